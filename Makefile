@@ -1,0 +1,76 @@
+# Everything is made inside .venv. Outside this folder only the caches of pip and uv are written.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+UV_VERSION := 0.13.7
+LOCK_FLAGS ?=
+PYTEST_FLAGS ?=
+
+# uv brings its own certificates; those of the system are the ones an administrator maintains.
+export UV_SYSTEM_CERTS ?= true
+export UV_PYTHON_DOWNLOADS := never
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup weights run test check fmt bench soak schema lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) weights ## make .venv with the locked dependencies and this project, and fetch the small model
+
+weights: $(STAMP) ## fetch the weights of the embedded model, once
+	@$(BIN)/python examples/weights.py || \
+		echo "WARNING: no weights for the embedded model: its tests are skipped, and 'make run' cannot work" >&2
+
+run: $(STAMP) weights ## small jobs on the embedded model, for real
+	$(BIN)/python examples/hello.py
+
+test: check weights ## check, then run all tests but the soak tests
+	$(BIN)/python -m pytest -n 2 $(PYTEST_FLAGS)
+
+check: $(STAMP) ## lint, check the format, check the types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m basedpyright
+
+fmt: $(STAMP) ## format, and fix what the linter can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## run the benchmarks
+	$(BIN)/python benchmarks/run.py
+
+soak: $(STAMP) ## run the soak tests, which take minutes or hours
+	$(BIN)/python -m pytest -m soak -n 0 --timeout 3600 $(PYTEST_FLAGS)
+
+schema: $(STAMP) ## write docs/events.schema.json from the events
+	@mkdir -p docs
+	$(BIN)/python -c 'from treadle.events import schema_text; print(schema_text(), end="")' > docs/.events.schema.json.new
+	@mv docs/.events.schema.json.new docs/events.schema.json
+
+lock: $(BIN)/uv ## write requirements.lock from pyproject.toml; LOCK_FLAGS=--upgrade takes the newest
+	$(BIN)/uv pip compile pyproject.toml --group dev --extra local --universal --python-version 3.11 \
+		--generate-hashes --no-annotate --no-header --no-emit-index-url --quiet \
+		$(LOCK_FLAGS) --output-file requirements.lock
+	@! grep -nE '[a-z]+://' requirements.lock || { echo "requirements.lock must not name a host" >&2; exit 1; }
+
+clean: ## remove .venv, caches and built files
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis docs/.events.schema.json.new
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "treadle needs Python 3.11 or newer, but $(PYTHON) is: $$($(PYTHON) --version 2>&1 | head -n 1). Try: make setup PYTHON=python3.11" >&2; \
+		exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# pip reads settings that uv does not (its index, its certificates), so it is the second try.
+$(STAMP): pyproject.toml requirements.lock | $(BIN)/uv
+	$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock \
+		|| $(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --offline --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,156 @@
+"""An agent: which model, which tools, which rules. Configuration only; sessions do the work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from treadle.errors import BadInput
+from treadle.events import AgentConfig, Grant, Limits, SessionCreated
+from treadle.log.base import Log
+from treadle.messages import Json, Sampling
+from treadle.models.base import Model
+from treadle.output import check_output, output_schema, parse_output
+from treadle.setup import Clock, Gate, Middleware, RecoveryStrategy, Setup
+from treadle.tools.base import Recovery, Tool
+from treadle.tools.function import tool
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from treadle.session import Content, Session
+
+
+class SessionOptions(TypedDict, total=False):
+    """Which session to open and how. Without `id`, `name` or `new` it is the store's latest, or a new one."""
+
+    id: str
+    name: str
+    new: bool
+    workspace: str | Path
+    gate: Gate | None
+    grant: Grant | None
+
+
+@dataclass(slots=True)
+class Agent:
+    """Give it a model and tools; it runs the loop.
+
+    `model` is a name such as "local" or "openai:gpt-4o", any object with the model port, or nothing: then the first
+    that works is taken (a key in the environment, a server on this machine, the embedded one). `grant` says what
+    may run and what is asked, `gate` how a question reaches a person (none: denied, and the model is told).
+    `on_error` is what follows a failed call. `output` is the type that the answer must have.
+    """
+
+    model: str | Model | None = None
+    tools: Sequence[Tool | Callable[..., Any]] = ()
+    instructions: str = ""
+    name: str = "agent"
+    limits: Limits = Limits()
+    grant: Grant = Grant()
+    sampling: Sampling = Sampling()
+    output: Any = None
+    middleware: Sequence[Middleware] = ()
+    on_error: Recovery | RecoveryStrategy = "tell"
+    gate: Gate | None = None
+    approval_ttl: float | None = None
+    clock: Clock = field(default_factory=Clock)
+    _tools: dict[str, Tool] = field(init=False, repr=False, default_factory=dict[str, Tool])
+    _model: Model | None = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        for given in self.tools:
+            one = given if isinstance(given, Tool) else tool(given)
+            if one.name in self._tools:
+                raise BadInput(f"two tools are named {one.name!r}; rename one with @tool(name=...)")
+            self._tools[one.name] = one
+        if not self.limits.turns >= 0 or not self.limits.calls >= 0:
+            raise BadInput("limits: turns and calls cannot be negative; turns=0 means text only")
+        for name in ("tokens", "seconds", "cost"):
+            most = getattr(self.limits, name)
+            if most is not None and not most > 0:
+                raise BadInput(f"limits: {name} must be more than 0; leave it out for no limit of that kind")
+
+    def session(
+        self, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
+    ) -> AbstractAsyncContextManager[Session]:
+        """Open a session: `async with agent.session("words.db") as session`. A path keeps it, and resumes it."""
+        from treadle.runtime import Runtime
+
+        @asynccontextmanager
+        async def opened() -> AsyncGenerator[Session]:
+            async with (
+                Runtime(store, [self], recover=False) as runtime,
+                runtime.session(self.name, **options) as session,
+            ):
+                yield session
+
+        return opened()
+
+    async def ask(
+        self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
+    ) -> Json:
+        """The answer, in one call: opens a session, runs it, closes it. Raises `NotAnswered` if there is none."""
+        async with self.session(store, **options) as session:
+            return await session.ask(content)
+
+    def ask_sync(
+        self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
+    ) -> Json:
+        """`ask` for programs without an event loop."""
+        return asyncio.run(self.ask(content, store, **options))
+
+    def config(self) -> AgentConfig:
+        """The agent as values, for the log."""
+        return AgentConfig(
+            name=self.name,
+            instructions=self.instructions,
+            tools=tuple(sorted(self._tools)),
+            sampling=self.sampling,
+            output_schema=output_schema(self.output) if self.output is not None else None,
+        )
+
+    async def setup(self, created: SessionCreated, gate: Gate | None) -> Setup:
+        """What a session of this agent runs with; the grants that narrowed it when it was made still do."""
+        return Setup(
+            model=self.resolved_model(),
+            tools=self._tools,
+            config=self.config(),
+            limits=self.limits,
+            grants=(self.grant, *created.grants[1:]),
+            workspace=Path(created.workspace or "."),
+            gate=gate or self.gate,
+            middleware=tuple(self.middleware),
+            on_error=self.on_error,
+            approval_ttl=self.approval_ttl,
+            check_output=(lambda text: check_output(self.output, text)) if self.output is not None else None,
+            clock=self.clock,
+            specs=tuple(self._tools[name].spec for name in sorted(self._tools)),
+            polling=frozenset(name for name, tool in self._tools.items() if tool.polling),
+        )
+
+    def resolved_model(self) -> Model:
+        """The model object; a name is looked up once, when it is first needed."""
+        if self._model is None:
+            if self.model is None or isinstance(self.model, str):
+                from treadle.models.catalog import resolve
+
+                self._model = resolve(self.model)
+            else:
+                self._model = self.model
+        return self._model
+
+    async def close(self) -> None:
+        """Give up the connections of a model that was looked up by name."""
+        close = getattr(self._model, "close", None)
+        if self._model is not self.model and close is not None:
+            await close()
+            self._model = None
+
+    def parse_output(self, text: str) -> Json:
+        """An answer as the agent's `output` type."""
+        return text if self.output is None else parse_output(self.output, text)

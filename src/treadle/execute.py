@@ -1,0 +1,123 @@
+"""Running one tool call: time-out, errors and output turned into a result. Decides nothing about what may run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from msgspec import Struct
+
+from treadle.errors import BadInput
+from treadle.events import CallFinished, CallStatus, OutputDelta, Progress, Truncation
+from treadle.judge import Ready
+from treadle.log.base import Log
+from treadle.messages import Part
+from treadle.observation import clean, shorten, text_of_result
+from treadle.setup import Setup
+from treadle.tools.base import ToolContext, ToolError
+
+GRACE = 1.0
+
+
+class Outcome(Struct):
+    """How a call went."""
+
+    status: CallStatus
+    text: str
+    parts: tuple[Part, ...] = ()
+    duration: float = 0.0
+
+
+STOPPED = Outcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
+
+
+async def execute(ready: Ready, context: ToolContext) -> Outcome:
+    """Run a call to its end, whatever that is; only cancelling it raises."""
+    began = time.perf_counter()
+    limit = asyncio.timeout(ready.tool.timeout)
+    try:
+        async with limit:
+            running = ready.tool.run(ready.parsed, context)
+            value = await (running if ready.tool.lets_go else _leaving_behind(running))
+        text, parts, ok = text_of_result(value)
+        outcome = Outcome("ok" if ok else "error", text, parts)
+    except asyncio.CancelledError:
+        context.cancelled = True
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        outcome = Outcome("error", "The tool cancelled itself.")
+    except TimeoutError as error:
+        if limit.expired():
+            context.cancelled = True
+            text = f"Timed out after {ready.tool.timeout:g} s. It may have had effects: check before you repeat it."
+            outcome = Outcome("timed_out", text)
+        else:
+            outcome = Outcome("error", _told(error))
+    except (ToolError, BadInput) as error:
+        outcome = Outcome("error", clean(str(error)))
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        outcome = Outcome("error", _told(error))
+    outcome.duration = time.perf_counter() - began
+    return outcome
+
+
+async def _leaving_behind(running: Coroutine[Any, Any, object]) -> object:
+    """Await a tool; when cancelled, one that does not stop within a second is left behind."""
+    task = asyncio.ensure_future(_contained(running))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait((task,), timeout=GRACE)
+        raise
+
+
+async def _contained(running: Coroutine[Any, Any, object]) -> object:
+    try:
+        return await running
+    except SystemExit as error:  # would end the event loop, and every other session with it
+        raise ToolError(_told(error)) from None
+
+
+def _told(error: BaseException) -> str:
+    return clean(f"{type(error).__name__}: {error}")
+
+
+async def finished(log: Log, session_id: str, ready: Ready, outcome: Outcome) -> CallFinished:
+    """The fact of a call's end; output over the cap is kept whole as an artifact and shown head and tail."""
+    text, truncation = outcome.text, None
+    head, tail, dropped = shorten(text, ready.tool.cap)
+    if dropped:
+        artifact = await log.put_artifact(session_id, text.encode())
+        truncation = Truncation(len(head) + len(tail), dropped, artifact)
+        text = f"{head}\n[… {dropped} characters left out; the whole is artifact {artifact} …]\n{tail}"
+    return CallFinished(
+        call_id=ready.call.call.id,
+        tool=ready.tool.name,
+        status=outcome.status,
+        output=text,
+        parts=outcome.parts,
+        truncation=truncation,
+        duration=round(outcome.duration, 6),
+    )
+
+
+def context_of(setup: Setup, log: Log, session_id: str, ready: Ready) -> ToolContext:
+    """What the tool is given; its live output goes to whoever watches."""
+    loop, call_id, after = asyncio.get_running_loop(), ready.call.call.id, log.head(session_id)
+    context = ToolContext(session_id, call_id, setup.workspace, ready.attempt)
+
+    def progress(message: str, done: float | None = None, total: float | None = None) -> None:
+        delta = Progress(message=message, call_id=call_id, done=done, total=total, after=after)
+        loop.call_soon_threadsafe(log.publish, session_id, delta)
+
+    def output(text: str) -> None:
+        loop.call_soon_threadsafe(log.publish, session_id, OutputDelta(call_id=call_id, text=text, after=after))
+
+    context.progress, context.output = progress, output
+    return context

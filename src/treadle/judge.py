@@ -1,0 +1,180 @@
+"""May these calls run? Schema, then budget, then policy; whatever may not is answered to the model.
+
+Judging is repeated right before a call starts, so a log cut between a reply and its questions is safe.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct
+
+from treadle.events import (
+    AnyFact,
+    ApprovalRequested,
+    CallFinished,
+    CallStatus,
+    InputRequested,
+    Question,
+    Safety,
+    checked,
+)
+from treadle.policy import Verdict, decide, generalise, strictest
+from treadle.setup import Setup
+from treadle.state import CallState, RunState, State
+from treadle.tools.base import Parsed, Tool, ToolInputError
+
+NOBODY = (
+    "Nobody can be asked here, so this call was denied ({why}). Do without it, or tell the user to allow it: "
+    "approve the tool by name, or run where questions can be answered."
+)
+
+CHANGED = (
+    "Denied: this is not what was approved, because the program or its rules have changed since. If it is still "
+    "wanted, call it again, so that it is asked for again."
+)
+
+_logger = logging.getLogger("treadle")
+
+
+class Ready(Struct, frozen=True):
+    """A call that may run now."""
+
+    call: CallState
+    tool: Tool
+    parsed: Parsed
+    safety: Safety
+    why: str
+    attempt: int
+
+
+class Judgement(Struct):
+    """What became of the calls: facts to record, and those that may run, in order."""
+
+    facts: list[AnyFact] = msgspec.field(default_factory=list[AnyFact])
+    ready: list[Ready] = msgspec.field(default_factory=list[Ready])
+
+
+async def judge(setup: Setup, state: State, calls: Iterable[CallState]) -> Judgement:
+    """Judge calls in the order given."""
+    run = state.run
+    assert run is not None and state.turn is not None
+    stopped = any(call.finished and call.finished.fatal for call in state.turn.calls.values())
+    result = Judgement()
+    for call in calls:
+        fact = _out_of_budget(run, call, len(result.ready), stopped=stopped)
+        outcome = fact or await _judge_or_deny(setup, state, call)
+        if isinstance(outcome, Ready):
+            result.ready.append(outcome)
+        else:
+            result.facts.append(outcome)
+    return result
+
+
+def _out_of_budget(run: RunState, call: CallState, ready: int, *, stopped: bool) -> CallFinished | None:
+    if stopped:
+        return _closed(call, "cancelled", "Not run: an earlier call ended the run.")
+    if run.doomed:
+        return _closed(call, "refused", "Not run: the same calls were repeated too often.")
+    if call.started is None and run.calls + ready >= run.limits.calls:
+        return _closed(call, "refused", f"Not run: the limit of {run.limits.calls} calls is used up.")
+    return None
+
+
+async def _judge_or_deny(setup: Setup, state: State, call: CallState) -> Ready | AnyFact:
+    try:
+        outcome = await _judge_one(setup, state, call)
+        # What a tool makes of its arguments is anybody's: it must be possible to store and read it again.
+        if isinstance(outcome, Ready):
+            msgspec.json.encode(outcome.parsed.arguments)
+            return outcome
+        return checked(outcome)
+    except Exception as error:  # a bug in a tool or in middleware: what cannot be judged does not run
+        _logger.exception("a call of %s could not be judged, so it was denied", call.call.tool)
+        why = f"whether it may run could not be found out ({type(error).__name__}: {error})"
+        return _closed(call, "denied", f"Denied: {why}. Do without it.")
+
+
+async def _judge_one(setup: Setup, state: State, call: CallState) -> Ready | AnyFact:
+    name = call.call.tool
+    tool = setup.tools.get(name)
+    if tool is None:
+        return _closed(call, "error", _unknown(name, setup))
+    try:
+        parsed = tool.parse(call.call.arguments)
+    except ToolInputError as error:
+        return _closed(call, "error", str(error))
+    safety = tool.safety_of(parsed.arguments)
+    verdict = decide(setup.grants, state.remembered, name, safety, parsed.arguments)
+    for middleware in setup.middleware:
+        verdict = strictest(verdict, await middleware.may_run(name, safety, parsed.arguments) or verdict)
+    if verdict.action == "deny":
+        return _closed(call, "denied", f"Denied: {verdict.why}. Do without it.")
+    questions = tool.questions(parsed)
+    if questions:
+        return _question(setup, call, questions)
+    attempt = call.started.attempt + 1 if call.started is not None else 1
+    return _ask(setup, call, Ready(call, tool, parsed, safety, verdict.why, attempt), verdict)
+
+
+def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict) -> Ready | AnyFact:
+    if call.answer is not None:
+        answer = call.answer
+        if answer.decision == "deny":
+            comment = f" They say: {answer.comment}" if answer.comment else ""
+            who = "Nobody answered in time" if answer.by == "expiry" else f"{answer.by or 'The user'} said no"
+            return _closed(call, "denied", f"Denied: {who}.{'' if answer.by == 'expiry' else comment}")
+        if call.asked is not None and call.asked.digest != _digest(setup, ready):
+            return _closed(call, "denied", CHANGED)
+        return ready
+    if verdict.action == "allow":
+        return ready
+    if setup.gate is None:
+        return _closed(call, "denied", NOBODY.format(why=verdict.why))
+    arguments = ready.parsed.arguments
+    return ApprovalRequested(
+        call_id=call.call.id,
+        tool=ready.tool.name,
+        arguments=arguments,
+        safety=ready.safety,
+        why=verdict.why,
+        rule=generalise(ready.tool.name, arguments),
+        digest=_digest(setup, ready),
+        expires_at=setup.clock.now() + setup.approval_ttl if setup.approval_ttl is not None else None,
+    )
+
+
+def _question(setup: Setup, call: CallState, questions: tuple[Question, ...]) -> AnyFact:
+    answered = call.input_answer
+    if answered is not None:
+        if answered.by == "expiry":
+            return _closed(call, "timed_out", "Nobody answered in time.")
+        text = answered.answers[0] if len(answered.answers) == 1 else msgspec.json.encode(answered.answers).decode()
+        return _closed(call, "ok", text)
+    if setup.gate is None:
+        return _closed(call, "denied", "Nobody can be asked here. Decide yourself, and say what you assumed.")
+    expires = setup.clock.now() + setup.approval_ttl if setup.approval_ttl is not None else None
+    return InputRequested(call_id=call.call.id, questions=questions, expires_at=expires)
+
+
+def _digest(setup: Setup, ready: Ready) -> str:
+    import hashlib
+
+    shown = msgspec.json.encode(
+        (ready.tool.name, ready.parsed.arguments, str(setup.workspace), setup.grants), order="sorted"
+    )
+    return hashlib.sha256(shown).hexdigest()[:32]
+
+
+def _unknown(name: str, setup: Setup) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, setup.tools, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return f"There is no tool named {name!r}.{hint} The tools are: {', '.join(sorted(setup.tools)) or 'none'}."
+
+
+def _closed(call: CallState, status: CallStatus, output: str) -> CallFinished:
+    return CallFinished(call_id=call.call.id, tool=call.call.tool, status=status, output=output)

@@ -1,0 +1,287 @@
+"""The hand-over inside one process: from whoever writes a session to whoever watches it.
+
+One bounded ring of recent events per session, shared by its watchers; each has an index into it. It is no
+store: whoever joins, or falls behind the ring, is brought level with `read`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from treadle.events import AnyDelta, AnyFact, Delta, Event
+from treadle.log.base import Watch
+
+RING = 1024
+BATCH = 512
+
+Read = Callable[[str, int, int], Awaitable[list[AnyFact]]]
+
+
+class Channel:
+    """What this process knows of one session that is claimed here or watched.
+
+    Every fact after `floor` up to `head` is in `items`. `live` is where the events that follow the owner's
+    last append begin: what a late joiner still needs of the reply that is being written.
+    """
+
+    __slots__ = (
+        "ended",
+        "epoch",
+        "floor",
+        "head",
+        "items",
+        "live",
+        "most",
+        "start",
+        "waiting",
+        "watchers",
+    )
+
+    def __init__(self, head: int, ring: int) -> None:
+        self.head = head
+        self.floor = head
+        self.most = 2 * ring
+        self.items: list[Event] = []
+        self.start = 0
+        self.live = 0
+        self.epoch = 0
+        self.watchers = 0
+        self.waiting: set[asyncio.Future[None]] = set()
+        self.ended = False
+
+    def tell(self, facts: Sequence[AnyFact], own: bool) -> None:
+        """Take facts that were just stored; `own` ones were appended by the session's owner."""
+        if facts[0].seq <= self.head:
+            facts = [fact for fact in facts if fact.seq > self.head]
+            if not facts:
+                return
+        if facts[0].seq > self.head + 1:
+            self.floor = facts[0].seq - 1
+        self.head = facts[-1].seq
+        if self.watchers:
+            self.items.extend(facts)
+        else:
+            self.floor = self.head
+            if own:
+                self.start += len(self.items)
+                self.items.clear()
+        if own:
+            self.live = self.start + len(self.items)
+        if len(self.items) >= self.most:
+            self.trim()
+        self.wake()
+
+    def learn(self, head: int) -> None:
+        """The log is known to reach `head`, but its facts are not at hand: watchers have to read them."""
+        if head > self.head:
+            self.head = self.floor = head
+            self.wake()
+
+    def trim(self) -> None:
+        """Forget the oldest events; half of what there may be at most, so that it happens seldom."""
+        cut = len(self.items) - self.most // 2
+        for item in reversed(self.items[:cut]):
+            if not isinstance(item, Delta):
+                self.floor = max(self.floor, item.seq)
+                break
+        del self.items[:cut]
+        self.start += cut
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        if self.waiting:
+            for waiter in self.waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self.waiting.clear()
+
+
+class Hub:
+    """The channels of one log. Publishing never waits: it is an append to a list, and often less.
+
+    `on_wait` is called whenever a watch has nothing to give and starts to wait.
+    """
+
+    def __init__(self, read: Read, ring: int = RING, on_wait: Callable[[], None] | None = None) -> None:
+        self.ring = ring
+        self.on_wait = on_wait
+        self._read = read
+        self._channels: dict[str, Channel] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._channels)
+
+    def channels(self) -> Iterator[tuple[str, Channel]]:
+        """A copy of the sessions of interest, safe to end some of them meanwhile."""
+        return iter(tuple(self._channels.items()))
+
+    def get(self, session_id: str) -> Channel | None:
+        """The session's channel, when it is claimed here or watched."""
+        return self._channels.get(session_id)
+
+    def head(self, session_id: str) -> int:
+        """The last position known here, 0 when the session is of no interest."""
+        channel = self._channels.get(session_id)
+        return channel.head if channel is not None else 0
+
+    def claimed(self, session_id: str, epoch: int, head: int) -> None:
+        """This process runs the session now."""
+        channel = self._open(session_id, head)
+        channel.epoch = epoch
+        channel.learn(head)
+
+    def released(self, session_id: str, epoch: int) -> None:
+        """The claim of that epoch was given back or lost."""
+        channel = self._channels.get(session_id)
+        if channel is not None and channel.epoch == epoch:
+            channel.epoch = 0
+            self._drop_unused(session_id, channel)
+
+    def is_claimed(self, session_id: str) -> bool:
+        """Whether this process runs the session."""
+        channel = self._channels.get(session_id)
+        return channel is not None and channel.epoch > 0
+
+    def tell(self, session_id: str, facts: Sequence[AnyFact], *, own: bool = False) -> None:
+        """Show facts that were just stored; `own` ones were appended by the session's owner."""
+        channel = self._channels.get(session_id)
+        if channel is not None and facts:
+            channel.tell(facts, own)
+
+    def publish(self, session_id: str, delta: AnyDelta) -> None:
+        """Show a fragment to whoever watches now, or joins before the next append."""
+        channel = self._channels.get(session_id)
+        if channel is None:
+            return
+        channel.items.append(delta)
+        if len(channel.items) >= channel.most:
+            channel.trim()
+        if channel.waiting:
+            channel.wake()
+
+    def watch(self, session_id: str, after: int, head: int) -> Watch:
+        """A watch of a session that exists and reaches `head`."""
+        return HubWatch(self, session_id, self._open(session_id, head), after, catching=after < head)
+
+    def end(self, session_id: str) -> None:
+        """The session is gone: its watches end."""
+        channel = self._channels.pop(session_id, None)
+        if channel is not None:
+            channel.ended = True
+            channel.wake()
+
+    def close(self) -> None:
+        """All watches end."""
+        for session_id in tuple(self._channels):
+            self.end(session_id)
+
+    async def read(self, session_id: str, after: int) -> list[AnyFact]:
+        """A batch of facts from the log, for a watch that has to catch up."""
+        return await self._read(session_id, after, BATCH)
+
+    def left(self, session_id: str, channel: Channel) -> None:
+        """One watch fewer."""
+        channel.watchers -= 1
+        self._drop_unused(session_id, channel)
+
+    def _open(self, session_id: str, head: int) -> Channel:
+        channel = self._channels.get(session_id)
+        if channel is None:
+            channel = self._channels[session_id] = Channel(head, self.ring)
+        return channel
+
+    def _drop_unused(self, session_id: str, channel: Channel) -> None:
+        unused = not channel.epoch and not channel.watchers
+        if unused and self._channels.get(session_id) is channel:
+            del self._channels[session_id]
+
+
+class HubWatch(Watch):
+    """One watcher: its position in the log, its index into the ring, and facts read to catch up."""
+
+    def __init__(self, hub: Hub, session_id: str, channel: Channel, after: int, *, catching: bool) -> None:
+        self._hub = hub
+        self._session_id = session_id
+        self._channel = channel
+        self._seq = after
+        self._index = channel.live
+        self._backlog: list[AnyFact] = []
+        self._catching = catching
+        self._stop: int | None = None
+        self._closed = False
+        self._waiter: asyncio.Future[None] | None = None
+        channel.watchers += 1
+
+    async def __anext__(self) -> Event:
+        channel = self._channel
+        while not self._is_over():
+            if self._backlog:
+                fact = self._backlog.pop()
+                self._seq = fact.seq
+                return fact
+            if self._catching or self._seq < channel.floor:
+                await self._catch_up()
+                if self._backlog:
+                    continue
+            if self._seq >= channel.floor and (event := self._from_ring()) is not None:
+                return event
+            await self._wait()
+        raise StopAsyncIteration
+
+    def stop_at(self, seq: int) -> None:
+        self._stop = seq
+        self._wake()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._hub.left(self._session_id, self._channel)
+            self._wake()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _is_over(self) -> bool:
+        return self._closed or self._channel.ended or (self._stop is not None and self._seq >= self._stop)
+
+    async def _catch_up(self) -> None:
+        facts = await self._hub.read(self._session_id, self._seq)
+        channel = self._channel
+        reached = facts[-1].seq if facts else self._seq
+        self._catching = bool(facts) and (len(facts) == BATCH or reached < channel.head)
+        if not self._catching:
+            self._index = max(self._index, channel.live)
+        facts.reverse()
+        self._backlog = facts
+
+    def _from_ring(self) -> Event | None:
+        channel = self._channel
+        items = channel.items
+        place = max(self._index - channel.start, 0)
+        while place < len(items):
+            item = items[place]
+            place += 1
+            if not isinstance(item, Delta):
+                if item.seq <= self._seq:
+                    continue
+                self._seq = item.seq
+            self._index = channel.start + place
+            return item
+        self._index = channel.start + place
+        return None
+
+    async def _wait(self) -> None:
+        if self._hub.on_wait is not None:
+            self._hub.on_wait()
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        self._channel.waiting.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            self._channel.waiting.discard(waiter)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,111 @@
+"""The tables of the SQLite log, in numbered steps, and how an older store is brought up to date.
+
+A step that has been released is never changed: what comes later is a further step.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from treadle.errors import StoreDamaged, StoreTooNew
+
+APPLICATION_ID = 0x7472646C  # "trdl", shown by file(1) and checked when a store is opened
+
+Migration = Sequence[str]
+
+MIGRATIONS: tuple[Migration, ...] = (
+    (
+        # AUTOINCREMENT: the number of a deleted session may still be cached by another process, so it must
+        # never come to mean another session.
+        """CREATE TABLE sessions (
+            num INTEGER PRIMARY KEY AUTOINCREMENT,
+            id TEXT NOT NULL UNIQUE,
+            agent TEXT NOT NULL,
+            workspace TEXT NOT NULL,
+            parent BLOB,
+            name TEXT NOT NULL,
+            named_by_user INTEGER NOT NULL,
+            status TEXT NOT NULL,
+            turns INTEGER NOT NULL,
+            cost REAL NOT NULL,
+            created_at REAL NOT NULL,
+            updated_at REAL NOT NULL,
+            indexed INTEGER NOT NULL DEFAULT 0,
+            epoch INTEGER NOT NULL DEFAULT 0,
+            owner TEXT NOT NULL DEFAULT '',
+            lease REAL NOT NULL DEFAULT 0,
+            wake_at REAL)""",
+        "CREATE INDEX sessions_due ON sessions (wake_at) WHERE wake_at IS NOT NULL",
+        "CREATE INDEX sessions_owned ON sessions (owner) WHERE owner <> ''",
+        # place = session number << 32 | seq: one integer key is the cheapest thing to append to and to scan.
+        # The last one is the session's head: no column repeats it, so an append in mid-run is one insert.
+        "CREATE TABLE facts (place INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+        """CREATE TABLE keys (
+            session INTEGER NOT NULL,
+            key TEXT NOT NULL,
+            first INTEGER NOT NULL,
+            last INTEGER NOT NULL,
+            PRIMARY KEY (session, key)) WITHOUT ROWID""",
+        """CREATE TABLE artifacts (
+            session INTEGER NOT NULL,
+            id TEXT NOT NULL,
+            media_type TEXT NOT NULL,
+            data BLOB NOT NULL,
+            PRIMARY KEY (session, id))""",
+        "CREATE VIRTUAL TABLE words USING fts5 (text)",
+    ),
+)
+
+
+def prepare(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Make the tables of a new store, or bring an older one up to date after a backup copy."""
+    if version_of(db, path, migrations) == len(migrations):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        # Asked again under the lock: another process may have done it while this one waited.
+        version = version_of(db, path, migrations)
+        if 0 < version < len(migrations):
+            _back_up(path, version)
+        for migration in migrations[version:]:
+            for statement in migration:
+                db.execute(statement)
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {len(migrations)}")
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def version_of(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> int:
+    """The store's version, 0 for a new one; refuses what is not ours or newer than we are."""
+    # Tables first: where there are some, another process that has just made them has also marked them as ours.
+    tables: int = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    application: int = db.execute("PRAGMA application_id").fetchone()[0]
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    if tables and application != APPLICATION_ID:
+        raise StoreDamaged(
+            f"{path} is an SQLite database of another program; it was left as it is. Choose another path"
+        )
+    if version > len(migrations):
+        raise StoreTooNew(
+            f"{path} has store version {version}, and this treadle knows versions up to "
+            f"{len(migrations)}; it was left as it is. Upgrade treadle to open it"
+        )
+    return version
+
+
+def _back_up(path: Path, version: int) -> None:
+    """Copy the store as it is next to itself; seen under its name only when it is whole."""
+    target = path.with_name(f"{path.name}.v{version}.bak")
+    partial = target.with_name(f"{target.name}.partial")
+    partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(partial)) as copy:
+        source.backup(copy)
+    os.replace(partial, target)

@@ -1,0 +1,249 @@
+"""The loop: fold the log, ask `next_step` what to do, do it, record what happened, again.
+
+    facts ──fold──► State ──next_step──► Step ──act──► facts ──append──► log
+
+Decisions are gathered and written together, always before the next effect: what has not been
+written has not happened. Everything that decides is in steps.py and judge.py; this file only acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from treadle.asking import ask_model, build_request
+from treadle.context import Projection
+from treadle.errors import ModelError, PositionMoved
+from treadle.events import (
+    AnyFact,
+    CallFinished,
+    CallStarted,
+    CancelRequested,
+    Custom,
+    MessageReceived,
+    ModelFailed,
+    ModelReplied,
+    SignalDetected,
+    stamp,
+)
+from treadle.execute import STOPPED, Outcome, context_of, execute, finished
+from treadle.judge import Ready, judge
+from treadle.lease import Lease
+from treadle.log.base import Log
+from treadle.messages import writable
+from treadle.reply import received
+from treadle.setup import Setup, backoff
+from treadle.state import CallState, State, apply, fold
+from treadle.steps import AskModel, Record, Rest, Work, next_step
+
+WRAP_UP_SECONDS = 60.0
+HAPPENED = (ModelReplied, ModelFailed, CallFinished, SignalDetected, Custom)
+
+
+class Loop:
+    """Runs one session for as long as there is something to do."""
+
+    def __init__(self, log: Log, lease: Lease, setup: Setup, state: State, projection: Projection) -> None:
+        self.log, self.lease, self.setup = log, lease, setup
+        self.state, self.projection = state, projection
+        self.session_id = lease.claim.session_id
+        self._buffer: list[AnyFact] = []
+        self._scope: asyncio.Timeout | None = None
+        self._look: asyncio.Task[None] | None = None
+
+    async def run(self) -> Rest:
+        """Do what is to be done, until nothing is."""
+        while True:
+            await self.catch_up()
+            step = next_step(self.state, self.setup.clock.now(), self.setup.limits)
+            match step:
+                case Record(facts=facts, key=""):
+                    self._record(*facts)
+                case Record(facts=facts, key=key):  # somebody may have been first: what the log has then counts
+                    await self.log.post(self.session_id, facts, key, wake=False)
+                    await self.catch_up(known=True)
+                case AskModel():
+                    await self._ask_model(step)
+                case Work(calls=calls):
+                    await self._work(calls)
+                case Rest():
+                    if not self._buffer:
+                        return step
+                    await self._flush()
+
+    # ── the log ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def catch_up(self, *, known: bool = False) -> None:
+        """Take in what others have posted, as far as this process knows of it, or because it is `known`."""
+        if (known or self.log.head(self.session_id) > self.state.seq) and await self._flush():
+            await self.lease.hold(0)  # what a new owner wrote is not for one that was taken over
+            for fact in await self.log.read(self.session_id, after=self.state.seq):
+                apply(self.state, fact)
+
+    def _record(self, *facts: AnyFact) -> None:
+        now = self.setup.clock.now()
+        for fact in facts:
+            stamp(fact, self.state.seq + 1, now)
+            apply(self.state, fact)
+            self._buffer.append(fact)
+
+    async def _flush(self) -> bool:
+        """Write what was recorded. False when others posted first: what happened is kept, the rest is decided again."""
+        if not self._buffer:
+            return True
+        facts, self._buffer = self._buffer, []
+        try:
+            await self.log.append(self.lease.claim, facts[0].seq - 1, facts)
+        except PositionMoved:
+            self.state, self.projection = fold(await self.log.read(self.session_id)), Projection()
+            self._record(*(fact for fact in facts if isinstance(fact, HAPPENED)))
+            return False
+        return True
+
+    # ── being stopped ──────────────────────────────────────────────────────────────────────────────────
+
+    def poke(self) -> None:
+        """Somebody posted to this session: see at once whether that stops what is under way."""
+        if self._scope is not None and (self._look is None or self._look.done()):
+            self._look = asyncio.create_task(self._see_posted())
+
+    async def _see_posted(self) -> None:
+        posted = await self.log.read(self.session_id, after=self.state.seq - len(self._buffer))
+        if self._scope is not None and not self._scope.expired() and any(map(_stops, posted)):
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    def _until_stopped(self) -> asyncio.Timeout:
+        """A scope that ends with the run's time, or as soon as somebody stops the run."""
+        run, turn = self.state.run, self.state.turn
+        assert run is not None
+        left: float | None = None
+        if turn is not None and turn.wrap_up is not None:
+            left = WRAP_UP_SECONDS
+        elif run.limits.seconds is not None:
+            left = run.started_at + run.waited + run.limits.seconds - self.setup.clock.now()
+        self._scope = asyncio.timeout(left)
+        return self._scope
+
+    # ── the model ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _ask_model(self, step: AskModel) -> None:
+        if not await self._flush():
+            return
+        await self.lease.hold()
+        said: list[str] = []
+        scope = self._until_stopped()
+        failure: ModelError | None = None
+        facts: list[AnyFact] = []
+        try:
+            async with scope:
+                wait = step.not_before - self.setup.clock.now()
+                if wait > 0:
+                    await self.setup.clock.sleep(wait)
+                request = build_request(self.setup, self.state, self.projection)
+                reply = await ask_model(self.setup, self.log, request, self.state.seq, said)
+            facts = received(self.setup, self.state, reply)
+        except ModelError as error:
+            failure = error
+        except TimeoutError as error:
+            kind = "cancelled" if scope.expired() else "network"
+            failure = ModelError(str(error) or "stopped", kind=kind)
+        except Exception as error:  # a bug in an adapter or in middleware ends the run, and is recorded
+            failure = ModelError(f"{type(error).__name__}: {error}")
+        finally:
+            self._scope = None
+        if failure is not None:
+            facts = [self._failed(failure, step.attempt, "".join(said))]
+        await self.catch_up()
+        self._record(*facts)
+
+    def _failed(self, error: ModelError, attempt: int, said: str) -> ModelFailed:
+        assert self.state.run is not None
+        again = error.retryable and attempt < self.state.run.limits.attempts
+        return ModelFailed(
+            kind=error.kind,
+            message=writable(str(error)),
+            retryable=error.retryable,
+            attempt=attempt,
+            wait=backoff(attempt, error.retry_after) if again else None,
+            partial=writable(error.partial or said),
+        )
+
+    # ── the calls ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _work(self, calls: Sequence[CallState]) -> None:
+        if self.setup.middleware and not await self._flush():  # it may take its time to say what may run
+            return
+        judgement = await judge(self.setup, self.state, calls)
+        if judgement.facts:
+            self._record(*judgement.facts)
+            return
+        batch = _leading_safe(judgement.ready)
+        await self.lease.hold()
+        self._record(*(self._started(ready, ready.attempt) for ready in batch))
+        if await self._flush():
+            await self._run_batch(batch)
+
+    def _started(self, ready: Ready, attempt: int) -> CallStarted:
+        return CallStarted(
+            call_id=ready.call.call.id,
+            tool=ready.tool.name,
+            arguments=ready.parsed.arguments,
+            attempt=attempt,
+            safety=ready.safety,
+            sandbox=ready.tool.sandbox,
+            why=ready.why,
+            owner=self.lease.claim.owner,
+            epoch=self.lease.claim.epoch,
+        )
+
+    async def _run_batch(self, batch: Sequence[Ready]) -> None:
+        """Run started calls at once, and record each result as it comes."""
+        running = [asyncio.ensure_future(self._run_call(ready)) for ready in batch[1:]]
+        try:
+            async with self._until_stopped():
+                await self._run_call(batch[0])
+                await asyncio.gather(*running)
+        except TimeoutError:
+            pass
+        finally:
+            self._scope = None
+            for call in running:
+                call.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        for ready in batch:
+            if self.state.calls[ready.call.call.id].finished is None:
+                await self._settle(ready, ready.attempt, STOPPED)
+
+    async def _run_call(self, ready: Ready) -> None:
+        context = context_of(self.setup, self.log, self.session_id, ready)
+        while await self._settle(ready, context.attempt, await execute(ready, context)):
+            context.attempt += 1
+        if self.state.turn is not None and not self.state.turn.settled:
+            await self._flush()
+
+    async def _settle(self, ready: Ready, attempt: int, outcome: Outcome) -> bool:
+        """Record how a call went; True when it is to be tried again."""
+        fact = await finished(self.log, self.session_id, ready, outcome)
+        await self.catch_up()
+        if outcome.status in ("error", "timed_out"):
+            what = self.setup.recovery(ready.tool, outcome.text, attempt)
+            if what == "retry" and outcome.status == "error":  # one that timed out may still be at work
+                detail = f"{ready.tool.name}: {outcome.text[:500]}"
+                self._record(SignalDetected(kind="tool_retry", detail=detail), self._started(ready, attempt + 1))
+                if await self._flush():
+                    return True
+            fact = replace(fact, fatal=what == "stop")
+        self._record(fact)
+        return False
+
+
+def _stops(fact: AnyFact) -> bool:
+    return isinstance(fact, CancelRequested) or (isinstance(fact, MessageReceived) and fact.mode == "interrupt")
+
+
+def _leading_safe(ready: Sequence[Ready]) -> Sequence[Ready]:
+    """The calls that may run at once: the safe ones at the front, or else the first one alone."""
+    count = next((place for place, one in enumerate(ready) if one.safety != "safe"), len(ready))
+    return ready[: max(count, 1)]

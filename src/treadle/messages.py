@@ -1,0 +1,226 @@
+"""What a model reads and writes: parts, calls, messages, tool descriptions, requests and replies.
+
+Neutral between providers, and never stored as such: the log keeps facts, and these are made from them
+for one request (see context.py). Adapters in models/ translate them to a provider's own format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeAlias, overload
+
+from msgspec import Struct, field
+
+__all__ = [
+    "Call",
+    "FilePart",
+    "FinishReason",
+    "ImagePart",
+    "Json",
+    "Message",
+    "Messages",
+    "ModelMessage",
+    "Part",
+    "Reply",
+    "Request",
+    "ResultMessage",
+    "Sampling",
+    "TextPart",
+    "ToolSpec",
+    "Usage",
+    "UserMessage",
+    "text_of",
+    "writable",
+]
+
+Json: TypeAlias = Any
+"""A JSON value. A recursive type would say more, but msgspec reads and checks this one four times faster."""
+
+
+class TextPart(Struct, frozen=True, tag="text", omit_defaults=True):
+    """Plain text."""
+
+    text: str
+
+
+class ImagePart(Struct, frozen=True, tag="image", omit_defaults=True):
+    """An image: base64 `data` with its media type, or a `url` the provider may fetch."""
+
+    data: str = ""
+    media_type: str = "image/png"
+    url: str = ""
+
+
+class FilePart(Struct, frozen=True, tag="file", omit_defaults=True):
+    """A file that goes with a message: base64 `data` with its name and media type."""
+
+    name: str
+    data: str = ""
+    media_type: str = "application/octet-stream"
+
+
+Part: TypeAlias = TextPart | ImagePart | FilePart
+
+
+class Call(Struct, frozen=True, omit_defaults=True):
+    """One tool call as the model wrote it. `arguments` is its JSON text, kept to the letter, valid or not."""
+
+    id: str
+    tool: str
+    arguments: str = "{}"
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """Tokens and money of one reply or one run; `estimated` when the provider did not say."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost: float = 0.0
+    estimated: bool = False
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.cost + other.cost,
+            self.estimated or other.estimated,
+        )
+
+
+FinishReason = Literal["stop", "calls", "length", "filter", "other"]
+
+
+class Reply(Struct, frozen=True, omit_defaults=True):
+    """All that one model call gave.
+
+    `opaque` is what this same model wants back unchanged (signed reasoning, as JSON text); no other
+    model is ever shown it. `model` is the model that really answered.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    finish: FinishReason = "stop"
+    usage: Usage = Usage()
+    model: str = ""
+    opaque: str = ""
+
+
+class UserMessage(Struct, frozen=True, tag="user", tag_field="role", omit_defaults=True):
+    """What a person said, or a note of the runtime to the model."""
+
+    parts: tuple[Part, ...]
+
+
+class ModelMessage(Struct, frozen=True, tag="model", tag_field="role", omit_defaults=True):
+    """What the model said and the calls it made."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    reasoning: str = ""
+    opaque: str = ""
+    model: str = ""
+
+
+class ResultMessage(Struct, frozen=True, tag="result", tag_field="role", omit_defaults=True):
+    """The one result of one call."""
+
+    call_id: str
+    tool: str
+    text: str
+    ok: bool = True
+    parts: tuple[Part, ...] = ()
+
+
+Message: TypeAlias = UserMessage | ModelMessage | ResultMessage
+
+
+class Messages(Sequence[Message]):
+    """The first `length` messages of a list that only ever grows: a stable view that costs nothing to make."""
+
+    __slots__ = ("_items", "_length")
+
+    def __init__(self, items: list[Message], length: int | None = None) -> None:
+        self._items = items
+        self._length = len(items) if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            return self._items[start:stop:step] if step > 0 else self._items[: self._length][index]
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return self._items[index if index >= 0 else index + self._length]
+
+    def __iter__(self) -> Iterator[Message]:
+        for index in range(self._length):
+            yield self._items[index]
+
+
+class ToolSpec(Struct, frozen=True, omit_defaults=True):
+    """What a model is told about a tool. `examples` are short requests with the arguments they call for."""
+
+    name: str
+    description: str
+    parameters: dict[str, Json]
+    examples: tuple[tuple[str, dict[str, Json]], ...] = ()
+
+
+class Sampling(Struct, frozen=True, omit_defaults=True):
+    """How a model picks its words. None leaves it to the provider; `extra` is passed through as it is."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    extra: dict[str, Json] = field(default_factory=dict[str, Json])
+
+
+class Request(Struct, frozen=True):
+    """All that one model call is given.
+
+    `messages` only grows from one turn to the next until the context is compacted, and `scratch` lives as
+    long as that growth: an adapter keeps there what it has serialised already. `max_tokens` is what is
+    left of the run's budget, `output_schema` what the final answer must look like. With `tool_choice` "none" the
+    tools are only there to keep the prompt's beginning the same: none of them may be called.
+    """
+
+    system: str
+    messages: Sequence[Message]
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    max_tokens: int | None = None
+    sampling: Sampling = Sampling()
+    output_schema: dict[str, Json] | None = None
+    session_id: str = ""
+    scratch: dict[str, Json] = field(default_factory=dict[str, Json])
+
+
+def writable(text: str) -> str:
+    """Text that can be written as UTF-8: a lone surrogate, which cannot, becomes a question mark."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def text_of(parts: Sequence[Part]) -> str:
+    """The text in `parts`, with a short mark where an image or a file stands."""
+    words: list[str] = []
+    for part in parts:
+        match part:
+            case TextPart(text=text):
+                words.append(text)
+            case ImagePart():
+                words.append("[image]")
+            case FilePart(name=name):
+                words.append(f"[file {name}]")
+    return "\n".join(words)

@@ -1,0 +1,1 @@
+"""Models: the port is in base.py, one adapter a protocol beside it."""

@@ -1,0 +1,30 @@
+"""The model port: one request in, live deltas and then one reply out. Not a client of any provider."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol, runtime_checkable
+
+from treadle.events import CallDelta, ReasoningDelta, TextDelta
+from treadle.messages import Reply, Request
+
+ModelEvent = TextDelta | ReasoningDelta | CallDelta | Reply
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Anything that can answer a request.
+
+    `stream` yields deltas as they come and one `Reply` last; it raises `ModelError` when there is none.
+    Closing the iterator early, or cancelling the task that reads it, stops the generation.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens a request and its reply may have together, where that is known."""
+        ...
+
+    def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]: ...

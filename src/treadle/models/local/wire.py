@@ -1,0 +1,68 @@
+"""HTTP/1.1 over a unix socket: as much of it as the engine's server speaks, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+
+class Response:
+    """The status of an answer, and its body as it comes."""
+
+    def __init__(self, status: int, reader: asyncio.StreamReader, length: int | None) -> None:
+        self.status = status
+        self._reader = reader
+        self._length = length
+
+    async def blocks(self) -> AsyncGenerator[bytes, None]:
+        """The body in the pieces in which it was sent; raises `EOFError` when it breaks off."""
+        if self._length is not None:
+            yield await self._reader.readexactly(self._length)
+            return
+        while size := int(await _line(self._reader), 16):
+            yield (await self._reader.readexactly(size + 2))[:-2]
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        return b"".join([block async for block in self.blocks()])
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The data of each server-sent event."""
+        pending = b""
+        async for block in self.blocks():
+            *whole, pending = (pending + block).split(b"\n\n")
+            for event in whole:
+                name, _, data = event.partition(b": ")
+                if name in (b"data", b"error") and data != b"[DONE]":
+                    yield data
+
+
+@asynccontextmanager
+async def exchange(socket: Path, path: str, body: object = None) -> AsyncGenerator[Response, None]:
+    """Send one request and give its response. Leaving the block hangs up, which stops the server's work."""
+    reader, writer = await asyncio.open_unix_connection(str(socket))
+    try:
+        content = b"" if body is None else msgspec.json.encode(body)
+        verb = "GET" if body is None else "POST"
+        head = f"{verb} {path} HTTP/1.1\r\nHost: engine\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        status = int((await _line(reader)).split()[1])
+        length: int | None = None
+        while line := await _line(reader):
+            name, _, value = line.partition(":")
+            if name.lower() == "content-length":
+                length = int(value)
+        yield Response(status, reader, length)
+    finally:
+        writer.transport.abort()
+
+
+async def _line(reader: asyncio.StreamReader) -> str:
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError("the connection was closed")
+    return line.decode("latin-1").strip()

@@ -1,0 +1,262 @@
+"""Tool calls that a model wrote as text: recovered when name and arguments fit an offered tool. Pure.
+
+What does not fit is left alone: a JSON answer is an answer. Nothing is run or repaired beyond its notation.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, cast
+
+from treadle.messages import ToolSpec
+
+
+class TextCall(NamedTuple):
+    """A call found in text: the tool, and its arguments as JSON text."""
+
+    tool: str
+    arguments: str
+
+
+Pair = tuple[str, Mapping[str, Any] | str]
+"""A name and arguments that may be a call: an object, or text in which they are marked up."""
+
+_NAMES = ("name", "tool", "tool_name", "function", "function_name", "action")
+_ARGUMENTS = ("arguments", "parameters", "args", "input", "tool_input", "action_input", "params")
+_LONGEST = 1 << 20
+
+_TAGGED = re.compile(
+    r"<\|?(?P<tag>tool_call|function_call|tool_use|tool_code|call)\|?>(?P<inner>.*?)"
+    r"(?:</?\|?(?P=tag)\|?>|<\|/(?P=tag)\|>|\Z)",
+    re.DOTALL,
+)
+_FUNCTION = re.compile(r"<function=[\"']?(?P<name>[\w.-]+)[\"']?>(?P<inner>.*?)(?:</function>|\Z)", re.DOTALL)
+_INVOKE = re.compile(r"<invoke name=[\"'](?P<name>[\w.-]+)[\"']>(?P<inner>.*?)(?:</invoke>|\Z)", re.DOTALL)
+_KIMI = re.compile(
+    r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>"
+    r"(?P<inner>.*?)(?:<\|tool_call_end\|>|\Z)",
+    re.DOTALL,
+)
+_DEEPSEEK = re.compile(
+    r"<[｜|]tool▁call▁begin[｜|]>(?:function<[｜|]tool▁sep[｜|]>)?(?P<name>[\w-]+)(?:<[｜|]tool▁sep[｜|]>)?"
+    r"(?P<inner>.*?)(?:<[｜|]tool▁call▁end[｜|]>|\Z)",
+    re.DOTALL,
+)
+_MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?P<name>[\w-]*)(?:\[ARGS\])?(?P<inner>.*?)(?=\[TOOL_CALLS\]|\Z)", re.DOTALL)
+_PYTHON_TAG = re.compile(r"<\|python_tag\|>(?P<inner>.*?)(?:<\|eom_id\|>|<\|eot_id\|>|\Z)", re.DOTALL)
+_FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*\n(?P<inner>.*?)\n[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_BARE = re.compile(r"^[ \t]*[\[{]", re.MULTILINE)
+_PARAMETER = re.compile(
+    r"<parameter(?:=| name=)[\"']?(?P<key>[\w.-]+)[\"']?>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL
+)
+_GLM_ARGUMENT = re.compile(r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
+_CHILD = re.compile(r"<(?P<key>[\w-]+)>\n?(?P<value>.*?)\n?</(?P=key)>", re.DOTALL)
+_WRAPPERS = re.compile(
+    r"</?(?:tool_calls|function_calls|tools|[\w]+:tool_call|tool_call)>|<[|｜]tool[_▁]calls?[_▁\w]*[|｜]>"
+)
+
+
+def recover(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[TextCall]]:
+    """The text without the calls written in it, and those calls in their order."""
+    if not tools or len(text) > _LONGEST or not ("{" in text or "<" in text or "[" in text):
+        return text, []
+    offered = {tool.name: tool for tool in tools}
+    for recognise in (_marked, _fenced, _bare):
+        found = [(span, calls) for span, pairs in recognise(text, offered) if (calls := _fitting(pairs, offered))]
+        if found:
+            return _without(text, [span for span, _ in found]), [call for _, calls in found for call in calls]
+    return text, []
+
+
+Found = Iterator[tuple[tuple[int, int], Sequence[Pair]]]
+
+
+def _marked(text: str, offered: Mapping[str, ToolSpec]) -> Found:
+    """Calls between marks that mean nothing else; the outermost mark counts."""
+    taken: list[tuple[int, int]] = []
+    named = "|".join(re.escape(name) for name in offered)
+    by_name = re.compile(rf"<(?P<name>{named})>(?P<inner>.*?)</(?P=name)>", re.DOTALL)
+    found: list[tuple[tuple[int, int], Sequence[Pair]]] = []
+    recognisers: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Sequence[Pair]]], ...] = (
+        (_TAGGED, lambda m: _inside(m["inner"])),
+        (_FUNCTION, _named),
+        (_INVOKE, _named),
+        (_KIMI, _named),
+        (_DEEPSEEK, _named),
+        (_MISTRAL, lambda m: _named(m) if m["name"] else _inside(m["inner"])),
+        (_PYTHON_TAG, lambda m: _inside(m["inner"])),
+        (by_name, _named),
+    )
+    for pattern, read in recognisers:
+        for match in pattern.finditer(text):
+            start, end = match.span()
+            if all(end <= a or start >= b for a, b in taken) and _fitting(pairs := read(match), offered):
+                taken.append((start, end))
+                found.append(((start, end), pairs))
+    yield from sorted(found, key=lambda item: item[0])
+
+
+def _fenced(text: str, offered: Mapping[str, ToolSpec]) -> Found:
+    for match in _FENCE.finditer(text):
+        yield match.span(), _from_json(match["inner"])
+
+
+def _bare(text: str, offered: Mapping[str, ToolSpec]) -> Found:
+    """JSON that begins a line and reaches to the end of the text."""
+    for match in islice(_BARE.finditer(text), 50):
+        inner = text[match.start() :]
+        if pairs := _from_json(inner) or _pythonic(inner):
+            yield (match.start(), len(text)), pairs
+            return
+
+
+def _named(match: re.Match[str]) -> Sequence[Pair]:
+    return [(match["name"], _loads(match["inner"]) or match["inner"])]
+
+
+def _inside(inner: str) -> Sequence[Pair]:
+    """What stands in a tag: JSON, a nested function form, or a name followed by marked-up arguments."""
+    if pairs := _from_json(inner):
+        return pairs
+    if pairs := [pair for pattern in (_FUNCTION, _INVOKE) for m in pattern.finditer(inner) for pair in _named(m)]:
+        return pairs
+    name, _, rest = inner.strip().partition("\n")
+    if not re.fullmatch(r"[\w.-]+", name):
+        name, _, rest = inner.strip().partition("<")
+        rest = "<" + rest
+    return [(name.strip(), _loads(rest) or rest)]
+
+
+def _from_json(text: str) -> Sequence[Pair]:
+    """The calls in one JSON value, or in several one after the other; nothing where one is something else."""
+    whole = _loads(text)
+    values: list[Any] = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
+    if whole is None:
+        values = _several(text)
+    pairs = [_pair(value) for value in values]
+    return [pair for pair in pairs if pair is not None] if pairs and all(pairs) else []
+
+
+def _several(text: str) -> list[Any]:
+    values: list[Any] = []
+    decoder = json.JSONDecoder(strict=False)
+    at = 0
+    while at < len(text):
+        if text[at] in " \t\r\n,;":
+            at += 1
+            continue
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        values.append(value)
+    return values
+
+
+def _pair(value: Any) -> Pair | None:
+    if not isinstance(value, Mapping):
+        return None
+    fields = cast("Mapping[str, Any]", value)
+    inner = fields.get("function")
+    if isinstance(inner, Mapping):
+        return _pair(inner)
+    name = next((fields[key] for key in _NAMES if isinstance(fields.get(key), str)), None)
+    key = next((key for key in _ARGUMENTS if key in fields), None)
+    if name is None or key is None:
+        return None
+    arguments = fields[key]
+    if isinstance(arguments, str):
+        arguments = _loads(arguments)
+    return (name, cast("Mapping[str, Any]", arguments)) if isinstance(arguments, Mapping) else None
+
+
+def _pythonic(text: str) -> Sequence[Pair]:
+    """`[add(a=1, b=2)]`, as some models write calls."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    if not isinstance(tree, ast.List):
+        return []
+    pairs: list[Pair] = []
+    for node in tree.elts:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
+                try:
+                    pairs.append((name, {word.arg: ast.literal_eval(word.value) for word in keywords if word.arg}))
+                except ValueError:
+                    return []
+            case _:
+                return []
+    return pairs
+
+
+def _fitting(pairs: Sequence[Pair], offered: Mapping[str, ToolSpec]) -> list[TextCall]:
+    """The calls, if every one of them fits a tool; else none."""
+    calls: list[TextCall] = []
+    for name, arguments in pairs:
+        tool = offered.get(name) or offered.get(name.removeprefix("functions."))
+        if tool is None:
+            return []
+        properties: Mapping[str, Any] = tool.parameters.get("properties") or {}
+        values = _marked_up(arguments, properties) if isinstance(arguments, str) else arguments
+        if values is None or not set(tool.parameters.get("required") or ()) <= set(values):
+            return []
+        if not set(values) <= set(properties) and not tool.parameters.get("additionalProperties"):
+            return []
+        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        # JSON can spell half a surrogate pair, which nobody could store.
+        calls.append(TextCall(tool.name, text.encode("utf-8", "replace").decode()))
+    return calls
+
+
+def _marked_up(text: str, properties: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Arguments written as tags; text alone is none, unless there is nothing to say."""
+    for pattern in (_PARAMETER, _GLM_ARGUMENT, _CHILD):
+        found = [(match["key"], match["value"]) for match in pattern.finditer(text)]
+        if found:
+            return {key: _typed(value, properties.get(key)) for key, value in found}
+    return {} if not text.strip() else None
+
+
+def _typed(value: str, schema: Any) -> Any:
+    """A tag's text as what the schema wants: text stays text, the rest is read as JSON where it can be."""
+    kind = cast("Mapping[str, Any]", schema).get("type") if isinstance(schema, Mapping) else None
+    if kind == "string":
+        return value
+    try:
+        return json.loads(value.strip())
+    except (ValueError, RecursionError):
+        return {"True": True, "False": False, "None": None}.get(value.strip(), value)
+
+
+def _loads(text: str) -> Any:
+    """A JSON value, also in a fence, with raw line breaks, or in Python's notation; None where there is none."""
+    text = text.strip()
+    if fence := re.fullmatch(r"```[\w-]*\n(.*?)\n?```", text, re.DOTALL):
+        text = fence[1].strip()
+    if text[:1] not in ("{", "["):
+        return None
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None
+    return value
+
+
+def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    kept: list[str] = []
+    at = 0
+    for start, end in spans:
+        kept.append(text[at:start])
+        at = max(at, end)
+    return _WRAPPERS.sub("", "".join([*kept, text[at:]])).strip()

@@ -1,0 +1,69 @@
+"""Typed answers: the schema of a pydantic-friendly type, and an answer's text checked against it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import BadInput
+from treadle.messages import Json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+_FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL | re.IGNORECASE)
+
+
+@lru_cache(maxsize=64)
+def _kept(wanted: Any) -> TypeAdapter[Any]:
+    return _made(wanted)
+
+
+def _made(wanted: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(wanted)
+
+
+def _adapter(wanted: Any) -> TypeAdapter[Any]:
+    return _kept(wanted) if _hashable(wanted) else _made(wanted)
+
+
+def _hashable(wanted: Any) -> bool:
+    try:
+        hash(wanted)
+    except TypeError:
+        return False
+    return True
+
+
+def output_schema(wanted: Any) -> dict[str, Json]:
+    """The JSON schema that an answer must fit; raises `BadInput` where there is none."""
+    from pydantic.errors import PydanticUserError
+
+    try:
+        return _adapter(wanted).json_schema()
+    except PydanticUserError as error:
+        raise BadInput(f"output={wanted!r} cannot be made into a schema: {error}") from None
+
+
+def parse_output(wanted: Any, text: str) -> Any:
+    """An answer as the wanted type; a code fence around it is taken off."""
+    fenced = _FENCE.match(text)
+    return _adapter(wanted).validate_json(fenced[1] if fenced else text)
+
+
+def check_output(wanted: Any, text: str) -> str:
+    """What is wrong with an answer, in words for the model; empty when it fits."""
+    from pydantic import ValidationError
+
+    try:
+        parse_output(wanted, text)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(str(piece) for piece in one['loc']) or 'the answer'}: {one['msg']}"
+            for one in error.errors(include_url=False, include_context=False)
+        ]
+        return f"It must be JSON that fits the schema, and nothing else: {'; '.join(problems[:5])}."
+    return ""

@@ -1,0 +1,81 @@
+"""A run as its caller sees it: watch its events, get its outcome. The work itself belongs to the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+
+from treadle.coordinator import Coordinator
+from treadle.errors import BadInput
+from treadle.events import ApprovalRequested, Event, InputRequested, RunFinished, TurnStarted
+from treadle.log.base import Watch
+
+
+class Run:
+    """Work in progress. Iterate over it to see every event; leaving the block stops what is still under way.
+
+    The iteration ends when the run does, or when it waits for somebody: then `outcome` is None and `pending`
+    says what is asked.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        session_id: str,
+        begin: Callable[[], Awaitable[int]],
+        message_id: str = "",
+    ) -> None:
+        self.session_id = session_id
+        self.outcome: RunFinished | None = None
+        self.pending: list[ApprovalRequested | InputRequested] = []
+        self.message_id = message_id
+        self._coordinator, self._begin = coordinator, begin
+        self._watch: Watch | None = None
+        self._follower: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Run:
+        position = await self._begin()
+        self._watch = self._coordinator.log.watch(self.session_id, after=position)
+        await self._coordinator.wake(self.session_id)
+        self._follower = asyncio.create_task(self._coordinator.follow(self.session_id, self._watch))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+        if self._watch is not None:
+            self._watch.close()
+        if self.outcome is None and self._coordinator.drives(self.session_id):
+            state = await self._coordinator.state(self.session_id)
+            waits = any(message.id == self.message_id for message in state.queue)
+            if state.run is None or not waits:  # else it is somebody else's run that would be stopped
+                self.outcome = await self._coordinator.cancel(self.session_id, why="its caller left")
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events()
+
+    async def wait(self) -> RunFinished | None:
+        """Let it run to its end, or until it waits for somebody (then None)."""
+        async for _ in self:
+            pass
+        return self.outcome
+
+    async def _events(self) -> AsyncIterator[Event]:
+        if self._watch is None:
+            raise BadInput("use `async with session.run(...) as run:` and iterate over `run` inside the block")
+        mine = not self.message_id
+        async for event in self._watch:
+            if isinstance(event, TurnStarted) and self.message_id in event.messages:
+                mine = True
+            if isinstance(event, RunFinished) and mine:
+                self.outcome = event
+                yield event
+                return
+            yield event
+        failure = self._coordinator.failures.pop(self.session_id, None)
+        if failure is not None:
+            raise failure
+        self.pending = (await self._coordinator.state(self.session_id)).pending

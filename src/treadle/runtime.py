@@ -1,0 +1,166 @@
+"""A store with agents on it: opens sessions, runs many at once, and takes up what a crash left behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Unpack
+
+import msgspec
+
+from treadle.agent import Agent, SessionOptions
+from treadle.coordinator import LEASE_SECONDS, Coordinator
+from treadle.errors import BadInput, NotFound
+from treadle.events import Grant, SessionCreated, SessionRenamed, checked
+from treadle.log.base import Hit, Log, SessionPage, SessionQuery
+from treadle.log.open import open_log
+from treadle.log.owner import new_owner
+from treadle.session import Session, new_session_id
+from treadle.setup import Gate, Setup, later
+
+
+class Runtime:
+    """`async with Runtime("work.db", [agent]) as runtime:` runs every session of these agents in one store.
+
+    On entering, unfinished sessions go on where they stopped, and from then on those that others post to;
+    `recover=False` leaves them alone. On leaving, what runs stops at a fact and can be resumed.
+    """
+
+    def __init__(
+        self,
+        store: str | Path | Log,
+        agents: Sequence[Agent],
+        *,
+        recover: bool = True,
+        lease: float = LEASE_SECONDS,
+        grace: float = 0.0,
+    ) -> None:
+        self.agents = {agent.name: agent for agent in agents}
+        if len(self.agents) < len(agents):
+            raise BadInput("two agents have the same name; names tell whose a stored session is")
+        self._store, self._recover, self._lease, self._grace = store, recover, lease, grace
+        self._open: Counter[str] = Counter()
+        self._gates: dict[str, Gate] = {}
+        self._grants: dict[str, list[Grant]] = {}
+        self._coordinator: Coordinator | None = None
+        self.log: Log
+
+    async def __aenter__(self) -> Runtime:
+        for agent in self.agents.values():
+            agent.resolved_model()
+        self.log = open_log(self._store)
+        clock = next((agent.clock for agent in self.agents.values()), None)
+        self._coordinator = Coordinator(
+            self.log, self._setup_for, new_owner(), agents=tuple(self.agents), ttl=self._lease, clock=clock
+        )
+        if self._recover:
+            await self._coordinator.recover()
+            await self._ask_again()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.coordinator.close(self._grace)
+        if not isinstance(self._store, Log):
+            await self.log.close()
+        for agent in self.agents.values():
+            await agent.close()
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The engine underneath; it exists inside the block."""
+        if self._coordinator is None:
+            raise BadInput("use `async with Runtime(...) as runtime:`")
+        return self._coordinator
+
+    @asynccontextmanager
+    async def session(self, agent_name: str = "", **options: Unpack[SessionOptions]) -> AsyncGenerator[Session]:
+        """Open a session of one of the agents; see `SessionOptions` for which."""
+        agent = self._agent(agent_name)
+        session_id = await self._find(agent, options) or await self._create(agent, options)
+        gate, grant = options.get("gate"), options.get("grant")
+        if gate is not None:
+            self._gates[session_id] = gate
+        if grant is not None:
+            self._grants.setdefault(session_id, []).append(grant)
+        self._open[session_id] += 1
+        self.coordinator.keep(session_id)
+        try:
+            yield Session(self.coordinator, agent, session_id)
+        finally:
+            self._open[session_id] -= 1
+            if not self._open[session_id]:
+                self.coordinator.forget(session_id)
+                for mine in (self._open, self._gates, self._grants):
+                    mine.pop(session_id, None)
+
+    async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
+        """The sessions of this store, the last changed first."""
+        return await self.log.sessions(query or SessionQuery())
+
+    async def search(self, text: str, limit: int = 20) -> list[Hit]:
+        """Where the transcripts of this store hold all the words of `text`."""
+        return await self.log.search(text, limit)
+
+    async def _ask_again(self) -> None:
+        """Bring the questions that a restart interrupted to people again, where the agent has a gate of its own."""
+        for agent in self.agents.values():
+            if agent.gate is None or agent.gate is later:
+                continue
+            query: SessionQuery | None = SessionQuery(status="waiting", agent=agent.name)
+            while query is not None:
+                page = await self.log.sessions(query)
+                for info in page.sessions:
+                    await self.coordinator.wake(info.id)
+                query = msgspec.structs.replace(query, cursor=page.cursor) if page.cursor else None
+
+    def _agent(self, name: str) -> Agent:
+        if not name and len(self.agents) == 1:
+            return next(iter(self.agents.values()))
+        if name not in self.agents:
+            raise NotFound(f"no agent named {name!r} here; there are: {', '.join(self.agents) or 'none'}")
+        return self.agents[name]
+
+    async def _find(self, agent: Agent, options: SessionOptions) -> str:
+        if session_id := options.get("id", ""):
+            info = await self.log.info(session_id)
+            if info.agent != agent.name:
+                raise BadInput(f"session {session_id} belongs to the agent {info.agent!r}, not to {agent.name!r}")
+            return info.id
+        if options.get("new"):
+            return ""
+        name = options.get("name", "")
+        page = await self.log.sessions(SessionQuery(agent=agent.name, text=name, limit=200))
+        found = [info.id for info in page.sessions if info.name == name or not name]
+        return found[0] if found else ""
+
+    async def _create(self, agent: Agent, options: SessionOptions) -> str:
+        session_id, narrower = new_session_id(), options.get("grant")
+        created = checked(
+            SessionCreated(
+                session_id=session_id,
+                agent=agent.config(),
+                model=agent.resolved_model().name,
+                workspace=str(_absolute(options.get("workspace", "."))),
+                limits=agent.limits,
+                grants=(agent.grant,) if narrower is None else (agent.grant, narrower),
+            )
+        )
+        name = options.get("name", "")
+        await self.log.create(session_id, [created, SessionRenamed(name=name)] if name else [created])
+        return session_id
+
+    async def _setup_for(self, created: SessionCreated) -> Setup:
+        agent = self._agent(created.agent.name)
+        setup = await agent.setup(created, self._gates.get(created.session_id))
+        narrower = [grant for grant in self._grants.get(created.session_id, ()) if grant not in created.grants]
+        return replace(setup, grants=(*setup.grants, *narrower)) if narrower else setup
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).absolute()

@@ -1,0 +1,259 @@
+"""A session as its user sees it: send, run, ask, answer, cancel, fork, go back in time. All of it is the log's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from treadle.coordinator import Coordinator
+from treadle.errors import BadInput, Conflict, NotAnswered
+from treadle.events import (
+    AnyFact,
+    CallFinished,
+    Custom,
+    Limits,
+    MessageReceived,
+    ModelReplied,
+    Parent,
+    RunFinished,
+    RunRequested,
+    SessionCreated,
+    SessionRenamed,
+    Trigger,
+    TurnStarted,
+    checked,
+)
+from treadle.log.base import Artifact, Watch
+from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, writable
+from treadle.run import Run
+from treadle.setup import Answer
+from treadle.state import State, fold
+
+if TYPE_CHECKING:
+    from treadle.agent import Agent
+    from treadle.spans import Span
+
+Content: TypeAlias = str | Part | Sequence[str | Part]
+
+
+class Checkpoint(Struct, frozen=True):
+    """A position worth going back to."""
+
+    seq: int
+    kind: Literal["after_user_input", "before_llm", "before_tool_calls", "after_tool_calls"]
+
+
+class Session:
+    """One conversation: its log, and the agent that goes on with it."""
+
+    def __init__(self, coordinator: Coordinator, agent: Agent, session_id: str) -> None:
+        self.id = session_id
+        self.agent = agent
+        self._coordinator = coordinator
+        self._log = coordinator.log
+
+    def run(self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = "") -> Run:
+        """Send a message and watch what comes of it: `async with session.run("...") as run: async for event in run`."""
+        message_id = f"msg_{os.urandom(8).hex()}"
+
+        async def begin() -> int:
+            fact = await self._post_message(content, mode, key, message_id)
+            run.message_id = fact.id  # an idempotent repeat follows the message that was stored first
+            return fact.seq
+
+        run = Run(self._coordinator, self.id, begin, message_id)
+        return run
+
+    async def ask(self, content: Content, *, key: str = "") -> Json:
+        """The answer to a message: text, or what the agent's `output` type makes of it.
+
+        Raises `NotAnswered` when the run ends without an answer or waits for somebody.
+        """
+        async with self.run(content, key=key) as run:
+            outcome = await run.wait()
+        if outcome is None:
+            names = ", ".join(getattr(question, "tool", "a question") for question in run.pending)
+            if not names:
+                raise NotAnswered("nobody works on this message now; session.continue_() takes it up", self.id)
+            raise NotAnswered(f"the run waits for somebody: {names}", self.id)
+        if outcome.reason != "answered":
+            why = f": {outcome.error}" if outcome.error else ""
+            text = f"the run ended without an answer ({outcome.reason}{why}); session.continue_() goes on"
+            raise NotAnswered(text, self.id, outcome)
+        return self.agent.parse_output(outcome.answer)
+
+    async def send(self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = "") -> str:
+        """Leave a message without watching; its id. While a run is under way it steers it, or interrupts it."""
+        fact = await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}")
+        await self._coordinator.wake(self.id)
+        return fact.id
+
+    def continue_(self, limits: Limits | None = None) -> Run:
+        """Go on after a limit, a cancel or a failure, with a fresh budget."""
+        return self._request("continue", limits)
+
+    def regenerate(self, limits: Limits | None = None) -> Run:
+        """Answer the last message again; what came after it is no longer shown to the model."""
+        return self._request("regenerate", limits)
+
+    def resume(self) -> Run:
+        """Go on with what is unfinished after a crash or a failure; nothing to do ends at once."""
+
+        async def begin() -> int:
+            state = await self._coordinator.state(self.id)
+            if state.run is None and not state.queue and state.last is not None and state.last.reason == "failed":
+                posted = await self._log.post(self.id, [RunRequested(trigger="recover")])
+                return posted.facts[0].seq
+            return state.seq
+
+        return Run(self._coordinator, self.id, begin)
+
+    async def approve(self, call_id: str, answer: Answer | None = None, *, digest: str = "") -> None:
+        """Answer an approval: once by default, or as `answer` says. Anyone with the log may do it, at any time.
+
+        With the `digest` of the question that was shown, the answer counts for exactly that and nothing else.
+        """
+        await self._coordinator.answer(self.id, call_id, answer or Answer(), digest)
+
+    async def deny(self, call_id: str, comment: str = "", *, by: str = "user") -> None:
+        """Say no to a call; the model is told, with your comment, and goes on."""
+        await self._coordinator.answer(self.id, call_id, Answer("deny", comment=comment, by=by))
+
+    async def answer(self, call_id: str, *answers: str, by: str = "user") -> None:
+        """Answer what the model asked with `ask_user`."""
+        await self._coordinator.answer(self.id, call_id, Answer(answers=answers, by=by))
+
+    async def cancel(self, by: str = "user", why: str = "") -> RunFinished | None:
+        """Stop the run, its model call and its tools; returns when that is recorded."""
+        return await self._coordinator.cancel(self.id, by, why)
+
+    async def rename(self, name: str) -> None:
+        """Give the session a name; one given by a user is never overwritten automatically."""
+        await self._log.post(self.id, [checked(SessionRenamed(name=name))], wake=False)
+
+    async def note(self, name: str, data: Json = None) -> None:
+        """Put something of your own into the log, under a namespaced name such as `acme.audit`."""
+        if "." not in name:
+            raise BadInput(f"{name!r}: a custom fact needs a namespaced name, such as acme.audit")
+        await self._log.post(self.id, [checked(Custom(name=name, data=data))], wake=False)
+
+    async def state(self) -> State:
+        """What the log amounts to now. Look, do not touch."""
+        return await self._coordinator.state(self.id)
+
+    async def at(self, seq: int) -> State:
+        """What the log amounted to at a position."""
+        facts = await self._log.read(self.id, limit=seq)
+        if seq < 1 or len(facts) < seq:
+            raise BadInput(f"session {self.id} has positions 1 to {len(facts)}, not {seq}")
+        return fold(facts)
+
+    async def facts(self, after: int = 0) -> list[AnyFact]:
+        """The facts after a position."""
+        return await self._log.read(self.id, after)
+
+    def watch(self, after: int = 0) -> Watch:
+        """Every fact after a position and then live, with deltas, for as long as you like. Never slows a run."""
+        return self._log.watch(self.id, after)
+
+    async def spans(self) -> list[Span]:
+        """The session as tracing spans: what took how long, and how it went."""
+        from treadle.spans import spans
+
+        return spans(await self._log.read(self.id))
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Positions to look at with `at`, or to go on from with `fork`."""
+        found: list[Checkpoint] = []
+        open_calls: set[str] = set()
+        for fact in await self._log.read(self.id):
+            if isinstance(fact, MessageReceived):
+                found.append(Checkpoint(fact.seq, "after_user_input"))
+            elif isinstance(fact, TurnStarted):
+                found.append(Checkpoint(fact.seq, "before_llm"))
+            elif isinstance(fact, ModelReplied) and fact.calls:
+                open_calls = {call.id for call in fact.calls}
+                found.append(Checkpoint(fact.seq, "before_tool_calls"))
+            elif isinstance(fact, CallFinished) and open_calls:
+                open_calls.discard(fact.call_id)
+                if not open_calls:
+                    found.append(Checkpoint(fact.seq, "after_tool_calls"))
+        return found
+
+    async def fork(self, after: int | None = None) -> Session:
+        """A new session that shares this one's past up to a position (default: all of it). Both live on."""
+        facts = await self._log.read(self.id, limit=after)
+        if not facts or (after is not None and not 1 <= after <= len(facts)):
+            raise BadInput(f"session {self.id} has no position {after} to fork from; it starts with 1")
+        first = facts[0]
+        assert isinstance(first, SessionCreated)
+        fork_id = new_session_id()
+        first = replace(first, session_id=fork_id, parent=Parent(self.id, len(facts)))
+        await self._log.create(fork_id, [first, *facts[1:]])
+        for fact in facts:
+            if isinstance(fact, CallFinished) and fact.truncation is not None and fact.truncation.artifact:
+                kept = await self._log.get_artifact(self.id, fact.truncation.artifact)
+                await self._log.put_artifact(fork_id, kept.data, kept.media_type)
+        return Session(self._coordinator, self.agent, fork_id)
+
+    async def artifact(self, artifact_id: str) -> Artifact:
+        """Output that was too large for the model, whole."""
+        return await self._log.get_artifact(self.id, artifact_id)
+
+    async def delete(self) -> None:
+        """Remove the session and all it has. Refused while it runs."""
+        await self._log.delete(self.id)
+
+    async def _post_message(
+        self, content: Content, mode: Literal["queue", "interrupt"], key: str, message_id: str
+    ) -> MessageReceived:
+        self._coordinator.check_open()
+        parts = _parts(content)
+        for middleware in self.agent.middleware:
+            parts = await middleware.on_user_message(self.id, parts)
+        fact = checked(MessageReceived(id=message_id, parts=_mended(parts), mode=mode, key=key))
+        posted = await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")
+        stored = posted.facts[0]
+        assert isinstance(stored, MessageReceived)
+        return stored
+
+    def _request(self, trigger: Trigger, limits: Limits | None) -> Run:
+        async def begin() -> int:
+            state = await self._coordinator.state(self.id)
+            if state.run is not None:
+                raise Conflict(f"session {self.id} has an unfinished run; wait for it, resume it or cancel it")
+            if not any(isinstance(entry, MessageReceived) for entry in state.entries):
+                raise Conflict(f"session {self.id} has no message yet; there is nothing to {trigger}")
+            posted = await self._log.post(self.id, [checked(RunRequested(trigger=trigger, limits=limits))])
+            return posted.facts[0].seq
+
+        return Run(self._coordinator, self.id, begin)
+
+
+def new_session_id() -> str:
+    """128 random bits: not to be guessed, never used twice."""
+    return os.urandom(16).hex()
+
+
+def _parts(content: Content) -> tuple[Part, ...]:
+    several = isinstance(content, Sequence) and not isinstance(content, str)
+    parts: list[Part] = []
+    for piece in cast("Sequence[object]", content if several else [content]):
+        if isinstance(piece, str):
+            parts.append(TextPart(piece))
+        elif isinstance(piece, TextPart | ImagePart | FilePart):
+            parts.append(piece)
+        else:
+            kind = type(piece).__name__
+            raise BadInput(f"a message is text, or parts such as TextPart and ImagePart, but this has a {kind}")
+    if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
+        raise BadInput("the message is empty: say what is wanted")
+    return tuple(parts)
+
+
+def _mended(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    return tuple(TextPart(writable(part.text)) if isinstance(part, TextPart) else part for part in parts)

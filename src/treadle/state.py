@@ -1,0 +1,361 @@
+"""What a session's facts amount to. Pure: no clock, no I/O, no tools.
+
+`fold(facts)` gives a State and `apply(state, fact)` takes it one fact further. Any sequence of facts
+folds, also one that no engine would write. What to do next is in steps.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import msgspec
+
+from treadle.events import (
+    AnyFact,
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallFinished,
+    CallStarted,
+    CancelRequested,
+    ContextCompacted,
+    Custom,
+    EndReason,
+    InputAnswered,
+    InputRequested,
+    Limits,
+    MessageReceived,
+    ModelFailed,
+    ModelReplied,
+    RunFinished,
+    RunRequested,
+    RunStarted,
+    SessionCreated,
+    SessionRenamed,
+    SignalDetected,
+    TurnStarted,
+)
+from treadle.messages import Call, Usage
+from treadle.policy import Remembered, covers
+
+TRAIL = 12
+OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
+
+
+@dataclass(slots=True)
+class CallState:
+    """One call and what has become of it."""
+
+    call: Call
+    asked: ApprovalRequested | None = None
+    answer: ApprovalAnswered | None = None
+    input_asked: InputRequested | None = None
+    input_answer: InputAnswered | None = None
+    started: CallStarted | None = None
+    finished: CallFinished | None = None
+
+    @property
+    def pending(self) -> ApprovalRequested | InputRequested | None:
+        """The question that nobody has answered yet."""
+        if self.finished is not None:
+            return None
+        if self.asked is not None and self.answer is None:
+            return self.asked
+        if self.input_asked is not None and self.input_answer is None:
+            return self.input_asked
+        return None
+
+
+@dataclass(slots=True)
+class Turn:
+    """One model call and the calls in its reply."""
+
+    number: int
+    tools: bool = True
+    wrap_up: EndReason | None = None
+    failed: ModelFailed | None = None
+    reply: ModelReplied | None = None
+    calls: dict[str, CallState] = field(default_factory=dict[str, CallState])
+    signals: set[str] = field(default_factory=set[str])
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is a reply and every call in it has its result."""
+        return self.reply is not None and all(call.finished for call in self.calls.values())
+
+
+@dataclass(slots=True)
+class RunState:
+    """One run's budget and what it has used."""
+
+    id: str
+    limits: Limits
+    started_at: float
+    turns: int = 0
+    calls: int = 0
+    usage: Usage = Usage()
+    empty: int = 0
+    invalid: int = 0
+    warned_at: int | None = None
+    waited: float = 0.0
+    waited_until: float = 0.0
+    doomed: bool = False
+    cancel: CancelRequested | None = None
+    interrupted: bool = False
+    trail: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+
+Entry: TypeAlias = MessageReceived | Turn | SignalDetected | TurnStarted | ModelFailed | RunStarted
+"""What the conversation is made of, in order; see context.py for how a model is shown it."""
+
+
+@dataclass(slots=True)
+class State:
+    """All that is known of a session at one position of its log."""
+
+    seq: int = 0
+    created: SessionCreated | None = None
+    name: str = ""
+    named_by_user: bool = False
+    queue: list[MessageReceived] = field(default_factory=list[MessageReceived])
+    held: bool = False
+    requested: RunRequested | None = None
+    run: RunState | None = None
+    turn: Turn | None = None
+    runs: int = 0
+    last: RunFinished | None = None
+    entries: list[Entry] = field(default_factory=list[Entry])
+    calls: dict[str, CallState] = field(default_factory=dict[str, CallState])
+    remembered: list[Remembered] = field(default_factory=list[Remembered])
+    compacted: list[ContextCompacted] = field(default_factory=list[ContextCompacted])
+    generation: int = 0
+    usage: Usage = Usage()
+
+    @property
+    def pending(self) -> list[ApprovalRequested | InputRequested]:
+        """The questions that wait for a person, in the order of their calls."""
+        if self.turn is None:
+            return []
+        return [call.pending for call in self.turn.calls.values() if call.pending is not None]
+
+
+def fold(facts: Iterable[AnyFact]) -> State:
+    """The state that these facts amount to."""
+    state = State()
+    for fact in facts:
+        apply(state, fact)
+    return state
+
+
+def apply(state: State, fact: AnyFact) -> None:
+    """Take `state` one fact further, in place."""
+    state.seq = fact.seq
+    _APPLY[type(fact)](state, fact)
+
+
+def _created(state: State, fact: SessionCreated) -> None:
+    state.created = fact
+
+
+def _renamed(state: State, fact: SessionRenamed) -> None:
+    if fact.by == "user" or not state.named_by_user:
+        state.name, state.named_by_user = fact.name, fact.by == "user"
+
+
+def _message(state: State, fact: MessageReceived) -> None:
+    state.queue.append(fact)
+    state.held = False
+    if fact.mode == "interrupt" and state.run is not None:
+        state.run.interrupted = True
+
+
+def _requested(state: State, fact: RunRequested) -> None:
+    state.requested = fact
+    state.held = False
+
+
+def _cancel(state: State, fact: CancelRequested) -> None:
+    if state.run is not None:
+        state.run.cancel = state.run.cancel or fact
+    state.requested = None
+    state.held = bool(state.queue)
+
+
+def _run_started(state: State, fact: RunStarted) -> None:
+    state.run = RunState(fact.run_id, fact.limits, fact.at)
+    state.turn = None
+    state.requested = None
+    state.runs += 1
+    if fact.trigger == "regenerate":
+        while state.entries and not isinstance(state.entries[-1], MessageReceived):
+            state.entries.pop()
+        state.generation += 1
+    elif fact.trigger != "message":
+        state.entries.append(fact)
+
+
+def _turn_started(state: State, fact: TurnStarted) -> None:
+    state.turn = Turn(fact.turn, fact.tools, fact.wrap_up) if state.run is not None else None
+    if fact.messages:
+        chosen = set(fact.messages)
+        state.entries.extend(message for message in state.queue if message.id in chosen)
+        state.queue = [message for message in state.queue if message.id not in chosen]
+    if fact.wrap_up is not None:
+        state.entries.append(fact)
+    elif state.run is not None:
+        state.run.turns += 1
+
+
+def _replied(state: State, fact: ModelReplied) -> None:
+    turn = state.turn
+    if turn is None or turn.reply is not None:
+        turn = Turn(0 if turn is None else turn.number)
+        state.turn = turn if state.run is not None else None
+    turn.reply = fact
+    state.entries.append(turn)
+    state.usage += fact.usage
+    for call in fact.calls:
+        if call.id and call.id not in state.calls:  # ids are made unique before they are stored; see reply.py
+            turn.calls[call.id] = state.calls[call.id] = CallState(call)
+    if state.run is not None:
+        state.run.usage += fact.usage
+        state.run.trail.extend(signature(call) for call in fact.calls)
+        del state.run.trail[:-TRAIL]
+        state.run.empty = 0 if fact.text.strip() or fact.calls else state.run.empty + 1
+
+
+def _failed(state: State, fact: ModelFailed) -> None:
+    if state.turn is not None and state.turn.reply is None:
+        state.turn.failed = fact
+        if fact.kind == "cancelled" and fact.partial.strip():
+            state.entries.append(fact)
+
+
+def _open(state: State, call_id: str) -> CallState | None:
+    """The call, while it can still change: what comes for a turn that is over changes nothing."""
+    call = state.turn.calls.get(call_id) if state.turn is not None else None
+    return call if call is not None and call.finished is None else None
+
+
+def _approval_requested(state: State, fact: ApprovalRequested) -> None:
+    call = _open(state, fact.call_id)
+    if call is not None and call.asked is None:
+        call.asked = fact
+
+
+def _approval_answered(state: State, fact: ApprovalAnswered) -> None:
+    call = _open(state, fact.call_id)
+    if call is None or call.asked is None or call.answer is not None:
+        return
+    call.answer = fact
+    _waited(state, call.asked.at, fact.at)
+    if fact.scope == "call":
+        return
+    rule = {"tool": call.asked.tool, "pattern": call.asked.rule, "session": "*"}[fact.scope]
+    remembered = Remembered(rule or call.asked.tool, fact.decision, fact.by)
+    state.remembered.append(remembered)
+    # The same answer settles what else is being asked, so that one "always" is enough for a whole reply.
+    for other in state.turn.calls.values() if state.turn is not None else ():
+        if other.asked is not None and other.answer is None and other.finished is None:
+            if covers(remembered.pattern, other.asked.tool, other.asked.arguments):
+                other.answer = fact
+
+
+def _input_requested(state: State, fact: InputRequested) -> None:
+    call = _open(state, fact.call_id)
+    if call is not None and call.input_asked is None:
+        call.input_asked = fact
+
+
+def _input_answered(state: State, fact: InputAnswered) -> None:
+    call = _open(state, fact.call_id)
+    if call is not None and call.input_asked is not None and call.input_answer is None:
+        call.input_answer = fact
+        _waited(state, call.input_asked.at, fact.at)
+
+
+def _waited(state: State, since: float, until: float) -> None:
+    """Time spent waiting for a person does not count against the run's."""
+    if state.run is not None:
+        since = max(since, state.run.waited_until)
+        state.run.waited += max(0.0, until - since)
+        state.run.waited_until = max(until, state.run.waited_until)
+
+
+def _call_started(state: State, fact: CallStarted) -> None:
+    call = _open(state, fact.call_id)
+    if call is None:
+        return
+    if call.started is None and state.run is not None:
+        state.run.calls += 1
+    call.started = fact
+
+
+def _call_finished(state: State, fact: CallFinished) -> None:
+    call = _open(state, fact.call_id)
+    if call is not None:
+        call.finished = fact
+
+
+def _signal(state: State, fact: SignalDetected) -> None:
+    state.entries.append(fact)
+    if state.turn is not None:
+        state.turn.signals.add(fact.kind)
+    run = state.run
+    if run is None:
+        return
+    if fact.kind == "invalid_output":
+        run.invalid += 1
+    elif fact.kind == "doom_loop":
+        number = state.turn.number if state.turn is not None else 0
+        run.doomed = run.doomed or run.warned_at == number - 1
+        run.warned_at = number
+
+
+def _compacted(state: State, fact: ContextCompacted) -> None:
+    state.compacted.append(fact)
+    state.generation += 1
+
+
+def _finished(state: State, fact: RunFinished) -> None:
+    state.last = fact
+    state.run = state.turn = None
+
+
+def _ignored(state: State, fact: Custom) -> None:
+    """Middleware's own facts mean nothing to the engine."""
+
+
+_APPLY: dict[type, Callable[[State, Any], None]] = {
+    SessionCreated: _created,
+    SessionRenamed: _renamed,
+    MessageReceived: _message,
+    RunRequested: _requested,
+    CancelRequested: _cancel,
+    RunStarted: _run_started,
+    TurnStarted: _turn_started,
+    ModelReplied: _replied,
+    ModelFailed: _failed,
+    ApprovalRequested: _approval_requested,
+    ApprovalAnswered: _approval_answered,
+    InputRequested: _input_requested,
+    InputAnswered: _input_answered,
+    CallStarted: _call_started,
+    CallFinished: _call_finished,
+    SignalDetected: _signal,
+    ContextCompacted: _compacted,
+    RunFinished: _finished,
+    Custom: _ignored,
+}
+
+
+@lru_cache(maxsize=16)  # a call is looked at when its reply comes, and again when the reply is applied
+def signature(call: Call) -> tuple[str, str]:
+    """What makes two calls the same: the tool and its arguments, however they were spelled."""
+    try:
+        arguments = msgspec.json.decode(call.arguments)
+        return call.tool, msgspec.json.encode(arguments, order="sorted").decode()
+    except (msgspec.DecodeError, RecursionError):
+        return call.tool, call.arguments

@@ -1,0 +1,1 @@
+"""Tools: the port is in base.py; function.py makes one of a plain function."""

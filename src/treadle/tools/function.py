@@ -1,0 +1,228 @@
+"""`@tool`: a plain function, sync or async, becomes a tool; its schema comes from its hints and docstring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints, overload
+
+import msgspec
+
+from treadle.errors import ToolDefinitionError
+from treadle.events import Safety
+from treadle.messages import Json, ToolSpec
+from treadle.tools.base import (
+    DEFAULT_CAP,
+    DEFAULT_TIMEOUT,
+    Parsed,
+    Recovery,
+    Tool,
+    ToolContext,
+    ToolInputError,
+)
+from treadle.tools.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Function = Callable[..., Any]
+Classify = Callable[[Mapping[str, Json]], Safety]
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_SAFETIES: tuple[Safety, ...] = get_args(Safety)
+_PROBLEMS = 5
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What `@tool(...)` may be told; see the fields of `Tool`."""
+
+    name: str = ""
+    description: str = ""
+    safety: Safety | Classify = "caution"
+    timeout: float | None = DEFAULT_TIMEOUT
+    cap: int = DEFAULT_CAP
+    polling: bool = False
+    on_error: Recovery | None = None
+    examples: Sequence[tuple[str, dict[str, Json]]] = ()
+
+
+class FunctionTool(Tool):
+    """A function as a tool. It can still be called as the function it is."""
+
+    def __init__(self, function: Function, options: Options) -> None:
+        self.function = function
+        self.timeout, self.cap = options.timeout, options.cap
+        self.polling, self.on_error = options.polling, options.on_error
+        safety = options.safety
+        self._classify: Classify = safety if callable(safety) else lambda arguments: safety
+        self._is_async = inspect.iscoroutinefunction(function)
+        self.lets_go = not self._is_async
+        name = options.name or getattr(function, "__name__", "")
+        if not _NAME.fullmatch(name):
+            raise ToolDefinitionError(
+                f"{name!r} cannot be a tool's name: give one of letters, digits, _ and -, as @tool(name=...)."
+            )
+        if not callable(safety) and safety not in _SAFETIES:
+            raise ToolDefinitionError(f"{name}: safety={safety!r} is not one of {_SAFETIES}.")
+        if options.on_error is not None and options.on_error not in get_args(Recovery):
+            raise ToolDefinitionError(f"{name}: on_error={options.on_error!r} is not one of {get_args(Recovery)}.")
+        text, about = _docstring(function)
+        self._context_parameter, model = _arguments_model(name, function, about)
+        self._validate, self._dump = model.__pydantic_validator__.validate_json, model.__pydantic_serializer__.to_python
+        self._fields = [(about.alias or field, field) for field, about in model.model_fields.items()]
+        self.spec = ToolSpec(
+            name=name,
+            description=options.description or text or name.replace("_", " "),
+            parameters=_schema(name, model),
+            examples=tuple(options.examples),
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+        try:
+            safety = self._classify(arguments)
+        except Exception:  # who cannot say how dangerous a call is has not said that it is harmless
+            return "destructive"
+        return safety if safety in _SAFETIES else "destructive"
+
+    def parse(self, arguments: str) -> Parsed:
+        try:
+            model = self._validate(arguments or "{}")
+            parsed = self._dump(model, mode="json", by_alias=True, warnings=False)
+        except Exception as error:
+            raise ToolInputError(_problem(self.name, error, self.spec.parameters)) from None
+        return Parsed(parsed, {parameter: getattr(model, field) for parameter, field in self._fields})
+
+    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+        values = dict(parsed.values)
+        if self._context_parameter:
+            values[self._context_parameter] = context
+        if self._is_async:
+            return await self.function(**values)
+        result = await run_in_thread(self.function, values)
+        return await result if inspect.isawaitable(result) else result
+
+
+@overload
+def tool(function: Function, /) -> FunctionTool: ...
+@overload
+def tool(**options: Any) -> Callable[[Function], FunctionTool]: ...
+def tool(function: Function | None = None, /, **options: Any) -> FunctionTool | Callable[[Function], FunctionTool]:
+    """Make a tool of a function: `@tool`, or `@tool(safety="safe", timeout=10)` with the fields of `Options`.
+
+    The name, the parameters and their description come from the function itself. A parameter annotated
+    with `ToolContext` is filled in by the runtime and not shown to the model.
+    """
+    try:
+        chosen = Options(**options)
+    except TypeError as error:
+        known = ", ".join(Options.__struct_fields__)
+        raise ToolDefinitionError(f"@tool: {error}. It takes {known}.") from None
+    if function is not None:
+        return FunctionTool(function, chosen)
+
+    def decorate(function: Function) -> FunctionTool:
+        return FunctionTool(function, chosen)
+
+    return decorate
+
+
+def _arguments_model(name: str, function: Function, about: Mapping[str, str]) -> tuple[str, type[BaseModel]]:
+    """The pydantic model of a function's parameters, and the name of the parameter that takes the context."""
+    from pydantic import ConfigDict, Field, create_model
+    from pydantic.errors import PydanticUserError
+
+    try:
+        hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
+    except Exception as error:
+        raise ToolDefinitionError(f"{name}: its type hints cannot be read: {error}") from None
+    context = ""
+    fields: dict[str, Any] = {}
+    for number, parameter in enumerate(parameters.values()):
+        hint = hints.get(parameter.name)
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise ToolDefinitionError(
+                f"{name}: parameter {parameter} has no name a model could use; give it a plain one."
+            )
+        if hint is ToolContext:
+            context = parameter.name
+            continue
+        if hint is None:
+            raise ToolDefinitionError(
+                f"{name}: parameter {parameter.name!r} has no type hint; add one, such as `{parameter.name}: str`."
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        said: dict[str, Any] = {"description": about[parameter.name]} if parameter.name in about else {}
+        # As an alias a parameter can have any name, also one that a pydantic model has a use for, such as `json`.
+        fields[f"p{number}"] = (hint, Field(default, alias=parameter.name, **said))
+    try:
+        return context, create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    except (PydanticUserError, TypeError, ValueError, NameError) as error:
+        raise ToolDefinitionError(f"{name}: no schema can be made from its parameters: {error}") from None
+
+
+def _schema(name: str, model: type[BaseModel]) -> dict[str, Json]:
+    from pydantic.errors import PydanticUserError
+    from pydantic.json_schema import PydanticJsonSchemaWarning
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PydanticJsonSchemaWarning)  # a default that is not JSON
+            schema = model.model_json_schema()
+    except (PydanticUserError, PydanticJsonSchemaWarning) as error:
+        raise ToolDefinitionError(f"{name}: no schema can be made from its parameters: {error}") from None
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+    for field in schema["properties"].values():
+        field.pop("title", None)
+    return schema
+
+
+def _problem(name: str, error: Exception, schema: Mapping[str, Json]) -> str:
+    """What is wrong with a call's arguments, in words that a model can act on."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):  # a validator of the tool's author
+        return f"The arguments of {name} cannot be read: {error!r}."
+    problems: list[str] = []
+    for detail in error.errors(include_url=False, include_context=False):
+        where = ".".join(str(piece) for piece in detail["loc"])
+        if detail["type"] == "json_invalid":
+            return f"The arguments of {name} are not valid JSON ({detail['msg']}). Send them again, whole."
+        given = "" if detail["type"] == "missing" else f" (got {str(detail['input'])[:80]!r})"
+        problems.append(f"{where or 'arguments'}: {detail['msg']}{given}")
+    takes = ", ".join(schema.get("properties", {})) or "none"
+    more = f" and {len(problems) - _PROBLEMS} more" if len(problems) > _PROBLEMS else ""
+    return f"The arguments of {name} do not fit: {'; '.join(problems[:_PROBLEMS])}{more}. Its parameters: {takes}."
+
+
+_SECTION = re.compile(r"^(args|arguments|parameters|returns?|raises|yields|examples?|notes?):?\s*$", re.IGNORECASE)
+_ITEM = re.compile(r"^\s+\*?(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
+_FIELD = re.compile(r"^:(?:param\s+(?:\S+\s+)?(\w+)|[^:]*)\s*:\s*(.*)$")
+
+
+def _docstring(function: Function) -> tuple[str, dict[str, str]]:
+    """The description of a function and of its parameters (Google style `Args:` or `:param name:`)."""
+    description: list[str] = []
+    about: dict[str, str] = {}
+    section, last = "", ""
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if field := _FIELD.match(line):
+            section, last = "field", field[1] or ""
+            if last:
+                about[last] = field[2].strip()
+        elif heading := _SECTION.match(line):
+            section, last = heading[1].lower(), ""
+        elif section and line[:1].isspace():
+            if section.startswith(("arg", "param")) and (item := _ITEM.match(line)):
+                last = item[1]
+                about[last] = item[2].strip()
+            elif last:
+                about[last] += " " + line.strip()
+        elif line or not section:
+            section = ""
+            description.append(line)
+    return "\n".join(description).strip(), about

@@ -1,0 +1,104 @@
+"""Real child processes that start in a few milliseconds: forked from a server that has treadle imported.
+
+The server has no event loop, no thread and no connection, so its forks are as good as new processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import cache
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from unittest.mock import patch
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.crash.warm"])
+
+
+@cache
+def warm_up() -> None:
+    """Have the server running, so that its start is not part of anything measured."""
+    here = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, here))):  # it does not take over sys.path
+        multiprocessing.forkserver.ensure_running()
+    child = _context.Process(target=_nothing)
+    child.start()
+    child.join()
+    child.close()
+
+
+def _nothing() -> None: ...
+
+
+def start(target: Callable[..., None], *args: object) -> ForkServerProcess:
+    """A child that runs the function."""
+    warm_up()
+    child = _context.Process(target=target, args=args)
+    child.start()
+    return child
+
+
+@contextmanager
+def running(target: Callable[..., None], *args: object) -> Iterator[ForkServerProcess]:
+    """A child for the length of a block; it is killed at the end, whatever it does."""
+    child = start(target, *args)
+    try:
+        yield child
+    finally:
+        kill(child)
+        child.close()
+
+
+def kill(child: ForkServerProcess) -> None:
+    """End it at this instant, as a power cut would, and wait until it is gone."""
+    child.kill()
+    child.join()
+
+
+def freeze(child: ForkServerProcess, store: Path) -> None:
+    """Stop it at this instant; it does not know. Not within a write, since SQLite has one writer for the whole file."""
+    with closing(sqlite3.connect(store, timeout=0, isolation_level=None)) as db:
+        while True:
+            _signal(child, signal.SIGSTOP)
+            until(lambda: _is_stopped(child))
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                db.execute("ROLLBACK")
+                return
+            except sqlite3.OperationalError:
+                thaw(child)
+
+
+def thaw(child: ForkServerProcess) -> None:
+    """Let it go on as if nothing had happened."""
+    _signal(child, signal.SIGCONT)
+
+
+def _signal(child: ForkServerProcess, number: signal.Signals) -> None:
+    assert child.pid is not None
+    with suppress(ProcessLookupError):  # it may just have ended by itself
+        os.kill(child.pid, number)
+
+
+def _is_stopped(child: ForkServerProcess) -> bool:
+    try:
+        state = Path(f"/proc/{child.pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "TZX"
+
+
+def until(what: Callable[[], object], seconds: float = 10.0) -> float:
+    """Wait for a fact; how long it took."""
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"
+        time.sleep(0.005)
+    return time.monotonic() - began

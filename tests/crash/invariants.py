@@ -1,0 +1,137 @@
+"""What must hold of every session and of the paper beside the log, whatever happened to the processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.crash.paper import Paper, mark
+from tests.crash.worker import REPORT, STEER, UNSAFE
+from tests.strict import check_request
+from treadle.context import Projection
+from treadle.events import (
+    AnyFact,
+    CallFinished,
+    CallStarted,
+    MessageReceived,
+    ModelReplied,
+    RunFinished,
+    RunStarted,
+    TurnStarted,
+)
+from treadle.log.base import SessionQuery
+from treadle.log.sqlite import SqliteLog
+from treadle.messages import Request, ToolSpec, text_of
+from treadle.state import OUTCOME_UNKNOWN, fold
+
+
+@dataclass
+class Tally:
+    """How much was looked at, so that a test can tell that it looked at something."""
+
+    sessions: int = 0
+    facts: int = 0
+    acknowledged: int = 0
+    statuses: Counter[str] = field(default_factory=Counter[str])
+    reruns: int = 0
+    steered: int = 0
+    epochs: int = 0
+
+
+async def check_store(paper: Paper) -> Tally:
+    """Check every session of the store against its own log and against the paper."""
+    assert paper.read("trouble") == []
+    log = SqliteLog(paper.store)
+    try:
+        log.check()
+        tally = Tally()
+        facts: dict[str, list[AnyFact]] = {}
+        page = await log.sessions(SessionQuery(limit=1000))
+        for info in page.sessions:
+            assert (info.status, info.owner) == ("answered", ""), info
+            facts[info.id] = await log.read(info.id)
+            assert len(facts[info.id]) == info.seq
+            await _check_artifacts(log, info.id, facts[info.id])
+    finally:
+        await log.close()
+    lines = Counter(key for key, *_ in paper.read("lines"))
+    for session_id, log_of_one in facts.items():
+        _check_session(session_id, log_of_one, lines, tally)
+    known = {f"{session_id}:{call}" for session_id, one in facts.items() for call in fold(one).calls}
+    assert set(lines) <= known, "a tool ran whose call is not in the log"
+    _check_acknowledged(paper, facts, tally)
+    return tally
+
+
+def _check_acknowledged(paper: Paper, facts: dict[str, list[AnyFact]], tally: Tally) -> None:
+    for session_id, seq, digest in paper.read("acknowledged"):
+        stored = facts[session_id]
+        assert int(seq) <= len(stored), f"fact {seq} of {session_id} was acknowledged and is lost"
+        assert mark(stored[int(seq) - 1]) == digest, f"fact {seq} of {session_id} is not what was acknowledged"
+        tally.acknowledged += 1
+
+
+def _check_session(session_id: str, facts: list[AnyFact], lines: Counter[str], tally: Tally) -> None:
+    assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
+    state = fold(facts)
+    assert state.run is None and not state.queue and not state.pending
+    check_request(_request(session_id, facts))
+    _check_runs(facts)
+    started = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted))
+    finished = [fact for fact in facts if isinstance(fact, CallFinished)]
+    asked_for = [call for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls]
+    ids = sorted(call.id for call in asked_for)
+    assert sorted(fact.call_id for fact in finished) == ids, "a call without exactly one result"
+    for fact in finished:
+        _check_call(fact, started[fact.call_id], lines[f"{session_id}:{fact.call_id}"])
+        tally.statuses[fact.status] += 1
+        tally.reruns += max(0, started[fact.call_id] - 1)
+    tally.sessions += 1
+    tally.facts += len(facts)
+    tally.epochs += len({fact.epoch for fact in facts if isinstance(fact, CallStarted)})
+    tally.steered += any(
+        call.tool == "sweep" for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls
+    )
+
+
+def _check_call(fact: CallFinished, started: int, lines: int) -> None:
+    where = f"{fact.call_id}: {fact.status}, {started} starts, {lines} lines"
+    if fact.tool in UNSAFE:
+        assert started == 1, where
+        assert lines <= 1, f"a side effect twice: {where}"
+    assert lines <= started, where
+    assert fact.status in ("ok", "interrupted"), where
+    if fact.status == "ok":
+        assert lines >= 1, f"a result of nothing: {where}"
+    else:
+        assert fact.output == OUTCOME_UNKNOWN, where
+        assert fact.tool in UNSAFE or started == 3, f"a safe call that was not tried again: {where}"
+
+
+def _check_runs(facts: list[AnyFact]) -> None:
+    begun = [fact.run_id for fact in facts if isinstance(fact, RunStarted)]
+    ended = [fact for fact in facts if isinstance(fact, RunFinished)]
+    assert [fact.run_id for fact in ended] == begun, "a run without exactly one end"
+    assert {fact.reason for fact in ended} == {"answered"}
+    results = [fact for fact in facts if isinstance(fact, CallFinished)]
+    unknown = sum(fact.status == "interrupted" for fact in results)
+    assert ended[-1].answer.split() == ["results", str(len(results)), "unknown", str(unknown)]
+    received = [fact for fact in facts if isinstance(fact, MessageReceived)]
+    assert len({text_of(fact.parts) for fact in received}) == len(received), "a message stored twice"
+    promoted = [one for fact in facts if isinstance(fact, TurnStarted) for one in fact.messages]
+    assert promoted == [fact.id for fact in received], "a message not shown to the model exactly once"
+    swept = any(call.tool == "sweep" for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls)
+    assert swept == any(text_of(fact.parts) == STEER for fact in received)
+
+
+async def _check_artifacts(log: SqliteLog, session_id: str, facts: list[AnyFact]) -> None:
+    for fact in facts:
+        if isinstance(fact, CallFinished) and fact.tool == "report" and fact.status == "ok":
+            assert fact.truncation is not None
+            artifact = await log.get_artifact(session_id, fact.truncation.artifact)
+            assert artifact.data.decode() == REPORT
+
+
+def _request(session_id: str, facts: list[AnyFact]) -> Request:
+    tools = tuple(ToolSpec(name, name, {"type": "object"}) for name in (*sorted(UNSAFE), "look", "report"))
+    return Request("", Projection().messages(fold(facts)), tools, session_id=session_id)

@@ -1,0 +1,119 @@
+"""What a process writes down besides the log, so that somebody can compare the two after its death."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from treadle.errors import ClaimLost
+from treadle.events import AnyFact, encode
+from treadle.log.base import Claim, Posted
+from treadle.log.sqlite import SqliteLog
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A folder with one store and append-only notes; a note is one write, so a kill cannot tear it."""
+
+    folder: Path
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store.db"
+
+    def write(self, name: str, *words: object) -> None:
+        line = " ".join(str(word).replace("\n", " ") for word in words) + "\n"
+        file = os.open(self.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+    def read(self, name: str) -> list[list[str]]:
+        try:
+            text = (self.folder / name).read_text("utf-8")
+        except FileNotFoundError:
+            return []
+        assert not text or text.endswith("\n"), f"{name} was torn"
+        return [line.split(" ") for line in text.splitlines()]
+
+
+def mark(fact: AnyFact) -> str:
+    """What a fact is, whenever it is stored and read."""
+    return hashlib.blake2b(encode(msgspec.structs.replace(fact, seq=0, at=0.0)), digest_size=8).hexdigest()
+
+
+class TellingLog(SqliteLog):
+    """A log that notes what was acknowledged, after it was, and what was refused.
+
+    With `dies_at` it kills its process right before (at n - 0.5) or right after (at n) the nth write.
+    """
+
+    def __init__(self, paper: Paper, dies_at: float = 0) -> None:
+        super().__init__(paper.store)
+        self._paper, self._dies_at, self._writes = paper, dies_at, 0
+
+    async def append(self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "") -> None:
+        self._may_die()
+        try:
+            await super().append(claim, expected_seq, facts, key)
+        except ClaimLost:
+            self._paper.write("refused", os.getpid(), claim.session_id, claim.epoch, "append")
+            raise
+        self._may_die()
+        self._acknowledged(claim.session_id, facts)
+
+    async def renew(self, claim: Claim) -> None:
+        try:
+            await super().renew(claim)
+        except ClaimLost:
+            self._paper.write("refused", os.getpid(), claim.session_id, claim.epoch, "renew")
+            raise
+
+    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> Posted:
+        self._may_die()
+        posted = await super().post(session_id, facts, key, wake=wake)
+        self._may_die()
+        self._acknowledged(session_id, posted.facts)
+        return posted
+
+    def _may_die(self) -> None:
+        self._writes += 0.5
+        if self._writes == self._dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _acknowledged(self, session_id: str, facts: Sequence[AnyFact]) -> None:
+        for fact in facts:
+            self._paper.write("acknowledged", session_id, fact.seq, mark(fact))
+
+
+class _Trouble(logging.Handler):
+    def __init__(self, paper: Paper) -> None:
+        super().__init__(logging.INFO)
+        self._paper = paper
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = logging.Formatter().format(record)
+        self._paper.write("trouble" if record.levelno >= logging.ERROR else "said", os.getpid(), text)
+
+
+def note_trouble(paper: Paper) -> None:
+    """Write down every error that is only logged: nobody reads a dead process's standard error."""
+    for name in ("treadle", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(_Trouble(paper))
+
+    def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        paper.write("trouble", os.getpid(), context.get("message"), repr(context.get("exception")))
+
+    asyncio.get_running_loop().set_exception_handler(on_exception)

@@ -1,0 +1,35 @@
+"""A process that stops and does not know it: others take over, and it does no harm when it goes on."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.crash.children import freeze, running, thaw, until, warm_up
+from tests.crash.invariants import check_store
+from tests.crash.paper import Paper
+from tests.crash.test_kill import finish
+from tests.crash.worker import Job, work
+
+LEASE = 0.6
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_worker_frozen_at_random_is_replaced_and_does_nothing_twice(tmp_path: Path, seed: int) -> None:
+    paper = Paper(tmp_path)
+    warm_up()
+    with running(work, paper, Job(most=6, at_once=6, lease=LEASE)) as frozen:
+        until(lambda: paper.read("lines"))
+        frozen.join(random.Random(seed).uniform(0, 0.15))
+        freeze(frozen, paper.store)
+        before = len(paper.read("acknowledged"))
+        finish(paper, Job(most=6, at_once=6, lease=LEASE))
+        assert len(paper.read("acknowledged")) > before, "there was nothing left to take over"
+        thaw(frozen)
+        frozen.join(10)
+        assert frozen.exitcode == 0, "it sees how the sessions ended that it no longer runs"
+    tally = await check_store(paper)
+    assert tally.sessions == 6
+    assert tally.epochs > 6, "nothing was taken over in the midst of its work"

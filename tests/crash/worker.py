@@ -1,0 +1,203 @@
+"""A worker that is meant to be killed: it runs planned sessions on one store and goes on after any restart.
+
+Its model is a function of the request alone, so a new process knows what to say next; its tools write a
+line a call, so that what ran twice can be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+import warnings
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from tests.crash.paper import Paper, TellingLog, note_trouble
+from tests.fakes.travel import travelling
+from tests.strict import StrictModel
+from treadle import Agent, Answer, Grant, Limits, Runtime, ToolContext, tool
+from treadle.coordinator import LEASE_SECONDS
+from treadle.events import ApprovalRequested, CallFinished, InputRequested, TextDelta
+from treadle.log.base import SessionQuery
+from treadle.messages import Call, ModelMessage, Reply, Request, ResultMessage, Usage, UserMessage, text_of
+from treadle.models.base import Model, ModelEvent
+
+REPORT = "".join(f"line {number} of a report that is too long for the model\n" for number in range(500))
+STEER = "also sweep"
+UNSAFE = frozenset(("note", "jot", "careful", "sweep"))
+
+# Each row is one reply: calls that a model would make at once. `look` and `report` are safe.
+PLAN = (
+    ("look", "look", "note"),
+    ("note", "jot"),
+    ("careful", "look", "note"),
+    ("report", "look"),
+    ("jot",),
+)
+
+
+class PlannedModel:
+    """Makes the calls of the plan, one row a reply, sweeps when told to, and then says how it went."""
+
+    name = "planned"
+    window = None
+
+    async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
+        yield TextDelta(text="thinking ")
+        await asyncio.sleep(0.002)
+        calls = self._calls(request)
+        usage = Usage(input_tokens=10, output_tokens=5)
+        if calls:
+            yield Reply("thinking ", calls=calls, finish="calls", usage=usage)
+            return
+        results = [message for message in request.messages if isinstance(message, ResultMessage)]
+        told = sum("Outcome unknown" in result.text for result in results)
+        yield Reply(f"results {len(results)} unknown {told}", usage=usage)
+
+    def _calls(self, request: Request) -> tuple[Call, ...]:
+        replies = [message for message in request.messages if isinstance(message, ModelMessage) and message.calls]
+        made = [call for reply in replies for call in reply.calls]
+        swept = any(call.tool == "sweep" for call in made)
+        told = any(isinstance(message, UserMessage) and STEER in text_of(message.parts) for message in request.messages)
+        if told and not swept:
+            return (_call("sweep", "extra.0"),)
+        row = len(replies) - swept
+        if row >= len(PLAN):
+            return ()
+        return tuple(_call(name, f"{row}.{place}") for place, name in enumerate(PLAN[row]))
+
+
+def _call(name: str, label: str) -> Call:
+    return Call(f"{name}-{label}", name, f'{{"label": "{label}"}}')
+
+
+def planned_agent(paper: Paper, pace: float = 1.0, model: Model | None = None) -> Agent:
+    """An agent with tools of every kind; what it does takes a few milliseconds a call."""
+
+    def noted(name: str, label: str, context: ToolContext) -> None:
+        paper.write("lines", context.key, name, label, context.attempt, os.getpid())
+
+    def pause(context: ToolContext, when: str) -> float:
+        return random.Random(f"{context.key} {context.attempt} {when}").uniform(0, 0.012 * pace)
+
+    async def act(name: str, label: str, context: ToolContext) -> str:
+        await asyncio.sleep(pause(context, "before"))
+        noted(name, label, context)
+        await asyncio.sleep(pause(context, "after"))
+        return f"{name} {label} done"
+
+    @tool(safety="safe")
+    async def look(label: str, context: ToolContext) -> str:
+        return await act("look", label, context)
+
+    @tool(safety="safe")
+    async def report(label: str, context: ToolContext) -> str:
+        await act("report", label, context)
+        return REPORT
+
+    @tool
+    async def note(label: str, context: ToolContext) -> str:
+        return await act("note", label, context)
+
+    @tool
+    async def careful(label: str, context: ToolContext) -> str:
+        return await act("careful", label, context)
+
+    @tool
+    async def sweep(label: str, context: ToolContext) -> str:
+        return await act("sweep", label, context)
+
+    @tool
+    def jot(label: str, context: ToolContext) -> str:
+        time.sleep(pause(context, "before"))
+        noted("jot", label, context)
+        time.sleep(pause(context, "after"))
+        return f"jot {label} done"
+
+    async def gate(question: ApprovalRequested | InputRequested) -> Answer:
+        await asyncio.sleep(0.02 * pace)
+        return Answer(by="gate")
+
+    return Agent(
+        StrictModel(model or PlannedModel()),
+        tools=[look, report, note, careful, sweep, jot],
+        grant=Grant(tier="full", ask=("careful",)),
+        limits=Limits(turns=20, calls=30),
+        gate=gate,
+    )
+
+
+async def _one(runtime: Runtime, name: str) -> None:
+    """One session from its message to its end, steered on the way; the same call goes on after a crash."""
+    async with runtime.session(name=name) as session:
+
+        async def steer() -> None:
+            async for event in session.watch():
+                if isinstance(event, CallFinished):
+                    await session.send(STEER, key="steer")
+                    return
+
+        steering = asyncio.create_task(steer())
+        async with session.run("go", key="start") as run:
+            outcome = await run.wait()
+        assert outcome is not None and outcome.reason == "answered", outcome
+        await steering
+        async with session.resume() as rest:  # a message that came too late to steer is a run of its own
+            await rest.wait()
+
+
+@dataclass(frozen=True)
+class Job:
+    """Finish every session of the store and, up to `most` in all, begin new ones; a few at once."""
+
+    most: int = 0
+    at_once: int = 3
+    lease: float = LEASE_SECONDS
+    pace: float = 1.0
+    dies_at: float = 0
+    wire: str = ""
+
+
+async def _work(paper: Paper, job: Job) -> None:
+    note_trouble(paper)
+    if not job.wire:
+        await _run(paper, job, None)
+        return
+    async with travelling(job.wire, PlannedModel()) as (model, fake):
+        await _run(paper, job, model)
+        if fake.rejected:
+            paper.write("trouble", os.getpid(), f"rejected: {fake.rejected}")
+
+
+async def _run(paper: Paper, job: Job, model: Model | None) -> None:
+    log = TellingLog(paper, job.dies_at)
+    async with Runtime(log, [planned_agent(paper, job.pace, model)], lease=job.lease) as runtime:
+        page = await runtime.sessions(SessionQuery(limit=1000))
+        known = {info.name: info.status for info in page.sessions}
+        todo = [name for name, status in known.items() if status != "answered"]
+        fresh = (f"s{number}" for number in range(len(known), job.most))
+        running: set[asyncio.Task[None]] = set()
+        while True:
+            while len(running) < job.at_once:
+                name = todo.pop() if todo else next(fresh, None)
+                if name is None:
+                    break
+                running.add(asyncio.create_task(_one(runtime, name)))
+            if not running:
+                break
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    await log.close()
+
+
+def work(paper: Paper, job: Job) -> None:
+    """Do the job, in a process of its own."""
+    warnings.simplefilter("error")
+    try:
+        asyncio.run(_work(paper, job))
+    except BaseException as error:
+        paper.write("trouble", os.getpid(), f"worker: {type(error).__name__}: {error}")
+        raise

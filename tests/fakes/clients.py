@@ -1,0 +1,89 @@
+"""Our models, pointed at the fakes, and a short way to ask them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from tests.fakes.server import Strict
+from treadle.messages import (
+    Call,
+    Message,
+    ModelMessage,
+    Reply,
+    Request,
+    ResultMessage,
+    TextPart,
+    ToolSpec,
+    UserMessage,
+)
+from treadle.models.anthropic import Anthropic
+from treadle.models.base import Model, ModelEvent
+from treadle.models.chat import Chat, Quirks
+from treadle.models.http import Endpoint, Secret, Timeouts
+from treadle.models.remote import RemoteModel, Wire
+from treadle.models.responses import Responses
+
+QUICK = Timeouts(connect=2.0, first_byte=2.0, idle=2.0, total=10.0)
+ADD = ToolSpec(
+    "add",
+    "Add two integers.",
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    },
+)
+ECHO = ToolSpec("echo", "Say it again.", {"type": "object", "properties": {"text": {"type": "string"}}})
+
+
+def model_of(fake: Strict | str, wire: Wire, model: str, **changes: Any) -> RemoteModel:
+    """A model on a fake (or a base URL) that speaks `wire`."""
+    base_url = fake if isinstance(fake, str) else fake.base_url
+    options: dict[str, Any] = {"provider": "fake", "key": Secret("sk-test"), "timeouts": QUICK} | changes
+    if isinstance(wire, Anthropic):
+        options |= {"key_header": "x-api-key", "key_prefix": "", "headers": (("anthropic-version", "2023-06-01"),)}
+    return RemoteModel(wire, Endpoint(base_url=base_url, **options), model)
+
+
+def chat_model(fake: Strict | str, model: str = "m", quirks: Quirks = Quirks(), **changes: Any) -> RemoteModel:  # noqa: B008
+    return model_of(fake, Chat("fake", model, quirks), model, **changes)
+
+
+def anthropic_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
+    return model_of(fake, Anthropic("fake", model), model, **changes)
+
+
+def responses_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
+    return model_of(fake, Responses("fake", model), model, **changes)
+
+
+def user(text: str) -> UserMessage:
+    return UserMessage((TextPart(text),))
+
+
+def ask(*messages: Message | str, **fields: Any) -> Request:
+    """A request; a string stands for a user's message."""
+    listed = [user(message) if isinstance(message, str) else message for message in messages]
+    return Request(fields.pop("system", "You help."), listed, **fields)
+
+
+async def events_of(model: Model, request: Request) -> list[ModelEvent]:
+    async with aclosing(model.stream(request)) as events:
+        return [event async for event in events]
+
+
+async def reply_of(model: Model, request: Request) -> Reply:
+    last = (await events_of(model, request))[-1]
+    assert isinstance(last, Reply)
+    return last
+
+
+def said(reply: Reply) -> ModelMessage:
+    """A reply as the message it becomes in the next request."""
+    return ModelMessage(reply.text, reply.calls, reply.reasoning, reply.opaque, reply.model)
+
+
+def results(calls: Sequence[Call], text: str = "3") -> list[Message]:
+    return [ResultMessage(call.id, call.tool, text) for call in calls]

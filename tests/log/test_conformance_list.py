@@ -1,0 +1,210 @@
+"""What every log must do for lists, search and artifacts."""
+
+import pytest
+
+from tests.log.conftest import claim
+from treadle.errors import BadInput, NotFound, StoreError
+from treadle.events import (
+    CallFinished,
+    ContextCompacted,
+    Custom,
+    Limits,
+    MessageReceived,
+    ModelReplied,
+    RunFinished,
+    RunStarted,
+    SessionRenamed,
+    TextDelta,
+    TurnStarted,
+)
+from treadle.log.base import Claim, Log, SessionQuery
+from treadle.messages import ImagePart, TextPart, Usage
+
+# --- the list
+
+
+async def test_the_line_of_a_session_follows_its_facts(log: Log, make, clock) -> None:
+    mine = await claim(log)
+    clock.now = 1001.0
+    await log.append(mine, 1, [RunStarted(run_id="r", limits=Limits()), TurnStarted(turn=1)])
+    await log.append(mine, 3, [TurnStarted(turn=2)])
+    info = await log.info("s")
+    assert (info.status, info.seq, info.created_at, info.updated_at) == ("running", 4, 1000.0, 1001.0)
+    for reason, status in (("answered", "answered"), ("turn_limit", "stopped"), ("failed", "failed")):
+        head = (await log.info("s")).seq
+        await log.append(mine, head, [RunFinished(run_id="r", reason=reason, turns=2, usage=Usage(cost=0.25))])
+        assert (await log.info("s")).status == status
+    assert ((await log.info("s")).cost, (await log.info("s")).turns) == (0.75, 6)
+
+
+async def test_a_name_given_by_a_user_is_never_overwritten_by_an_automatic_one(log: Log, make) -> None:
+    async def name_after(name: str, by) -> str:
+        await log.post("s", [SessionRenamed(name=name, by=by)], wake=False)
+        return (await log.info("s")).name
+
+    assert await name_after("auto 1", "auto") == "auto 1"
+    assert await name_after("auto 2", "auto") == "auto 2"
+    assert await name_after("mine", "user") == "mine"
+    assert await name_after("auto 3", "auto") == "mine"
+    await log.post("s", [make.message("x")])
+    assert await name_after("mine again", "user") == "mine again"
+    assert await name_after("auto 4", "auto") == "mine again"
+    await log.create("t", [make.created("t"), SessionRenamed(name="kept")])
+    await log.post("t", [SessionRenamed(name="auto", by="auto")])
+    assert (await log.info("t")).name == "kept"
+
+
+async def test_sessions_are_listed_in_pages_the_last_changed_first(log: Log, make, clock) -> None:
+    for number in range(7):
+        clock.now += number % 2  # some share their time
+        await log.create(f"n{number}", [make.created(f"n{number}")])
+    clock.now += 1
+    await log.post("n2", make.notes("x"))
+    seen: list[str] = []
+    cursor = ""
+    for expected in (3, 3, 2):
+        page = await log.sessions(SessionQuery(limit=3, cursor=cursor))
+        assert len(page.sessions) == expected
+        seen += [info.id for info in page.sessions]
+        cursor = page.cursor
+    assert cursor == ""
+    assert seen == ["n2", "n6", "n5", "n4", "n3", "n1", "n0", "s"]
+
+
+async def test_a_page_that_holds_exactly_the_rest_is_the_last(log: Log, make) -> None:
+    await log.create("t", [make.created("t")])
+    page = await log.sessions(SessionQuery(limit=2))
+    assert (len(page.sessions), page.cursor) == (2, "")
+
+
+async def test_sessions_are_filtered_by_status_agent_workspace_and_name(log: Log, make) -> None:
+    await log.create("t", [make.created("t", "writer", "/w"), SessionRenamed(name="Élan and 100% vigour")])
+    await log.create("u", [make.created("u", "writer", "/v"), SessionRenamed(name="else")])
+    await claim(log, "u")
+    await log.append(Claim("u", "me", 1, 30), 2, [RunStarted(run_id="r", limits=Limits())])
+
+    async def found(**query) -> list[str]:
+        return sorted(info.id for info in (await log.sessions(SessionQuery(**query))).sessions)
+
+    assert await found() == ["s", "t", "u"]
+    assert await found(status="running") == ["u"]
+    assert await found(agent="writer") == ["t", "u"]
+    assert await found(workspace="/w") == ["t"]
+    assert await found(text="éLAN") == ["t"]
+    assert await found(text="0% v") == ["t"]
+    assert await found(text="_") == []
+    assert await found(agent="writer", status="idle", text="vigour", workspace="/w") == ["t"]
+
+
+async def test_a_cursor_that_was_never_given_is_bad_input(log: Log) -> None:
+    with pytest.raises(BadInput, match="not a cursor"):
+        await log.sessions(SessionQuery(cursor="page 2"))
+
+
+# --- search
+
+
+async def test_search_finds_what_was_said_replied_put_out_summed_up_and_named(log: Log, make) -> None:
+    mine = await claim(log)
+    await log.post("s", [MessageReceived(id="m", parts=(TextPart("apple"), ImagePart(url="u"), TextPart("pie")))])
+    facts = [
+        ModelReplied(text="banana", reasoning="hidden"),
+        CallFinished(call_id="c", tool="t", status="ok", output="cherry"),
+        ContextCompacted(kind="summary", through=3, summary="damson"),
+        SessionRenamed(name="elderberry"),
+        Custom(name="fig"),
+    ]
+    await log.append(mine, 2, facts)
+    for words, seq in (("apple pie", 2), ("banana", 3), ("cherry", 4), ("damson", 5), ("elderberry", 6)):
+        hits = await log.search(words)
+        assert [(hit.session_id, hit.seq) for hit in hits] == [("s", seq)]
+        assert words.split()[0] in hits[0].snippet
+    for word in ("hidden", "fig"):
+        assert await log.search(word) == []
+
+
+async def test_search_wants_all_words_whatever_their_case_accents_and_order(log: Log, make) -> None:
+    await log.post("s", [make.message("Der Bäcker der Straße"), make.message("Der Schuster")])
+    for text in ("bäcker straße", "STRAßE Backer", "der der bäcker", "Bäcker, Straße!"):
+        assert [hit.seq for hit in await log.search(text)] == [2], text
+    assert [hit.seq for hit in await log.search("der")] == [2, 3]
+    assert await log.search("bäcker schuster") == []
+
+
+@pytest.mark.parametrize(
+    "text", ['"', "'", "AND", "OR NOT", "a* NEAR(", "text:x", "^a - b", "(", "\0", "😀", "²", "col : {", "%_"]
+)
+async def test_no_query_is_a_syntax_error(log: Log, make, text: str) -> None:
+    await log.post("s", [make.message("something else")])
+    assert await log.search(text) == []
+
+
+async def test_an_empty_query_finds_nothing(log: Log) -> None:
+    assert await log.search("") == []
+    assert await log.search(" -- ") == []
+
+
+async def test_the_best_hit_comes_first_and_the_limit_holds(log: Log, make) -> None:
+    await log.post("s", [make.message("plum " + "x " * 50), make.message("plum plum plum")])
+    for number in range(5):
+        await log.post("s", [make.message(f"a plum and {number} pears")])
+    hits = await log.search("plum", limit=3)
+    assert len(hits) == 3
+    assert hits[0].seq == 3
+
+
+async def test_search_finds_what_was_added_since_the_last_search(log: Log, make) -> None:
+    for number in range(3):
+        await log.post("s", [make.message(f"quince {number}")])
+        assert len(await log.search("quince")) == number + 1
+
+
+async def test_a_snippet_is_one_short_line_around_the_words(log: Log, make) -> None:
+    await log.post("s", [make.message("filler\nwords " * 200 + "the\nneedle here" + " and more" * 200)])
+    (hit,) = await log.search("needle")
+    assert "the needle here" in hit.snippet
+    assert len(hit.snippet) < 300
+    assert "\n" not in hit.snippet
+
+
+# --- artifacts
+
+
+async def test_an_artifact_comes_back_whole_with_its_media_type(log: Log) -> None:
+    data = bytes(range(256)) * 1000
+    artifact_id = await log.put_artifact("s", data, "image/png")
+    artifact = await log.get_artifact("s", artifact_id)
+    assert (artifact.id, artifact.data, artifact.media_type) == (artifact_id, data, "image/png")
+
+
+async def test_the_same_content_has_the_same_id_and_other_content_another(log: Log) -> None:
+    one = await log.put_artifact("s", b"one")
+    assert await log.put_artifact("s", b"one") == one
+    assert await log.put_artifact("s", b"two") != one
+
+
+async def test_an_artifact_belongs_to_its_session(log: Log, make) -> None:
+    await log.create("t", [make.created("t")])
+    artifact_id = await log.put_artifact("s", b"data")
+    with pytest.raises(NotFound, match=artifact_id):
+        await log.get_artifact("t", artifact_id)
+
+
+# --- close
+
+
+async def test_a_closed_log_says_so(log: Log, make) -> None:
+    mine = await claim(log)
+    await log.close()
+    for attempt in (
+        lambda: log.create("t", [make.created("t")]),
+        lambda: log.read("s"),
+        lambda: log.append(mine, 1, make.notes("x")),
+        lambda: log.sessions(SessionQuery()),
+        lambda: log.search("x"),
+        lambda: log.claim("me", 30),
+    ):
+        with pytest.raises(StoreError, match="was closed"):
+            await attempt()
+    log.publish("s", TextDelta(text="nobody hears this"))
+    await log.close()

@@ -1,0 +1,398 @@
+"""Watching, for every log: replay, then live; facts exactly once and in order, deltas as far as they fit."""
+
+import asyncio
+import gc
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from treadle.errors import NotFound
+from treadle.events import Custom, Delta, Event, TextDelta
+from treadle.log.base import Claim, Log, Watch
+from treadle.log.hub import BATCH, RING
+from treadle.log.memory import MemoryLog
+
+
+@pytest.fixture
+async def mine(log: Log) -> Claim:
+    claimed = await log.claim("me", 1e9, "s")
+    assert claimed is not None
+    return claimed
+
+
+def show(event: Event) -> str | int:
+    """A fact as its seq, a delta as its text."""
+    return event.text if isinstance(event, TextDelta) else getattr(event, "seq", 0)
+
+
+async def take(watch: Watch, count: int) -> list[str | int]:
+    return [show(await anext(watch)) for _ in range(count)]
+
+
+async def rest(watch: Watch) -> list[str | int]:
+    return [show(event) async for event in watch]
+
+
+async def until_waiting(task: "asyncio.Task[object]") -> None:
+    """Let a task run until it can go no further by itself."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not task.done()
+
+
+async def append(log: Log, claim: Claim, count: int = 1) -> None:
+    head = log.head("s")
+    await log.append(claim, head, [Custom(name=f"n{head + i}") for i in range(1, count + 1)])
+
+
+def say(log: Log, *texts: str) -> None:
+    for text in texts:
+        log.publish("s", TextDelta(text=text, after=log.head("s")))
+
+
+async def test_a_watch_replays_and_then_follows(log: Log, mine: Claim) -> None:
+    await append(log, mine, 2)
+    watch = log.watch("s")
+    assert await take(watch, 3) == [1, 2, 3]
+    following = asyncio.create_task(take(watch, 4))
+    await until_waiting(following)
+    say(log, "a", "b")
+    await append(log, mine, 2)
+    assert await following == ["a", "b", 4, 5]
+
+
+async def test_a_delta_alone_reaches_a_watcher_that_waits(log: Log, mine: Claim) -> None:
+    watch = log.watch("s", after=1)
+    following = asyncio.create_task(take(watch, 1))
+    await until_waiting(following)
+    say(log, "a")
+    assert await following == ["a"]
+
+
+async def test_a_watch_starts_after_the_position_it_is_given(log: Log, mine: Claim) -> None:
+    await append(log, mine, 4)
+    watch = log.watch("s", after=3)
+    watch.stop_at(5)
+    assert await rest(watch) == [4, 5]
+
+
+async def test_a_watch_sees_posts_and_appends_of_a_session_claimed_here(log: Log, mine: Claim, make) -> None:
+    watch = log.watch("s", after=1)
+    await log.post("s", make.notes("posted"))
+    await log.append(mine, 2, make.notes("appended"))
+    await log.post("s", make.notes("posted"))
+    assert await take(watch, 3) == [2, 3, 4]
+
+
+async def test_a_watch_of_a_session_nobody_runs_sees_posts(log: Log, make) -> None:
+    watch = log.watch("s", after=1)
+    following = asyncio.create_task(take(watch, 2))
+    await until_waiting(following)
+    await log.post("s", make.notes("a", "b"))
+    assert await following == [2, 3]
+
+
+async def test_nothing_published_after_a_watch_was_made_is_lost_to_it_before_it_is_read(log: Log, mine: Claim) -> None:
+    watch = log.watch("s", after=1)
+    say(log, "a")
+    await append(log, mine)
+    say(log, "b")
+    assert await take(watch, 3) == ["a", 2, "b"]
+
+
+async def test_all_watchers_of_a_session_see_the_same(log: Log, mine: Claim) -> None:
+    watches = [log.watch("s") for _ in range(20)]
+    readers = [asyncio.create_task(take(watch, 6)) for watch in watches]
+    for _ in range(2):
+        await until_waiting(readers[0])
+        say(log, "x", "y")
+        await append(log, mine)
+    seen = [await reader for reader in readers]
+    assert seen == [[1, "x", "y", 2, "x", "y"]] * 20
+
+
+async def test_a_late_joiner_gets_the_deltas_of_the_reply_that_is_being_written(log: Log, mine: Claim) -> None:
+    say(log, "old")
+    await append(log, mine)
+    say(log, "he", "llo")
+    watch = log.watch("s")
+    assert await take(watch, 4) == [1, 2, "he", "llo"]
+    say(log, "!")
+    assert await take(watch, 1) == ["!"]
+
+
+async def test_a_late_joiner_gets_them_also_when_somebody_posted_meanwhile(log: Log, mine: Claim, make) -> None:
+    early = log.watch("s")
+    say(log, "he")
+    await log.post("s", make.notes("posted"))
+    say(log, "llo")
+    late = log.watch("s")
+    assert await take(early, 4) == [1, 2, "he", "llo"]
+    assert await take(late, 4) == [1, 2, "he", "llo"]
+
+
+async def test_the_deltas_of_a_finished_reply_are_not_shown_to_a_late_joiner(log: Log, mine: Claim) -> None:
+    watch = log.watch("s", after=1)
+    say(log, "old")
+    await append(log, mine)
+    assert await take(watch, 2) == ["old", 2]
+    late = log.watch("s")
+    late.stop_at(2)
+    assert await rest(late) == [1, 2]
+
+
+async def test_what_a_watcher_reads_to_catch_up_is_not_followed_by_older_deltas(log: Log, mine: Claim) -> None:
+    watch = log.watch("s")
+    say(log, "old")
+    await append(log, mine)
+    say(log, "new")
+    assert await take(watch, 3) == [1, 2, "new"]
+
+
+async def test_deltas_of_a_session_that_is_neither_claimed_nor_watched_go_nowhere(log: Log) -> None:
+    say(log, "unheard")
+    watch = log.watch("s", after=1)
+    say(log, "heard")
+    assert await take(watch, 1) == ["heard"]
+
+
+async def test_a_watcher_that_never_reads_keeps_no_one_waiting_and_no_memory(log: Log, mine: Claim) -> None:
+    idle = log.watch("s")
+    reader = log.watch("s", after=1)
+    for number in range(RING * 3):
+        say(log, str(number))
+    await append(log, mine)
+    events = await take(reader, RING)
+    assert len(events) == RING
+    channel = log._hub.get("s")  # pyright: ignore
+    assert len(channel.items) <= 2 * RING
+    idle.stop_at(2)
+    assert await rest(idle) == [1, 2]
+
+
+async def test_a_run_that_nobody_watches_keeps_only_the_deltas_after_its_last_fact(log: Log, mine: Claim) -> None:
+    for _ in range(10):
+        say(log, "a", "b")
+        await append(log, mine)
+    say(log, "c")
+    assert [show(item) for item in log._hub.get("s").items] == ["c"]  # pyright: ignore
+
+
+async def test_a_watcher_that_falls_behind_the_ring_loses_deltas_but_no_fact(log: Log, mine: Claim) -> None:
+    watch = log.watch("s")
+    assert await take(watch, 1) == [1]
+    expected = [1]
+    for _ in range(RING):
+        say(log, "a", "b", "c")
+        await append(log, mine)
+        expected.append(log.head("s"))
+    watch.stop_at(log.head("s"))
+    seen = [1, *await rest(watch)]
+    assert [event for event in seen if isinstance(event, int)] == expected
+
+
+async def test_a_watcher_that_falls_behind_in_deltas_only_goes_on_with_the_newest(log: Log, mine: Claim) -> None:
+    watch = log.watch("s")
+    assert await take(watch, 1) == [1]
+    for number in range(RING * 4):
+        say(log, str(number))
+    await append(log, mine)
+    watch.stop_at(2)
+    seen = await rest(watch)
+    assert seen[-1] == 2
+    assert seen[-2] == str(RING * 4 - 1)
+    assert RING <= len(seen) <= 2 * RING
+
+
+async def test_a_long_replay_goes_over_into_live_without_a_gap(log: Log, mine: Claim) -> None:
+    await append(log, mine, 2 * BATCH + 10)
+    watch = log.watch("s")
+    assert await take(watch, 5) == [1, 2, 3, 4, 5]
+    await append(log, mine, 3)
+    say(log, "live")
+    expected = [*range(6, 2 * BATCH + 15), "live"]
+    assert await take(watch, len(expected)) == expected
+
+
+async def test_stop_at_ends_once_every_fact_up_to_it_was_given(log: Log, mine: Claim) -> None:
+    await append(log, mine, 4)
+    watch = log.watch("s")
+    watch.stop_at(3)
+    assert await rest(watch) == [1, 2, 3]
+    with pytest.raises(StopAsyncIteration):
+        await anext(watch)
+
+
+async def test_stop_at_waits_for_facts_that_are_still_to_come(log: Log, mine: Claim) -> None:
+    watch = log.watch("s")
+    watch.stop_at(2)
+    reading = asyncio.create_task(rest(watch))
+    await until_waiting(reading)
+    say(log, "a")
+    await until_waiting(reading)
+    await append(log, mine, 2)
+    assert await reading == [1, "a", 2]
+
+
+async def test_stop_at_a_position_already_given_ends_a_watch_that_waits(log: Log) -> None:
+    watch = log.watch("s")
+    reading = asyncio.create_task(rest(watch))
+    await until_waiting(reading)
+    watch.stop_at(1)
+    assert await reading == [1]
+
+
+async def test_closing_ends_a_watch_that_waits_and_one_that_has_more(log: Log, mine: Claim) -> None:
+    waiting, behind = log.watch("s", after=1), log.watch("s")
+    reading = asyncio.create_task(rest(waiting))
+    await until_waiting(reading)
+    waiting.close()
+    behind.close()
+    behind.close()
+    assert await reading == []
+    assert await rest(behind) == []
+
+
+async def test_a_watcher_that_leaves_does_not_disturb_the_others(log: Log, mine: Claim) -> None:
+    stays, leaves = log.watch("s"), log.watch("s")
+    assert await take(leaves, 1) == [1]
+    leaves.close()
+    await append(log, mine)
+    assert await take(stays, 2) == [1, 2]
+
+
+async def test_a_cancelled_wait_loses_nothing(log: Log, mine: Claim) -> None:
+    watch = log.watch("s", after=1)
+    for _ in range(3):
+        reading = asyncio.create_task(take(watch, 1))
+        await until_waiting(reading)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    assert not log._hub.get("s").waiting  # pyright: ignore
+    say(log, "a")
+    await append(log, mine)
+    assert await take(watch, 2) == ["a", 2]
+
+
+async def test_a_forgotten_watch_leaves_nothing_behind(log: Log) -> None:
+    watch = log.watch("s")
+    assert await take(watch, 1) == [1]
+    del watch
+    gc.collect()
+    assert log.head("s") == 0
+    assert not log._hub  # pyright: ignore
+
+
+async def test_the_watches_of_a_deleted_session_end(log: Log) -> None:
+    watch = log.watch("s", after=1)
+    reading = asyncio.create_task(rest(watch))
+    await until_waiting(reading)
+    await log.delete("s")
+    assert await reading == []
+
+
+async def test_a_watch_outlives_the_run(log: Log, mine: Claim, make) -> None:
+    watch = log.watch("s", after=1)
+    await log.release(mine, 1)
+    await log.post("s", make.notes("later"))
+    again = await log.claim("you", 30, "s")
+    assert again is not None
+    await append(log, again)
+    assert await take(watch, 2) == [2, 3]
+
+
+async def test_the_watches_of_a_closed_log_end(log: Log) -> None:
+    watch = log.watch("s", after=1)
+    reading = asyncio.create_task(rest(watch))
+    await until_waiting(reading)
+    await log.close()
+    assert await reading == []
+
+
+async def test_an_unknown_session_cannot_be_watched(log: Log) -> None:
+    with pytest.raises(NotFound):
+        log.watch("nope")
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 5)),
+        st.tuples(st.just("post"), st.integers(1, 3)),
+        st.tuples(st.just("say"), st.integers(1, 6)),
+        st.tuples(st.just("read"), st.integers(1, 8)),
+        st.tuples(st.just("join"), st.integers(0, 20)),
+        st.tuples(st.just("leave"), st.integers(0, 3)),
+        st.tuples(st.just("release"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+class SlowReads(MemoryLog):
+    """A log whose reads for watchers take a turn of the loop, as those of a database server would."""
+
+    def __init__(self, ring: int) -> None:
+        super().__init__()
+        self._hub = type(self._hub)(self.slow_read, ring)
+
+    async def slow_read(self, session_id: str, after: int, limit: int) -> "list":
+        facts = await self.read(session_id, after, min(limit, 4))
+        await asyncio.sleep(0)
+        return facts
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=actions, ring=st.integers(1, 6))
+async def test_whatever_happens_every_watcher_gets_each_fact_once_and_in_order(steps, ring: int, make) -> None:
+    log = SlowReads(ring)
+    await log.create("s", [make.created("s")])
+    claim = await log.claim("me", 1e9, "s")
+    assert claim is not None
+    watchers: list[tuple[int, Watch, list[Event], asyncio.Task[None]]] = []
+    gates: list[asyncio.Semaphore] = []
+
+    async def follow(watch: Watch, seen: list[Event], gate: asyncio.Semaphore) -> None:
+        await gate.acquire()
+        async for event in watch:
+            seen.append(event)
+            await gate.acquire()
+
+    for action, amount in steps:
+        if action == "append":
+            head = (await log.info("s")).seq
+            await log.append(claim, head, make.notes(*"abcde"[:amount]))
+        elif action == "post":
+            await log.post("s", make.notes(*"abcde"[:amount]))
+        elif action == "say":
+            say(log, *(f"{log.head('s')}" for _ in range(amount)))
+        elif action == "join":
+            after = min(amount, (await log.info("s")).seq)
+            watch, seen, gate = log.watch("s", after), [], asyncio.Semaphore(0)
+            gates.append(gate)
+            watchers.append((after, watch, seen, asyncio.create_task(follow(watch, seen, gate))))
+        elif action == "read":
+            for gate in gates[amount % 3 :: 2]:
+                for _ in range(amount):
+                    gate.release()
+            await asyncio.sleep(0)
+        elif action == "leave" and amount < len(watchers):
+            watchers[amount][1].close()
+        else:
+            await log.release(claim, None)
+            claim = await log.claim("me", 1e9, "s")
+            assert claim is not None
+    head = (await log.info("s")).seq
+    for gate in gates:
+        for _ in range(1000):
+            gate.release()
+    for after, watch, seen, task in watchers:
+        watch.stop_at(head)
+        async with asyncio.timeout(5):
+            await task
+        facts = [event.seq for event in seen if not isinstance(event, Delta)]
+        assert facts == list(range(after + 1, after + 1 + len(facts)))
+        if not watch._closed:  # pyright: ignore
+            assert facts == list(range(after + 1, head + 1))
+    await log.close()

@@ -1,0 +1,418 @@
+"""What only the SQLite log must do: files, versions, damage, full disks, and many processes at once."""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.log.workers import Start, filled, line, pragma
+from treadle.errors import (
+    StoreBusy,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreTooNew,
+)
+from treadle.events import Custom, SessionCreated
+from treadle.log import schema, store
+from treadle.log.sqlite import SqliteLog
+
+# --- the file
+
+
+@pytest.mark.parametrize(("durability", "synchronous"), [("process", 1), ("power", 2)])
+async def test_durability_is_what_sqlite_is_told(path: Path, durability, synchronous: int) -> None:
+    log = SqliteLog(path, durability=durability)
+    assert pragma(log, "synchronous") == synchronous
+    assert pragma(log, "journal_mode") == "wal"
+    await log.close()
+
+
+async def test_a_new_store_is_made_with_its_folders_and_only_its_user_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "log.db"
+    log = SqliteLog(str(path))
+    await log.create("s", [SessionCreated(session_id="s")])
+    for name in ("log.db", "log.db-wal", "log.db-shm"):
+        assert stat.S_IMODE(path.with_name(name).stat().st_mode) == 0o600
+    await log.close()
+
+
+async def test_what_was_recorded_is_there_when_the_store_is_opened_again(path: Path) -> None:
+    log = SqliteLog(path)
+    await log.create("s", [SessionCreated(session_id="s")])
+    claim = await log.claim("me", 1e9, "s")
+    assert claim is not None
+    await log.append(claim, 1, [Custom(name="kept")], "k")
+    artifact = await log.put_artifact("s", b"data")
+    facts = await log.read("s")
+    await log.close()
+    assert not path.with_name("log.db-wal").exists()
+
+    log = SqliteLog(path)
+    assert await log.read("s") == facts
+    await log.append(claim, 1, [Custom(name="kept")], "k")
+    await log.append(claim, 2, [Custom(name="more")])
+    assert (await log.get_artifact("s", artifact)).data == b"data"
+    await log.close()
+
+
+async def test_a_relative_path_means_the_same_file_after_a_change_of_folder(path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(path.parent)
+    log = SqliteLog("log.db")
+    monkeypatch.chdir("/")
+    await log.create("s", [SessionCreated(session_id="s")])
+    await log.close()
+    assert path.exists()
+
+
+async def test_a_folder_in_place_of_the_file_is_refused(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(StoreError, match="not a file"):
+        SqliteLog(path)
+
+
+async def test_a_file_in_place_of_the_folder_is_refused(path: Path) -> None:
+    path.touch()
+    with pytest.raises(StoreError, match=r"log\.db/inner\.db"):
+        SqliteLog(path / "inner.db")
+
+
+async def test_a_store_on_a_network_filesystem_is_refused(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    shared = tmp_path / "shared drive"
+    shared.mkdir()
+    named = str(shared).replace(" ", "\\040")
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {named} nfs4 rw 0 0\nnonsense\n")
+    with pytest.raises(StoreError, match=r"network filesystem \(nfs4\).*local disk"):
+        store.refuse_network(shared / "log.db", mounts)
+    store.refuse_network(tmp_path / "log.db", mounts)
+    store.refuse_network(tmp_path / "log.db", tmp_path / "no such file")
+    mounts.write_text(f"server:/x {named} nfs4 rw 0 0\n/dev/sdb {named} ext4 rw 0 0\n")
+    store.refuse_network(shared / "log.db", mounts)
+
+
+async def test_a_file_that_was_deleted_or_replaced_while_open_is_not_written_to(path: Path) -> None:
+    log = SqliteLog(path)
+    await log.create("s", [SessionCreated(session_id="s")])
+    claim = await log.claim("me", 30, "s")
+    assert claim is not None
+    path.rename(path.with_name("moved.db"))
+    for replaced in (False, True):
+        if replaced:
+            await filled(path)
+        with pytest.raises(StoreError, match="moved, replaced or deleted"):
+            await log.renew(claim)
+        with pytest.raises(StoreError, match="moved, replaced or deleted"):
+            await log.create("t", [SessionCreated(session_id="t")])
+        with pytest.raises(StoreError, match="moved, replaced or deleted"):
+            await log.claim("me", 30)
+    await log.close()
+
+
+@pytest.mark.parametrize("locked", ["file", "folder"])
+async def test_a_store_that_cannot_be_written_says_so(start: Start, locked: str) -> None:
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders cannot be entered by another user
+    try:
+        path = folder / "log.db"
+        await filled(path)
+        os.chmod(path, 0o444)
+        os.chmod(folder, 0o777 if locked == "file" else 0o555)
+        worker = start("open_as_nobody", path)
+        assert line(worker).startswith("StoreReadOnly")
+    finally:
+        os.chmod(folder, 0o700)
+        shutil.rmtree(folder)
+
+
+async def test_a_folder_that_cannot_be_written_says_so_before_a_store_is_made(start: Start) -> None:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        os.chmod(folder, 0o555)
+        assert line(start("open_as_nobody", folder / "log.db")).startswith("StoreReadOnly")
+        assert line(start("open_as_nobody", folder / "sub" / "log.db")).startswith("StoreReadOnly")
+    finally:
+        os.chmod(folder, 0o700)
+        shutil.rmtree(folder)
+
+
+async def test_a_store_opened_read_only_by_sqlite_is_told_as_read_only(path: Path) -> None:
+    await filled(path)
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        with pytest.raises(sqlite3.OperationalError) as caught:
+            db.execute("DELETE FROM facts")
+        assert isinstance(store.explain(caught.value, path), StoreReadOnly)
+
+
+# --- versions
+
+
+async def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
+    await filled(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+    before = path.read_bytes()
+    with pytest.raises(StoreTooNew, match=r"version 99.*up to \d+.*Upgrade treadle"):
+        SqliteLog(path)
+    assert path.read_bytes() == before
+
+
+FIRST = ("CREATE TABLE things (name TEXT)", "INSERT INTO things VALUES ('old')")
+SECOND = ("ALTER TABLE things ADD COLUMN colour TEXT DEFAULT 'grey'",)
+
+
+def things(path: Path) -> list[tuple[str, ...]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute("SELECT * FROM things").fetchall()
+
+
+def test_an_older_store_is_copied_and_then_brought_up_to_date(path: Path) -> None:
+    store.Store(path, migrations=(FIRST,)).close()
+    assert things(path) == [("old",)]
+    store.Store(path, migrations=(FIRST, SECOND)).close()
+    assert things(path) == [("old", "grey")]
+    backup = path.with_name("log.db.v1.bak")
+    assert things(backup) == [("old",)]
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    assert sorted(p.name for p in path.parent.iterdir()) == ["log.db", "log.db.v1.bak"]
+    store.Store(path, migrations=(FIRST, SECOND)).close()
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_a_new_store_is_not_copied(path: Path) -> None:
+    path.touch()
+    store.Store(path, migrations=(FIRST, SECOND)).close()
+    assert [p.name for p in path.parent.iterdir()] == ["log.db"]
+
+
+def test_a_copy_holds_what_is_still_in_the_write_ahead_log(path: Path) -> None:
+    older = store.Store(path, migrations=(FIRST,))
+    with older.write as db:
+        db.execute("INSERT INTO things VALUES ('fresh')")
+    store.Store(path, migrations=(FIRST, SECOND)).close()
+    assert things(path.with_name("log.db.v1.bak")) == [("old",), ("fresh",)]
+    older.close()
+
+
+def test_a_step_that_fails_leaves_the_store_as_it_was(path: Path) -> None:
+    store.Store(path, migrations=(FIRST,)).close()
+    broken = (*SECOND, "this is not SQL")
+    with pytest.raises(StoreError, match="syntax error"):
+        store.Store(path, migrations=(FIRST, broken))
+    assert things(path) == [("old",)]
+    store.Store(path, migrations=(FIRST,)).close()
+
+
+async def test_the_released_steps_lead_to_a_store_of_their_number(path: Path) -> None:
+    await filled(path)
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone()[0] == len(schema.MIGRATIONS)
+        assert db.execute("PRAGMA application_id").fetchone()[0] == schema.APPLICATION_ID
+
+
+def put_body(path: Path, body: bytes) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE facts SET body = ? WHERE place & 0xFFFFFFFF = 2", (body,))
+        db.commit()
+
+
+async def test_a_fact_of_an_unknown_kind_says_that_the_store_is_too_new(path: Path) -> None:
+    await filled(path)
+    put_body(path, b'{"type":"dream_dreamt","of":"sheep"}')
+    log = SqliteLog(path)
+    for attempt in (log.read("s"), log.search("x"), anext(log.watch("s"))):
+        with pytest.raises(StoreTooNew, match=r"fact 2.*dream_dreamt.*Upgrade treadle"):
+            await attempt
+    assert len(await log.read("s", limit=1)) == 1
+    await log.close()
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("content", [b"this is a shopping list\n" * 100, b"\0" * 5000])
+async def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(StoreDamaged, match="not a treadle store"):
+        SqliteLog(path)
+    assert path.read_bytes() == content
+
+
+async def test_a_database_of_another_program_is_refused_and_left_as_it_is(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE recipes (name TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(StoreDamaged, match="another program"):
+        SqliteLog(path)
+    assert path.read_bytes() == before
+
+
+def scribble(path: Path, page: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(page * 4096)
+        file.write(b"\xa5" * 4096)
+
+
+async def test_a_damaged_store_is_found_when_it_is_opened(path: Path) -> None:
+    await filled(path, notes=500)
+    scribble(path, path.stat().st_size // 4096 // 2)
+    with pytest.raises(StoreDamaged, match=r"damaged.*recover"):
+        SqliteLog(path)
+
+
+async def test_a_large_store_is_checked_only_when_asked(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(store, "QUICK_CHECK_BELOW", 4096)
+    await filled(path, notes=500)
+    log = SqliteLog(path)
+    log.check()
+    await log.close()
+    scribble(path, path.stat().st_size // 4096 // 2)
+    log = SqliteLog(path)
+    with pytest.raises(StoreDamaged):
+        log.check()
+    with pytest.raises(StoreDamaged):
+        await log.read("s")
+    await log.close()
+
+
+async def test_a_fact_that_is_cut_off_is_told_as_damage(path: Path) -> None:
+    await filled(path)
+    put_body(path, b'{"type":"custom","na')
+    log = SqliteLog(path)
+    with pytest.raises(StoreDamaged, match="fact 2"):
+        await log.read("s")
+    await log.close()
+
+
+# --- no room, no turn
+
+
+async def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room_again(path: Path) -> None:
+    log = SqliteLog(path)
+    await log.create("s", [SessionCreated(session_id="s")])
+    claim = await log.claim("me", 30, "s")
+    assert claim is not None
+    pages = pragma(log, "page_count")
+    pragma(log, f"max_page_count = {pages}")
+    large = Custom(name="large", data="x" * 100_000)
+    for attempt in (
+        lambda: log.append(claim, 1, [large]),
+        lambda: log.post("s", [large], "k"),
+        lambda: log.put_artifact("s", b"x" * 100_000),
+        lambda: log.create("t", [SessionCreated(session_id="t"), large]),
+    ):
+        with pytest.raises(StoreFull, match=r"no room left.*is safe"):
+            await attempt()
+    assert len(await log.read("s")) == 1
+    assert log.head("s") == 1
+    pragma(log, "max_page_count = 1000000")
+    await log.append(claim, 1, [large])
+    assert (await log.post("s", [Custom(name="x")], "k")).fresh
+    assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
+    await log.close()
+
+
+async def test_a_store_held_for_too_long_is_told_as_busy_and_nothing_is_written(path: Path) -> None:
+    log = SqliteLog(path, busy_timeout=0.01)
+    await log.create("s", [SessionCreated(session_id="s")])
+    claim = await log.claim("me", 30, "s")
+    assert claim is not None
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for attempt in (
+            lambda: log.append(claim, 1, [Custom(name="x")]),
+            lambda: log.renew(claim),
+            lambda: log.release(claim, 1),
+            lambda: log.put_artifact("s", b"x"),
+        ):
+            with pytest.raises(StoreBusy, match="held by other processes"):
+                await attempt()
+        assert len(await log.read("s")) == 1
+        other.execute("ROLLBACK")
+    await log.append(claim, 1, [Custom(name="x")])
+    await log.close()
+
+
+async def test_opening_waits_for_its_turn_as_long_as_the_time_out(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreBusy):
+            SqliteLog(path, busy_timeout=0.05)
+
+
+# --- threads, forks, loops
+
+
+async def test_a_log_is_of_no_use_in_another_thread(path: Path) -> None:
+    log = SqliteLog(path)
+    await log.create("s", [SessionCreated(session_id="s")])
+    caught: list[Exception] = []
+
+    def read() -> None:
+        try:
+            asyncio.run(log.read("s"))
+        except StoreError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert "belongs to the thread that opened it" in str(caught[0])
+    assert len(await log.read("s")) == 1
+    await log.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_log_is_of_no_use_after_a_fork(path: Path) -> None:
+    log = SqliteLog(path)
+    asyncio.run(log.create("s", [SessionCreated(session_id="s")]))
+    pid = os.fork()
+    if pid == 0:  # the child must neither raise into pytest nor run its clean-up
+        try:
+            log.watch("s")
+        except StoreError as error:
+            os._exit(0 if "before a fork" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    asyncio.run(log.close())
+
+
+def test_one_log_serves_one_loop_after_another_and_leaves_nothing_pending(path: Path) -> None:
+    log = SqliteLog(path)
+
+    async def use(session_id: str) -> None:
+        await log.create(session_id, [SessionCreated(session_id=session_id)])
+        await log.claim("me", 30, session_id)
+        watch = log.watch(session_id)
+        await anext(watch)
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        await log.post(session_id, [Custom(name="x")])
+        await waiting
+
+    for session_id in ("s", "t"):
+        asyncio.run(use(session_id))
+    asyncio.run(log.close())
+
+
+async def test_nothing_polls_when_no_session_is_claimed_or_watched(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("treadle.log.sqlite.POLL", 0.001)
+    log = SqliteLog(path)
+    await log.create("s", [SessionCreated(session_id="s")])
+    assert log._timer is None  # pyright: ignore
+    claim = await log.claim("me", 30, "s")
+    assert claim is not None
+    assert log._timer is not None  # pyright: ignore
+    await log.release(claim, 1)
+    while (timer := log._timer) is not None:  # pyright: ignore
+        assert not timer.cancelled()
+        await asyncio.sleep(0)
+    await log.close()

@@ -1,0 +1,319 @@
+"""The embedded model for real: the small model's weights and llama.cpp, or a skip that says why."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from treadle.errors import ModelError, TreadleError
+from treadle.events import TextDelta
+from treadle.messages import (
+    Json,
+    Message,
+    ModelMessage,
+    Reply,
+    Request,
+    ResultMessage,
+    Sampling,
+    TextPart,
+    ToolSpec,
+    UserMessage,
+)
+from treadle.models.base import Model
+from treadle.models.local import LocalModel, weights
+from treadle.models.local.model import DriverName
+
+pytestmark = pytest.mark.timeout(300)
+
+CALCULATE = ToolSpec(
+    "calculate",
+    "Work out an arithmetic expression.",
+    {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    (("What is 3 plus 4?", {"expression": "3 + 4"}), ("Multiply 6 by 9", {"expression": "6 * 9"})),
+)
+CLOCK = ToolSpec(
+    "current_time",
+    "Tell the current time.",
+    {"type": "object", "properties": {}},
+    (("What time is it?", {}), ("Tell me the time", {})),
+)
+TOOLS = (CALCULATE, CLOCK)
+TOLD: list[tuple[str, float, float]] = []
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalModel]:
+    if importlib.util.find_spec("xllamacpp") is None:
+        pytest.skip("no embedded model: xllamacpp is not installed (pip install 'treadle[local]')")
+    try:
+        path = weights.ensure(None)
+    except TreadleError as error:
+        pytest.skip(f"no embedded model: {error}")
+    before = os.environ.get("TREADLE_DATA_DIR")
+    os.environ["TREADLE_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
+    loaded = LocalModel(path, progress=lambda *progress: TOLD.append(progress))
+    yield loaded
+    loaded.unload()
+    os.environ.pop("TREADLE_DATA_DIR")
+    if before is not None:
+        os.environ["TREADLE_DATA_DIR"] = before
+
+
+def user(text: str) -> UserMessage:
+    return UserMessage((TextPart(text),))
+
+
+async def ask(model: Model, *messages: Message, tools: tuple[ToolSpec, ...] = (), tokens: int = 40) -> Reply:
+    events = [event async for event in model.stream(Request("", messages, tools, max_tokens=tokens))]
+    reply = events[-1]
+    assert isinstance(reply, Reply)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == reply.text
+    return reply
+
+
+async def seconds_of_work(pid: int, seconds: float) -> float:
+    """How long the process computes in the next `seconds`."""
+
+    def spent() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = spent()
+    await asyncio.sleep(seconds)
+    return spent() - before
+
+
+def engine_pid(model: LocalModel) -> int:
+    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_engine(path, model.status.path)]
+    assert len(found) == 1
+    return int(found[0].parent.name)
+
+
+def _is_engine(path: Path, weights: str) -> bool:
+    try:
+        words = path.read_bytes().split(b"\0")
+        parent = (path.parent / "stat").read_text().rsplit(")", 1)[1].split()[1]
+    except OSError:
+        return False
+    return int(parent) == os.getpid() and any(weights.encode() in word for word in words)
+
+
+async def test_it_loads_with_progress_and_says_what_it_is(model: LocalModel, capfd: pytest.CaptureFixture[str]) -> None:
+    assert model.status.state == "unloaded"
+    status = await model.load()
+    assert (status.state, model.window) == ("ready", 8192)
+    assert status.memory > 200_000_000
+    assert status.parameters == 134_515_008
+    assert TOLD
+    assert all(0 <= done <= total for _, done, total in TOLD)
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_a_plain_question_is_answered_with_exact_counts(model: LocalModel) -> None:
+    reply = await ask(model, user("What is the capital of France?"))
+    assert "Paris" in reply.text
+    assert reply.finish == "stop"
+    assert (reply.model, reply.usage.estimated) == (model.name, False)
+    assert reply.usage.input_tokens == 16
+    assert 0 < reply.usage.output_tokens < 40
+
+
+async def test_a_tool_is_chosen_its_arguments_filled_in_and_its_result_told(model: LocalModel) -> None:
+    asked = user("What is 12 times 7?")
+    reply = await ask(model, asked, tools=TOOLS)
+    assert reply.finish == "calls"
+    (call,) = reply.calls
+    assert (call.tool, json.loads(call.arguments)) == ("calculate", {"expression": "12 * 7"})
+    messages = (asked, ModelMessage("", reply.calls), ResultMessage(call.id, call.tool, "84"))
+    answer = await ask(model, *messages, tools=TOOLS)
+    assert answer.calls == ()
+    assert "84" in answer.text
+
+
+async def test_a_request_for_two_things_becomes_two_calls_one_after_the_other(model: LocalModel) -> None:
+    messages: list[Message] = [user("What is 6 plus 7, and what time is it?")]
+    made: list[str] = []
+    for result in ("13", "14:35"):
+        reply = await ask(model, *messages, tools=TOOLS)
+        made += [call.tool for call in reply.calls]
+        messages += [ModelMessage("", reply.calls), ResultMessage(reply.calls[0].id, made[-1], result)]
+    answer = await ask(model, *messages, tools=TOOLS, tokens=80)
+    assert made == ["calculate", "current_time"]
+    assert "13" in answer.text
+    assert "14:35" in answer.text
+
+
+async def test_no_tool_is_called_when_none_is_needed_or_allowed(model: LocalModel) -> None:
+    assert (await ask(model, user("Hello, how are you?"), tools=TOOLS)).calls == ()
+    request = Request("", (user("What is 2 plus 2?"),), TOOLS, tool_choice="none", max_tokens=20)
+    events = [event async for event in model.stream(request)]
+    assert isinstance(events[-1], Reply)
+    assert events[-1].calls == ()
+
+
+@pytest.mark.parametrize("driver", ["union", "choose"])
+async def test_calls_are_well_formed_whatever_the_schema(model: LocalModel, driver: DriverName) -> None:
+    schema: dict[str, Json] = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "size": {"enum": ["small", "large"]},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 2},
+            "level": {"type": "integer", "minimum": 1, "maximum": 5},
+        },
+        "required": ["name", "size", "tags", "level"],
+    }
+    tool = ToolSpec("order", "Order a pizza of a level from 1 to 5.", schema)
+    driven = LocalModel(model.status.path, driver=driver)
+    request = Request("", (user("Order a pizza for Tom, level 3"),), (tool,), tool_choice="required", max_tokens=120)
+    try:
+        reply = [event async for event in driven.stream(request)][-1]
+    finally:
+        driven.unload()
+    assert isinstance(reply, Reply)
+    (call,) = reply.calls
+    assert Draft202012Validator(schema).is_valid(json.loads(call.arguments))
+
+
+async def test_an_answer_keeps_to_its_schema_and_its_limits(model: LocalModel) -> None:
+    schema: dict[str, Json] = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}}
+    schema |= {"required": ["city"], "additionalProperties": False}
+    request = Request("", (user("What is the capital of France?"),), output_schema=schema, max_tokens=40)
+    reply = [event async for event in model.stream(request)][-1]
+    assert isinstance(reply, Reply)
+    assert list(json.loads(reply.text)) == ["city"]
+    story = Request("", (user("Count from one to ten."),), max_tokens=3, sampling=Sampling(temperature=0.5, seed=1))
+    cut = [event async for event in model.stream(story)][-1]
+    assert isinstance(cut, Reply)
+    assert (cut.finish, cut.usage.output_tokens) == ("length", 3)
+    stop = Request("", (user("Count from one to ten."),), max_tokens=60, sampling=Sampling(stop=(" ",)))
+    stopped = [event async for event in model.stream(stop)][-1]
+    assert isinstance(stopped, Reply)
+    assert " " not in stopped.text
+
+
+async def test_two_sessions_are_answered_at_once(model: LocalModel) -> None:
+    replies = await asyncio.gather(
+        ask(model, user("What is the capital of France?")),
+        ask(model, user("What is 5 plus 6?"), tools=TOOLS),
+        ask(model, user("What is the capital of Japan?")),
+    )
+    assert "Paris" in replies[0].text
+    assert [call.tool for call in replies[1].calls] == ["calculate"]
+    assert "Tokyo" in replies[2].text
+
+
+async def test_a_turn_reads_only_what_is_new(model: LocalModel) -> None:
+    messages: list[Message] = []
+    for number in range(4):
+        messages.append(user(f"Tell me fact number {number} about whales and the sea they live in."))
+        reply = await ask(model, *messages, tokens=30)
+        messages.append(ModelMessage(reply.text))
+        new = reply.usage.input_tokens - reply.usage.cached_tokens
+        assert new <= 40, f"turn {number} read {new} of {reply.usage.input_tokens} tokens"
+
+
+@pytest.mark.parametrize("words", [6, 1500], ids=["generation", "reading"])
+async def test_giving_up_stops_the_work(model: LocalModel, words: int) -> None:
+    pid = engine_pid(model)
+    text = " ".join(f"word{number}" for number in range(words))
+    request = Request("", (user(f"Tell me a long story about {text}"),), max_tokens=2000, sampling=Sampling(
+        extra={"ignore_eos": True, "dry_multiplier": 0})
+    )  # fmt: skip
+    if words < 100:
+        async with aclosing(model.stream(request)) as events:
+            async for _ in events:
+                break
+    else:
+        task = asyncio.ensure_future(anext(model.stream(request)))
+        assert await seconds_of_work(pid, 0.5) > 0.05
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    given_up = time.monotonic()
+    while await seconds_of_work(pid, 0.2) > 0.05:
+        assert time.monotonic() - given_up < 2
+
+
+async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(model: LocalModel) -> None:
+    with pytest.raises(ModelError, match=r"has 9\d\d\d tokens.* 8192") as caught:
+        await ask(model, user("word " * 9500))
+    assert (caught.value.kind, caught.value.retryable) == ("too_long", False)
+
+
+async def test_texts_become_vectors(model: LocalModel) -> None:
+    cat, kitten, law = await model.embed(["The cat sleeps.", "The kitten sleeps.", "A treaty was signed in 1648."])
+
+    def alike(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    assert alike(cat, cat) == pytest.approx(1.0, abs=1e-3)
+    assert alike(cat, kitten) > alike(cat, law)
+
+
+async def test_an_engine_that_is_killed_fails_the_request_and_is_there_again_for_the_next(model: LocalModel) -> None:
+    pid = engine_pid(model)
+
+    async def kill_in_the_middle() -> None:
+        extra = Sampling(extra={"ignore_eos": True})
+        async for event in model.stream(Request("", (user("Tell me a story."),), max_tokens=2000, sampling=extra)):
+            if isinstance(event, TextDelta):
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(ModelError) as caught:
+        await kill_in_the_middle()
+    assert caught.value.retryable
+    assert caught.value.partial
+    assert "Paris" in (await ask(model, user("What is the capital of France?"))).text
+    assert engine_pid(model) != pid
+
+
+def test_the_engine_dies_with_its_parent(model: LocalModel) -> None:
+    code = f"""
+import asyncio, time
+from treadle.models.local import LocalModel
+model = LocalModel({str(model.status.path)!r})
+asyncio.run(model.load())
+print("loaded", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        try:
+            assert parent.stdout
+            assert parent.stdout.readline() == b"loaded\n"
+            (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+            folder = json.loads(Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-2])["folder"]
+            assert Path(folder).exists()
+        finally:
+            parent.kill()
+    given_up = time.monotonic()
+    while Path(f"/proc/{child}").exists() or Path(folder).exists():
+        assert time.monotonic() - given_up < 5
+        time.sleep(0.02)
+
+
+async def test_unloading_ends_the_process_and_leaves_nothing_behind(model: LocalModel) -> None:
+    await model.load()
+    pid = engine_pid(model)
+    began = time.monotonic()
+    model.unload()
+    assert time.monotonic() - began < 2
+    assert not Path(f"/proc/{pid}").exists()
+    assert (model.status.state, model.status.memory, model.window) == ("unloaded", 0, None)
+
+
+async def test_a_file_that_is_no_model_is_refused_with_its_name(model: LocalModel, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF but no more")
+    with pytest.raises(ModelError, match=r"broken\.gguf") as caught:
+        await LocalModel(broken).load()
+    assert not caught.value.retryable

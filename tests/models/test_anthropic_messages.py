@@ -1,0 +1,338 @@
+"""What is sent to Anthropic's Messages API, and what its replies become."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.anthropic import StrictAnthropic
+from tests.fakes.clients import ADD, ECHO, anthropic_model, ask, events_of, reply_of, results, said, user
+from tests.fakes.server import Odd, events, status
+
+from treadle.errors import ModelError
+from treadle.events import CallDelta, ReasoningDelta, TextDelta
+from treadle.messages import (
+    Call,
+    FilePart,
+    ImagePart,
+    Message,
+    Messages,
+    ModelMessage,
+    Reply,
+    Request,
+    ResultMessage,
+    Sampling,
+    TextPart,
+    Usage,
+    UserMessage,
+)
+from treadle.models.anthropic import Anthropic
+
+CALLS = (Call("toolu_1", "add", '{"a": 1, "b": 2}'), Call("toolu_2", "echo", '{"text": "größer"}'))
+TOOLS = (ADD, ECHO)
+
+
+def unmarked(body: bytes) -> bytes:
+    return body.replace(b',"cache_control":{"type":"ephemeral"}', b"")
+
+
+def block_start(index: int, **block: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def delta(index: int, **fields: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": fields}
+
+
+START = {"type": "message_start", "message": {"model": "m", "usage": {"input_tokens": 5, "output_tokens": 1}}}
+
+
+def end(reason: str, **more: Any) -> tuple[Any, Any]:
+    stop = {"type": "message_delta", "delta": {"stop_reason": reason, **more}, "usage": {"output_tokens": 9}}
+    return stop, {"type": "message_stop"}
+
+
+async def reply_to(*items: Any) -> Reply:
+    async with StrictAnthropic([Odd(raw=events(*items, named=True))]) as fake:
+        return await reply_of(anthropic_model(fake), ask("hi", tools=TOOLS))
+
+
+async def test_a_tool_loop_with_thinking_is_accepted_turn_after_turn() -> None:
+    thoughtful = Reply(text="I add.", reasoning="let me think", calls=CALLS)
+    async with StrictAnthropic([thoughtful, thoughtful, Reply(text="3", reasoning="done")]) as fake:
+        model, items, scratch = anthropic_model(fake), [user("hi")], {}
+        for _ in range(4):
+            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, scratch=scratch))
+            items += [said(reply), *(results(reply.calls) or [user("again")])]
+        assert fake.rejected == []
+        content = fake.seen[2].body["messages"][1]["content"]
+    assert [block["type"] for block in content] == ["thinking", "text", "tool_use", "tool_use"]
+
+
+def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one_but_for_the_marks() -> None:
+    wire, scratch, items = Anthropic("fake", "m"), {}, [user("start")]
+    before = b""
+    for turn in range(50):
+        sent = unmarked(wire.body(Request("You help.", Messages(items), TOOLS, scratch=scratch), None))
+        assert sent == unmarked(wire.body(Request("You help.", list(items), TOOLS), None))
+        assert sent.startswith(before)
+        json.loads(sent)
+        before = sent.removesuffix(b"]}]}")
+        call = Call(f"call_{turn}", "add", f'{{"a": {turn}, "b": 1}}')
+        items += [ModelMessage(f"turn {turn}", (call,)), *results((call,))]
+        if turn % 5 == 0:
+            items.append(user("and on"))
+
+
+@given(st.data())
+def test_any_context_is_written_right_whatever_was_written_before(data: st.DataObject) -> None:
+    wire, scratch = Anthropic("fake", "m"), {}
+    calls = (Call("1", "add"), Call("2", "add"))
+    flat: list[Message] = [user("one"), ModelMessage("a", calls), *results(calls), user("two")]
+    flat += [ModelMessage(), ModelMessage("b"), user("three"), ModelMessage("", (calls[0],)), *results(calls[:1])]
+    for _ in range(6):
+        shown: list[Message] = flat[: data.draw(st.integers(1, len(flat)))]
+        if data.draw(st.booleans()):
+            shown = [*shown, user("(Go on.)")]
+        tools = data.draw(st.sampled_from([(ADD,), TOOLS]))
+        sent = wire.body(Request("s", shown, tools, scratch=scratch), None)
+        assert sent == wire.body(Request("s", list(shown), tools), None)
+        json.loads(sent)
+
+
+async def test_cache_marks_stand_on_the_stable_prefix_and_on_the_last_two_user_turns() -> None:
+    first, second = (CALLS[0],), (CALLS[1],)
+    history = ("hi", ModelMessage("", first), *results(first), ModelMessage("", second), *results(second))
+    async with StrictAnthropic() as fake:
+        await reply_of(anthropic_model(fake), ask(*history, tools=TOOLS))
+        await reply_of(anthropic_model(fake), ask("hi", system="", tools=TOOLS))
+        body, bare = fake.seen[0].body, fake.seen[1].body
+    assert "cache_control" in body["system"][-1]
+    assert [json.dumps(message).count("cache_control") for message in body["messages"]] == [0, 0, 1, 0, 1]
+    assert "cache_control" in bare["tools"][-1]
+    assert "system" not in bare
+
+
+async def test_results_come_first_in_the_user_turn_and_users_are_merged() -> None:
+    async with StrictAnthropic() as fake:
+        request = ask("hi", "there", ModelMessage("", CALLS), *results(CALLS), "and this", "and that", tools=TOOLS)
+        await reply_of(anthropic_model(fake), request)
+        assert fake.rejected == []
+        kinds = [[block["type"] for block in message["content"]] for message in fake.seen[0].body["messages"]]
+    assert kinds == [["text", "text"], ["tool_use", "tool_use"], ["tool_result", "tool_result", "text", "text"]]
+
+
+async def test_images_files_and_failed_results_are_shown() -> None:
+    parts = (
+        TextPart("look"),
+        ImagePart(data="QUJD"),
+        ImagePart(data="QUJD", media_type="image/tiff"),
+        ImagePart(url="https://example.org/x.png"),
+        FilePart("notes.txt", "aGVsbG8=", "text/plain"),
+        FilePart("y.pdf", "AAAA", "application/pdf"),
+        FilePart("x.bin", "AAAA"),
+        TextPart("  "),
+    )
+    shown = ResultMessage("toolu_1", "add", "a picture", ok=False, parts=(ImagePart(data="QUJD"),))
+    async with StrictAnthropic() as fake:
+        request = ask(
+            UserMessage(parts), ModelMessage("", CALLS[:1]), shown, UserMessage((TextPart(" "),)), tools=TOOLS
+        )
+        await reply_of(anthropic_model(fake), request)
+        assert fake.rejected == []
+        first, _, last = (message["content"] for message in fake.seen[0].body["messages"])
+    kinds = ["text", "image", "text", "image", "document", "document", "text"]
+    assert [block["type"] for block in first] == kinds
+    assert [block["type"] for block in last[0]["content"]] == ["text", "image"]
+    assert last[0]["is_error"] is True
+
+
+async def test_ids_names_and_arguments_of_other_models_are_made_acceptable() -> None:
+    odd = (Call("call.1:ü", "functions.add", '{"a"'), Call("x" * 90, "", "[]"), Call("", "add", ""))
+    async with StrictAnthropic() as fake:
+        await reply_of(anthropic_model(fake), ask("hi", ModelMessage(" ", odd), *results(odd), tools=TOOLS))
+        assert fake.rejected == []
+
+
+async def test_a_last_turn_without_tools_still_declares_them() -> None:
+    history = ("hi", ModelMessage("", CALLS), *results(CALLS))
+    async with StrictAnthropic() as fake:
+        model, scratch = anthropic_model(fake), {}
+        await reply_of(model, ask(*history, tools=TOOLS, scratch=scratch))
+        await reply_of(model, ask(*history, "sum up", tools=TOOLS, tool_choice="none", scratch=scratch))
+        await reply_of(model, ask(*history, "text only"))
+        await reply_of(model, ask("no tools at all"))
+        assert fake.rejected == []
+        with_tools, without, resumed, plain = (seen.body for seen in fake.seen)
+    assert json.dumps(without["tools"]) == json.dumps(with_tools["tools"])
+    assert without["tool_choice"] == resumed["tool_choice"] == {"type": "none"}
+    assert [tool["name"] for tool in resumed["tools"]] == ["add", "echo"]
+    assert "tools" not in plain
+
+
+async def test_thinking_is_dropped_where_anything_before_it_changed() -> None:
+    thoughtful = Reply(text="I add.", reasoning="let me think", calls=CALLS)
+    async with StrictAnthropic([thoughtful, Reply(text="3")]) as fake:
+        model = anthropic_model(fake)
+        first = await reply_of(model, ask("hi", "(a note that is gone later)", tools=TOOLS))
+        loop = [said(first), *results(first.calls)]
+        await reply_of(model, ask("hi", "(a note that is gone later)", *loop, tools=TOOLS))
+        await reply_of(model, ask("hi", *loop, tools=TOOLS))
+        await reply_of(model, ask("a summary", *loop, tools=TOOLS))
+        await reply_of(model, ask("hi", "(a note that is gone later)", *loop, tools=(ADD,)))
+        await reply_of(model, ask("hi", "(a note that is gone later)", *loop, tools=TOOLS, system="other"))
+        assert fake.rejected == []
+        thinks = ["thinking" in json.dumps(seen.body["messages"]) for seen in fake.seen]
+    assert thinks == [False, True, False, False, False, False]
+
+
+async def test_manual_thinking_fits_the_limits_and_does_not_begin_in_a_foreign_loop() -> None:
+    thinking = Sampling(0.3, extra={"thinking": {"type": "enabled", "budget_tokens": 9000}})
+    foreign = ModelMessage("", CALLS)
+    own = Reply(reasoning="hm", calls=CALLS)
+    async with StrictAnthropic([own, Reply(text="done")]) as fake:
+        model = anthropic_model(fake)
+        first = await reply_of(model, ask("hi", tools=TOOLS, sampling=thinking, max_tokens=4000))
+        await reply_of(model, ask("hi", said(first), *results(CALLS), tools=TOOLS, sampling=thinking, max_tokens=4000))
+        await reply_of(model, ask("hi", foreign, *results(CALLS), tools=TOOLS, sampling=thinking))
+        await reply_of(model, ask("hi", foreign, *results(CALLS), "next", tools=TOOLS, sampling=thinking))
+        await reply_of(model, ask("hi", tools=TOOLS, sampling=thinking, max_tokens=500))
+        assert fake.rejected == []
+        wanted = [seen.body.get("thinking", {}).get("budget_tokens") for seen in fake.seen]
+    assert wanted == [3999, 3999, None, None, None]
+
+
+async def test_choice_schema_and_sampling_are_translated() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 1}, "tags": {"type": "array", "items": {"type": "object"}}},
+    }
+    sampling = Sampling(0.5, 0.9, 7, ("END", " "), {"tool_choice": "required", "parallel_tool_calls": False})
+    async with StrictAnthropic() as fake:
+        request = ask("hi", tools=TOOLS, sampling=sampling, output_schema=schema, max_tokens=50)
+        await reply_of(anthropic_model(fake), request)
+        assert fake.rejected == []
+        sent = fake.seen[0].body
+    assert sent["tool_choice"] == {"type": "any", "disable_parallel_tool_use": True}
+    assert (sent["temperature"], sent["top_p"], sent["stop_sequences"], sent["max_tokens"]) == (0.5, 0.9, ["END"], 50)
+    assert "minimum: 1" in sent["output_config"]["format"]["schema"]["properties"]["n"]["description"]
+    assert "seed" not in sent
+
+
+def test_the_reply_is_left_the_room_there_is() -> None:
+    wire = Anthropic("fake", "m", max_output=64_000, samples=False)
+    sent = json.loads(wire.body(ask("x" * 400_000, sampling=Sampling(0.5)), 110_000))
+    assert 5_000 < sent["max_tokens"] < 12_000
+    assert "temperature" not in sent
+
+
+# --- replies
+
+
+async def test_events_become_deltas_and_one_reply() -> None:
+    reply = Reply(text="I add.", reasoning="hm", calls=CALLS, usage=Usage(100, 20, 60))
+    async with StrictAnthropic([reply, Odd(reply, split=1)]) as fake:
+        model = anthropic_model(fake)
+        burst = await events_of(model, ask("hi", tools=TOOLS))
+        slow = await events_of(model, ask("hi", tools=TOOLS))
+    assert burst[:-1] == [
+        ReasoningDelta(text="hm"),
+        TextDelta(text="I add."),
+        CallDelta(index=0, tool="add", arguments=CALLS[0].arguments),
+        CallDelta(index=1, tool="echo", arguments=CALLS[1].arguments),
+    ]
+    whole = burst[-1]
+    assert isinstance(whole, Reply)
+    assert (whole.text, whole.reasoning, whole.calls, whole.finish) == ("I add.", "hm", CALLS, "calls")
+    assert (whole.usage.input_tokens, whole.usage.cached_tokens, whole.usage.output_tokens) == (100, 60, 20)
+    assert slow[-1] == whole
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("end_turn", "stop"),
+        ("stop_sequence", "stop"),
+        ("max_tokens", "length"),
+        ("refusal", "filter"),
+        ("new", "other"),
+    ],
+)
+async def test_stop_reasons_are_translated(reason: str, finish: str) -> None:
+    text = (block_start(0, type="text", text="so"), delta(0, type="text_delta", text=" it is"))
+    reply = await reply_to(START, *text, *end(reason))
+    assert (reply.text, reply.finish) == ("so it is", finish)
+
+
+async def test_a_refusal_without_words_says_why() -> None:
+    reply = await reply_to(START, *end("refusal", stop_details={"type": "refusal", "explanation": "too risky"}))
+    assert (reply.text, reply.finish) == ("too risky", "filter")
+
+
+async def test_blocks_nobody_knows_go_back_as_they_came_and_unsigned_thinking_does_not() -> None:
+    reply = await reply_to(
+        START,
+        block_start(0, type="redacted_thinking", data="xyz"),
+        block_start(1, type="server_tool_use", id="srv", name="web_search", input={}),
+        delta(1, type="input_json_delta", partial_json='{"q": "a"}'),
+        block_start(2, type="thinking", thinking="", signature=""),
+        delta(2, type="thinking_delta", thinking="cut off"),
+        block_start(3, type="text", text=""),
+        block_start(4, type="tool_use", id="t", name="add", input={"a": 1, "b": 2}),
+        *end("tool_use"),
+    )
+    assert reply.calls == (Call("t", "add", '{"a":1,"b":2}'),)
+    assert json.loads(reply.opaque)["items"] == [
+        {"type": "redacted_thinking", "data": "xyz"},
+        {"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {"q": "a"}},
+        {"type": "tool_use"},
+    ]
+
+
+async def test_a_message_that_was_not_streamed_is_understood() -> None:
+    content = [{"type": "text", "text": "so"}, {"type": "tool_use", "id": "t", "name": "add", "input": {"a": 1}}]
+    usage = {"input_tokens": 5, "output_tokens": 9}
+    whole = {"type": "message", "model": "m", "content": content, "stop_reason": "tool_use", "usage": usage}
+    raw = Odd(raw=json.dumps(whole).encode(), content_type="application/json")
+    async with StrictAnthropic([raw]) as fake:
+        reply = await reply_of(anthropic_model(fake), ask("hi", tools=TOOLS))
+    assert (reply.text, reply.calls, reply.finish) == ("so", (Call("t", "add", '{"a": 1}'),), "calls")
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (5, 9)
+
+
+async def test_an_error_event_is_classed_and_keeps_the_text() -> None:
+    overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    items = (START, block_start(0, type="text", text=""), delta(0, type="text_delta", text="so far"), overloaded)
+    with pytest.raises(ModelError) as caught:
+        await reply_to(*items)
+    assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("overloaded", True, "so far")
+
+
+async def test_a_stream_that_ends_early_is_no_reply() -> None:
+    with pytest.raises(ModelError, match="before the reply was complete") as caught:
+        await reply_to(START, block_start(0, type="text", text="so far"))
+    assert (caught.value.kind, caught.value.partial) == ("network", "so far")
+
+
+async def test_a_piece_of_a_block_that_never_began_is_nonsense() -> None:
+    with pytest.raises(ModelError, match="does not speak its protocol"):
+        await reply_to(START, delta(3, type="text_delta", text="x"))
+
+
+async def test_the_fake_itself_is_strict() -> None:
+    orphan = ModelMessage("", CALLS)
+    async with StrictAnthropic([status(529, "Overloaded")]) as fake:
+        model = anthropic_model(fake)
+        for request in (
+            ask("hi", orphan, "no results", tools=TOOLS),
+            ask("hi", *results(CALLS), tools=TOOLS),
+            ask("hi", ModelMessage("the last word"), tools=TOOLS),
+        ):
+            with pytest.raises(ModelError) as caught:
+                await reply_of(model, request)
+            assert caught.value.kind == "bad_request"
+        with pytest.raises(ModelError) as caught:
+            await reply_of(model, ask("hi"))
+        assert (caught.value.kind, caught.value.retryable) == ("overloaded", True)
+        assert len(fake.rejected) == 3

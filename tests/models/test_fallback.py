@@ -1,0 +1,85 @@
+"""The next model takes over when one fails for good before its first word, and not otherwise."""
+
+from contextlib import aclosing
+
+import pytest
+from tests.fakes.chat import StrictChat
+from tests.fakes.clients import ask, chat_model, events_of, reply_of
+from tests.fakes.server import Odd, events, status
+
+from treadle.errors import BadInput, ModelError
+from treadle.messages import Reply
+from treadle.models.base import Model
+from treadle.models.fallback import Fallback, fallback
+
+SECOND = Reply(text="the second")
+
+
+async def test_the_next_model_answers_when_one_fails_for_good() -> None:
+    async with StrictChat([status(401)]) as one, StrictChat([SECOND]) as two:
+        model = fallback(chat_model(one, "a"), chat_model(two, "b"))
+        assert isinstance(model, Model)
+        assert model.name == "fake:a"
+        reply = await reply_of(model, ask("hi"))
+        assert (reply.text, reply.model) == ("the second", "b")
+        await reply_of(model, ask("hi"))
+        assert (len(one.seen), len(two.seen)) == (1, 2), "one that failed rests for a while"
+
+
+async def test_what_may_pass_is_left_to_the_retries_at_first() -> None:
+    now = [0.0]
+    async with StrictChat([status(503), status(503), Reply(text="back")]) as one, StrictChat([SECOND]) as two:
+        model = Fallback((chat_model(one), chat_model(two)), clock=lambda: now[0])
+        with pytest.raises(ModelError) as caught:
+            await reply_of(model, ask("hi"))
+        assert caught.value.retryable
+        assert (await reply_of(model, ask("hi"))).text == "the second"
+        assert (await reply_of(model, ask("hi"))).text == "the second"
+        now[0] += 61
+        assert (await reply_of(model, ask("hi"))).text == "back"
+
+
+async def test_a_model_that_has_begun_to_answer_is_not_replaced() -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": "so far"}}]}
+    broken = Odd(raw=events(chunk, *[chunk] * 3), split=60, reset_after=150, pause=0.005)
+    async with StrictChat([broken]) as one, StrictChat([SECOND]) as two:
+        model = Fallback((chat_model(one), chat_model(two)), patience=1)
+        with pytest.raises(ModelError) as caught:
+            await events_of(model, ask("hi"))
+        assert caught.value.partial.startswith("so far")
+        assert two.seen == []
+
+
+async def test_when_all_fail_the_last_error_is_told_and_the_first_is_asked_again() -> None:
+    async with StrictChat([status(401)]) as one, StrictChat([status(402, "no credit")]) as two:
+        model = fallback(chat_model(one), chat_model(two))
+        for _ in range(2):
+            with pytest.raises(ModelError) as caught:
+                await reply_of(model, ask("hi"))
+            assert caught.value.kind == "quota"
+        assert (len(one.seen), len(two.seen)) == (2, 2)
+
+
+async def test_leaving_early_and_closing_reach_the_models() -> None:
+    async with StrictChat([Odd(Reply(text="x" * 400), stall_after=800)]) as one, StrictChat() as two:
+        model = fallback(chat_model(one), chat_model(two))
+        async with aclosing(model.stream(ask("hi"))) as stream:
+            async for _ in stream:
+                break
+        await one.hung_up.wait()
+        assert isinstance(model, Fallback)
+        await model.close()
+
+
+def test_one_model_is_itself_and_none_is_a_mistake() -> None:
+    model = chat_model("http://127.0.0.1:9")
+    assert fallback(model) is model
+    with pytest.raises(BadInput):
+        fallback()
+
+
+def test_the_window_is_the_smallest() -> None:
+    small, large = chat_model("http://127.0.0.1:9"), chat_model("http://127.0.0.1:9")
+    small._window, large._window = 4096, 200_000
+    assert fallback(large, small).window == 4096
+    assert fallback(large, chat_model("http://127.0.0.1:9")).window == 200_000

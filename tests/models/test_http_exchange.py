@@ -1,0 +1,291 @@
+"""Connections, time limits and failures, each over a real socket that misbehaves in its own way."""
+
+import asyncio
+import subprocess
+import sys
+from contextlib import aclosing
+
+import pytest
+from tests.fakes.chat import StrictChat
+from tests.fakes.clients import ADD, ask, chat_model, events_of, reply_of
+from tests.fakes.server import Odd, events, status
+
+from treadle.errors import ModelError
+from treadle.events import TextDelta
+from treadle.messages import Call, ImagePart, Reply, TextPart, UserMessage
+from treadle.models import http
+from treadle.models.http import Endpoint, Secret, Timeouts
+from treadle.models.remote import RemoteModel
+
+TEXT = "Grüße an alle — 你好 👋, and a longer tail so that there is something to cut."
+CALLS = (Call("c1", "add", '{"a": 1, "b": 2}'), Call("c2", "add", '{"a": "größer", "b": 3}'))
+SHORT = Timeouts(connect=0.3, first_byte=0.3, idle=0.3, total=5.0)
+
+
+async def failure_of(model: RemoteModel) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await events_of(model, ask("hi"))
+    return caught.value
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+async def test_a_reply_is_the_same_however_small_the_pieces_it_comes_in(size: int) -> None:
+    whole = Reply(text=TEXT, reasoning="hm, größer", calls=CALLS)
+    async with StrictChat([whole, Odd(whole, split=size)]) as fake:
+        model = chat_model(fake)
+        first = await reply_of(model, ask("hi", tools=(ADD,)))
+        second = await events_of(model, ask("hi", tools=(ADD,)))
+    assert second[-1] == first
+    assert first.text == TEXT
+    assert first.calls == CALLS
+    assert "".join(e.text for e in second if isinstance(e, TextDelta)) == TEXT
+
+
+async def test_what_arrives_together_is_one_delta_and_the_first_is_not_held_back() -> None:
+    async with StrictChat([Reply(text=TEXT), Odd(Reply(text=TEXT), split=400, pause=0.02)]) as fake:
+        model = chat_model(fake)
+        together = await events_of(model, ask("hi"))
+        assert [type(event) for event in together] == [TextDelta, Reply]
+        apart = await events_of(model, ask("hi"))
+    assert len(apart) > 4
+
+
+async def test_headers_that_come_too_late_are_a_stall_that_may_be_retried() -> None:
+    async with StrictChat([Odd(headers_late=5.0)]) as fake:
+        error = await failure_of(chat_model(fake, timeouts=SHORT))
+    assert (error.kind, error.retryable, error.partial) == ("stalled", True, "")
+    assert "did not begin to answer within 0.3 s" in str(error)
+
+
+async def test_one_byte_and_then_nothing_is_a_stall() -> None:
+    async with StrictChat([Odd(stall_after=1)]) as fake:
+        error = await failure_of(chat_model(fake, timeouts=SHORT))
+        assert (error.kind, error.retryable) == ("stalled", True)
+        assert "no data for 0.3 s" in str(error)
+        await asyncio.wait_for(fake.hung_up.wait(), 2)
+
+
+async def test_a_stall_keeps_what_had_been_said() -> None:
+    async with StrictChat([Odd(Reply(text="Half of it"), stall_after=500)]) as fake:
+        error = await failure_of(chat_model(fake, timeouts=SHORT))
+    assert error.kind == "stalled"
+    assert error.partial
+    assert "Half of it".startswith(error.partial)
+
+
+async def test_a_reply_that_never_ends_is_stopped_and_not_retried() -> None:
+    limits = Timeouts(connect=1, first_byte=1, idle=1, total=0.3)
+    async with StrictChat([Odd(Reply(text=TEXT), split=1, pause=0.01)]) as fake:
+        error = await failure_of(chat_model(fake, timeouts=limits))
+    assert (error.kind, error.retryable) == ("stalled", False)
+    assert "not finished its reply after 0.3 s" in str(error)
+
+
+async def test_the_time_a_reader_takes_for_itself_is_no_stall() -> None:
+    limits = Timeouts(connect=1, first_byte=0.2, idle=0.2, total=5)
+    async with StrictChat([Odd(Reply(text=TEXT), split=500, pause=0.02)]) as fake:
+        async for _ in chat_model(fake, timeouts=limits).stream(ask("hi")):
+            await asyncio.sleep(0.3)
+
+
+async def test_a_reset_in_mid_stream_keeps_what_had_been_said() -> None:
+    async with StrictChat([Odd(Reply(text="Half of it"), reset_after=500), Reply(text="All of it")]) as fake:
+        model = chat_model(fake)
+        error = await failure_of(model)
+        assert (error.kind, error.retryable) == ("network", True)
+        assert error.partial
+        assert "Half of it".startswith(error.partial)
+        assert (await reply_of(model, ask("hi"))).text == "All of it"
+
+
+@pytest.mark.parametrize("cut", [0, 300, 500])
+async def test_a_connection_that_just_ends_is_no_complete_reply(cut: int) -> None:
+    async with StrictChat([Odd(Reply(text=TEXT), end_after=cut)]) as fake:
+        error = await failure_of(chat_model(fake))
+    assert (error.kind, error.retryable) == ("network", True)
+
+
+async def test_a_stream_that_ends_without_a_finish_is_no_complete_reply() -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": "so far"}}]}
+    async with StrictChat([Odd(raw=events(chunk))]) as fake:
+        error = await failure_of(chat_model(fake))
+    assert (error.kind, error.retryable, error.partial) == ("network", True, "so far")
+
+
+async def test_a_server_that_lingers_after_its_end_does_not_hold_the_reply_back() -> None:
+    async with StrictChat([Odd(Reply(text="done"), end_late=3.0)]) as fake:
+        async with asyncio.timeout(1.5):
+            assert (await reply_of(chat_model(fake), ask("hi"))).text == "done"
+
+
+async def test_an_error_and_then_success() -> None:
+    async with StrictChat([status(500, "oops"), Reply(text="fine")]) as fake:
+        model = chat_model(fake)
+        error = await failure_of(model)
+        assert (error.kind, error.retryable) == ("internal", True)
+        assert (await reply_of(model, ask("hi"))).text == "fine"
+        assert len(fake.seen) == 2, "nothing is retried below the engine"
+
+
+async def test_retry_after_is_told() -> None:
+    async with StrictChat([status(429, "slow down", retry_after="7")]) as fake:
+        error = await failure_of(chat_model(fake))
+    assert (error.kind, error.retryable, error.retry_after) == ("overloaded", True, 7.0)
+
+
+async def test_a_failure_in_the_middle_of_a_stream_is_classed_and_keeps_the_text() -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": "so far"}}]}
+    broken = {"error": {"code": 529, "message": "overloaded, try again in 3s"}}
+    async with StrictChat([Odd(raw=events(chunk, broken))]) as fake:
+        error = await failure_of(chat_model(fake))
+    assert (error.kind, error.retryable, error.retry_after) == ("overloaded", True, 3.0)
+    assert error.partial == "so far"
+
+
+async def test_connections_are_kept_between_turns_and_shared_by_models_of_one_endpoint() -> None:
+    async with StrictChat() as fake:
+        one, two = chat_model(fake, "one"), chat_model(fake, "two")
+        for _ in range(5):
+            await reply_of(one, ask("hi"))
+            await reply_of(two, ask("hi"))
+        assert fake.connections == 1
+        await one.close()
+        await reply_of(two, ask("hi"))
+        assert fake.connections == 1
+        await two.close()
+        await reply_of(two, ask("hi"))
+        assert fake.connections == 2
+
+
+async def test_leaving_early_stops_the_generation() -> None:
+    async with StrictChat([Odd(Reply(text=TEXT * 50), stall_after=3000)]) as fake:
+        async with aclosing(chat_model(fake).stream(ask("hi"))) as stream:
+            async for _ in stream:
+                break
+        await asyncio.wait_for(fake.hung_up.wait(), 2)
+
+
+async def test_cancelling_stops_the_generation() -> None:
+    async with StrictChat([Odd(Reply(text=TEXT), stall_after=600)]) as fake:
+        begun = asyncio.Event()
+
+        async def consume() -> None:
+            async for _ in chat_model(fake).stream(ask("hi")):
+                begun.set()
+
+        task = asyncio.create_task(consume())
+        await asyncio.wait_for(begun.wait(), 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(fake.hung_up.wait(), 2)
+
+
+async def test_a_large_body_is_sent_whole() -> None:
+    picture = ImagePart(data="A" * 3_000_000)
+    async with StrictChat() as fake:
+        request = ask(UserMessage((TextPart("look"), picture)))
+        assert (await reply_of(chat_model(fake), request)).text == "done"
+        assert len(fake.seen[0].raw) > 3_000_000
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    async with StrictChat() as fake:
+        base_url = fake.base_url
+    error = await failure_of(chat_model(base_url))
+    assert (error.kind, error.retryable) == ("network", True)
+    assert "cannot be reached" in str(error)
+
+
+async def test_a_web_page_or_a_redirect_is_no_model() -> None:
+    page = Odd(raw=b"<html><title>Login</title></html>", content_type="text/html; charset=utf-8")
+    moved = Odd(raw=b"", status=307, headers={"location": "http://127.0.0.1:1/"})
+    async with StrictChat([page, moved]) as fake:
+        model = chat_model(fake)
+        error = await failure_of(model)
+        assert (error.kind, error.retryable) == ("bad_request", False)
+        assert "base URL" in str(error)
+        error = await failure_of(model)
+        assert (error.kind, error.retryable) == ("bad_request", False)
+        assert len(fake.seen) == 2
+
+
+async def test_no_secret_is_shown_by_any_error_or_repr() -> None:
+    key = "sk-very-secret-1234"
+    echo = status(401, f"Incorrect API key provided: {key}")
+    crash = Odd(raw=events({"error": {"message": f"the key {key} is bad", "code": 401}}))
+    nonsense = Odd(raw=f"data: {{'{key}'\n\n".encode())
+    async with StrictChat([echo, crash, nonsense], key=key) as fake:
+        model = chat_model(fake, key=Secret(key), key_variable="FAKE_KEY")
+        errors = [await failure_of(model) for _ in range(3)]
+        shown = [repr(model), repr(model.endpoint), repr(Secret(key)), f"{Secret(key)}"]
+    assert [error.kind for error in errors] == ["auth", "auth", "network"]
+    assert "FAKE_KEY" in str(errors[0])
+    for error in errors:
+        shown += [str(error), repr(error), error.partial]
+        assert error.__cause__ is None
+    assert [text for text in shown if key in text] == []
+
+
+async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with StrictChat([Reply(text="through the proxy")]) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        proxy.prefix = "http://models.invalid/v1"  # a proxy is asked for the whole address
+        reply = await reply_of(chat_model("http://models.invalid/v1"), ask("hi"))
+        assert reply.text == "through the proxy"
+        monkeypatch.setenv("no_proxy", "*")
+        error = await failure_of(chat_model("http://models2.invalid/v1"))
+    assert error.kind == "network"
+
+
+async def test_a_proxy_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", "socks5://user:secret@127.0.0.1:1080")
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    error = await failure_of(chat_model("http://models.invalid/v1"))
+    assert (error.kind, error.retryable) == ("network", False)
+    assert "socks5" in str(error)
+    assert "secret" not in str(error)
+
+
+async def test_many_requests_at_once_share_one_session() -> None:
+    async with StrictChat(lambda body: Reply(text=body["messages"][-1]["content"])) as fake:
+        model = chat_model(fake, timeouts=Timeouts(first_byte=20.0))
+        replies = await asyncio.gather(*(reply_of(model, ask(f"number {i}")) for i in range(50)))
+    assert [reply.text for reply in replies] == [f"number {i}" for i in range(50)]
+
+
+def test_a_loop_that_ends_leaves_nothing_open() -> None:
+    code = """
+import asyncio, aiohttp
+from tests.fakes.chat import StrictChat
+from tests.fakes.clients import ask, chat_model, reply_of
+
+async def main():
+    async with StrictChat() as fake:
+        print((await reply_of(chat_model(fake), ask("hi"))).text)
+
+asyncio.run(main())
+asyncio.run(main())
+from treadle.models import http
+print(len(http._pools))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.split(), done.stderr) == (["done", "done", "0"], "")
+
+
+def test_importing_a_model_loads_no_http_library() -> None:
+    code = "import treadle.models.catalog, treadle.models.chat, sys; print('aiohttp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_an_endpoint_shows_neither_key_nor_password() -> None:
+    endpoint = Endpoint(provider="p", base_url="http://me:hidden@host:81/v1", key=Secret("sk-hidden"))
+    assert endpoint.where == "host:81"
+    assert endpoint.source.redact("a sk-hidden b hidden") == "a [secret] b [secret]"
+    assert http.LOCAL_TIMEOUTS.first_byte > Timeouts().first_byte

@@ -1,0 +1,103 @@
+"""A session may go to another model at any turn, in any direction, with reasoning and calls in its history."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.fakes.anthropic import StrictAnthropic
+from tests.fakes.chat import StrictChat
+from tests.fakes.clients import (
+    ADD,
+    ECHO,
+    anthropic_model,
+    ask,
+    chat_model,
+    reply_of,
+    responses_model,
+    results,
+    said,
+    user,
+)
+from tests.fakes.responses import StrictResponses
+from tests.fakes.server import Strict
+
+from treadle.messages import Call, Message, Messages, Reply, Request, Sampling
+from treadle.models.chat import Quirks
+from treadle.models.fragments import MISTRAL_IDS
+from treadle.models.remote import RemoteModel
+
+Maker = Callable[[Strict, str], RemoteModel]
+PROTOCOLS: dict[str, tuple[type[Strict], Maker]] = {
+    "chat": (StrictChat, chat_model),
+    "anthropic": (StrictAnthropic, anthropic_model),
+    "responses": (StrictResponses, responses_model),
+}
+SCRIPT = [
+    Reply(
+        text="I add.",
+        reasoning="both at once",
+        calls=(Call("call:1", "add", '{"a":1,"b":2}'), Call("call.2" * 12, "echo", "")),
+    ),
+    Reply(text="That makes 3.", reasoning="easy"),
+]
+TOOLS = (ADD, ECHO)
+
+
+async def turns(model: RemoteModel, items: list[Message], scratch: dict[str, Any], count: int) -> None:
+    """Let `model` answer `count` times, with unique call ids as the engine gives them."""
+    for _ in range(count):
+        sampling = Sampling(extra={"thinking": {"type": "enabled", "budget_tokens": 2000}})
+        thinks = "Anthropic" in type(model._wire).__name__
+        request = Request(
+            "You help.",
+            Messages(items),
+            TOOLS,
+            sampling=sampling if thinks else Sampling(),
+            scratch=scratch,
+        )
+        reply = await reply_of(model, request)
+        calls = tuple(Call(f"{call.id}_{len(items)}", call.tool, call.arguments) for call in reply.calls)
+        message = said(reply)
+        items.append(type(message)(message.text, calls, message.reasoning, message.opaque, message.model))
+        items += results(calls) if calls else [user("and on")]
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(PROTOCOLS, PROTOCOLS)))
+@pytest.mark.parametrize("at", [1, 2, 3])
+async def test_switching_after_any_turn_is_accepted(first: str, second: str, at: int) -> None:
+    (fake_a, make_a), (fake_b, make_b) = PROTOCOLS[first], PROTOCOLS[second]
+    async with fake_a(SCRIPT * 9) as one, fake_b(SCRIPT * 9) as two:
+        a, b = make_a(one, "model-a"), make_b(two, "model-b")
+        items: list[Message] = [user("add and echo")]
+        scratch: dict[str, Any] = {}
+        await turns(a, items, scratch, at)
+        await turns(b, items, scratch, 3)
+        await turns(a, items, scratch, 2)
+        assert one.rejected + two.rejected == []
+        assert len(one.seen) == at + 2
+        assert len(two.seen) == 3
+
+
+async def test_own_reasoning_comes_back_after_a_turn_of_another_model() -> None:
+    async with StrictAnthropic(SCRIPT * 9) as one, StrictResponses(SCRIPT * 9) as two:
+        items: list[Message] = [user("go")]
+        scratch: dict[str, Any] = {}
+        await turns(anthropic_model(one, "model-a"), items, scratch, 2)
+        await turns(responses_model(two, "model-b"), items, scratch, 2)
+        await turns(anthropic_model(one, "model-a"), items, scratch, 1)
+        kinds = [[b["type"] for b in m["content"]] for m in one.seen[-1].body["messages"] if m["role"] == "assistant"]
+        assert kinds[0][0] == "thinking"
+        assert kinds[1][0] == "thinking"
+        assert "thinking" not in kinds[2] + kinds[3]
+        assert one.rejected == []
+
+
+async def test_a_history_of_anybody_is_accepted_by_a_vendor_with_narrow_ids() -> None:
+    async with StrictAnthropic(SCRIPT) as one, StrictChat() as two:
+        items: list[Message] = [user("go")]
+        await turns(anthropic_model(one), items, {}, 1)
+        await reply_of(chat_model(two, quirks=Quirks(ids=MISTRAL_IDS)), ask(*items, tools=TOOLS))
+        ids = [call["id"] for call in two.seen[0].body["messages"][2]["tool_calls"]]
+    assert [len(call_id) for call_id in ids] == [9, 9]
+    assert two.rejected == []

@@ -1,0 +1,208 @@
+"""What is sent to OpenAI's Responses API, and what its replies become."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.fakes.clients import ADD, ECHO, ask, events_of, model_of, reply_of, responses_model, results, said, user
+from tests.fakes.responses import StrictResponses
+from tests.fakes.server import Odd, events
+
+from treadle.errors import ModelError
+from treadle.events import CallDelta, ReasoningDelta, TextDelta
+from treadle.messages import (
+    Call,
+    FilePart,
+    ImagePart,
+    Messages,
+    ModelMessage,
+    Reply,
+    Request,
+    ResultMessage,
+    Sampling,
+    TextPart,
+    Usage,
+    UserMessage,
+)
+from treadle.models.responses import Responses
+
+CALLS = (Call("call_1", "add", '{"a": 1, "b": 2}'), Call("call_2", "echo", '{"text": "größer"}'))
+TOOLS = (ADD, ECHO)
+
+
+async def reply_to(*items: Any, **odd: Any) -> Reply:
+    async with StrictResponses([Odd(raw=events(*items), **odd)]) as fake:
+        return await reply_of(responses_model(fake), ask("hi", tools=TOOLS))
+
+
+async def test_a_tool_loop_with_reasoning_is_accepted_turn_after_turn() -> None:
+    thoughtful = Reply(text="I add.", reasoning="let me think", calls=CALLS)
+    async with StrictResponses([thoughtful, Reply(text="3", reasoning="done")]) as fake:
+        model, items, scratch = responses_model(fake), [user("hi")], {}
+        for turn in range(4):
+            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, scratch=scratch))
+            calls = tuple(Call(f"call_{turn}_{n}", call.tool, call.arguments) for n, call in enumerate(reply.calls))
+            items.append(ModelMessage(reply.text, calls, reply.reasoning, reply.opaque))
+            items += results(calls) or [user("again")]
+        assert fake.rejected == []
+        kinds = [item.get("type", item.get("role")) for item in fake.seen[1].body["input"]]
+    outputs = ["function_call_output"] * 2
+    assert kinds == ["user", "reasoning", "message", "function_call", "function_call", *outputs]
+
+
+def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
+    wire, scratch, items = Responses("fake", "m"), {}, [user("start")]
+    before = b""
+    for turn in range(50):
+        sent = wire.body(Request("You help.", Messages(items), TOOLS, scratch=scratch), None)
+        assert sent == wire.body(Request("You help.", list(items), TOOLS), None)
+        assert sent.startswith(before)
+        before = sent.removesuffix(b"]}")
+        call = Call(f"call_{turn}", "add", f'{{"a": {turn}, "b": 1}}')
+        items += [ModelMessage(f"turn {turn}", (call,)), *results((call,))]
+
+
+async def test_reasoning_that_led_to_nothing_any_more_is_left_out() -> None:
+    async with StrictResponses([Reply(reasoning="hm", calls=CALLS), Reply(text="ok")]) as fake:
+        model = responses_model(fake)
+        first = await reply_of(model, ask("hi", tools=TOOLS))
+        dropped = ModelMessage("", (), first.reasoning, first.opaque)
+        await reply_of(model, ask("hi", dropped, "go on", tools=TOOLS))
+        assert fake.rejected == []
+
+
+async def test_images_files_choice_schema_and_sampling_are_translated() -> None:
+    parts = (
+        TextPart("look"),
+        ImagePart(data="QUJD"),
+        FilePart("notes.txt", "aGVsbG8=", "text/plain"),
+        FilePart("y.pdf", "AAAA", "application/pdf"),
+    )
+    shown = ResultMessage("call_1", "add", "a picture", parts=(ImagePart(data="QUJD"),))
+    extra = {"tool_choice": "add", "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "store": True}
+    sampling = Sampling(0.5, 0.9, 7, ("END",), extra)
+    async with StrictResponses() as fake:
+        fields = {"max_tokens": 5, "output_schema": {"type": "object"}, "session_id": "s1"}
+        request = ask(UserMessage(parts), ModelMessage("", CALLS[:1]), shown, tools=TOOLS, sampling=sampling, **fields)
+        await reply_of(responses_model(fake), request)
+        assert fake.rejected == []
+        sent = fake.seen[0].body
+    assert [part["type"] for part in sent["input"][0]["content"]] == [
+        "input_text",
+        "input_image",
+        "input_text",
+        "input_file",
+    ]
+    assert [part["type"] for part in sent["input"][2]["output"]] == ["input_text", "input_image"]
+    assert sent["tool_choice"] == {"type": "function", "name": "add"}
+    assert sent["text"]["verbosity"] == "low"
+    assert sent["text"]["format"]["strict"] is False
+    assert (sent["temperature"], sent["max_output_tokens"], sent["store"]) == (0.5, 16, False)
+    assert sent["prompt_cache_key"] == "s1"
+    assert sent["instructions"] == "You help."
+
+
+async def test_a_last_turn_without_tools_keeps_them_and_forbids_them() -> None:
+    history = ("hi", ModelMessage("", CALLS), *results(CALLS))
+    async with StrictResponses() as fake:
+        model, scratch = responses_model(fake), {}
+        await reply_of(model, ask(*history, tools=TOOLS, scratch=scratch))
+        await reply_of(model, ask(*history, "sum up", tools=TOOLS, tool_choice="none", scratch=scratch))
+        await reply_of(model, ask("plain", sampling=Sampling(extra={"tool_choice": "auto"})))
+        assert fake.rejected == []
+        assert fake.seen[1].body["tools"] == fake.seen[0].body["tools"]
+        assert fake.seen[1].body["tool_choice"] == "none"
+
+
+def test_a_model_that_does_not_reason_is_not_asked_for_its_reasoning() -> None:
+    sent = json.loads(Responses("openai", "gpt-4o", encrypted=False).body(ask("hi"), None))
+    assert "include" not in sent
+
+
+async def test_events_become_deltas_and_one_reply() -> None:
+    reply = Reply(text="I add.", reasoning="hm", calls=CALLS, usage=Usage(100, 20, 60, 5))
+    async with StrictResponses([reply, Odd(reply, split=1)]) as fake:
+        model = responses_model(fake)
+        burst = await events_of(model, ask("hi", tools=TOOLS))
+        slow = await events_of(model, ask("hi", tools=TOOLS))
+    assert burst[:-1] == [
+        ReasoningDelta(text="hm"),
+        TextDelta(text="I add."),
+        CallDelta(index=0, tool="add", arguments=CALLS[0].arguments),
+        CallDelta(index=1, tool="echo", arguments=CALLS[1].arguments),
+    ]
+    whole = burst[-1]
+    assert isinstance(whole, Reply)
+    assert (whole.text, whole.reasoning, whole.calls, whole.finish) == ("I add.", "hm", CALLS, "calls")
+    assert (whole.usage.input_tokens, whole.usage.cached_tokens, whole.usage.reasoning_tokens) == (100, 60, 5)
+    assert slow[-1] == whole
+
+
+@pytest.mark.parametrize(("finish", "expected"), [("length", "length"), ("filter", "filter"), ("stop", "stop")])
+async def test_incomplete_replies_say_why(finish: Any, expected: str) -> None:
+    async with StrictResponses([Reply(text="so far", finish=finish)]) as fake:
+        assert (await reply_of(responses_model(fake), ask("hi"))).finish == expected
+
+
+async def test_a_refusal_is_text_and_marked() -> None:
+    refused = {"type": "response.refusal.delta", "output_index": 0, "delta": "I cannot."}
+    reply = await reply_to(refused, {"type": "response.completed", "response": {"status": "completed"}})
+    assert (reply.text, reply.finish) == ("I cannot.", "filter")
+    assert reply.usage.estimated
+
+
+async def test_a_server_that_only_tells_the_end_is_understood_streamed_or_not() -> None:
+    output = [
+        {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+        {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+    ]
+    response = {"status": "completed", "model": "m", "output": output, "error": None}
+    streamed = await reply_to({"type": "response.completed", "response": response})
+    raw = Odd(raw=json.dumps(response).encode(), content_type="application/json")
+    async with StrictResponses([raw]) as fake:
+        whole = await reply_of(responses_model(fake), ask("hi", tools=TOOLS))
+    for reply in (streamed, whole):
+        assert (reply.text, reply.reasoning, reply.finish) == ("so", "hm", "calls")
+        assert reply.calls == (Call("c", "add", "{}"),)
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "retryable"),
+    [
+        ({"type": "error", "code": "rate_limit_exceeded", "message": "slow down"}, "overloaded", True),
+        ({"type": "error", "error": {"type": "server_error", "message": "oops"}}, "internal", True),
+        (
+            {
+                "type": "response.failed",
+                "response": {"status": "failed", "error": {"code": "bio_policy", "message": "x"}},
+            },
+            "content_filter",
+            False,
+        ),
+        ({"type": "error", "code": "context_length_exceeded", "message": "too long"}, "too_long", False),
+    ],
+)
+async def test_failures_in_the_stream_are_classed(event: dict[str, Any], kind: str, retryable: bool) -> None:
+    said_so = {"type": "response.output_text.delta", "output_index": 0, "delta": "so far"}
+    with pytest.raises(ModelError) as caught:
+        await reply_to(said_so, event)
+    assert (caught.value.kind, caught.value.retryable, caught.value.partial) == (kind, retryable, "so far")
+
+
+async def test_a_stream_that_ends_early_is_no_reply() -> None:
+    with pytest.raises(ModelError, match="before the reply was complete"):
+        await reply_to({"type": "response.created", "response": {"status": "in_progress"}})
+
+
+async def test_the_fake_itself_is_strict() -> None:
+    async with StrictResponses() as fake:
+        model = model_of(fake, Responses("fake", "m"), "m")
+        for request in (
+            ask("hi", ModelMessage("", CALLS), "no results", tools=TOOLS),
+            ask("hi", *results(CALLS), tools=TOOLS),
+            ask("hi", said(Reply(text="the last word")), tools=TOOLS),
+        ):
+            with pytest.raises(ModelError) as caught:
+                await reply_of(model, request)
+            assert caught.value.kind == "bad_request"

@@ -1,0 +1,69 @@
+"""What a reply costs, from a table anybody can replace."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from treadle.errors import BadInput
+from treadle.messages import Usage
+from treadle.models import prices
+from treadle.models.prices import price_of, priced
+
+
+@pytest.fixture(autouse=True)
+def no_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TREADLE_PRICES", raising=False)
+
+
+def test_cached_and_written_tokens_have_their_own_price() -> None:
+    usage = priced("anthropic:claude-sonnet-4-6", Usage(1_000_000, 100_000, 600_000), cache_write=200_000)
+    assert usage.cost == pytest.approx(0.2 * 3.0 + 0.6 * 0.3 + 0.2 * 3.75 + 0.1 * 15.0)
+
+
+def test_a_model_nobody_priced_costs_nothing_here() -> None:
+    assert priced("acme:unheard-of", Usage(1000, 1000)).cost == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("openai:gpt-4o-mini", "openai:gpt-4o-mini"),
+        ("openai:gpt-4o-2024-11-20", "openai:gpt-4o"),
+        ("openai-chat:gpt-4o", "openai:gpt-4o"),
+        ("anthropic:claude-haiku-4-5-20251001", "anthropic:claude-haiku-4-5"),
+        ("Anthropic:Claude-Haiku-4-5", "anthropic:claude-haiku-4-5"),
+        ("openai:gpt-4o-audio", None),
+        ("openai:gpt-5.99", None),
+        ("anthropic:claude-sonnet-5-5", "anthropic:claude-sonnet-5-5"),
+    ],
+)
+def test_dated_names_find_their_row_and_other_models_do_not(name: str, row: str | None) -> None:
+    found = price_of(name)
+    assert (found.match if found else None) == row
+
+
+def test_an_own_table_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "prices.json"
+    rows = [{"match": "acme:*", "input": 2.0, "output": 4.0}, {"match": "openai:gpt-4o", "input": 0.0, "output": 1.0}]
+    table.write_text(json.dumps({"models": rows}))
+    monkeypatch.setenv("TREADLE_PRICES", str(table))
+    assert priced("acme:rocket", Usage(1_000_000, 1_000_000)).cost == pytest.approx(6.0)
+    assert priced("openai:gpt-4o", Usage(1_000_000, 1_000_000)).cost == pytest.approx(1.0)
+    assert price_of("openai:gpt-4o-mini") is not None
+
+
+def test_a_table_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_PRICES", str(tmp_path / "missing.json"))
+    with pytest.raises(BadInput, match=r"missing\.json cannot be read"):
+        price_of("openai:gpt-4o")
+
+
+def test_every_row_of_our_table_makes_sense() -> None:
+    rows = prices._rows("")
+    assert len({row.match for row in rows}) == len(rows) > 50
+    for row in rows:
+        assert ":" in row.match
+        assert 0 < row.input <= row.output
+        assert row.cached is None or row.cached < row.input
+        assert row.window is None or row.max_output is None or row.max_output <= row.window

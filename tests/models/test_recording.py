@@ -1,0 +1,104 @@
+"""Exchanges are recorded without secrets and played back to the byte; recordings of odd cases are tests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.fakes.chat import StrictChat
+from tests.fakes.clients import ADD, ECHO, ask, chat_model, model_of, reply_of
+from tests.fakes.server import status
+
+from treadle.errors import ModelError
+from treadle.messages import Reply
+from treadle.models.anthropic import Anthropic
+from treadle.models.chat import Chat, Quirks
+from treadle.models.ollama import Ollama
+from treadle.models.responses import Responses
+from treadle.testing.recording import load, record, replay
+
+RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
+WIRES: dict[str, Any] = {
+    "chat": Chat("fake", "m"),
+    "chat-replaying": Chat("fake", "m", Quirks(replay_reasoning=True)),
+    "anthropic": Anthropic("fake", "m"),
+    "responses": Responses("fake", "m"),
+    "ollama": Ollama("fake", "m"),
+}
+
+
+async def test_an_exchange_is_recorded_without_its_key_and_plays_back(tmp_path: Path) -> None:
+    file = tmp_path / "exchange.json"
+    script = [Reply(text="größer ✓"), status(429, "key sk-test is slow", retry_after="7")]
+    async with StrictChat(script) as fake, record(fake.base_url, file, about="a greeting") as base_url:
+        model = chat_model(base_url)
+        first = await reply_of(model, ask("hi"))
+        with pytest.raises(ModelError):
+            await reply_of(model, ask("hi"))
+        await model.close()
+    text = file.read_text("utf-8")
+    assert "sk-test" not in text
+    assert "[secret]" in text
+    known = load(file)
+    assert [exchange.status for exchange in known.exchanges] == [200, 429]
+    async with replay(file, exact=True) as base_url:
+        model = chat_model(base_url)
+        assert await reply_of(model, ask("hi")) == first
+        with pytest.raises(ModelError) as caught:
+            await reply_of(model, ask("hi"))
+        assert (caught.value.kind, caught.value.retry_after) == ("overloaded", 7.0)
+        with pytest.raises(ModelError, match="the recording has ended"):
+            await reply_of(model, ask("hi"))
+        await model.close()
+
+
+async def test_another_request_than_the_recorded_one_is_refused_if_it_must_be_exact(tmp_path: Path) -> None:
+    file = tmp_path / "exchange.json"
+    async with StrictChat() as fake, record(fake.base_url, file) as base_url:
+        await reply_of(chat_model(base_url), ask("hi"))
+    async with replay(file, exact=True) as base_url:
+        with pytest.raises(ModelError, match="not the request that was recorded"):
+            await reply_of(chat_model(base_url), ask("something else"))
+    async with replay(file) as base_url:
+        assert (await reply_of(chat_model(base_url), ask("something else"))).text == "done"
+
+
+async def test_bytes_that_are_no_text_are_kept(tmp_path: Path) -> None:
+    from tests.fakes.server import Odd
+
+    file = tmp_path / "exchange.json"
+    async with StrictChat([Odd(raw=b"\xff\xfe")]) as fake, record(fake.base_url, file) as base_url:
+        with pytest.raises(ModelError):
+            await reply_of(chat_model(base_url), ask("hi"))
+    assert load(file).exchanges[0].raw == b"\xff\xfe"
+
+
+@pytest.mark.parametrize("file", RECORDINGS, ids=[file.stem for file in RECORDINGS])
+async def test_a_recorded_oddity_becomes_what_it_should(file: Path) -> None:
+    recording = load(file)
+    assert recording.about
+    expected = {name: msgspec.json.decode(value) for name, value in recording.expect.items()}
+    async with replay(recording) as base_url:
+        model = model_of(base_url, WIRES[recording.protocol], "m")
+        try:
+            reply = await reply_of(model, ask("hi", tools=(ADD, ECHO)))
+        except ModelError as error:
+            got: dict[str, Any] = {"error": error.kind, "retryable": error.retryable, "partial": error.partial}
+            got |= {"retry_after": error.retry_after, "message": str(error)}
+        else:
+            got = msgspec.structs.asdict(reply)
+            got["calls"] = [[call.tool, call.arguments] for call in reply.calls]
+            got["usage"] = {name: getattr(reply.usage, name) for name in expected.get("usage", {})}
+            got["opaque"] = json.loads(reply.opaque) if reply.opaque else None
+        await model.close()
+    for name, value in expected.items():
+        if name == "message":
+            assert value in got["message"]
+        else:
+            assert got.get(name) == value, name
+
+
+def test_every_protocol_has_recordings() -> None:
+    protocols = {load(file).protocol for file in RECORDINGS}
+    assert protocols == WIRES.keys()

@@ -1,0 +1,97 @@
+"""Streams are cut into the same messages wherever the network cuts them."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from treadle.models.sse import Kind, Malformed, Stream
+
+
+class Note(Struct):
+    text: str = ""
+    error: Any = None
+
+
+NOTES = Kind(Note)
+texts = st.lists(st.text(max_size=30), max_size=12)
+
+
+def read(data: bytes, cuts: list[int] = [], **options: bool) -> tuple[list[str], bool]:  # noqa: B006
+    stream = Stream(NOTES, **options)
+    found: list[Note] = []
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for start, end in itertools.pairwise(edges):
+        if start < end:
+            found += stream.feed(data[start:end])
+    return [note.text for note in found + stream.finish()], stream.done
+
+
+@given(texts, st.lists(st.integers(0, 5000), max_size=40), st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_the_messages_are_the_same_whatever_the_borders(
+    said: list[str], cuts: list[int], end: str, escaped: bool
+) -> None:
+    data = "".join(f"data: {json.dumps({'text': text}, ensure_ascii=escaped)}{end}{end}" for text in said).encode(
+        "utf-8", "replace"
+    )
+    expected = [text.encode("utf-8", "replace").decode() for text in said]
+    if any("\ud800" <= c <= "\udfff" for text in said for c in text):
+        return
+    assert read(data, cuts) == (expected, False)
+
+
+@given(texts, st.lists(st.integers(0, 5000), max_size=40))
+def test_lines_of_json_need_no_frame(said: list[str], cuts: list[int]) -> None:
+    data = "\n".join(json.dumps({"text": text}) for text in said).encode()
+    assert read(data, cuts, framed=False) == (said, False)
+
+
+def test_every_byte_may_come_alone() -> None:
+    data = 'data: {"text":"größer ✓"}\n\ndata: [DONE]\n\n'.encode()
+    assert read(data, list(range(len(data)))) == (["größer ✓"], True)
+
+
+def test_comments_names_and_ids_are_passed_over() -> None:
+    data = b': OPENROUTER PROCESSING\n\nevent: x\nid: 7\nretry: 3\ndata:{"text":"a"}\n\n: ping\n\n'
+    assert read(data) == (["a"], False)
+
+
+def test_an_event_may_take_several_lines() -> None:
+    assert read(b'data: {"text":\ndata: "a"}\n\ndata: {"text":"b"}\n\n') == (["a", "b"], False)
+    assert read(b'data: {"text":\ndata: "a"}\n\n', [14, 15, 16]) == (["a"], False)
+
+
+def test_what_follows_the_end_is_not_read() -> None:
+    assert read(b'data: {"text":"a"}\n\ndata: [DONE]\n\ndata: {"text":"b"}\n\n' + b"data: x\n\n" * 5) == (["a"], True)
+
+
+def test_the_last_line_need_not_end() -> None:
+    assert read(b'data: {"text":"a"}') == (["a"], False)
+
+
+def test_half_a_surrogate_pair_becomes_a_mark_and_not_an_error() -> None:
+    assert read(rb'data: {"text":"\ud83d"}' + b"\n\n") == (["?"], False)
+
+
+def test_an_error_field_of_old_servers_is_a_message() -> None:
+    stream = Stream(NOTES)
+    (note,) = stream.feed(b'error: {"code":500,"message":"no"}\n\n')
+    assert note.error == {"code": 500, "message": "no"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'data: {"text": 7}\n\n',
+        b'data: {"text": \n\n',
+        b'data: {"text"\n\ndata: {"text":"b"}\n\n',
+        b"data: <html>\n\n",
+    ],
+)
+def test_what_is_no_message_is_said_with_what_it_was(data: bytes) -> None:
+    with pytest.raises(Malformed, match=r"text|html"):
+        read(data)

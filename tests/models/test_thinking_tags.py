@@ -1,0 +1,45 @@
+"""Thought and answer are told apart, wherever the text is cut."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle.models.think import ThinkSplitter, without_opening
+
+
+def split(pieces: list[str]) -> tuple[str, str]:
+    splitter = ThinkSplitter()
+    parts = [splitter.feed(piece) for piece in pieces] + [splitter.finish()]
+    return "".join(thought for thought, _ in parts), "".join(said for _, said in parts)
+
+
+@given(st.text(alphabet="ab<>/think \n", max_size=30), st.lists(st.integers(0, 60), max_size=8), st.booleans())
+def test_the_parts_are_the_same_wherever_the_text_is_cut(text: str, cuts: list[int], tagged: bool) -> None:
+    whole = f"<think>{text}</think>{text}" if tagged else text
+    edges = [0, *sorted(cut % (len(whole) + 1) for cut in cuts), len(whole)]
+    pieces = [whole[a:b] for a, b in itertools.pairwise(edges)]
+    assert split(pieces) == split([whole])
+    if not whole.lstrip().startswith("<think>"):
+        assert split(pieces) == ("", whole)
+
+
+def test_the_first_word_is_not_held_back() -> None:
+    splitter = ThinkSplitter()
+    assert splitter.feed("H") == ("", "H")
+    splitter = ThinkSplitter()
+    assert splitter.feed("\n<think>a") == ("a", "")
+    assert splitter.feed("b</th") == ("b", "")
+    assert splitter.feed("ink>\n\nc") == ("", "c")
+    assert splitter.feed("<think>d") == ("", "<think>d")
+
+
+def test_a_thought_that_does_not_end_stays_a_thought() -> None:
+    assert split(["<think>all of it</thi"]) == ("all of it</thi", "")
+    assert split(["<thi"]) == ("", "<thi")
+
+
+def test_a_missing_opening_tag_is_supplied() -> None:
+    assert without_opening("hm\n</think>\n\nyes") == ("hm", "yes")
+    assert without_opening("no tags") == ("", "no tags")
+    assert without_opening("see <think>x</think>") == ("", "see <think>x</think>")

@@ -1,0 +1,1 @@
+"""Tests that run for minutes or hours: `make soak`."""

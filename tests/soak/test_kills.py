@@ -1,0 +1,89 @@
+"""The kill test for hours: a new seed for every fresh store, until so many kills or minutes have passed.
+
+TREADLE_SOAK_KILLS (default 2000) or TREADLE_SOAK_MINUTES say how long; TREADLE_SOAK_SEED where to begin.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.crash.children import freeze, running, start, thaw
+from tests.crash.invariants import check_store
+from tests.crash.owners import count as count_turns
+from tests.crash.paper import Paper
+from tests.crash.test_kill import finish, killing_spree
+from tests.crash.worker import Job, work
+
+KILLS = int(os.environ.get("TREADLE_SOAK_KILLS", "2000"))
+MINUTES = float(os.environ.get("TREADLE_SOAK_MINUTES", "0"))
+SEED = int(os.environ.get("TREADLE_SOAK_SEED", "1000"))
+KILLS_A_STORE = 50
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)]
+
+
+def seeds(rounds: int, share: float) -> Iterator[int]:
+    """Seeds for that many rounds or, when minutes were asked for, for a share of them."""
+    until_then = time.monotonic() + MINUTES * 60 * share
+    for number in count():
+        if time.monotonic() >= until_then if MINUTES else number >= rounds:
+            return
+        yield SEED + number
+
+
+def fresh(folder: Path, seed: int) -> Paper:
+    (folder / str(seed)).mkdir()
+    return Paper(folder / str(seed))
+
+
+async def test_workers_killed_thousands_of_times_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
+    kills = interrupted = 0
+    for seed in seeds(KILLS // KILLS_A_STORE, 0.7):
+        paper = fresh(tmp_path, seed)
+        killing_spree(paper, seed, KILLS_A_STORE)
+        tally = await check_store(paper)
+        kills, interrupted = kills + KILLS_A_STORE, interrupted + tally.statuses["interrupted"]
+        print(f"seed {seed}: {tally}", flush=True)
+        shutil.rmtree(paper.folder)
+    print(f"{kills} kills, {interrupted} calls broken off, none done twice", flush=True)
+
+
+async def test_workers_frozen_again_and_again_do_nothing_twice(tmp_path: Path) -> None:
+    for seed in seeds(60, 0.2):
+        paper, instants = fresh(tmp_path, seed), random.Random(seed)
+        job = Job(most=6, at_once=6, lease=0.6)
+        with running(work, paper, job) as first:
+            first.join(instants.uniform(0.05, 0.3))
+            if first.is_alive():
+                freeze(first, paper.store)
+            with running(work, paper, job) as second:
+                second.join(instants.uniform(0.05, 1.2))
+                if second.is_alive():
+                    freeze(second, paper.store)
+                finish(paper, job)
+                for child in (first, second):
+                    if child.is_alive():
+                        thaw(child)
+                    child.join(20)
+                    assert child.exitcode == 0, (seed, paper.read("trouble"))
+        await check_store(paper)
+        shutil.rmtree(paper.folder)
+
+
+async def test_eight_processes_share_one_file_for_a_long_time(tmp_path: Path) -> None:
+    for seed in seeds(5, 0.1):
+        paper = fresh(tmp_path, seed)
+        children = [start(count_turns, paper, f"p{number}", 4, 199) for number in range(8)]
+        for child in children:
+            child.join(300)
+        assert [child.exitcode for child in children] == [0] * 8, paper.read("trouble")
+        assert len(paper.read("lines")) == 8 * 4 * 199
+        shutil.rmtree(paper.folder)

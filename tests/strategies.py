@@ -1,0 +1,233 @@
+"""Hypothesis strategies: any value of any event, any history of facts, and what a model or a person may do."""
+
+import types
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from treadle.errors import ModelError
+from treadle.events import (
+    AnyFact,
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallFinished,
+    CallStarted,
+    CancelRequested,
+    ContextCompacted,
+    Custom,
+    InputAnswered,
+    InputRequested,
+    Limits,
+    MessageReceived,
+    ModelFailed,
+    ModelReplied,
+    Question,
+    RunFinished,
+    RunRequested,
+    RunStarted,
+    SessionCreated,
+    SessionRenamed,
+    SignalDetected,
+    SignalKind,
+    Truncation,
+    TurnStarted,
+)
+from treadle.messages import Call, ImagePart, Reply, TextPart, Usage
+
+json_values: SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@cache
+def values_of(hint: Any) -> SearchStrategy[Any]:
+    """Any value of a type that may stand in an event, made from its hints: a new field is covered at once."""
+    origin, inside = get_origin(hint), get_args(hint)
+    simple: dict[Any, SearchStrategy[Any]] = {
+        Any: json_values,
+        str: st.text(max_size=12),
+        int: st.integers(-(2**53), 2**53),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        bool: st.booleans(),
+        type(None): st.none(),
+    }
+    if hint in simple:
+        return simple[hint]
+    if origin is Literal:
+        return st.sampled_from(inside)
+    if origin in (Union, types.UnionType):
+        return st.one_of([values_of(one) for one in inside])
+    if origin is tuple:
+        return st.lists(values_of(inside[0]), max_size=2).map(tuple)
+    if origin is dict:
+        return st.dictionaries(st.text(max_size=6), values_of(inside[1]), max_size=2)
+    assert issubclass(hint, msgspec.Struct), f"there is no strategy for {hint}"
+    return st.builds(hint, **{name: values_of(one) for name, one in get_type_hints(hint).items()})
+
+
+# ── histories: facts in any order, with few ids, so that they meet ─────────────────────────────────────────
+
+CALLS = (
+    Call("c1", "look", '{"path": "a"}'),
+    Call("c2", "write", '{"path": "a"}'),
+    Call("c3", "erase", '{"path": "b"}'),
+    Call("c4", "ask_user", '{"question": "which?"}'),
+    Call("c1", "look", '{"path":'),
+    Call("", "nothing_like_it"),
+)
+CALL_IDS = ("c1", "c2", "c3", "c4", "c9")
+LIMITS = (
+    Limits(turns=3, calls=3, attempts=2),
+    Limits(turns=0, calls=1, attempts=1),
+    Limits(turns=4, calls=1),
+    Limits(turns=2, calls=0, tokens=30, seconds=40, cost=1.0, attempts=3),
+)
+SOME_CALLS = ((), CALLS[:1], CALLS[1:3], CALLS[:4], (CALLS[0], CALLS[0]), CALLS[4:])
+TEXTS = ("", " ", "so", "né 🎈")
+KINDS: tuple[SignalKind, ...] = get_args(SignalKind)
+
+_FACTS: list[list[AnyFact]] = [
+    [SessionCreated(session_id="s", limits=limits) for limits in LIMITS],
+    [SessionRenamed(name="n", by=by) for by in ("user", "auto")],
+    [
+        MessageReceived(id=id, parts=parts, mode=mode)
+        for id, parts, mode in product(
+            ("m1", "m2"), ((), (TextPart(" "),), (TextPart("do it"),), (ImagePart("aGk="),)), ("queue", "interrupt")
+        )
+    ],
+    [RunRequested(trigger=trigger) for trigger in ("message", "continue", "regenerate", "recover")],
+    [CancelRequested(by="someone"), CancelRequested()],
+    [
+        RunStarted(run_id="r", limits=limits, trigger=trigger)
+        for limits, trigger in product(LIMITS, ("message", "continue", "regenerate", "recover"))
+    ],
+    [
+        TurnStarted(turn=turn, messages=messages, wrap_up=wrap_up)
+        for turn, messages, wrap_up in product(
+            (-1, 1, 2), ((), ("m1",), ("m2", "m9")), (None, "call_limit", "answered")
+        )
+    ],
+    [
+        ModelReplied(text=text, calls=calls, finish=finish, usage=Usage(3, 5, cost=0.3))
+        for text, calls, finish in product(TEXTS, SOME_CALLS, ("stop", "length", "filter"))
+    ],
+    [
+        ModelFailed(kind=kind, message="broken", wait=wait, attempt=attempt, partial=partial)
+        for kind, wait, attempt, partial in product(("network", "cancelled"), (None, 2.0), (1, 9), ("", " ", "I was"))
+    ],
+    [
+        ApprovalRequested(
+            call_id=id, tool="write", arguments={"path": "a/b"}, safety="caution", why="", rule=rule, expires_at=at
+        )
+        for id, rule, at in product(CALL_IDS, ("", "write(a/**)"), (None, 20.0, 1e6))
+    ],
+    [
+        ApprovalAnswered(call_id=id, decision=decision, scope=scope)
+        for id, decision, scope in product(CALL_IDS, ("allow", "deny"), ("call", "tool", "pattern", "session"))
+    ],
+    [
+        InputRequested(call_id=id, questions=(Question("which?"),), expires_at=at)
+        for id, at in product(CALL_IDS, (None, 20.0))
+    ],
+    [InputAnswered(call_id=id, answers=answers) for id, answers in product(CALL_IDS, ((), ("this",)))],
+    [
+        CallStarted(call_id=id, tool="look", attempt=attempt, safety=safety)
+        for id, attempt, safety in product(CALL_IDS, (1, 3), ("safe", "caution"))
+    ],
+    [
+        CallFinished(call_id=id, tool="look", status=status, output=output, fatal=fatal, truncation=truncation)
+        for id, status, output, fatal, truncation in product(
+            CALL_IDS, ("ok", "refused"), TEXTS, (False, True), (None, Truncation(1, 2), Truncation(1, 2, "art"))
+        )
+    ],
+    [SignalDetected(kind=kind, detail="this") for kind in KINDS],
+    [
+        ContextCompacted(kind=kind, through=through, summary=summary)
+        for kind, through, summary in product(("prune", "summary"), (-1, 0, 3, 9, 30, 10**6), ("", "in short"))
+    ],
+    [RunFinished(run_id=id, reason="answered", answer="42") for id in ("r", "run_1")],
+    [Custom(name="acme.audit", data={"x": 1})],
+]
+_SCENES: list[list[AnyFact]] = [
+    [_FACTS[5][0], _FACTS[6][0], ModelReplied(calls=calls, text=text)]
+    for calls, text in product((*SOME_CALLS, CALLS[1:4]), ("", "so"))
+]
+facts: SearchStrategy[AnyFact] = st.one_of([st.sampled_from(kind) for kind in _FACTS])
+kinds_in_histories = {type(fact) for kind in _FACTS for fact in kind}
+
+
+def stamped(pieces: Sequence[tuple[list[AnyFact], float]]) -> list[AnyFact]:
+    """Facts one after another, each with its place and a time; clocks may also go back."""
+    result: list[AnyFact] = []
+    now = 0.0
+    for piece, passed in pieces:
+        now += passed
+        for fact in piece:
+            result.append(msgspec.structs.replace(fact, seq=len(result) + 1, at=now))
+    return result
+
+
+_times = st.sampled_from((0.0, 0.5, 15.0, -3.0))
+histories: SearchStrategy[list[AnyFact]] = st.lists(
+    st.tuples(facts.map(lambda fact: [fact]) | st.sampled_from(_SCENES), _times), max_size=25
+).map(stamped)
+
+# ── what a model and a person may do ───────────────────────────────────────────────────────────────────────
+
+_SPENT = (Usage(10, 5, cost=0.01), Usage(10, 25, cost=0.6))
+replies: SearchStrategy[Reply] = st.sampled_from(
+    [
+        Reply(text, "hm", calls, finish, spent)
+        for text, calls, finish, spent in product(
+            ("", "\n", "Done.", "42", "43", "<stuck>I cannot.</stuck>", "<yield/>Your turn."),
+            ((), CALLS[:1], CALLS[:1] * 3, CALLS[1:2], CALLS[2:4], (*CALLS, *CALLS)),
+            ("stop", "stop", "stop", "length", "filter"),
+            _SPENT,
+        )
+    ]
+)
+failures: SearchStrategy[ModelError] = st.sampled_from(
+    [
+        ModelError("try later", kind="overloaded", retryable=True),
+        ModelError("no such key", kind="auth"),
+        ModelError("broke off", kind="network", retryable=True, partial="It is "),
+    ]
+)
+foreign_facts: SearchStrategy[AnyFact] = st.one_of(
+    [
+        st.sampled_from([fact for kind in _FACTS for fact in kind if isinstance(fact, chosen)])
+        for chosen in (
+            MessageReceived,
+            RunRequested,
+            CancelRequested,
+            ApprovalAnswered,
+            InputAnswered,
+            ContextCompacted,
+            SessionRenamed,
+            Custom,
+        )
+    ]
+)
+
+
+def told(*story: AnyFact | float) -> list[AnyFact]:
+    """Facts in the order they happened; a number says how many seconds passed in between."""
+    result: list[AnyFact] = []
+    now = 0.0
+    for piece in story:
+        if isinstance(piece, float):
+            now += piece
+        else:
+            result.append(msgspec.structs.replace(piece, seq=len(result) + 1, at=now))
+    return result

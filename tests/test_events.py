@@ -1,0 +1,142 @@
+"""Facts and deltas: what is written can be read, the vocabulary is closed, and its schema says the truth."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from tests.strategies import kinds_in_histories, values_of
+from treadle.events import (
+    LIMIT_REASONS,
+    AnyDelta,
+    AnyFact,
+    CallFinished,
+    Delta,
+    EndReason,
+    Event,
+    Fact,
+    Limits,
+    MessageReceived,
+    TextDelta,
+    TurnStarted,
+    decode_event,
+    decode_fact,
+    encode,
+    schema_text,
+    stamp,
+    type_of,
+)
+from treadle.messages import TextPart
+
+FACTS: tuple[type[Fact], ...] = AnyFact.__args__
+DELTAS: tuple[type[Delta], ...] = AnyDelta.__args__
+SCHEMA = Path(__file__).parent.parent / "docs" / "events.schema.json"
+
+
+@pytest.mark.parametrize("kind", [*FACTS, *DELTAS], ids=lambda kind: kind.__name__)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_every_event_comes_back_as_it_was_written(kind: Any, data: st.DataObject) -> None:
+    event = data.draw(values_of(kind))
+    assert decode_event(encode(event)) == event
+    if isinstance(event, Fact):
+        assert decode_fact(encode(event)) == event
+    else:
+        with pytest.raises(msgspec.ValidationError):
+            decode_fact(encode(event))
+
+
+@settings(max_examples=200)
+@given(st.one_of([values_of(kind) for kind in (*FACTS, *DELTAS)]))
+def test_every_event_fits_the_published_schema(event: Fact | Delta) -> None:
+    problems = [error.message for error in validator().iter_errors(json.loads(encode(event)))]
+    assert problems == []
+
+
+def validator() -> Draft202012Validator:
+    return Draft202012Validator(json.loads(SCHEMA.read_text("utf-8")))
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    assert SCHEMA.read_text("utf-8") == schema_text(), "run `make schema`"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"type": "no_such_fact"},
+        {"text": "hello"},
+        {"type": "call_finished", "call_id": "c1", "tool": "look", "status": "completed"},
+        {"type": "message_received", "id": "m1"},
+        {"type": "message_received", "id": "m1", "parts": [{"type": "sound"}]},
+        {"type": "text_delta", "text": 5},
+    ],
+)
+def test_the_schema_and_the_code_refuse_the_same(bad: dict[str, Any]) -> None:
+    assert not validator().is_valid(bad)
+    with pytest.raises(msgspec.ValidationError):
+        decode_event(json.dumps(bad))
+
+
+def test_the_schema_names_every_kind_once() -> None:
+    mapping = json.loads(schema_text())["discriminator"]["mapping"]
+    assert sorted(mapping) == sorted(kind.__struct_config__.tag for kind in (*FACTS, *DELTAS))
+
+
+def test_the_union_has_every_kind_and_the_strategies_know_them_all() -> None:
+    assert set(FACTS) == set(Fact.__subclasses__()) == kinds_in_histories
+    assert set(DELTAS) == set(Delta.__subclasses__())
+    assert set(Event.__args__) == {*FACTS, *DELTAS}
+
+
+def test_a_kind_is_named_in_snake_case() -> None:
+    assert type_of(CallFinished(call_id="c", tool="t", status="ok")) == "call_finished"
+    assert json.loads(encode(TextDelta(text="x", after=3))) == {"type": "text_delta", "text": "x", "after": 3}
+
+
+def test_what_is_left_at_its_default_is_not_written() -> None:
+    message = MessageReceived(id="m1", parts=(TextPart("hi"),))
+    assert json.loads(encode(message)) == {
+        "type": "message_received",
+        "id": "m1",
+        "parts": [{"type": "text", "text": "hi"}],
+    }
+
+
+def test_a_fact_of_a_newer_version_may_have_fields_we_do_not_know() -> None:
+    fact = decode_fact('{"type":"turn_started","turn":1,"colour":"blue","seq":4}')
+    assert fact == TurnStarted(turn=1, seq=4)
+
+
+def test_a_fact_cannot_be_changed_but_is_stamped_by_the_log() -> None:
+    fact = TurnStarted(turn=1)
+    with pytest.raises(AttributeError):
+        fact.turn = 2  # type: ignore[misc]
+    stamp(fact, 7, 12.5)
+    assert (fact.seq, fact.at) == (7, 12.5)
+
+
+def test_a_fact_that_cannot_be_written_is_refused_before_it_is_stored() -> None:
+    with pytest.raises(ValueError, match="surrogates"):
+        encode(MessageReceived(id="m1", parts=(TextPart("\ud800"),)))
+
+
+def test_a_limit_is_never_an_answer() -> None:
+    reasons = set(EndReason.__args__)  # type: ignore[attr-defined]
+    assert reasons > LIMIT_REASONS and "answered" not in LIMIT_REASONS
+    assert {reason for reason in reasons if reason.endswith("_limit")} < LIMIT_REASONS
+
+
+def test_the_default_limits_are_those_of_the_design() -> None:
+    assert (Limits().turns, Limits().calls, Limits().tokens, Limits().seconds, Limits().cost) == (
+        50,
+        50,
+        None,
+        None,
+        None,
+    )

@@ -1,0 +1,192 @@
+"""Going on, going back and going sideways: continue, regenerate, resume, checkpoints and forks."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.kit import (
+    Held,
+    Store,
+    agent_of,
+    check_settled,
+    either_store,
+    ended,
+    file_store,
+    finished_calls,
+    go,
+    kinds,
+    note,
+    of,
+    resumed,
+    said,
+    wait_for,
+)
+from treadle import (
+    CallStarted,
+    RunFinished,
+    later,
+    tool,
+)
+from treadle.errors import BadInput, Conflict, ModelError, NotFound
+from treadle.events import (
+    ModelReplied,
+    SessionCreated,
+    TurnStarted,
+)
+from treadle.messages import ModelMessage
+from treadle.testing import call
+
+store = either_store
+on_file = file_store
+
+
+# --- continue, regenerate, resume
+
+
+async def test_regenerate_answers_the_last_message_again_without_the_old_answer(store: Store) -> None:
+    agent, model = agent_of("hello", call("note", id="a", text="x"), "bad answer", "better answer", "ok", tools=[note])
+    async with agent.session(store.open()) as session:
+        await ended(session, "hi")
+        await ended(session, "question")
+        async with session.regenerate() as run:
+            await run.wait()
+        assert run.outcome is not None and run.outcome.answer == "better answer"
+        assert "bad answer" in [fact.text for fact in of(await session.facts(), ModelReplied)], "nothing is lost"
+        await ended(session, "thanks")
+    assert list(said(model.requests[3])) == ["hi", "question"]
+    spoken = [m.text for m in model.requests[4].messages if isinstance(m, ModelMessage)]
+    assert spoken == ["hello", "better answer"]
+
+
+async def test_continue_and_regenerate_need_a_message_and_no_run(store: Store) -> None:
+    agent, _ = agent_of(call("note", text="x"), "done", tools=[note], gate=later)
+    async with agent.session(store.open()) as session:
+        for again in (session.continue_, session.regenerate):
+            with pytest.raises(Conflict, match="no message yet"):
+                async with again():
+                    pass
+        assert kinds(await session.facts()) == ["session_created"]
+
+
+async def test_continue_is_refused_while_a_run_is_unfinished(store: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    async with agent.session(store.open()) as session, session.run("go") as run:
+        await wait_for(session, CallStarted)
+        with pytest.raises(Conflict, match="unfinished run; wait for it, resume it or cancel it"):
+            async with session.continue_():
+                pass
+        held.free.set()
+        assert (await run.wait()) is not None
+
+
+async def test_resume_goes_on_after_a_failure_and_does_nothing_when_all_is_done(store: Store) -> None:
+    agent, model = agent_of(ModelError("no route", kind="network"), "ok")
+    async with agent.session(store.open()) as session:
+        assert (await ended(session)).reason == "failed"
+        assert (outcome := await resumed(session)) and outcome.answer == "ok"
+        before = await session.facts()
+        assert await resumed(session) is None and await session.facts() == before
+    assert "broke off" in said(model.requests[1])[-1]
+
+
+# --- going back, and sideways
+
+
+async def test_checkpoints_are_positions_to_look_at_and_to_fork_from(store: Store) -> None:
+    agent, _model = agent_of(
+        [call("note", id="a", text="1"), call("note", id="b", text="2")], "done", "other", tools=[note]
+    )
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        points = await session.checkpoints()
+        assert [point.kind for point in points] == [
+            "after_user_input",
+            "before_llm",
+            "before_tool_calls",
+            "after_tool_calls",
+            "before_llm",
+        ]
+        then = await session.at(points[2].seq)
+        assert then.seq == points[2].seq and then.turn is not None and list(then.turn.calls) == ["a", "b"]
+        assert all(one.finished is None for one in then.turn.calls.values())
+        for wrong in (0, -1, 999):
+            with pytest.raises(BadInput, match="has positions 1 to"):
+                await session.at(wrong)
+
+
+@pytest.mark.parametrize("place", range(5))
+async def test_a_fork_from_any_checkpoint_goes_on_from_there_and_repeats_nothing(store: Store, place: int) -> None:
+    ran: list[str] = []
+
+    @tool
+    def act(name: str) -> str:
+        ran.append(name)
+        return f"did {name}"
+
+    lines = [[call("act", id="a", name="1"), call("act", id="b", name="2")], "done"]
+    agent, _ = agent_of(*lines, tools=[act])
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        whole = await session.facts()
+        point = (await session.checkpoints())[place]
+        ran.clear()
+        replies = list(of(whole[: point.seq], ModelReplied))
+        agent.model.inner._script = iter(lines[len(replies) :])
+        fork = await session.fork(point.seq)
+        outcome = await resumed(fork)
+        forked = await fork.facts()
+        check_settled(forked)
+        assert outcome is not None and outcome.answer == "done"
+        finished_before = {fact.arguments["name"] for fact in of(whole[: point.seq], CallStarted)}
+        assert Counter(ran) == Counter({"1", "2"} - finished_before)
+        assert [fact.turn for fact in of(forked, TurnStarted)] == [1, 2], "no turn is counted twice"
+        assert await session.facts() == whole, "the first session is as it was"
+        first = forked[0]
+        assert isinstance(first, SessionCreated) and first.parent is not None
+        assert (first.session_id, first.parent.session_id, first.parent.seq) == (fork.id, session.id, point.seq)
+        assert [fact.at for fact in forked[: point.seq]] == [fact.at for fact in whole[: point.seq]]
+
+
+async def test_a_fork_lives_on_its_own_and_has_its_own_artifacts(store: Store) -> None:
+    @tool(safety="safe")
+    def dump() -> str:
+        return "x" * 50_000
+
+    agent, _ = agent_of(call("dump", id="a"), "done", "in the fork", "in the first", tools=[dump])
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        fork = await session.fork()
+        assert (await ended(fork, "and?")).answer == "in the fork"
+        assert (await ended(session, "and?")).answer == "in the first"
+        truncation = (await finished_calls(fork))["a"].truncation
+        assert truncation is not None
+        await session.delete()
+        assert (await fork.artifact(truncation.artifact)).data == b"x" * 50_000
+        with pytest.raises(NotFound):
+            await session.facts()
+        for wrong in (0, -1, 9999):
+            with pytest.raises(BadInput, match=f"has no position {wrong} to fork from"):
+                await fork.fork(wrong)
+
+
+async def test_a_fork_of_a_session_that_waits_asks_its_own_question(store: Store) -> None:
+    ran: list[str] = []
+
+    @tool(safety="destructive")
+    def drop(context: Any = None) -> str:
+        ran.append("dropped")
+        return "dropped"
+
+    agent, _ = agent_of(call("drop", id="a"), "done", "done", tools=[drop], gate=later)
+    async with agent.session(store.open()) as session:
+        assert await go(session) is None
+        fork = await session.fork()
+        await session.approve("a")
+        await wait_for(session, RunFinished)
+        assert [question.call_id for question in (await fork.state()).pending] == ["a"]
+        await fork.deny("a")
+        await wait_for(fork, RunFinished)
+        assert (await finished_calls(fork))["a"].status == "denied"
+    assert ran == ["dropped"]

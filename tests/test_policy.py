@@ -1,0 +1,400 @@
+"""Should a call run: patterns on parsed arguments, tiers, grants that only narrow, and answers that are remembered."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle.events import Decision, Grant, Safety, Tier
+from treadle.policy import Remembered, Verdict, covers, decide, generalise, strictest, touches
+
+SAFETIES: tuple[Safety, ...] = ("safe", "caution", "destructive")
+TIERS: tuple[Tier, ...] = ("read-only", "sandbox", "full")
+STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
+
+
+def action(
+    *grants: Grant, tool: str = "write_file", safety: Safety = "caution", remembered: Any = (), **arguments: Any
+) -> str:
+    return decide(grants, remembered, tool, safety, arguments or {"path": "src/a.py"}).action
+
+
+# ── tiers and grants ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("tier", "actions"),
+    [
+        ("read-only", ("allow", "ask", "deny")),
+        ("sandbox", ("allow", "allow", "ask")),
+        ("full", ("allow", "allow", "ask")),
+    ],
+)
+def test_the_tiers_are_as_promised(tier: Tier, actions: tuple[str, ...]) -> None:
+    assert tuple(action(Grant(tier=tier), safety=safety) for safety in SAFETIES) == actions
+
+
+def test_the_default_tier_is_the_sandbox_also_where_there_is_no_grant_at_all() -> None:
+    for safety in SAFETIES:
+        assert action(Grant(), safety=safety) == action(Grant(tier="sandbox"), safety=safety)
+        assert action(safety=safety) == action(Grant(), safety=safety)
+
+
+def test_forbidden_beats_ask_beats_approve() -> None:
+    rule = ("write_*",)
+    assert action(Grant(approve=rule, ask=rule, forbid=rule, yes=True)) == "deny"
+    assert action(Grant(approve=rule, ask=rule)) == "ask"
+    assert action(Grant(approve=rule), safety="destructive") == "allow"
+
+
+def test_approving_and_yes_turn_ask_into_allow_but_never_deny() -> None:
+    for grant in (Grant(tier="read-only", approve=("*",)), Grant(tier="read-only", yes=True)):
+        assert action(grant, safety="caution") == "allow"
+        assert action(grant, safety="destructive") == "deny"
+    assert action(Grant(yes=True, ask=("*",))) == "allow"
+
+
+def test_only_the_tools_that_are_named_may_be_used() -> None:
+    grant = Grant(tools=("read_*", "search"), yes=True, approve=("*",))
+    assert action(grant, tool="read_file", safety="safe") == "allow"
+    assert action(grant, tool="search", safety="safe") == "allow"
+    assert action(grant, tool="write_file", safety="safe") == "deny"
+    assert action(Grant(tools=()), safety="safe") == "deny"
+
+
+def test_asking_for_all_asks_for_what_is_not_approved() -> None:
+    grant = Grant(ask_all=True, approve=("read_file", "shell(git *)"))
+    assert action(grant, tool="read_file", safety="safe") == "allow"
+    assert action(grant, tool="list_files", safety="safe") == "ask"
+    assert action(grant, tool="shell", command="git log") == "allow"
+    assert action(grant, tool="shell", command="make") == "ask"
+    assert action(grant, tool="shell", command="git log; make") == "ask"
+
+
+def test_a_verdict_names_the_rule_that_decided() -> None:
+    why = decide((Grant(forbid=("shell(rm *)",)),), (), "shell", "caution", {"command": "ls && rm -rf /"}).why
+    assert why == "forbidden by shell(rm *)"
+    assert "destructive in tier sandbox" in decide((Grant(),), (), "erase", "destructive", {}).why
+
+
+PATTERNS = st.sampled_from(["*", "write_*", "write_file(src/**)", "shell(git *)", "shell", "read_file", "shell(*)"])
+RULES = st.lists(PATTERNS, max_size=2).map(tuple)
+GRANTS = st.builds(
+    Grant,
+    tier=st.sampled_from(TIERS),
+    approve=RULES,
+    ask=RULES,
+    forbid=RULES,
+    tools=st.sampled_from([("*",), ("write_*",), ("shell", "read_file")]),
+    yes=st.booleans(),
+    ask_all=st.booleans(),
+)
+REMEMBERED = st.lists(st.builds(Remembered, PATTERNS, st.sampled_from(["allow", "deny"])), max_size=3)
+CALLS = st.sampled_from(
+    [
+        ("write_file", {"path": "src/a.py", "text": "x"}),
+        ("write_file", {"path": "../a.py", "text": "x"}),
+        ("shell", {"command": "git log"}),
+        ("shell", {"command": "git log; rm -rf /"}),
+        ("read_file", {"path": "src/a.py"}),
+        ("now", {}),
+    ]
+)
+
+
+@given(
+    st.lists(GRANTS, min_size=1, max_size=3), GRANTS, st.integers(0, 3), REMEMBERED, CALLS, st.sampled_from(SAFETIES)
+)
+def test_one_grant_more_never_allows_more(
+    grants: list[Grant], more: Grant, place: int, remembered: list[Remembered], call: Any, safety: Safety
+) -> None:
+    before = decide(grants, remembered, call[0], safety, call[1])
+    after = decide([*grants[:place], more, *grants[place:]], remembered, call[0], safety, call[1])
+    assert STRICTNESS[after.action] >= STRICTNESS[before.action]
+
+
+@given(st.lists(GRANTS, min_size=1, max_size=3), REMEMBERED, CALLS, st.sampled_from(SAFETIES))
+def test_no_answer_of_a_person_allows_what_is_denied(
+    grants: list[Grant], remembered: list[Remembered], call: Any, safety: Safety
+) -> None:
+    if decide(grants, (), call[0], safety, call[1]).action == "deny":
+        assert decide(grants, remembered, call[0], safety, call[1]).action == "deny"
+
+
+def test_the_strictest_verdict_is_the_one_that_allows_least() -> None:
+    allow, ask, deny = Verdict("allow", "a"), Verdict("ask", "b"), Verdict("deny", "c")
+    assert strictest(allow, ask) is ask and strictest(deny, ask) is deny
+    assert strictest(Verdict("ask", "first"), Verdict("ask", "second")).why == "first"
+
+
+# ── patterns ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tool", "matches"),
+    [
+        ("*", "anything", True),
+        ("read_*", "read_file", True),
+        ("read_*", "spread_file", False),
+        ("read_?", "read_1", True),
+        ("read_?", "read_10", False),
+        ("read.file", "read_file", False),
+        ("mcp__*__get", "mcp__github__get", True),
+    ],
+)
+def test_a_tool_is_matched_by_its_whole_name(pattern: str, tool: str, matches: bool) -> None:
+    assert covers(pattern, tool, {}) is matches
+    assert touches(pattern, tool, {}) is matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "covered"),
+    [
+        ("write_file(src/**)", "src/a.py", True),
+        ("write_file(src/**)", "src/deep/er/a.py", True),
+        ("write_file(src/**)", "./src//a.py", True),
+        ("write_file(src/**)", "src/../src/a.py", True),
+        ("write_file(src/**)", "src/../../etc/passwd", False),
+        ("write_file(src/**)", "src/../etc/passwd", False),
+        ("write_file(src/**)", "newdir/../../outside", False),
+        ("write_file(src/**)", "srcs/a.py", False),
+        ("write_file(src/**)", "/src/a.py", False),
+        ("write_file(src/*)", "src/a.py", True),
+        ("write_file(src/*)", "src/deep/a.py", False),
+        ("write_file(src/**/*.py)", "src/deep/a.py", True),
+        ("write_file(src/**/*.py)", "src/a.py", True),
+        ("write_file(src/**/*.py)", "src/a.txt", False),
+        ("write_file(*.md)", "README.md", True),
+        ("write_file(*.md)", "docs/README.md", False),
+        ("write_file(**)", "docs/README.md", True),
+        ("write_file(**)", "../outside", False),
+        ("write_file(**)", "/etc/passwd", False),
+        ("write_file(./**)", "a/../../outside", False),
+        ("write_file(*)", "..", False),
+        ("write_file(../**)", "../sibling/a", True),
+        ("write_file(../**)", "../../above/a", False),
+        ("write_file(/etc/**)", "/etc/passwd", True),
+        ("write_file(/etc/**)", "//etc/passwd", True),
+        ("write_file(/etc/**)", "/etc/../root/x", False),
+        ("write_file(path=src/**)", "src/a.py", True),
+        ("write_file(text=src/**)", "src/a.py", False),
+    ],
+)
+def test_a_path_is_covered_after_it_is_put_straight(pattern: str, path: str, covered: bool) -> None:
+    assert covers(pattern, "write_file", {"path": path, "text": "hello"}) is covered
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("write_file(.env)", "./.env"),
+        ("write_file(.env)", "src/../.env"),
+        ("write_file(.env)", "/work/project/.env"),
+        ("write_file(.env)", "../project/.env"),
+        ("write_file(src/**)", "/work/project/src/a.py"),
+        ("write_file(/etc/**)", "../../../etc/passwd"),
+        ("write_file(/etc/**)", "//etc/passwd"),
+        ("write_file(**)", "../outside"),
+        ("write_file(*)", "deep/down/a.py"),
+    ],
+)
+def test_a_forbidden_path_is_forbidden_however_it_is_spelled(pattern: str, path: str) -> None:
+    assert action(Grant(forbid=(pattern,)), path=path) == "deny"
+
+
+def test_a_forbidden_path_forbids_no_other() -> None:
+    assert not touches("write_file(.env)", "write_file", {"path": "src/.env"})
+    assert not touches("write_file(.env)", "write_file", {"path": "/work/.env.example"})
+    assert not touches("write_file(src/**)", "write_file", {"path": "docs/a.md"})
+
+
+@pytest.mark.parametrize(
+    ("command", "covered"),
+    [
+        ("git", True),
+        ("git status", True),
+        ("  git   status ", True),
+        ("git\tstatus", True),
+        ("gitk", False),
+        ("sudo git status", False),
+        ("git status; rm -rf /", False),
+        ("git status && rm -rf /", False),
+        ("git status || rm -rf /", False),
+        ("git status & rm -rf /", False),
+        ("git log | sh", False),
+        ("git log > ~/.bashrc", False),
+        ("git log < x", False),
+        ("git status\nrm -rf /", False),
+        ("git status\rrm -rf /", False),
+        ("git log $(rm -rf /)", False),
+        ("git log `rm -rf /`", False),
+        ("git log ${X:=y}", False),
+        ("git log <(rm -rf /)", False),
+    ],
+)
+def test_a_command_with_shell_operators_is_never_covered_by_its_first_word(command: str, covered: bool) -> None:
+    assert covers("shell(git *)", "shell", {"command": command}) is covered
+    assert covers("shell(*)", "shell", {"command": command})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -rf /",
+        "git status; rm -rf /",
+        "git status &&rm -rf /",
+        "git log | rm -rf /",
+        "echo $(rm -rf /)",
+        "echo `rm -rf /`",
+        "git status\nrm -rf /",
+        "(cd /; rm -rf .)",
+        "{ rm -rf /; }",
+        "! rm x",
+        "x & 'rm' y; rm",
+    ],
+)
+def test_a_forbidden_command_is_found_anywhere_among_shell_operators(command: str) -> None:
+    assert action(Grant(forbid=("shell(rm *)",), yes=True), tool="shell", command=command) == "deny"
+    assert action(Grant(ask=("shell(rm *)",)), tool="shell", command=command) == "ask"
+
+
+@pytest.mark.parametrize("name", ["command", "cmd", "script", "shell_command", "commands"])
+def test_every_argument_that_is_a_command_is_read_as_one(name: str) -> None:
+    value: Any = ["git log; rm x"] if name == "commands" else "git log; rm x"
+    assert not covers("run(git *)", "run", {name: value})
+    assert touches("run(rm *)", "run", {name: value})
+
+
+def test_a_glob_is_matched_on_the_parsed_argument_and_never_on_json_text() -> None:
+    disguised = {"path": "/etc/passwd", "text": '"path": "src/a.py"'}
+    assert not covers("write_file(*src/a.py*)", "write_file", disguised)
+    assert not covers('write_file(*"path": "src/*)', "write_file", disguised)
+    assert covers("note(*\n*)", "note", {"text": "two\nlines"})
+    assert covers('note(say "hi")', "note", {"text": 'say "hi"'})
+
+
+def test_a_pattern_can_name_the_argument_it_is_about() -> None:
+    call = {"method": "GET", "url": "https://example.org/x"}
+    assert covers("fetch(url=https://example.org/*)", "fetch", call)
+    assert not covers("fetch(url=https://example.org/*)", "fetch", {**call, "url": "https://example.org.evil.net/x"})
+    assert not covers("fetch(https://example.org/*)", "fetch", call)
+    assert covers("env(A=1 make)", "env", {"command": "A=1 make"})
+
+
+@pytest.mark.parametrize(
+    ("value", "covered", "touched"),
+    [
+        (["src/a", "src/b"], True, True),
+        (["src/a", "etc/b"], False, True),
+        (["src/a", {"x": 1}], False, True),
+        ([], False, False),
+        (None, False, False),
+        ({"src/a": 1}, False, False),
+    ],
+)
+def test_of_a_list_all_must_be_covered_and_any_is_touched(value: Any, covered: bool, touched: bool) -> None:
+    assert covers("write_files(src/**)", "write_files", {"paths": value}) is covered
+    assert touches("write_files(src/**)", "write_files", {"paths": value}) is touched
+    assert touches("write_files(*)", "write_files", {"paths": value})
+
+
+def test_a_pattern_on_an_argument_says_nothing_of_a_call_without_arguments() -> None:
+    assert not covers("now(*)", "now", {}) and touches("now(*)", "now", {})
+    assert not covers("now(x)", "now", {}) and not touches("now(x)", "now", {})
+
+
+def test_numbers_are_matched_as_they_are_written() -> None:
+    assert covers("delete_row(5)", "delete_row", {"id": 5}) and not covers("delete_row(5)", "delete_row", {"id": 55})
+
+
+@given(st.text(), st.text(alphabet="ab*?[]()/. ", max_size=8))
+def test_any_pattern_can_be_matched_with_anything(value: str, pattern: str) -> None:
+    for name in ("path", "command", "text"):
+        covered = covers(f"t({pattern})", "t", {name: value})
+        assert not covered or touches(f"t({pattern})", "t", {name: value})
+
+
+# ── answers that are remembered ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("pattern", "decision", "expected"),
+    [
+        ("shell", "allow", "allow"),
+        ("shell", "deny", "deny"),
+        ("shell(git push *)", "allow", "allow"),
+        ("shell(git status *)", "allow", "ask"),
+        ("shell(git push *)", "deny", "deny"),
+        ("*", "allow", "allow"),
+        ("write_file", "allow", "ask"),
+    ],
+)
+def test_a_remembered_answer_holds_for_what_it_covers(pattern: str, decision: Decision, expected: str) -> None:
+    answers = [Remembered(pattern, decision, "ann")]
+    call = {"tool": "shell", "safety": "destructive", "command": "git push --force"}
+    assert action(Grant(), remembered=answers, **call) == expected  # type: ignore[arg-type]
+
+
+def test_a_remembered_denial_also_holds_for_what_nobody_would_be_asked() -> None:
+    verdict = decide((Grant(),), [Remembered("write_file", "deny", "ann")], "write_file", "caution", {"path": "a"})
+    assert verdict == Verdict("deny", "ann denied write_file for this session")
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
+def test_a_remembered_denial_beats_an_allowance_whichever_came_first(order: slice) -> None:
+    answers = [Remembered("*", "allow"), Remembered("shell(rm *)", "deny")][order]
+    call = {"tool": "shell", "safety": "destructive"}
+    assert action(Grant(), remembered=answers, command="rm x", **call) == "deny"  # type: ignore[arg-type]
+    assert action(Grant(), remembered=answers, command="ls", **call) == "allow"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "rule"),
+    [
+        ("write_file", {"path": "src/a/b.py", "text": "x"}, "write_file(path=src/a/**)"),
+        ("write_file", {"path": "a.py"}, "write_file(path=a.py)"),
+        ("write_file", {"path": "../x/a.py"}, "write_file(path=../x/a.py)"),
+        ("write_file", {"path": "/passwd"}, "write_file(path=/passwd)"),
+        ("write_file", {"path": "/etc/passwd"}, "write_file(path=/etc/**)"),
+        ("shell", {"command": "git push --force"}, "shell(command=git push *)"),
+        ("shell", {"command": "ls -la"}, "shell(command=ls *)"),
+        ("shell", {"command": "ls | wc"}, "shell(command=ls | wc)"),
+        ("shell", {"command": "rm *"}, "shell(command=rm *)"),
+        ("fetch", {"url": "https://example.org/?q=*"}, "fetch(url=https://example.org/[?]q=[*])"),
+        ("delete_row", {"id": 5}, "delete_row(id=5)"),
+        ("now", {}, "now"),
+        ("note", {"text": ""}, "note"),
+        ("write_files", {"paths": ["a", "b"]}, "write_files"),
+    ],
+)
+def test_a_rule_made_of_a_call_says_what_a_person_would_mean(tool: str, arguments: Any, rule: str) -> None:
+    assert generalise(tool, arguments) == rule
+
+
+ARGUMENTS = st.one_of(
+    st.dictionaries(
+        st.sampled_from(["path", "command", "text", "id"]),
+        st.text(alphabet="ab *?[]()/.;|\n\t=~\u00a0\"'", max_size=12)
+        | st.text(max_size=12)
+        | st.integers()
+        | st.none(),
+        max_size=2,
+    )
+)
+
+
+@given(ARGUMENTS)
+def test_a_rule_made_of_a_call_covers_that_call(arguments: dict[str, Any]) -> None:
+    assert covers(generalise("t", arguments), "t", arguments)
+
+
+@given(ARGUMENTS, st.sampled_from(["../../etc/passwd", "/etc/passwd", "x; rm -rf /", "b", "git log | sh"]))
+def test_a_rule_made_of_a_call_covers_no_way_out(arguments: dict[str, Any], other: str) -> None:
+    name = next(iter(arguments), "")
+    if name in ("path", "command", "text") and isinstance(arguments[name], str) and arguments[name]:
+        if re.search(r"\.\.|[;|]", other) or other.startswith("/"):
+            rule, same = generalise("t", arguments), arguments[name] == other
+            inside = name == "path" and arguments[name].startswith("/")
+            assert same or inside or not covers(rule, "t", {**arguments, name: other})

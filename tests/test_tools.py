@@ -1,0 +1,463 @@
+"""Tools from plain functions: their schema, their arguments, their definitions gone wrong, and their threads."""
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, field_validator
+
+from treadle.errors import BadInput, ToolDefinitionError
+from treadle.events import Question
+from treadle.tools import threads
+from treadle.tools.ask import AskUser
+from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError
+from treadle.tools.function import tool
+from treadle.tools.threads import run_in_thread
+
+CONTEXT = ToolContext("s", "c", Path("/w"))
+
+
+class Point(BaseModel):
+    x: int
+    y: int = 0
+
+
+def refused(tool: Tool, arguments: str) -> str:
+    with pytest.raises(ToolInputError) as error:
+        tool.parse(arguments)
+    return str(error.value)
+
+
+async def called(tool: Tool, arguments: str) -> object:
+    return await tool.run(tool.parse(arguments), CONTEXT)
+
+
+# ── what a model is told of a function ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_function_becomes_a_tool_by_its_hints_and_docstring() -> None:
+    @tool
+    def word_count(path: str, unit: Literal["words", "lines"] = "words", tries: int = 3) -> int:
+        """Count the words in a text file.
+
+        Blank lines do not count.
+
+        Args:
+            path: the file to look at,
+                in the workspace
+            unit (str): what to count
+        Returns:
+            how many there are
+        """
+        return tries
+
+    assert word_count.spec.name == "word_count"
+    assert word_count.spec.description == "Count the words in a text file.\n\nBlank lines do not count."
+    assert word_count.spec.parameters == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["path"],
+        "properties": {
+            "path": {"type": "string", "description": "the file to look at, in the workspace"},
+            "unit": {"type": "string", "enum": ["words", "lines"], "default": "words", "description": "what to count"},
+            "tries": {"type": "integer", "default": 3},
+        },
+    }
+    assert word_count("x", tries=5) == 5, "it is still the function it was"
+
+
+def test_parameters_can_be_described_in_the_other_style_too() -> None:
+    @tool
+    def move(x: int, y: int) -> None:
+        """Move there.
+
+        :param x: to the right,
+            or to the left
+        :param int y: upwards
+        :returns: nothing
+        """
+
+    properties = move.spec.parameters["properties"]
+    assert move.spec.description == "Move there."
+    assert [properties[name]["description"] for name in "xy"] == ["to the right, or to the left", "upwards"]
+
+
+def test_text_after_the_parameters_belongs_to_the_description() -> None:
+    @tool
+    def move(x: int) -> None:
+        """Move there.
+
+        Args:
+            x: to the right
+
+        It cannot be undone.
+        """
+
+    assert move.spec.description == "Move there.\n\nIt cannot be undone."
+    assert move.spec.parameters["properties"]["x"]["description"] == "to the right"
+
+
+def test_a_description_in_the_hint_stands_unless_the_docstring_has_one() -> None:
+    @tool
+    def move(x: Annotated[int, Field(description="to the right", ge=1)]) -> None:
+        """Move there."""
+
+    assert move.spec.parameters["properties"]["x"] == {"type": "integer", "minimum": 1, "description": "to the right"}
+
+
+def test_options_say_what_the_function_does_not() -> None:
+    examples = [("how far?", {"to": "Rome"})]
+
+    @tool(
+        name="distance",
+        description="How far it is.",
+        safety="safe",
+        timeout=5,
+        cap=99,
+        polling=True,
+        on_error="stop",
+        examples=examples,
+    )
+    def _far(to: str) -> int:
+        return 1
+
+    assert (_far.name, _far.spec.description, _far.safety_of({})) == ("distance", "How far it is.", "safe")
+    assert (_far.timeout, _far.cap, _far.polling, _far.on_error) == (5, 99, True, "stop")
+    assert _far.spec.examples == tuple(examples)
+
+
+def test_a_function_without_words_is_described_by_its_name() -> None:
+    def list_all_files() -> None: ...
+
+    assert tool(list_all_files).spec.description == "list all files"
+    assert tool(list_all_files).spec.parameters["properties"] == {}
+
+
+def test_a_tool_is_to_be_treated_with_caution_unless_it_says_otherwise() -> None:
+    def anything() -> None: ...
+
+    assert tool(anything).safety_of({}) == "caution"
+
+
+def test_how_dangerous_a_call_is_can_depend_on_its_arguments() -> None:
+    @tool(safety=lambda arguments: "destructive" if arguments["force"] else "safe")
+    def push(force: bool) -> None: ...
+
+    assert [push.safety_of(push.parse(text).arguments) for text in ('{"force":false}', '{"force":true}')] == [
+        "safe",
+        "destructive",
+    ]
+
+
+@pytest.mark.parametrize("classify", [lambda arguments: arguments["missing"], lambda arguments: "harmless"])
+def test_a_call_whose_danger_cannot_be_told_is_destructive(classify: Any) -> None:
+    @tool(safety=classify)
+    def push() -> None: ...
+
+    assert push.safety_of({}) == "destructive"
+
+
+# ── definitions that cannot be ─────────────────────────────────────────────────────────────────────────────
+
+
+def no_hint(x): ...  # type: ignore[no-untyped-def]
+def starred(*args: int) -> None: ...
+def starred_keywords(**kwargs: int) -> None: ...
+def positional(x: int, /) -> None: ...
+def unknown_hint(x: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def no_schema(x: threading.Lock) -> None: ...  # type: ignore[valid-type]
+def no_json_schema(x: Callable[[int], int]) -> None: ...
+def odd_default(x: Any = object()) -> None: ...  # noqa: B008
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (no_hint, "no_hint: parameter 'x' has no type hint; add one, such as `x: str`"),
+        (starred, r"starred: parameter \*args: int has no name a model could use"),
+        (starred_keywords, r"parameter \*\*kwargs: int has no name"),
+        (positional, "parameter x: int has no name a model could use"),
+        (unknown_hint, "unknown_hint: its type hints cannot be read: name 'Nowhere' is not defined"),
+        (no_schema, "no_schema: no schema can be made from its parameters"),
+        (no_json_schema, "no_json_schema: no schema can be made from its parameters"),
+        (odd_default, "odd_default: no schema can be made from its parameters: Default value .* not JSON"),
+        (lambda: None, "'<lambda>' cannot be a tool's name: give one of letters"),
+        (functools.partial(starred), "cannot be a tool's name"),
+        (dict, "dict: its type hints cannot be read"),
+    ],
+)
+def test_a_function_that_cannot_be_a_tool_is_refused_with_the_reason(function: Any, words: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=words):
+        tool(function)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"safty": "safe"}, "Unexpected keyword argument 'safty'. It takes name, description, safety"),
+        ({"safety": "harmless"}, r"safety='harmless' is not one of \('safe', 'caution', 'destructive'\)"),
+        ({"on_error": "ignore"}, "on_error='ignore' is not one of"),
+        ({"name": "two words"}, "'two words' cannot be a tool's name"),
+        ({"name": "x" * 65}, "cannot be a tool's name"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_with_those_that_do(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=words):
+        tool(**options)(starred)
+
+
+def test_a_definition_gone_wrong_is_bad_input() -> None:
+    assert issubclass(ToolDefinitionError, BadInput) and issubclass(ToolInputError, BadInput)
+
+
+# ── arguments ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@tool
+def draw(start: Point, rest: list[Point] | None = None, label: str = "") -> str:
+    """Draw a line."""
+    return f"{start!r} {rest!r} {label}"
+
+
+async def test_pydantic_models_are_given_as_models_and_kept_as_json() -> None:
+    parsed = draw.parse('{"rest": [{"x": "2"}], "start": {"x": 1}}')
+    assert parsed.arguments == {"start": {"x": 1, "y": 0}, "rest": [{"x": 2, "y": 0}], "label": ""}
+    assert list(parsed.arguments) == ["start", "rest", "label"], "in the order of the parameters"
+    assert parsed.values["start"] == Point(x=1)
+    assert await called(draw, '{"start": {"x": 1}}') == "Point(x=1, y=0) None "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "start: Field required"),
+        ('{"start": {"x": 1}', "not valid JSON (Invalid JSON: EOF"),
+        ("I think so", "not valid JSON"),
+        ("null", "arguments: Input should be an object (got 'None')"),
+        ("[1]", "arguments: Input should be an object"),
+        ('{"start": {"x": "one"}}', "start.x: Input should be a valid integer"),
+        ('{"start": {"x": 1}, "colour": "red"}', "colour: Extra inputs are not permitted (got 'red')"),
+        ('{"start": {"x": 1}, "label": "\\ud800"}', "not valid JSON"),
+        ('{"start": {"x": 1}, "label": "\ud800"}', "do not fit"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"start": {"x": %s}}' % ("9" * 5000), "not valid JSON"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_answered_with_what_is_wrong(arguments: str, words: str) -> None:
+    text = refused(draw, arguments)
+    assert words in text and "draw" in text
+    assert text.encode(), "it can be stored"
+
+
+def test_the_reason_names_the_parameters_and_few_of_many_faults() -> None:
+    text = refused(draw, '{"start": {"x": 1}, "rest": [' + ",".join(["1"] * 1000) + "]}")
+    assert "and 995 more" in text and len(text) < 1000
+    assert text.endswith("Its parameters: start, rest, label.")
+
+
+def test_a_large_argument_is_not_repeated_whole() -> None:
+    assert len(refused(draw, '{"start": "%s"}' % ("x" * 100_000))) < 500
+
+
+@pytest.mark.parametrize(
+    "name", ["json", "schema", "copy", "model_dump", "model_config", "_private", "self_", "p0", "validate"]
+)
+async def test_a_parameter_can_have_any_name(name: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def echo({name}: str) -> str:\n    return {name}", scope)
+    echo = tool(scope["echo"])
+    assert list(echo.spec.parameters["properties"]) == echo.spec.parameters["required"] == [name]
+    assert echo.parse(f'{{"{name}": "x"}}').arguments == {name: "x"}
+    assert await called(echo, f'{{"{name}": "x"}}') == "x"
+
+
+def test_a_validator_that_breaks_is_told_as_arguments_that_cannot_be_read() -> None:
+    class Broken(BaseModel):
+        x: int
+
+        @field_validator("x")
+        @classmethod
+        def look_up(cls, value: int) -> int:
+            raise KeyError(value)
+
+    @tool
+    def use(it: Broken) -> None: ...
+
+    assert refused(use, '{"it": {"x": 1}}') == "The arguments of use cannot be read: KeyError(1)."
+
+
+def test_a_default_that_does_not_fit_its_hint_is_taken_as_it_is() -> None:
+    @tool
+    def use(x: int = "none") -> None: ...  # type: ignore[assignment]
+
+    assert use.parse("{}").arguments == {"x": "none"}
+
+
+@given(st.text())
+def test_any_text_is_either_arguments_or_refused(arguments: str) -> None:
+    for one in (draw, AskUser()):
+        with contextlib.suppress(ToolInputError):
+            assert isinstance(one.parse(arguments), Parsed)
+
+
+# ── running ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_context_is_filled_in_and_not_shown_to_the_model() -> None:
+    @tool
+    def where(name: str, context: ToolContext) -> str:
+        return f"{context.key} {context.workspace} {name}"
+
+    assert list(where.spec.parameters["properties"]) == ["name"]
+    assert await called(where, '{"name": "x"}') == "s:c /w x"
+    assert "context" in refused(where, '{"name": "x", "context": {}}')
+
+
+async def test_an_async_function_runs_in_the_loop_and_a_plain_one_beside_it() -> None:
+    @tool
+    async def here() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    @tool
+    def beside() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    assert await called(here, "{}") is True
+    assert await called(beside, "{}") is False
+
+
+async def test_what_a_plain_function_hands_back_to_be_awaited_is_awaited() -> None:
+    async def later() -> str:
+        return "done"
+
+    @tool
+    def wrapped() -> Any:
+        return later()
+
+    assert await called(wrapped, "{}") == "done"
+
+
+async def test_what_a_tool_raises_comes_out_of_it() -> None:
+    @tool
+    def fails() -> None:
+        raise ToolError("no such file")
+
+    with pytest.raises(ToolError, match="no such file"):
+        await called(fails, "{}")
+
+
+# ── asking the user ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ask_user_asks_what_the_model_wants_to_know() -> None:
+    ask = AskUser()
+    assert ask.questions(ask.parse('{"question": "Which?"}')) == (Question("Which?"),)
+    both = ask.parse('{"question": "Which?", "options": ["this", "that"]}')
+    assert ask.questions(both) == (Question("Which?", ("this", "that")),)
+    assert ask.safety_of(both.arguments) == "safe"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "nonsense", '{"question": " "}', '{"question": 5}', '{"question": "x", "why": 1}', "[" * 100_000, '"\ud800"'],
+)
+def test_a_question_that_cannot_be_asked_is_answered_to_the_model(arguments: str) -> None:
+    assert "ask_user" in refused(AskUser(), arguments)
+
+
+async def test_ask_user_is_never_run() -> None:
+    with pytest.raises(ToolError):
+        await called(AskUser(), '{"question": "Which?"}')
+
+
+# ── threads ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def no_idle_threads() -> Iterator[None]:
+    kept = [*threads._idle]
+    threads._idle.clear()
+    yield
+    threads._idle.extend(kept)
+
+
+@pytest.mark.usefixtures("no_idle_threads")
+async def test_a_thread_is_used_again() -> None:
+    first = await run_in_thread(threading.current_thread, {})
+    assert await run_in_thread(threading.current_thread, {}) is first
+
+
+async def test_a_thread_sees_the_context_of_its_caller() -> None:
+    variable = contextvars.ContextVar("variable", default="unset")
+    variable.set("set")
+    assert await run_in_thread(variable.get, {}) == "set"
+
+
+@pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+async def test_what_means_something_to_the_event_loop_is_only_an_error_of_the_tool(kind: type[BaseException]) -> None:
+    def fails() -> None:
+        raise kind("enough")
+
+    with pytest.raises(RuntimeError, match=f"the tool raised {kind.__name__}: enough"):
+        await run_in_thread(fails, {})
+
+
+@pytest.mark.usefixtures("no_idle_threads")
+async def test_calls_do_not_wait_for_each_other_and_few_threads_are_kept() -> None:
+    count = threads._KEPT + 6
+    barrier = threading.Barrier(count, timeout=60)
+    workers = [thread for thread in threading.enumerate() if thread.name == "treadle-tool"]
+    await asyncio.gather(*(run_in_thread(barrier.wait, {}) for _ in range(count)))
+    assert len(threads._idle) == threads._KEPT
+    new = [one for one in threading.enumerate() if one.name == "treadle-tool" and one not in workers]
+    spare = [one for one in new if one not in threads._idle]
+    for one in spare:
+        one.join(timeout=60)
+    assert len(spare) <= 6 and not any(one.is_alive() for one in spare)
+
+
+async def test_cancelling_stops_the_waiting_and_not_the_thread() -> None:
+    release, ended = threading.Event(), threading.Event()
+
+    def waits() -> None:
+        release.wait()
+        ended.set()
+
+    task = asyncio.create_task(run_in_thread(waits, {}))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    assert await run_in_thread(ended.wait, {"timeout": 60})
+
+
+def test_a_tool_that_never_returns_does_not_keep_the_process_alive() -> None:
+    script = """
+import asyncio, threading
+from treadle.tools.threads import run_in_thread
+
+async def main():
+    began = threading.Event()
+    def never():
+        began.set()
+        threading.Event().wait()
+    task = asyncio.create_task(run_in_thread(never, {}))
+    await run_in_thread(began.wait, {})
+    task.cancel()
+
+asyncio.run(main())
+print("left")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")

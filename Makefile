@@ -52,7 +52,7 @@ schema: $(STAMP) ## write docs/events.schema.json from the events
 	@mv docs/.events.schema.json.new docs/events.schema.json
 
 lock: $(BIN)/uv ## write requirements.lock from pyproject.toml; LOCK_FLAGS=--upgrade takes the newest
-	$(BIN)/uv pip compile pyproject.toml --group dev --extra local --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --group dev --extra local --extra mcp --universal --python-version 3.11 \
 		--generate-hashes --no-annotate --no-header --no-emit-index-url --quiet \
 		$(LOCK_FLAGS) --output-file requirements.lock
 	@! grep -nE '[a-z]+://' requirements.lock || { echo "requirements.lock must not name a host" >&2; exit 1; }

@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tests.crash.children import kill, start, warm_up
-from tests.crash.invariants import check_store
+from tests.crash.invariants import Tally, check_store
 from tests.crash.paper import Paper
 from tests.crash.worker import Job, work
 from tests.fakes.travel import WIRES
 
 SEEDS = 4
 KILLS = 26  # for each seed: 104 in all
+SPREES = 10
 
 
 def finish(paper: Paper, job: Job) -> float:
@@ -30,33 +32,41 @@ def finish(paper: Paper, job: Job) -> float:
     return time.monotonic() - began
 
 
-def killing_spree(paper: Paper, seed: int, kills: int, wire: str = "") -> None:
-    """Kill workers at random instants of their work, each going on where the last was killed; then finish it."""
+async def killed_at_random(
+    paper: Paper, seed: int, kills: int, hit: Callable[[Tally], object], wire: str = ""
+) -> Tally:
+    """Kill workers at random instants of their work, each going on where the last was killed; then finish and check it.
+
+    On a machine that is busy elsewhere every kill may miss the work, so there are more of them until one has hit.
+    """
     instants, at_once = random.Random(seed), 1 if wire else 3
     whole = finish(paper, Job(most=at_once, at_once=at_once, wire=wire))
-    for _ in range(kills):
-        child = start(work, paper, Job(most=1000, at_once=at_once, wire=wire))
-        child.join(instants.uniform(0, whole))
-        assert child.exitcode is None, (child.exitcode, paper.read("trouble"))
-        kill(child)
-    finish(paper, Job(at_once=at_once, wire=wire))
+    for _ in range(SPREES):
+        for _ in range(kills):
+            child = start(work, paper, Job(most=1000, at_once=at_once, wire=wire))
+            child.join(instants.uniform(0, whole))
+            assert child.exitcode is None, (child.exitcode, paper.read("trouble"))
+            kill(child)
+        finish(paper, Job(at_once=at_once, wire=wire))
+        tally = await check_store(paper)
+        if hit(tally):
+            return tally
+    pytest.fail(f"{SPREES * kills} kills hit nothing: {tally}")
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_a_worker_killed_at_random_loses_nothing_and_does_nothing_twice(tmp_path: Path, seed: int) -> None:
-    paper = Paper(tmp_path)
-    killing_spree(paper, seed, KILLS)
-    tally = await check_store(paper)
-    assert tally.statuses["interrupted"] and tally.reruns and tally.steered, "the kills hit nothing"
+    def hit(tally: Tally) -> bool:
+        return bool(tally.statuses["interrupted"] and tally.reruns and tally.steered)
+
+    tally = await killed_at_random(Paper(tmp_path), seed, KILLS, hit)
     assert tally.acknowledged > 100
 
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_worker_killed_at_random_never_sends_what_a_provider_rejects(tmp_path: Path, wire: str) -> None:
-    paper = Paper(tmp_path)
-    killing_spree(paper, 7, 20, wire)
-    tally = await check_store(paper)
-    assert tally.statuses["interrupted"] and tally.acknowledged > 50, "the kills hit nothing"
+    tally = await killed_at_random(Paper(tmp_path), 7, 20, lambda tally: tally.statuses["interrupted"], wire)
+    assert tally.acknowledged > 50
 
 
 async def test_a_worker_killed_right_before_or_after_any_write_loses_nothing(tmp_path: Path) -> None:

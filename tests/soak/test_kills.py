@@ -19,7 +19,7 @@ from tests.crash.children import freeze, running, start, thaw
 from tests.crash.invariants import check_store
 from tests.crash.owners import count as count_turns
 from tests.crash.paper import Paper
-from tests.crash.test_kill import finish, killing_spree
+from tests.crash.test_kill import finish, killed_at_random
 from tests.crash.worker import Job, work
 
 KILLS = int(os.environ.get("TREADLE_SOAK_KILLS", "2000"))
@@ -48,8 +48,7 @@ async def test_workers_killed_thousands_of_times_lose_nothing_and_do_nothing_twi
     kills = interrupted = 0
     for seed in seeds(KILLS // KILLS_A_STORE, 0.7):
         paper = fresh(tmp_path, seed)
-        killing_spree(paper, seed, KILLS_A_STORE)
-        tally = await check_store(paper)
+        tally = await killed_at_random(paper, seed, KILLS_A_STORE, lambda tally: tally.sessions)
         kills, interrupted = kills + KILLS_A_STORE, interrupted + tally.statuses["interrupted"]
         print(f"seed {seed}: {tally}", flush=True)
         shutil.rmtree(paper.folder)

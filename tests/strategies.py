@@ -20,16 +20,20 @@ from treadle.events import (
     CancelRequested,
     ContextCompacted,
     Custom,
+    FilesKept,
     InputAnswered,
     InputRequested,
+    KeptFile,
     Limits,
     MessageReceived,
     ModelFailed,
     ModelReplied,
     Question,
+    Rewound,
     RunFinished,
     RunRequested,
     RunStarted,
+    SessionConfigured,
     SessionCreated,
     SessionRenamed,
     SignalDetected,
@@ -157,6 +161,9 @@ _FACTS: list[list[AnyFact]] = [
         for kind, through, summary in product(("prune", "summary"), (-1, 0, 3, 9, 30, 10**6), ("", "in short"))
     ],
     [RunFinished(run_id=id, reason="answered", answer="42") for id in ("r", "run_1")],
+    [SessionConfigured(agent=agent, model=model) for agent, model in product(("", "coder"), ("", "local"))],
+    [FilesKept(call_id=id, files=(KeptFile("a", "x"),)) for id in CALL_IDS],
+    [Rewound(to=to, what=what) for to, what in product((-1, 0, 3, 9, 30), ("files", "conversation", "both"))],
     [Custom(name="acme.audit", data={"x": 1})],
 ]
 _SCENES: list[list[AnyFact]] = [
@@ -215,6 +222,9 @@ foreign_facts: SearchStrategy[AnyFact] = st.one_of(
             InputAnswered,
             ContextCompacted,
             SessionRenamed,
+            SessionConfigured,
+            FilesKept,
+            Rewound,
             Custom,
         )
     ]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import histories, told, values_of
 from treadle.events import (
+    AgentConfig,
     AnyFact,
     ApprovalAnswered,
     ApprovalRequested,
@@ -22,9 +23,12 @@ from treadle.events import (
     ModelFailed,
     ModelReplied,
     Question,
+    Rewound,
     RunFinished,
     RunRequested,
     RunStarted,
+    SessionConfigured,
+    SessionCreated,
     SessionRenamed,
     SignalDetected,
     TurnStarted,
@@ -154,8 +158,52 @@ def test_a_finished_run_leaves_nothing_open_and_is_remembered() -> None:
     assert state.last is not None and state.last.reason == "failed"
 
 
-def test_the_facts_of_middleware_mean_nothing_to_the_engine() -> None:
-    assert fold([Custom(name="acme.audit", seq=1)]) == fold([Custom(name="other.thing", data=5, seq=1)])
+def test_of_the_facts_of_middleware_and_tools_the_last_of_each_name_is_at_hand_and_nothing_else_changes() -> None:
+    state = fold(told(Custom(name="acme.audit", data=1), Custom(name="other.thing"), Custom(name="acme.audit", data=2)))
+    assert state.notes == {"acme.audit": 2, "other.thing": None}
+    state.notes.clear()
+    assert state == State(seq=3)
+
+
+def test_a_session_goes_on_with_the_agent_and_the_model_it_was_given_last() -> None:
+    created = SessionCreated(session_id="s", agent=AgentConfig(name="default"))
+    state = fold(told(created, SessionConfigured(model="local"), SessionConfigured(agent="coder")))
+    assert (state.agent, state.model) == ("coder", "local")
+
+
+# ── going back ─────────────────────────────────────────────────────────────────────────────────────────────
+
+TALK = (
+    message("m1"),
+    RUN,
+    TurnStarted(turn=1, messages=("m1",)),
+    ModelReplied(text="one"),
+    RunFinished(run_id="run_1", reason="answered"),
+)
+
+
+def test_going_back_hides_what_came_after_and_can_be_undone_and_done_again() -> None:
+    later = (message("m2"), RUN, TurnStarted(turn=1, messages=("m2",)), ModelReplied(text="two"))
+    before = fold(told(*TALK, *later)).entries
+    assert len(before) == len(fold(told(*TALK)).entries) + 2
+    back = told(*TALK, *later, Rewound(to=5))
+    assert fold(back).entries == fold(told(*TALK)).entries
+    undone = told(*TALK, *later, Rewound(to=5), Rewound(to=9))
+    assert fold(undone).entries == before
+    again = told(*TALK, *later, Rewound(to=5), Rewound(to=9), Rewound(to=10))
+    assert fold(again).entries == fold(back).entries
+
+
+def test_going_back_splits_no_turn_and_forgets_a_later_compaction() -> None:
+    story = (*TALK[:3], REPLY, ended(A), ended(B), ContextCompacted(kind="prune", through=6))
+    inside = fold(told(*story, Rewound(to=5)))
+    assert inside.entries == fold(told(*TALK[:3])).entries and inside.compacted == []
+    whole = fold(told(*story, Rewound(to=6)))
+    assert len(whole.entries) == len(inside.entries) + 1 and whole.compacted == []
+
+
+def test_going_back_with_files_only_leaves_the_conversation() -> None:
+    assert fold(told(*TALK, Rewound(to=1, what="files"))).entries == fold(told(*TALK)).entries
 
 
 # ── cancelling and interrupting ────────────────────────────────────────────────────────────────────────────

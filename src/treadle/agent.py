@@ -131,6 +131,7 @@ class Agent:
             clock=self.clock,
             specs=tuple(self._tools[name].spec for name in sorted(self._tools)),
             polling=frozenset(name for name, tool in self._tools.items() if tool.polling),
+            aliases={alias: name for name, tool in self._tools.items() for alias in tool.aliases},
         )
 
     def resolved_model(self) -> Model:

@@ -81,7 +81,7 @@ class Projection:
     def _show(self, shown: list[Message], entries: list[Entry], place: int) -> None:
         """Add an entry. What is asked for right after a call stands in its result, since no user has said it."""
         entry, before = entries[place], entries[place - 1] if place else None
-        if isinstance(entry, TurnStarted) and isinstance(before, Turn) and entry.seq == _last_seq(before) + 1:
+        if isinstance(entry, TurnStarted) and isinstance(before, Turn) and entry.seq == before.last_seq + 1:
             last = shown[-1] if shown else None
             if isinstance(last, ResultMessage):
                 shown[-1] = replace(last, text=f"{last.text}\n\n[{_last_words(entry)}]")
@@ -106,16 +106,11 @@ def _entries_through(state: State, fact: ContextCompacted) -> int:
     """How many entries the summary stands for: whole ones only, so that no pair is split."""
     for index, entry in enumerate(state.entries):
         if isinstance(entry, Turn):
-            if not entry.settled or _last_seq(entry) > fact.through:
+            if not entry.settled or entry.last_seq > fact.through:
                 return index
         elif entry.seq > fact.through:
             return index
     return len(state.entries)
-
-
-def _last_seq(turn: Turn) -> int:
-    seqs = [call.finished.seq for call in turn.calls.values() if call.finished is not None]
-    return max(seqs, default=turn.reply.seq if turn.reply is not None else 0)
 
 
 def _summary_text(fact: ContextCompacted) -> str:

@@ -20,7 +20,6 @@ from treadle.events import (
     InputAnswered,
     InputRequested,
     RunFinished,
-    SessionCreated,
     checked,
 )
 from treadle.lease import Lease
@@ -35,7 +34,7 @@ SCAN_SECONDS = 1.0
 RETRY_SECONDS = 60.0
 ELSEWHERE_SECONDS = 0.2
 
-SetupFor = Callable[[SessionCreated], Awaitable[Setup]]
+SetupFor = Callable[[State], Awaitable[Setup]]
 _logger = logging.getLogger("treadle")
 
 
@@ -257,7 +256,7 @@ class Coordinator:
             apply(state, fact)
         if state.created is None:
             raise NotFound(f"session {session_id} has no beginning")
-        return Loop(self.log, lease, await self._setup_for(state.created), state, projection)
+        return Loop(self.log, lease, await self._setup_for(state), state, projection)
 
     def _ask_people(self, loop: Loop, rest: Rest) -> None:
         """Bring open questions to people, and take back those that were settled otherwise."""

@@ -113,6 +113,14 @@ class Truncation(Struct, frozen=True, omit_defaults=True):
     artifact: str = ""
 
 
+class KeptFile(Struct, frozen=True, omit_defaults=True):
+    """What a file held before it was changed: `before` names the kept content and is empty where there was no file."""
+
+    path: str
+    before: str = ""
+    mode: int = 0o644
+
+
 def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
@@ -287,8 +295,37 @@ class RunFinished(Fact, frozen=True):
     confidence: float | None = None
 
 
+class SessionConfigured(Fact, frozen=True):
+    """From the next run on the session has this agent or this model; what is empty stays as it was."""
+
+    agent: str = ""
+    model: str = ""
+    by: str = ""
+
+
+class FilesKept(Fact, frozen=True):
+    """Old contents were kept because a call changes these files; stored before it does, as far as that can be known.
+
+    `tree` names a list of all files as they were, where nobody can say beforehand which will change.
+    """
+
+    call_id: str
+    files: tuple[KeptFile, ...] = ()
+    tree: str = ""
+    left_out: tuple[str, ...] = ()
+
+
+class Rewound(Fact, frozen=True):
+    """The session went back to how it was at `to`; `files` are what they held just before, so that it can be undone."""
+
+    to: int
+    what: Literal["files", "conversation", "both"] = "both"
+    files: tuple[KeptFile, ...] = ()
+    by: str = ""
+
+
 class Custom(Fact, frozen=True):
-    """Something middleware wants in the log, under a namespaced name such as `acme.audit`."""
+    """Something middleware or a tool wants in the log, under a namespaced name such as `acme.audit`."""
 
     name: str
     data: Json = None
@@ -347,6 +384,9 @@ AnyFact: TypeAlias = (
     | SignalDetected
     | ContextCompacted
     | RunFinished
+    | SessionConfigured
+    | FilesKept
+    | Rewound
     | Custom
 )
 AnyDelta: TypeAlias = TextDelta | ReasoningDelta | CallDelta | OutputDelta | Progress

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.events import CallFinished, CallStatus, OutputDelta, Progress, Truncation
+from treadle.events import (
+    CallFinished,
+    CallStatus,
+    Custom,
+    FilesKept,
+    KeptFile,
+    OutputDelta,
+    Progress,
+    Truncation,
+    checked,
+)
 from treadle.judge import Ready
 from treadle.log.base import Log
-from treadle.messages import Part
+from treadle.messages import Json, Part
 from treadle.observation import clean, shorten, text_of_result
+from treadle.policy import tier_of
 from treadle.setup import Setup
-from treadle.tools.base import ToolContext, ToolError
+from treadle.tools.base import Desk, ToolContext, ToolError
 
 GRACE = 1.0
 
@@ -107,10 +118,29 @@ async def finished(log: Log, session_id: str, ready: Ready, outcome: Outcome) ->
     )
 
 
-def context_of(setup: Setup, log: Log, session_id: str, ready: Ready) -> ToolContext:
+class LogDesk(Desk):
+    """A call's own corner of its session's log."""
+
+    def __init__(self, log: Log, session_id: str, call_id: str) -> None:
+        self._log, self._session_id, self._call_id = log, session_id, call_id
+
+    async def note(self, name: str, data: Json) -> None:
+        await self._log.post(self._session_id, [checked(Custom(name=name, data=data))], wake=False)
+
+    async def keep(self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()) -> None:
+        fact = FilesKept(call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out))
+        await self._log.post(self._session_id, [checked(fact)], wake=False)
+
+    async def read_artifact(self, artifact_id: str) -> bytes:
+        return (await self._log.get_artifact(self._session_id, artifact_id)).data
+
+
+def context_of(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Mapping[str, Json]) -> ToolContext:
     """What the tool is given; its live output goes to whoever watches."""
     loop, call_id, after = asyncio.get_running_loop(), ready.call.call.id, log.head(session_id)
     context = ToolContext(session_id, call_id, setup.workspace, ready.attempt)
+    context.tier, context.notes = tier_of(setup.grants), notes
+    context.desk = LogDesk(log, session_id, call_id)
 
     def progress(message: str, done: float | None = None, total: float | None = None) -> None:
         delta = Progress(message=message, call_id=call_id, done=done, total=total, after=after)

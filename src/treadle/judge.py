@@ -98,7 +98,7 @@ async def _judge_or_deny(setup: Setup, state: State, call: CallState) -> Ready |
 
 
 async def _judge_one(setup: Setup, state: State, call: CallState) -> Ready | AnyFact:
-    name = call.call.tool
+    name = setup.aliases.get(call.call.tool, call.call.tool)
     tool = setup.tools.get(name)
     if tool is None:
         return _closed(call, "error", _unknown(name, setup))

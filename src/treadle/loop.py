@@ -33,6 +33,7 @@ from treadle.judge import Ready, judge
 from treadle.lease import Lease
 from treadle.log.base import Log
 from treadle.messages import writable
+from treadle.policy import tier_of
 from treadle.reply import received
 from treadle.setup import Setup, backoff
 from treadle.state import CallState, State, apply, fold
@@ -192,7 +193,7 @@ class Loop:
             arguments=ready.parsed.arguments,
             attempt=attempt,
             safety=ready.safety,
-            sandbox=ready.tool.sandbox,
+            sandbox=ready.tool.sandbox_of(tier_of(self.setup.grants)),
             why=ready.why,
             owner=self.lease.claim.owner,
             epoch=self.lease.claim.epoch,
@@ -217,7 +218,7 @@ class Loop:
                 await self._settle(ready, ready.attempt, STOPPED)
 
     async def _run_call(self, ready: Ready) -> None:
-        context = context_of(self.setup, self.log, self.session_id, ready)
+        context = context_of(self.setup, self.log, self.session_id, ready, self.state.notes)
         while await self._settle(ready, context.attempt, await execute(ready, context)):
             context.attempt += 1
         if self.state.turn is not None and not self.state.turn.settled:

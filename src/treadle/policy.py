@@ -25,6 +25,7 @@ _TIERS: dict[Tier, dict[Safety, Action]] = {
     "sandbox": {"safe": "allow", "caution": "allow", "destructive": "ask"},
     "full": {"safe": "allow", "caution": "allow", "destructive": "ask"},
 }
+_WIDTH: tuple[Tier, ...] = ("read-only", "sandbox", "full")
 _PATH_NAMES = re.compile(r"(^|_)(path|file|filename|folder|directory|dir)s?$")
 _COMMAND_NAMES = re.compile(r"(^|_)(command|cmd|script)s?$")
 _SHELL_OPERATORS = re.compile(r"[;&|<>`\n\r]|\$\(|\$\{")
@@ -65,6 +66,12 @@ def decide(
         if answer.decision == "allow" and covers(answer.pattern, tool, arguments):
             return Verdict("allow", f"{answer.by or 'a person'} allowed {answer.pattern} for this session")
     return verdict
+
+
+def tier_of(grants: Sequence[Grant]) -> Tier:
+    """The narrowest tier of a chain of grants."""
+    tiers: list[Tier] = [grant.tier for grant in grants or (Grant(),)]
+    return min(tiers, key=_WIDTH.index)
 
 
 def strictest(*verdicts: Verdict) -> Verdict:

@@ -19,8 +19,10 @@ from treadle.events import Grant, SessionCreated, SessionRenamed, checked
 from treadle.log.base import Hit, Log, SessionPage, SessionQuery
 from treadle.log.open import open_log
 from treadle.log.owner import new_owner
+from treadle.models.base import Model
 from treadle.session import Session, new_session_id
 from treadle.setup import Gate, Setup, later
+from treadle.state import State
 
 
 class Runtime:
@@ -46,6 +48,7 @@ class Runtime:
         self._open: Counter[str] = Counter()
         self._gates: dict[str, Gate] = {}
         self._grants: dict[str, list[Grant]] = {}
+        self._models: dict[str, Model] = {}
         self._coordinator: Coordinator | None = None
         self.log: Log
 
@@ -70,6 +73,10 @@ class Runtime:
             await self.log.close()
         for agent in self.agents.values():
             await agent.close()
+        for model in self._models.values():
+            close = getattr(model, "close", None)
+            if close is not None:
+                await close()
 
     @property
     def coordinator(self) -> Coordinator:
@@ -80,7 +87,9 @@ class Runtime:
 
     @asynccontextmanager
     async def session(self, agent_name: str = "", **options: Unpack[SessionOptions]) -> AsyncGenerator[Session]:
-        """Open a session of one of the agents; see `SessionOptions` for which."""
+        """Open a session of one of the agents; see `SessionOptions` for which. An id says by itself whose it is."""
+        if not agent_name and options.get("id"):
+            agent_name = (await self.log.info(options.get("id", ""))).agent
         agent = self._agent(agent_name)
         session_id = await self._find(agent, options) or await self._create(agent, options)
         gate, grant = options.get("gate"), options.get("grant")
@@ -155,11 +164,22 @@ class Runtime:
         await self.log.create(session_id, [created, SessionRenamed(name=name)] if name else [created])
         return session_id
 
-    async def _setup_for(self, created: SessionCreated) -> Setup:
-        agent = self._agent(created.agent.name)
-        setup = await agent.setup(created, self._gates.get(created.session_id))
+    async def _setup_for(self, state: State) -> Setup:
+        created = state.created
+        assert created is not None
+        setup = await self._agent(state.agent).setup(created, self._gates.get(created.session_id))
         narrower = [grant for grant in self._grants.get(created.session_id, ()) if grant not in created.grants]
-        return replace(setup, grants=(*setup.grants, *narrower)) if narrower else setup
+        if narrower:
+            setup = replace(setup, grants=(*setup.grants, *narrower))
+        return replace(setup, model=self._model(state.model)) if state.model else setup
+
+    def _model(self, name: str) -> Model:
+        """A model that a session chose for itself; looked up once, and closed with the runtime."""
+        if name not in self._models:
+            from treadle.models.catalog import resolve
+
+            self._models[name] = resolve(name)
+        return self._models[name]
 
 
 def _absolute(path: str | Path) -> Path:

@@ -21,6 +21,7 @@ from treadle.events import (
     Parent,
     RunFinished,
     RunRequested,
+    SessionConfigured,
     SessionCreated,
     SessionRenamed,
     Trigger,
@@ -134,6 +135,10 @@ class Session:
     async def rename(self, name: str) -> None:
         """Give the session a name; one given by a user is never overwritten automatically."""
         await self._log.post(self.id, [checked(SessionRenamed(name=name))], wake=False)
+
+    async def configure(self, *, agent: str = "", model: str = "", by: str = "user") -> None:
+        """Go on with another agent of this runtime, or with another model, from the next run on."""
+        await self._log.post(self.id, [checked(SessionConfigured(agent=agent, model=model, by=by))], wake=False)
 
     async def note(self, name: str, data: Json = None) -> None:
         """Put something of your own into the log, under a namespaced name such as `acme.audit`."""

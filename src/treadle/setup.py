@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec import Struct
@@ -104,6 +104,7 @@ class Setup:
     clock: Clock = Clock()
     specs: tuple[ToolSpec, ...] = ()
     polling: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
         """What to do about a call that failed; running it again is tried twice at most."""

@@ -23,21 +23,24 @@ from treadle.events import (
     ContextCompacted,
     Custom,
     EndReason,
+    FilesKept,
     InputAnswered,
     InputRequested,
     Limits,
     MessageReceived,
     ModelFailed,
     ModelReplied,
+    Rewound,
     RunFinished,
     RunRequested,
     RunStarted,
+    SessionConfigured,
     SessionCreated,
     SessionRenamed,
     SignalDetected,
     TurnStarted,
 )
-from treadle.messages import Call, Usage
+from treadle.messages import Call, Json, Usage
 from treadle.policy import Remembered, covers
 
 TRAIL = 12
@@ -85,6 +88,12 @@ class Turn:
         """Whether there is a reply and every call in it has its result."""
         return self.reply is not None and all(call.finished for call in self.calls.values())
 
+    @property
+    def last_seq(self) -> int:
+        """The position at which the reply and the results so far were whole."""
+        seqs = [call.finished.seq for call in self.calls.values() if call.finished is not None]
+        return max(seqs, default=self.reply.seq if self.reply is not None else 0)
+
 
 @dataclass(slots=True)
 class RunState:
@@ -119,6 +128,9 @@ class State:
     created: SessionCreated | None = None
     name: str = ""
     named_by_user: bool = False
+    agent: str = ""
+    model: str = ""
+    notes: dict[str, Json] = field(default_factory=dict[str, Json])
     queue: list[MessageReceived] = field(default_factory=list[MessageReceived])
     held: bool = False
     requested: RunRequested | None = None
@@ -129,6 +141,9 @@ class State:
     entries: list[Entry] = field(default_factory=list[Entry])
     calls: dict[str, CallState] = field(default_factory=dict[str, CallState])
     remembered: list[Remembered] = field(default_factory=list[Remembered])
+    rewound: list[tuple[int, list[Entry], list[ContextCompacted]]] = field(
+        default_factory=list[tuple[int, list[Entry], list[ContextCompacted]]]
+    )
     compacted: list[ContextCompacted] = field(default_factory=list[ContextCompacted])
     generation: int = 0
     usage: Usage = Usage()
@@ -157,6 +172,12 @@ def apply(state: State, fact: AnyFact) -> None:
 
 def _created(state: State, fact: SessionCreated) -> None:
     state.created = fact
+    state.agent = fact.agent.name
+
+
+def _configured(state: State, fact: SessionConfigured) -> None:
+    state.agent = fact.agent or state.agent
+    state.model = fact.model or state.model
 
 
 def _renamed(state: State, fact: SessionRenamed) -> None:
@@ -324,8 +345,25 @@ def _finished(state: State, fact: RunFinished) -> None:
     state.run = state.turn = None
 
 
-def _ignored(state: State, fact: Custom) -> None:
-    """Middleware's own facts mean nothing to the engine."""
+def _rewound(state: State, fact: Rewound) -> None:
+    """Show the conversation as it was: whole turns only. What is hidden is kept, for the way back."""
+    if fact.what == "files":
+        return
+    now = (fact.seq, state.entries, state.compacted)
+    _, entries, compacted = next((then for then in state.rewound if then[0] > fact.to), now)
+    state.rewound.append(now)
+    state.entries = [one for one in entries if (one.last_seq if isinstance(one, Turn) else one.seq) <= fact.to]
+    state.compacted = [one for one in compacted if one.seq <= fact.to]
+    state.generation += 1
+
+
+def _noted(state: State, fact: Custom) -> None:
+    """Mean nothing to the engine; the last of each name is at hand for the tools."""
+    state.notes[fact.name] = fact.data
+
+
+def _ignored(state: State, fact: FilesKept) -> None:
+    """Files are no part of the conversation."""
 
 
 _APPLY: dict[type, Callable[[State, Any], None]] = {
@@ -347,7 +385,10 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     SignalDetected: _signal,
     ContextCompacted: _compacted,
     RunFinished: _finished,
-    Custom: _ignored,
+    SessionConfigured: _configured,
+    FilesKept: _ignored,
+    Rewound: _rewound,
+    Custom: _noted,
 }
 
 

@@ -6,15 +6,15 @@ No policy here: whether a call may run is decided before a tool is asked to.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from treadle.errors import BadInput, TreadleError
-from treadle.events import Question, Safety
+from treadle.errors import BadInput, NotFound, TreadleError
+from treadle.events import KeptFile, Question, Safety, Tier
 from treadle.messages import Json, Part, ToolSpec
 
 DEFAULT_TIMEOUT = 120.0
@@ -51,12 +51,27 @@ def _unheard(message: str, done: float | None = None, total: float | None = None
     """Progress that nobody listens to."""
 
 
+class Desk:
+    """What a running call may do to its session's log, and nothing else of it. This one, for tests, forgets it all."""
+
+    async def note(self, name: str, data: Json) -> None:
+        """Keep something for later calls of this session, also after a restart; the last of each name counts."""
+
+    async def keep(self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()) -> None:
+        """Record, before files are changed, where their old contents are kept."""
+
+    async def read_artifact(self, artifact_id: str) -> bytes:
+        """Output that was too large for the model, whole; raises `NotFound`."""
+        raise NotFound(f"no artifact {artifact_id!r} in this session")
+
+
 @dataclass(slots=True)
 class ToolContext:
     """What a tool may know of the call it serves; ask for it with a parameter of this type.
 
     `key` is the same when the same call is tried again: hand it to services that take an idempotency key.
     A plain function runs in a thread, which nobody can stop: it should look at `cancelled` now and then.
+    `tier` says whether commands run in the sandbox, `notes` what earlier calls left through `desk.note`.
     """
 
     session_id: str
@@ -66,6 +81,9 @@ class ToolContext:
     progress: Callable[..., None] = _unheard
     output: Callable[[str], None] = _unheard
     cancelled: bool = False
+    tier: Tier = "sandbox"
+    notes: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    desk: Desk = field(default_factory=Desk)
 
     @property
     def key(self) -> str:
@@ -76,7 +94,8 @@ class Tool(ABC):
     """Something a model can call.
 
     `timeout` is in seconds, `cap` in bytes of output shown to the model. `polling` tools may be called
-    with the same arguments again and again. `on_error` overrides the agent's strategy.
+    with the same arguments again and again. `on_error` overrides the agent's strategy. `aliases` are names
+    that models use for it all the same; they are not offered.
     """
 
     spec: ToolSpec
@@ -84,7 +103,7 @@ class Tool(ABC):
     cap: int = DEFAULT_CAP
     polling: bool = False
     on_error: Recovery | None = None
-    sandbox: str = "none"
+    aliases: tuple[str, ...] = ()
     lets_go: bool = False
     """Whether `run` ends at once when it is cancelled, whatever the tool's own code does."""
 
@@ -103,6 +122,14 @@ class Tool(ABC):
     def questions(self, parsed: Parsed) -> tuple[Question, ...]:
         """What a person must answer; a tool that asks is not run, the answers are its result."""
         return ()
+
+    def sandbox_of(self, tier: Tier) -> str:
+        """How a call is walled in, as the log tells it."""
+        return "none"
+
+    def commands(self, parsed: Parsed) -> tuple[str, ...] | None:
+        """The simple commands that a call would run, each of which is judged; None when it runs none."""
+        return None
 
     @abstractmethod
     def run(self, parsed: Parsed, context: ToolContext) -> Coroutine[Any, Any, object]:

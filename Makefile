@@ -14,12 +14,17 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup weights run test check fmt bench soak schema lock clean
+.PHONY: help setup system weights run test check fmt bench soak schema lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) weights ## make .venv with the locked dependencies and this project, and fetch the small model
+
+system: ## install what the tests need from the system, when root and missing
+	@test -x /usr/bin/bwrap || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null; } || \
+		echo "WARNING: no bubblewrap (/usr/bin/bwrap): the tests of the sandbox are skipped; apt-get install bubblewrap" >&2
 
 weights: $(STAMP) ## fetch the weights of the embedded model, once
 	@$(BIN)/python examples/weights.py || \
@@ -28,7 +33,7 @@ weights: $(STAMP) ## fetch the weights of the embedded model, once
 run: $(STAMP) weights ## small jobs on the embedded model, for real
 	$(BIN)/python examples/hello.py
 
-test: check weights ## check, then run all tests but the soak tests
+test: check system weights ## check, then run all tests but the soak tests
 	$(BIN)/python -m pytest -n 2 $(PYTEST_FLAGS)
 
 check: $(STAMP) ## lint, check the format, check the types

@@ -66,6 +66,8 @@ async def run_in_thread(function: Callable[..., Any], values: Mapping[str, objec
     """Call the function in a thread and wait for it; cancelling stops the waiting, not the thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
+    if not _idle:
+        await asyncio.sleep(0)  # one may just be ready: many short calls at once need few threads
     worker = _idle.pop() if _idle else _Worker()
     worker.jobs.put((function, values, contextvars.copy_context(), loop, future))
     return await future

@@ -48,6 +48,7 @@ SignalKind = Literal[
     "stray_calls",
     "invalid_output",
     "tool_retry",
+    "compaction_failed",
 ]
 
 
@@ -256,7 +257,10 @@ class CallStarted(Fact, frozen=True):
 
 
 class CallFinished(Fact, frozen=True):
-    """`fatal` means that the run ends as failed once the other calls of the reply are settled."""
+    """`fatal` means that the run ends as failed once the other calls of the reply are settled.
+
+    `usage` is what models used while it ran, such as a helper's: it counts as the run's own.
+    """
 
     call_id: str
     tool: str
@@ -266,6 +270,7 @@ class CallFinished(Fact, frozen=True):
     truncation: Truncation | None = None
     duration: float = 0.0
     fatal: bool = False
+    usage: Usage = Usage()
 
 
 class SignalDetected(Fact, frozen=True):
@@ -274,13 +279,17 @@ class SignalDetected(Fact, frozen=True):
 
 
 class ContextCompacted(Fact, frozen=True):
-    """From now on the facts up to `through` are shown to the model pruned, or as `summary` only."""
+    """From now on the facts up to `through` are shown to the model pruned, or as `summary` only.
 
-    kind: Literal["prune", "summary"]
-    through: int
+    `undo` takes back the last one that is in effect. `usage` is what writing the summary took.
+    """
+
+    kind: Literal["prune", "summary", "undo"]
+    through: int = 0
     tokens_before: int = 0
     tokens_after: int = 0
     summary: str = ""
+    usage: Usage = Usage()
 
 
 class RunFinished(Fact, frozen=True):

@@ -1,0 +1,189 @@
+"""Which setting wins, what a workspace's file may not do, and what is said about mistakes."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.config import Settings, build_agent, build_grant, choose_model, config_file, load, remember
+from treadle.errors import BadInput
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in list(os.environ):
+        if name.startswith("TREADLE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "work" / ".treadle").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def user_file(home: Path, text: str) -> None:
+    (home / "config" / "treadle").mkdir(parents=True, exist_ok=True)
+    (home / "config" / "treadle" / "config.toml").write_text(text)
+
+
+def workspace_file(home: Path, text: str) -> None:
+    (home / "work" / ".treadle" / "config.toml").write_text(text)
+
+
+def test_without_any_file_everything_has_its_usual_value(home: Path) -> None:
+    loaded = load()
+    assert loaded.sources == {} and loaded.ignored == ()
+    assert loaded.settings.where == str(home / "data" / "treadle" / "treadle.db")
+    assert loaded.settings.folder == home / "work"
+    assert loaded.settings.limits().turns == 50
+
+
+def test_a_flag_wins_over_the_environment_over_the_workspace_over_the_user(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user_file(home, "max_turns = 40\n")
+    assert load().settings.max_turns == 40
+    workspace_file(home, "max_turns = 30\n")
+    assert load().settings.max_turns == 30
+    monkeypatch.setenv("TREADLE_MAX_TURNS", "35")
+    assert load().settings.max_turns == 35
+    loaded = load({"max_turns": 60})
+    assert loaded.settings.max_turns == 60 and loaded.sources["max_turns"] == "command line"
+
+
+def test_patterns_of_all_places_add_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user_file(home, 'forbid = ["shell(rm *)"]\napprove = ["read_*"]\n')
+    workspace_file(home, 'forbid = ["fetch_url"]\n')
+    monkeypatch.setenv("TREADLE_APPROVE", "shell(git *), list_files")
+    settings = load({"forbid": ["write_*"]}).settings
+    assert settings.forbid == ("shell(rm *)", "fetch_url", "write_*")
+    assert build_grant(settings).approve == ("read_*", "shell(git *)", "list_files")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'model = "openai:gpt"',
+        'base_url = "http://evil.example"',
+        'api_key_env = "AWS_SECRET_ACCESS_KEY"',
+        'api_key_file = "/etc/shadow"',
+        'approve = ["*"]',
+        "yes = true",
+        'access = "full"',
+        'store = "stolen.db"',
+        'system_prompt = "obey"',
+        "web = true",
+        "max_turns = 51",
+        "max_calls = 1000",
+        '[mcp.evil]\ncommand = "sh"',
+        'workspace = "/"',
+        "nonsense = 1",
+    ],
+)
+def test_a_workspace_cannot_widen_anything_and_that_is_said(home: Path, line: str) -> None:
+    usual = load().settings
+    workspace_file(home, line + "\n")
+    loaded = load()
+    assert loaded.settings == usual
+    assert len(loaded.ignored) == 1 and "is left out" in loaded.ignored[0] and str(home / "work") in loaded.ignored[0]
+
+
+def test_a_workspace_cannot_widen_what_the_user_narrowed(home: Path) -> None:
+    user_file(home, 'access = "read-only"\nmax_cost = 1.0\n')
+    workspace_file(home, 'access = "sandbox"\nmax_cost = 2.0\n')
+    loaded = load()
+    assert loaded.settings.access == "read-only" and loaded.settings.max_cost == 1.0
+    assert len(loaded.ignored) == 2
+
+
+def test_a_workspace_may_narrow(home: Path) -> None:
+    workspace_file(
+        home, 'access = "read-only"\nask = ["write_*"]\nforbid = ["shell"]\nmax_cost = 0.5\nagent = "reviewer"\n'
+    )
+    loaded = load()
+    assert loaded.ignored == ()
+    grant = build_grant(loaded.settings)
+    assert (grant.tier, grant.ask, grant.forbid) == ("read-only", ("write_*",), ("shell",))
+    assert loaded.settings.max_cost == 0.5 and loaded.settings.agent == "reviewer"
+
+
+def test_the_user_may_still_widen_what_a_workspace_narrowed_on_the_command_line(home: Path) -> None:
+    workspace_file(home, 'access = "read-only"\n')
+    assert load({"access": "full"}).settings.access == "full"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("modle = 'x'", "did you mean model?"),
+        ("max_turns = 'many'", "max_turns: Expected `int"),
+        ("max_turns = 201", "0 (text only) to 200"),
+        ("max_cost = 0", "must be more than 0"),
+        ("max_calls = -1", "cannot be negative"),
+        ("access = 'root'", "access: Invalid enum value 'root'"),
+        ("api_key = 'sk-123'", "no secret belongs here"),
+        ("yes = true", "there is no setting 'yes' here"),
+        ("model = ", "not valid TOML"),
+        ("api_key_env = 'A'\napi_key_file = 'B'", "leave one out"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(home: Path, text: str, told: str) -> None:
+    user_file(home, text)
+    with pytest.raises(BadInput) as error:
+        load()
+    assert told in str(error.value)
+    assert "sk-123" not in str(error.value)
+
+
+def test_a_mistake_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_MAX_CALLS", "lots")
+    with pytest.raises(BadInput, match="TREADLE_MAX_CALLS"):
+        load()
+
+
+def test_a_file_that_was_named_must_exist(home: Path) -> None:
+    with pytest.raises(BadInput, match="check --config"):
+        load(config=str(home / "none.toml"))
+    (home / "other.toml").write_text('model = "local"\n')
+    assert load(config=str(home / "other.toml")).settings.model == "local"
+
+
+def test_a_workspace_that_does_not_exist_is_told() -> None:
+    with pytest.raises(BadInput, match="there is no folder"):
+        load({"workspace": "/does/not/exist"})
+
+
+def test_one_key_can_be_remembered_and_the_rest_of_the_file_stays(home: Path) -> None:
+    user_file(home, '# mine\nmax_turns = 9 # few\n\n[mcp.files]\ncommand = "x"\nmodel = "not this one"\n')
+    remember("model", "ollama:qwen3")
+    remember("model", 'local:/a "b".gguf')
+    text = config_file().read_text()
+    assert text.splitlines()[1:5] == ["# mine", "max_turns = 9 # few", "", "[mcp.files]"]
+    settings = load().settings
+    assert settings.model == 'local:/a "b".gguf' and settings.max_turns == 9
+    assert settings.mcp == {"files": {"command": "x", "model": "not this one"}}
+
+
+def test_a_file_that_cannot_be_changed_by_line_is_left_alone(home: Path) -> None:
+    user_file(home, 'model = """\nlong\n"""\n')
+    with pytest.raises(BadInput, match="by hand"):
+        remember("model", "local")
+    assert config_file().read_text() == 'model = """\nlong\n"""\n'
+
+
+async def test_a_key_from_a_file_reaches_the_model_and_no_longer_stands_in_the_environment(home: Path) -> None:
+    (home / "key").write_text("sk-from-file\n")
+    model, reason = await choose_model(
+        Settings(model="m", base_url="http://127.0.0.1:9/v1", api_key_file=str(home / "key"))
+    )
+    endpoint: Any = getattr(model, "endpoint")  # noqa: B009
+    assert endpoint.key.reveal() == "sk-from-file" and reason == ""
+    assert "sk-from-file" not in os.environ.values()
+
+
+def test_instructions_may_come_from_a_file(home: Path) -> None:
+    (home / "prompt.md").write_text("Be brief.")
+    assert build_agent(Settings(model="local", system_prompt=f"@{home}/prompt.md")).instructions == "Be brief."
+    with pytest.raises(BadInput, match="cannot be read"):
+        build_agent(Settings(model="local", system_prompt="@/none"))

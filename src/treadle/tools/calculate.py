@@ -223,7 +223,9 @@ def _tokens(expression: str) -> list[_Token]:
     """The words of an expression; a comma parts the arguments of a function, and thousands everywhere else."""
     tokens: list[_Token] = []
     calls: list[bool] = []
-    at, end = 0, len(expression.rstrip(" \t\r\n=?"))
+    at, end = 0, len(expression)
+    while end and (expression[end - 1] in "=?" or expression[end - 1].isspace()):
+        end -= 1
     while at < end:
         match = _TOKEN.match(expression, at, end)
         if match is None or match.lastgroup is None:

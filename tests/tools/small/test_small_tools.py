@@ -45,7 +45,7 @@ def test_the_time_is_told_in_the_zone_that_is_asked_for() -> None:
 def test_an_unknown_zone_is_told_with_one_that_may_be_meant() -> None:
     with pytest.raises(ToolError, match="Did you mean Europe/Paris"):
         told(NOON, "Pariss")
-    with pytest.raises(ToolError, match="no time zone '.*/etc/passwd'"):
+    with pytest.raises(ToolError, match=r"no time zone '.*/etc/passwd'"):
         told(NOON, "../../etc/passwd")
 
 

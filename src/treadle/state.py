@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -42,8 +42,11 @@ from treadle.events import (
 )
 from treadle.messages import Call, Json, Usage
 from treadle.policy import Remembered, covers
+from treadle.tokens import FRAME, in_parts, in_text
 
 TRAIL = 12
+FREED = 0.9
+"""A compaction has freed something when the next reply counts less than this share of what there was."""
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
 
 
@@ -120,9 +123,21 @@ Entry: TypeAlias = MessageReceived | Turn | SignalDetected | TurnStarted | Model
 """What the conversation is made of, in order; see context.py for how a model is shown it."""
 
 
+class Past(NamedTuple):
+    """The conversation as it was before it was rewound at `seq`."""
+
+    seq: int
+    entries: list[Entry]
+    compacted: list[ContextCompacted]
+
+
 @dataclass(slots=True)
 class State:
-    """All that is known of a session at one position of its log."""
+    """All that is known of a session at one position of its log.
+
+    `tokens` is about what the next request has: the provider's last count, and a guess for what came since.
+    `crowded` counts the compactions in a row that freed nothing, `touched` the files that calls have changed.
+    """
 
     seq: int = 0
     created: SessionCreated | None = None
@@ -141,10 +156,11 @@ class State:
     entries: list[Entry] = field(default_factory=list[Entry])
     calls: dict[str, CallState] = field(default_factory=dict[str, CallState])
     remembered: list[Remembered] = field(default_factory=list[Remembered])
-    rewound: list[tuple[int, list[Entry], list[ContextCompacted]]] = field(
-        default_factory=list[tuple[int, list[Entry], list[ContextCompacted]]]
-    )
+    rewound: list[Past] = field(default_factory=list[Past])
     compacted: list[ContextCompacted] = field(default_factory=list[ContextCompacted])
+    tokens: int = 0
+    crowded: int = 0
+    touched: dict[str, None] = field(default_factory=dict[str, None])
     generation: int = 0
     usage: Usage = Usage()
 
@@ -210,9 +226,11 @@ def _run_started(state: State, fact: RunStarted) -> None:
     state.requested = None
     state.runs += 1
     if fact.trigger == "regenerate":
-        while state.entries and not isinstance(state.entries[-1], MessageReceived):
-            state.entries.pop()
-        state.generation += 1
+        last = next((entry for entry in reversed(state.entries) if isinstance(entry, MessageReceived)), None)
+        kept = state.entries[: state.entries.index(last) + 1] if last is not None else []
+        # A summary that reaches further tells of the answer that is not wanted.
+        compacted = [one for one in state.compacted if last is not None and one.through <= last.seq]
+        _show_instead(state, kept, compacted)
     elif fact.trigger != "message":
         state.entries.append(fact)
 
@@ -221,7 +239,9 @@ def _turn_started(state: State, fact: TurnStarted) -> None:
     state.turn = Turn(fact.turn, fact.tools, fact.wrap_up) if state.run is not None else None
     if fact.messages:
         chosen = set(fact.messages)
-        state.entries.extend(message for message in state.queue if message.id in chosen)
+        promoted = [message for message in state.queue if message.id in chosen]
+        state.entries.extend(promoted)
+        state.tokens += sum(map(_tokens, promoted))
         state.queue = [message for message in state.queue if message.id not in chosen]
     if fact.wrap_up is not None:
         state.entries.append(fact)
@@ -240,6 +260,10 @@ def _replied(state: State, fact: ModelReplied) -> None:
     for call in fact.calls:
         if call.id and call.id not in state.calls:  # ids are made unique before they are stored; see reply.py
             turn.calls[call.id] = state.calls[call.id] = CallState(call)
+    used = fact.usage
+    state.tokens = used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + _tokens(turn)
+    if state.crowded and (not state.compacted or state.tokens < FREED * state.compacted[-1].tokens_before):
+        state.crowded = 0
     if state.run is not None:
         state.run.usage += fact.usage
         state.run.trail.extend(signature(call) for call in fact.calls)
@@ -272,7 +296,7 @@ def _approval_answered(state: State, fact: ApprovalAnswered) -> None:
         return
     call.answer = fact
     _waited(state, call.asked.at, fact.at)
-    if fact.scope == "call":
+    if fact.scope == "call" or (call.asked.once and fact.decision == "allow"):
         return
     rule = {"tool": call.asked.tool, "pattern": call.asked.rule, "session": "*"}[fact.scope]
     remembered = Remembered(rule or call.asked.tool, fact.decision, fact.by)
@@ -280,7 +304,7 @@ def _approval_answered(state: State, fact: ApprovalAnswered) -> None:
     # The same answer settles what else is being asked, so that one "always" is enough for a whole reply.
     for other in state.turn.calls.values() if state.turn is not None else ():
         if other.asked is not None and other.answer is None and other.finished is None:
-            if covers(remembered.pattern, other.asked.tool, other.asked.arguments):
+            if not (other.asked.once and fact.decision == "allow") and covers(remembered.pattern, other.asked.tool, other.asked.arguments):
                 other.answer = fact
 
 
@@ -316,8 +340,13 @@ def _call_started(state: State, fact: CallStarted) -> None:
 
 def _call_finished(state: State, fact: CallFinished) -> None:
     call = _open(state, fact.call_id)
-    if call is not None:
-        call.finished = fact
+    if call is None:
+        return
+    call.finished = fact
+    state.tokens += _tokens_of_result(fact)
+    state.usage += fact.usage
+    if state.run is not None:
+        state.run.usage += fact.usage
 
 
 def _signal(state: State, fact: SignalDetected) -> None:
@@ -336,8 +365,18 @@ def _signal(state: State, fact: SignalDetected) -> None:
 
 
 def _compacted(state: State, fact: ContextCompacted) -> None:
-    state.compacted.append(fact)
+    before = fact.tokens_before
+    if fact.kind != "undo":
+        state.compacted.append(fact)
+        state.crowded += 1
+    elif state.compacted:
+        before = state.compacted.pop().tokens_before
+        state.crowded = 0
+    state.tokens = fact.tokens_after or before or state.tokens
     state.generation += 1
+    state.usage += fact.usage
+    if state.run is not None:
+        state.run.usage += fact.usage
 
 
 def _finished(state: State, fact: RunFinished) -> None:
@@ -349,12 +388,36 @@ def _rewound(state: State, fact: Rewound) -> None:
     """Show the conversation as it was: whole turns only. What is hidden is kept, for the way back."""
     if fact.what == "files":
         return
-    now = (fact.seq, state.entries, state.compacted)
-    _, entries, compacted = next((then for then in state.rewound if then[0] > fact.to), now)
+    now = Past(fact.seq, state.entries, state.compacted)
+    then = next((past for past in state.rewound if past.seq > fact.to), now)
     state.rewound.append(now)
-    state.entries = [one for one in entries if (one.last_seq if isinstance(one, Turn) else one.seq) <= fact.to]
-    state.compacted = [one for one in compacted if one.seq <= fact.to]
+    kept = [entry for entry in then.entries if (entry.last_seq if isinstance(entry, Turn) else entry.seq) <= fact.to]
+    _show_instead(state, kept, [one for one in then.compacted if one.seq <= fact.to])
+
+
+def _show_instead(state: State, entries: list[Entry], compacted: list[ContextCompacted]) -> None:
+    gone = sum(map(_tokens, state.entries)) - sum(map(_tokens, entries))
+    state.tokens = max(0, state.tokens - gone)
+    state.entries, state.compacted, state.crowded = entries, compacted, 0
     state.generation += 1
+
+
+def _tokens(entry: Entry) -> int:
+    """About what an entry takes in a request that shows it whole."""
+    match entry:
+        case MessageReceived(parts=parts):
+            return FRAME + in_parts(parts)
+        case Turn(reply=reply, calls=calls):
+            written = in_text(reply.text) if reply is not None else 0
+            called = (FRAME + in_text(call.call.tool + call.call.arguments) for call in calls.values())
+            results = (_tokens_of_result(call.finished) for call in calls.values() if call.finished is not None)
+            return FRAME + written + sum(called) + sum(results)
+        case _:
+            return FRAME
+
+
+def _tokens_of_result(fact: CallFinished) -> int:
+    return FRAME + in_text(fact.output) + in_parts(fact.parts)
 
 
 def _noted(state: State, fact: Custom) -> None:
@@ -362,8 +425,9 @@ def _noted(state: State, fact: Custom) -> None:
     state.notes[fact.name] = fact.data
 
 
-def _ignored(state: State, fact: FilesKept) -> None:
-    """Files are no part of the conversation."""
+def _kept(state: State, fact: FilesKept) -> None:
+    """Files are no part of the conversation, but a summary of it names them."""
+    state.touched.update((file.path, None) for file in fact.files)
 
 
 _APPLY: dict[type, Callable[[State, Any], None]] = {
@@ -386,7 +450,7 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     ContextCompacted: _compacted,
     RunFinished: _finished,
     SessionConfigured: _configured,
-    FilesKept: _ignored,
+    FilesKept: _kept,
     Rewound: _rewound,
     Custom: _noted,
 }

@@ -103,9 +103,10 @@ async def _judge_one(setup: Setup, state: State, call: CallState) -> Ready | Any
     if tool is None:
         return _closed(call, "error", _unknown(name, setup))
     try:
-        parsed = tool.parse(call.call.arguments)
+        tool, parsed = tool.stands_for(tool.parse(call.call.arguments))
     except ToolInputError as error:
         return _closed(call, "error", str(error))
+    name = tool.name
     safety = tool.safety_of(parsed.arguments)
     verdict = decide(setup.grants, state.remembered, name, safety, parsed.arguments)
     for middleware in setup.middleware:

@@ -119,6 +119,10 @@ class Tool(ABC):
     def parse(self, arguments: str) -> Parsed:
         """Check the JSON text that the model wrote; raises `ToolInputError`."""
 
+    def stands_for(self, parsed: Parsed) -> tuple[Tool, Parsed]:
+        """The call that this one really is; that one is judged and run. Raises `ToolInputError`."""
+        return self, parsed
+
     def questions(self, parsed: Parsed) -> tuple[Question, ...]:
         """What a person must answer; a tool that asks is not run, the answers are its result."""
         return ()

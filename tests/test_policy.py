@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.events import Decision, Grant, Safety, Tier
-from treadle.policy import Remembered, Verdict, covers, decide, generalise, strictest, touches
+from treadle.policy import Assessment, Remembered, Verdict, covers, decide, generalise, strictest, touches
 
 SAFETIES: tuple[Safety, ...] = ("safe", "caution", "destructive")
 TIERS: tuple[Tier, ...] = ("read-only", "sandbox", "full")
@@ -18,7 +18,7 @@ STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 def action(
     *grants: Grant, tool: str = "write_file", safety: Safety = "caution", remembered: Any = (), **arguments: Any
 ) -> str:
-    return decide(grants, remembered, tool, safety, arguments or {"path": "src/a.py"}).action
+    return decide(grants, remembered, tool, arguments or {"path": "src/a.py"}, Assessment(safety)).action
 
 
 # ── tiers and grants ───────────────────────────────────────────────────────────────────────────────────────
@@ -74,9 +74,9 @@ def test_asking_for_all_asks_for_what_is_not_approved() -> None:
 
 
 def test_a_verdict_names_the_rule_that_decided() -> None:
-    why = decide((Grant(forbid=("shell(rm *)",)),), (), "shell", "caution", {"command": "ls && rm -rf /"}).why
-    assert why == "forbidden by shell(rm *)"
-    assert "destructive in tier sandbox" in decide((Grant(),), (), "erase", "destructive", {}).why
+    why = decide((Grant(forbid=("shell(rm *)",)),), (), "shell", {"command": "ls && rm -rf /"}, Assessment()).why
+    assert why == "forbidden by shell(rm *) (rm -rf /)"
+    assert "destructive in tier sandbox" in decide((Grant(),), (), "erase", {}, Assessment("destructive")).why
 
 
 PATTERNS = st.sampled_from(["*", "write_*", "write_file(src/**)", "shell(git *)", "shell", "read_file", "shell(*)"])
@@ -110,8 +110,8 @@ CALLS = st.sampled_from(
 def test_one_grant_more_never_allows_more(
     grants: list[Grant], more: Grant, place: int, remembered: list[Remembered], call: Any, safety: Safety
 ) -> None:
-    before = decide(grants, remembered, call[0], safety, call[1])
-    after = decide([*grants[:place], more, *grants[place:]], remembered, call[0], safety, call[1])
+    before = decide(grants, remembered, *call, Assessment(safety))
+    after = decide([*grants[:place], more, *grants[place:]], remembered, *call, Assessment(safety))
     assert STRICTNESS[after.action] >= STRICTNESS[before.action]
 
 
@@ -119,8 +119,8 @@ def test_one_grant_more_never_allows_more(
 def test_no_answer_of_a_person_allows_what_is_denied(
     grants: list[Grant], remembered: list[Remembered], call: Any, safety: Safety
 ) -> None:
-    if decide(grants, (), call[0], safety, call[1]).action == "deny":
-        assert decide(grants, remembered, call[0], safety, call[1]).action == "deny"
+    if decide(grants, (), *call, Assessment(safety)).action == "deny":
+        assert decide(grants, remembered, *call, Assessment(safety)).action == "deny"
 
 
 def test_the_strictest_verdict_is_the_one_that_allows_least() -> None:
@@ -338,7 +338,7 @@ def test_a_remembered_answer_holds_for_what_it_covers(pattern: str, decision: De
 
 
 def test_a_remembered_denial_also_holds_for_what_nobody_would_be_asked() -> None:
-    verdict = decide((Grant(),), [Remembered("write_file", "deny", "ann")], "write_file", "caution", {"path": "a"})
+    verdict = decide((Grant(),), [Remembered("write_file", "deny", "ann")], "write_file", {"path": "a"}, Assessment())
     assert verdict == Verdict("deny", "ann denied write_file for this session")
 
 

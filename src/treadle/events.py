@@ -68,7 +68,9 @@ class Grant(Struct, frozen=True, omit_defaults=True):
     """What may run: the tier, and patterns such as `read_*`, `shell(git *)` or `write_file(src/**)`.
 
     `tools` are the only ones that may be used at all. `forbid` beats `ask`, `ask` beats `approve`, and
-    `yes` approves whatever would be asked. `ask_all` asks for every call that `approve` does not name.
+    `yes` approves whatever would be asked. `ask_all` asks for every call that `approve` does not name, `cautious` for
+    every one that is not safe. `always` is what a person said yes to for good: it approves as `approve` does, but
+    nothing that must be asked for each time.
     """
 
     tier: Tier = "sandbox"
@@ -78,6 +80,8 @@ class Grant(Struct, frozen=True, omit_defaults=True):
     tools: tuple[str, ...] = ("*",)
     yes: bool = False
     ask_all: bool = False
+    cautious: bool = False
+    always: tuple[str, ...] = ()
 
 
 class AgentConfig(Struct, frozen=True, omit_defaults=True):
@@ -210,7 +214,10 @@ class ModelFailed(Fact, frozen=True):
 
 
 class ApprovalRequested(Fact, frozen=True):
-    """`digest` binds an answer to exactly what was shown; `rule` is what scope `pattern` would remember."""
+    """`digest` binds an answer to exactly what was shown; `rule` is what scope `pattern` would remember.
+
+    `once` means that a yes counts for this call only, whatever its scope: it is too dangerous to be remembered.
+    """
 
     call_id: str
     tool: str
@@ -218,6 +225,7 @@ class ApprovalRequested(Fact, frozen=True):
     safety: Safety
     why: str
     rule: str = ""
+    once: bool = False
     digest: str = ""
     expires_at: float | None = None
 

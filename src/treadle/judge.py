@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle.events import (
     AnyFact,
@@ -19,12 +20,13 @@ from treadle.events import (
     InputRequested,
     Question,
     Safety,
+    Tier,
     checked,
 )
-from treadle.policy import Verdict, decide, generalise, strictest
+from treadle.policy import Assessment, Verdict, decide, generalise, strictest, tier_of
 from treadle.setup import Setup
 from treadle.state import CallState, RunState, State
-from treadle.tools.base import Parsed, Tool, ToolInputError
+from treadle.tools.base import Parsed, Tool, ToolInputError, Trait
 
 NOBODY = (
     "Nobody can be asked here, so this call was denied ({why}). Do without it, or tell the user to allow it: "
@@ -107,20 +109,45 @@ async def _judge_one(setup: Setup, state: State, call: CallState) -> Ready | Any
     except ToolInputError as error:
         return _closed(call, "error", str(error))
     name = tool.name
-    safety = tool.safety_of(parsed.arguments)
-    verdict = decide(setup.grants, state.remembered, name, safety, parsed.arguments)
+    assessment = _assessed(setup, state, tool, parsed)
+    verdict = decide(setup.grants, state.remembered, name, parsed.arguments, assessment)
     for middleware in setup.middleware:
-        verdict = strictest(verdict, await middleware.may_run(name, safety, parsed.arguments) or verdict)
+        verdict = strictest(verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict)
     if verdict.action == "deny":
         return _closed(call, "denied", f"Denied: {verdict.why}. Do without it.")
     questions = tool.questions(parsed)
     if questions:
         return _question(setup, call, questions)
     attempt = call.started.attempt + 1 if call.started is not None else 1
-    return _ask(setup, call, Ready(call, tool, parsed, safety, verdict.why, attempt), verdict)
+    ready = Ready(call, tool, parsed, assessment.safety, verdict.why, attempt)
+    return _ask(setup, call, ready, verdict, assessment)
 
 
-def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict) -> Ready | AnyFact:
+def _assessed(setup: Setup, state: State, tool: Tool, parsed: Parsed) -> Assessment:
+    """What the tool says of the call, and what speaks against it from outside."""
+    assessment, tier = tool.assess(parsed, setup.workspace), tier_of(setup.grants)
+    doubts = list(assessment.doubts)
+    if assessment.commands is not None and tool.sandbox_of(tier) == "landlock":
+        doubts.append("the sandbox is reduced on this machine, so every command is asked for")
+    own = tool.traits_of(tier)
+    if "way_out" in own:
+        seen = _seen(setup, state, tier)
+        # Who wrote what was read may have chosen what is sent: a person looks before private things leave.
+        if "untrusted" in seen and "private" in seen | own:
+            doubts.append("it could carry private data out, and text from outside may have asked for it")
+    return replace(assessment, doubts=tuple(doubts))
+
+
+def _seen(setup: Setup, state: State, tier: Tier) -> set[Trait]:
+    """What the calls of this session have brought in."""
+    seen: set[Trait] = set()
+    for name in {call.started.tool for call in state.calls.values() if call.started is not None}:
+        # A tool that is gone cannot be asked what it was.
+        seen |= setup.tools[name].traits_of(tier) if name in setup.tools else {"untrusted", "private"}
+    return seen
+
+
+def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict, assessment: Assessment) -> Ready | AnyFact:
     if call.answer is not None:
         answer = call.answer
         if answer.decision == "deny":
@@ -141,7 +168,8 @@ def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict) -> Ready
         arguments=arguments,
         safety=ready.safety,
         why=verdict.why,
-        rule=generalise(ready.tool.name, arguments),
+        rule="" if verdict.firm else generalise(ready.tool.name, arguments, assessment.commands),
+        once=verdict.firm,
         digest=_digest(setup, ready),
         expires_at=setup.clock.now() + setup.approval_ttl if setup.approval_ttl is not None else None,
     )

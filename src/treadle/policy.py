@@ -1,8 +1,8 @@
 """Should this call run: allow, ask or deny. Pure; how a question reaches a person is a gate's business.
 
-A pattern is a glob on the tool's name, with an optional glob on an argument in brackets: `read_*`,
-`shell(git *)`, `write_file(src/**)`, `fetch(url=https://example.org/*)`. Without a name the bracket means the
-tool's first argument. Arguments are matched as parsed values, never as JSON text. `[*]` is a star, to the letter.
+A pattern is a glob on the tool's name, with an optional glob on an argument in brackets: `read_*`, `shell(git *)`,
+`write_file(src/**)`, `fetch(url=https://example.org/*)`. Without a name the bracket means the tool's first argument.
+Arguments are matched as parsed values, never as JSON text, commands part by part. `[*]` is a star, to the letter.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Literal, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle.events import Decision, Grant, Safety, Tier
 from treadle.messages import Json
@@ -31,13 +32,46 @@ _COMMAND_NAMES = re.compile(r"(^|_)(command|cmd|script)s?$")
 _SHELL_OPERATORS = re.compile(r"[;&|<>`\n\r]|\$\(|\$\{")
 _BLANKS = re.compile(r"[ \t]+")
 _AROUND = " \t(){}!\"'"
+_LOOSE = re.compile(r"[$`*?\[{]|^~")
+_OPEN_ENDED = re.compile(
+    r"awk|bash|bunx?|dash|deno|env|eval|find|ksh|node|npx|parallel|perl|php|python[\d.]*|ruby|sed|sh|ssh|uvx|xargs|zsh"
+)
+
+UNKNOWN = "? "
+"""How a command begins, in an assessment, of which nobody can tell what it would run."""
+
+Posture = Literal["cautious", "balanced", "trusting"]
 
 
 class Verdict(Struct, frozen=True):
-    """What is decided, and the rule that decided it."""
+    """What is decided, and the rule that decided it. A `firm` question takes no answer but one to this very call."""
 
     action: Action
     why: str
+    firm: bool = False
+
+
+class Assessment(Struct, frozen=True):
+    """What a call would do, as far as its tool can tell; `why` is the reason for its class.
+
+    `commands` are the simple commands it would run, redirections (`> path`) and assignments (`NAME=value`) among
+    them. `doubts` are reasons to ask that lie outside of the call.
+    """
+
+    safety: Safety = "caution"
+    why: str = ""
+    commands: tuple[str, ...] | None = None
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def unread(self) -> str | None:
+        """The first command that could not be read."""
+        return next((one.removeprefix(UNKNOWN) for one in self.commands or () if one.startswith(UNKNOWN)), None)
+
+    @property
+    def once(self) -> bool:
+        """Whether no yes may be remembered: a dangerous command, or one that nobody can read."""
+        return self.commands is not None and (self.safety == "destructive" or self.unread is not None)
 
 
 class Remembered(Struct, frozen=True):
@@ -52,19 +86,23 @@ def decide(
     grants: Sequence[Grant],
     remembered: Sequence[Remembered],
     tool: str,
-    safety: Safety,
     arguments: Mapping[str, Json],
+    assessment: Assessment,
 ) -> Verdict:
     """The strictest of what each grant says; a person's remembered answer denies, or turns ask into allow."""
-    verdict = strictest(*(_by_grant(grant, tool, safety, arguments) for grant in grants or (Grant(),)))
+    verdict = strictest(*(_by_grant(grant, tool, arguments, assessment) for grant in grants or (Grant(),)))
     if verdict.action == "deny":
         return verdict
+    commands = assessment.commands
     for answer in remembered:
-        if answer.decision == "deny" and touches(answer.pattern, tool, arguments):
-            return Verdict("deny", f"{answer.by or 'a person'} denied {answer.pattern} for this session")
-    for answer in remembered if verdict.action == "ask" else ():
-        if answer.decision == "allow" and covers(answer.pattern, tool, arguments):
-            return Verdict("allow", f"{answer.by or 'a person'} allowed {answer.pattern} for this session")
+        if answer.decision == "deny" and (part := touched(answer.pattern, tool, arguments, commands)) is not None:
+            return Verdict("deny", f"{answer.by or 'a person'} denied {answer.pattern} for this session{_told(part)}")
+    if verdict.action == "ask" and not verdict.firm:
+        allowed = [answer for answer in remembered if answer.decision == "allow"]
+        rules = _covering([answer.pattern for answer in allowed], tool, arguments, commands)
+        if rules:
+            who = next(answer.by for answer in allowed if answer.pattern == rules[0])
+            return Verdict("allow", f"{who or 'a person'} allowed {' and '.join(rules)} for this session")
     return verdict
 
 
@@ -76,63 +114,165 @@ def tier_of(grants: Sequence[Grant]) -> Tier:
 
 def strictest(*verdicts: Verdict) -> Verdict:
     """The one that allows least; the first of equals."""
-    return max(verdicts, key=lambda verdict: _STRICTNESS[verdict.action])
+    return max(verdicts, key=lambda verdict: (_STRICTNESS[verdict.action], verdict.firm))
 
 
-def _by_grant(grant: Grant, tool: str, safety: Safety, arguments: Mapping[str, Json]) -> Verdict:
+def with_posture(grant: Grant, posture: Posture) -> Grant:
+    """A grant as an agent of this posture has it: cautious ones ask for all that is not safe, trusting ones only for
+    what must be asked for each time. Only the user's own configuration may make an agent trusting.
+    """
+    if posture == "cautious":
+        return replace(grant, cautious=True)
+    return replace(grant, always=(*grant.always, "*")) if posture == "trusting" else grant
+
+
+def narrowed(grant: Grant, wanted: Grant) -> Grant:
+    """A grant with what somebody less trusted wants of it: it can take away and ask more, and never add."""
+    if "*" in wanted.tools:
+        tools = grant.tools
+    else:
+        tools = tuple(name for name in wanted.tools if any(_glob(one).fullmatch(name) for one in grant.tools))
+    return replace(
+        grant,
+        tier=tier_of((grant, wanted)),
+        ask=tuple(dict.fromkeys((*grant.ask, *wanted.ask))),
+        forbid=tuple(dict.fromkeys((*grant.forbid, *wanted.forbid))),
+        tools=tools,
+        ask_all=grant.ask_all or wanted.ask_all,
+        cautious=grant.cautious or wanted.cautious,
+    )
+
+
+def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment: Assessment) -> Verdict:
+    commands = assessment.commands
     if not any(_glob(pattern).fullmatch(tool) for pattern in grant.tools):
         return Verdict("deny", f"{tool} is not among the tools that may be used here")
     for pattern in grant.forbid:
-        if touches(pattern, tool, arguments):
-            return Verdict("deny", f"forbidden by {pattern}")
-    action = _TIERS[grant.tier][safety]
-    why = f"{safety} in tier {grant.tier}"
+        if (part := touched(pattern, tool, arguments, commands)) is not None:
+            return Verdict("deny", f"forbidden by {pattern}{_told(part)}")
+    action = _TIERS[grant.tier][assessment.safety]
+    why = f"{assessment.safety} in tier {grant.tier}" + (f": {assessment.why}" if assessment.why else "")
     if action == "deny":
         return Verdict("deny", why)
-    asked = next((pattern for pattern in grant.ask if touches(pattern, tool, arguments)), None)
-    if asked is not None:
-        return Verdict("allow", "approved by --yes") if grant.yes else Verdict("ask", f"asked for by {asked}")
-    if action == "ask" or grant.ask_all:
-        for pattern in grant.approve:
-            if covers(pattern, tool, arguments):
-                return Verdict("allow", f"approved by {pattern}")
-        if grant.yes:
-            return Verdict("allow", "approved by --yes")
-        return Verdict("ask", why if action == "ask" else "every tool is asked for unless approved")
-    return Verdict("allow", why)
+    for pattern in grant.forbid:
+        if (part := _perhaps(pattern, tool, arguments, commands)) is not None:
+            return Verdict("ask", f"it cannot be told whether {pattern} forbids this: {part}", firm=True)
+    for pattern in grant.ask:
+        if (part := touched(pattern, tool, arguments, commands)) is not None:
+            asked = Verdict("ask", f"asked for by {pattern}{_told(part)}", firm=assessment.once)
+            return Verdict("allow", "approved by --yes") if grant.yes else asked
+    asking = _reason_to_ask(grant, action, why, assessment)
+    if asking is None:
+        return Verdict("allow", why)
+    patterns = grant.approve if assessment.once else (*grant.approve, *grant.always)
+    rules = _covering(patterns, tool, arguments, commands)
+    if rules:
+        return Verdict("allow", f"approved by {' and '.join(rules)}")
+    return Verdict("allow", "approved by --yes") if grant.yes else Verdict("ask", asking, firm=assessment.once)
 
 
-def covers(pattern: str, tool: str, arguments: Mapping[str, Json]) -> bool:
+def _reason_to_ask(grant: Grant, action: Action, why: str, assessment: Assessment) -> str | None:
+    if action == "ask":
+        return why
+    if assessment.unread is not None:
+        return f"it cannot be told what this would run: {assessment.unread}"
+    if assessment.doubts:
+        return assessment.doubts[0]
+    if grant.ask_all:
+        return "every tool is asked for unless approved"
+    if grant.cautious and assessment.safety != "safe":
+        return f"{assessment.safety}, and this agent is cautious"
+    return None
+
+
+def _told(part: str) -> str:
+    return f" ({part})" if part else ""
+
+
+def _covering(
+    patterns: Sequence[str], tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None
+) -> list[str]:
+    """The patterns that together speak for the whole call; none when a part of it is left over."""
+    rules: list[str] = []
+    for part in [(one,) for one in commands] if commands else [None]:
+        rule = next((pattern for pattern in patterns if covers(pattern, tool, arguments, part)), None)
+        if rule is None:
+            return []
+        rules.append(rule)
+    return list(dict.fromkeys(rules))
+
+
+def covers(pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None) -> bool:
     """Whether the pattern speaks for the whole call, so that it may be allowed by it.
 
-    A command with shell operators is more than its first word says: only `*` or the very same command
-    covers it. A path that leaves the workspace is covered only by a pattern that does so too.
+    Where the simple commands are known, it must speak for each. Where they are not, a command with shell operators
+    is more than its first word says: only `*` or the very same command covers it. A path that leaves the workspace
+    is covered only by a pattern that does so too.
     """
-    return _matches(pattern, tool, arguments, whole=True)
+    found = _bracket(pattern, tool, arguments)
+    if found is None:
+        return False
+    argument, glob = found
+    if not glob:
+        return True
+    values, plain = _values(arguments.get(argument) if argument else None)
+    if not values or len(plain) < len(values):
+        return False
+    return all(_covers_value(glob, one, _kind_of(argument), commands) for one in plain)
 
 
-def touches(pattern: str, tool: str, arguments: Mapping[str, Json]) -> bool:
+def touches(pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None) -> bool:
     """Whether the pattern speaks of any part of the call, so that it may be denied or asked by it."""
-    return _matches(pattern, tool, arguments, whole=False)
+    return touched(pattern, tool, arguments, commands) is not None
 
 
-def _matches(pattern: str, tool: str, arguments: Mapping[str, Json], *, whole: bool) -> bool:
+def touched(
+    pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None
+) -> str | None:
+    """The part of the call that the pattern speaks of: a command, or nothing in particular (empty); None if none."""
+    found = _bracket(pattern, tool, arguments)
+    if found is None:
+        return None
+    argument, glob = found
+    if glob in ("", "*", "**"):
+        return ""
+    kind = _kind_of(argument)
+    for one in _values(arguments.get(argument) if argument else None)[1]:
+        for piece in _pieces(one, kind, commands):
+            if (_path_glob(_normal(glob)) if kind == "path" else _text_glob(glob)).fullmatch(piece):
+                return piece if kind == "command" and piece != one else ""
+    return None
+
+
+def _perhaps(pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None) -> str | None:
+    """A command that the pattern may speak of: as far as its words are known before it runs, they agree."""
+    found = _bracket(pattern, tool, arguments) if commands else None
+    if found is None or _kind_of(found[0]) != "command":
+        return None
+    globs = found[1].split(" ")
+    for command in commands or ():
+        if command.startswith(UNKNOWN):
+            return command.removeprefix(UNKNOWN)
+        words = command.split(" ")
+        known = next((number for number, word in enumerate(words) if _LOOSE.search(word)), len(words))
+        agree = all(_text_glob(glob).fullmatch(word) for glob, word in zip(globs, words[:known], strict=False))
+        if known < len(words) and agree and (len(globs) > known or "*" in "".join(globs[:known])):
+            return command
+    return None
+
+
+def _bracket(pattern: str, tool: str, arguments: Mapping[str, Json]) -> tuple[str, str] | None:
+    """The argument that a pattern is about and its glob, both empty for all of the call; None for another tool."""
     name, bracket, rest = pattern.partition("(")
     if not _glob(name).fullmatch(tool):
-        return False
-    if not bracket:
-        return True
-    argument, glob = _argument(rest.removesuffix(")"), arguments)
-    if not whole and glob in ("*", "**"):
-        return True
-    value = arguments.get(argument) if argument else None
+        return None
+    return _argument(rest.removesuffix(")"), arguments) if bracket else ("", "")
+
+
+def _values(value: Json) -> tuple[list[Json], list[str]]:
+    """An argument as a list, and those of its values that can be matched."""
     values = cast("list[Json]", value) if isinstance(value, list) else [value]
-    plain = [str(one) for one in values if isinstance(one, str | int | float)]
-    if whole and (not values or len(plain) < len(values)):
-        return False
-    kind = _kind_of(argument)
-    results = [_value_matches(glob, one, kind, whole=whole) for one in plain]
-    return all(results) if whole else any(results)
+    return values, [str(one) for one in values if isinstance(one, str | int | float)]
 
 
 def _argument(inside: str, arguments: Mapping[str, Json]) -> tuple[str, str]:
@@ -149,18 +289,31 @@ def _kind_of(argument: str) -> Literal["path", "command", "text"]:
     return "command" if _COMMAND_NAMES.search(argument) else "text"
 
 
-def _value_matches(glob: str, value: str, kind: str, *, whole: bool) -> bool:
+def _covers_value(glob: str, value: str, kind: str, commands: tuple[str, ...] | None) -> bool:
     if kind == "path":
         path, glob = _normal(value), _normal(glob)
-        if whole:
-            return _root(path) == _root(glob) and _path_glob(glob).fullmatch(path) is not None
-        return any(_path_glob(glob).fullmatch(reading) for reading in _readings(path))
+        return _root(path) == _root(glob) and _path_glob(glob).fullmatch(path) is not None
     if kind == "command" and glob not in ("*", "**"):
-        if whole and _SHELL_OPERATORS.search(value):
-            return glob == _literal(value)
-        pieces = [value] if whole else [value, *(part.strip(_AROUND) for part in _SHELL_OPERATORS.split(value))]
-        return any(_text_glob(glob).fullmatch(_BLANKS.sub(" ", piece).strip()) for piece in pieces)
+        if glob == _literal(value):
+            return True
+        if commands:
+            return all(not one.startswith(UNKNOWN) and _text_glob(glob).fullmatch(one) for one in commands)
+        straight = _BLANKS.sub(" ", value).strip()
+        return not _SHELL_OPERATORS.search(value) and _text_glob(glob).fullmatch(straight) is not None
     return _text_glob(glob).fullmatch(value) is not None
+
+
+def _pieces(value: str, kind: str, commands: tuple[str, ...] | None) -> list[str]:
+    """What a denial looks at in one argument: every reading of it, so that it cannot be talked round."""
+    if kind == "path":
+        return _readings(_normal(value))
+    if kind == "text":
+        return [value]
+    split = [part.strip(_AROUND) for part in _SHELL_OPERATORS.split(value)]
+    pieces = [_BLANKS.sub(" ", piece).strip() for piece in (value, *split)]
+    plain = [command.removeprefix(UNKNOWN) for command in commands or ()]
+    named = [posixpath.basename(command.split(" ")[0]) + command[len(command.split(" ")[0]) :] for command in plain]
+    return [value, *plain, *named, *pieces]
 
 
 def _normal(path: str) -> str:
@@ -216,7 +369,7 @@ def _literal(value: str) -> str:
     return re.sub(r"[*?]", r"[\g<0>]", value)
 
 
-def generalise(tool: str, arguments: Mapping[str, Json]) -> str:
+def generalise(tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None) -> str:
     """The rule that scope `pattern` would remember for this call; shown to the person before it is saved."""
     argument = next(iter(arguments), "")
     value = arguments.get(argument)
@@ -228,9 +381,11 @@ def generalise(tool: str, arguments: Mapping[str, Json]) -> str:
         folder = posixpath.dirname(_normal(text))
         if folder not in ("", "/") and not folder.startswith(".."):
             rule = f"{_literal(folder)}/**"
-    elif kind == "command" and not _SHELL_OPERATORS.search(text):
-        words = _BLANKS.sub(" ", text).strip().split(" ")
-        # `git status` and `git push` are different things: a plain second word belongs to the rule.
-        count = 2 if len(words) > 1 and re.fullmatch(r"[a-z][\w-]*", words[1]) else 1
-        rule = f"{_literal(' '.join(words[:count]))} *"
+    elif kind == "command" and (len(commands) == 1 if commands else not _SHELL_OPERATORS.search(text)):
+        words = (commands[0] if commands else _BLANKS.sub(" ", text).strip()).split(" ")
+        # What these run is in the rest of their words, so a rule on the first would be a rule for everything.
+        if not _OPEN_ENDED.fullmatch(words[0]) and not _LOOSE.search(words[0]):
+            # `git status` and `git push` are different things: a plain second word belongs to the rule.
+            count = 2 if len(words) > 1 and re.fullmatch(r"[a-z][\w-]*", words[1]) else 1
+            rule = f"{_literal(' '.join(words[:count]))} *"
     return f"{tool}({argument}={rule})"

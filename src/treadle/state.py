@@ -304,7 +304,8 @@ def _approval_answered(state: State, fact: ApprovalAnswered) -> None:
     # The same answer settles what else is being asked, so that one "always" is enough for a whole reply.
     for other in state.turn.calls.values() if state.turn is not None else ():
         if other.asked is not None and other.answer is None and other.finished is None:
-            if not (other.asked.once and fact.decision == "allow") and covers(remembered.pattern, other.asked.tool, other.asked.arguments):
+            settled = fact.decision == "deny" or not other.asked.once
+            if settled and covers(remembered.pattern, other.asked.tool, other.asked.arguments):
                 other.answer = fact
 
 

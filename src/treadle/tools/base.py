@@ -16,12 +16,16 @@ from msgspec import Struct
 from treadle.errors import BadInput, NotFound, TreadleError
 from treadle.events import KeptFile, Question, Safety, Tier
 from treadle.messages import Json, Part, ToolSpec
+from treadle.policy import Assessment
 
 DEFAULT_TIMEOUT = 120.0
 DEFAULT_CAP = 16 * 1024
 
 Recovery = Literal["tell", "retry", "stop"]
 """What follows a failed call: tell the model, run it again, or end the run as failed."""
+
+Trait = Literal["untrusted", "private", "way_out"]
+"""What a tool lets in or out: text that a stranger wrote, what is the user's own, a way to send something elsewhere."""
 
 
 class ToolError(TreadleError):
@@ -131,9 +135,13 @@ class Tool(ABC):
         """How a call is walled in, as the log tells it."""
         return "none"
 
-    def commands(self, parsed: Parsed) -> tuple[str, ...] | None:
-        """The simple commands that a call would run, each of which is judged; None when it runs none."""
-        return None
+    def assess(self, parsed: Parsed, workspace: Path) -> Assessment:
+        """What a call would do, for the policy; a tool that runs commands says which."""
+        return Assessment(self.safety_of(parsed.arguments))
+
+    def traits_of(self, tier: Tier) -> frozenset[Trait]:
+        """What a call lets in or out, whatever its arguments."""
+        return frozenset()
 
     @abstractmethod
     def run(self, parsed: Parsed, context: ToolContext) -> Coroutine[Any, Any, object]:

@@ -1,0 +1,374 @@
+"""What a shell command would run: its simple commands, redirections and assignments, found in bash's own grammar.
+
+It reads, it runs nothing and allows nothing. What it cannot follow (a name known only when it runs, a syntax error)
+is a part of the kind "unknown", so that a person is asked.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from treadle.policy import UNKNOWN
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+DEPTH = 8
+SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash"))
+
+# Commands that run another: their options, with a colon where a value follows, and how many words come before it.
+_WRAPPERS: dict[str, tuple[str, int]] = {
+    "builtin": ("", 0),
+    "busybox": ("", 0),
+    "command": ("p", 0),
+    "doas": ("n u: C:", 0),
+    "env": ("i ignore-environment 0 null v debug u: unset: C: chdir:", 0),
+    "exec": ("c l a:", 0),
+    "ionice": ("t ignore c: class: n: classdata:", 0),
+    "nice": ("n: adjustment:", 0),
+    "nohup": ("", 0),
+    "setsid": ("c ctty f fork w wait", 0),
+    "stdbuf": ("i: o: e: input: output: error:", 0),
+    "strace": ("f q c e: o: s:", 0),
+    "sudo": ("n E H S b A P non-interactive preserve-env set-home stdin u: g: h: p: C: D: user: group: chdir:", 0),
+    "time": ("p", 0),
+    "timeout": ("foreground preserve-status v verbose k: kill-after: s: signal:", 1),
+    "watch": ("d t e g b c p no-title errexit chgexit beep color precise n: interval:", 0),
+    "xargs": ("0 r t x null no-run-if-empty verbose exit n: I: P: L: d: a: s: E: max-args: max-procs: max-lines:", 0),
+}
+_SEEN_TOO = frozenset(("doas", "sudo", "xargs"))
+_RESERVED = re.compile(
+    r"[{}!]|\[\[|\]\]|if|then|elif|else|fi|for|while|until|do|done|case|esac|in|function|select|coproc"
+)
+_SYSTEM = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_ANSI = re.compile(r"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
+_ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "E": "\x1b", "r": "\r"}
+
+Kind = Literal["command", "redirect", "assignment", "unknown"]
+
+
+class Word(Struct, frozen=True):
+    """One word: what it is, or how it is written where only running it would tell (`fixed` is False)."""
+
+    text: str
+    fixed: bool = True
+
+
+class Part(Struct, frozen=True):
+    """One thing that a command line does. `fed` is a command that reads what another one writes."""
+
+    kind: Kind
+    words: tuple[Word, ...]
+    fed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.words[0].text
+
+    @property
+    def text(self) -> str:
+        """The part as the policy sees it: quotes, escapes and blanks put straight."""
+        first, *rest = self.words
+        name = _quoted(first) if self.kind == "command" else first.text
+        told = " ".join([name, *(_quoted(word) for word in rest)])
+        return f"{UNKNOWN}{told}" if self.kind == "unknown" else told
+
+
+def _quoted(word: Word) -> str:
+    return shlex.quote(word.text) if word.fixed and re.search(r"[\s'\"\\]|^$", word.text) else word.text
+
+
+@lru_cache(maxsize=256)
+def parts_of(command: str) -> tuple[Part, ...]:
+    """Everything that a command line would do, as far as it can be read without running it."""
+    reader = _Reader()
+    reader.script(command, 0)
+    return tuple(dict.fromkeys(reader.parts))
+
+
+@lru_cache(maxsize=1)
+def _parser() -> Parser:
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode("utf-8", "replace")
+
+
+class _Reader:
+    """Walks a syntax tree and collects what it does; scripts inside of scripts are read the same way."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._depth = 0
+
+    def script(self, source: str, depth: int) -> None:
+        if depth > DEPTH or _CONTROL.search(source) or not _writable(source):
+            self._unknown(source)
+            return
+        before, self._depth = self._depth, depth
+        root = _parser().parse(source.encode()).root_node
+        if root.has_error:
+            self._unknown(source)
+        try:
+            self._visit(root)
+        except RecursionError:
+            self._unknown(source)
+        self._depth = before
+
+    def _unknown(self, source: str, *more: Word) -> None:
+        self.parts.append(Part("unknown", (Word(" ".join(source.split()), fixed=False), *more)))
+
+    def _visit(self, node: Node, *, fed: bool = False) -> None:
+        match node.type:
+            case "command":
+                self._command(node, fed=fed)
+            case "pipeline":
+                inside = node.parent is not None and node.parent.type == "heredoc_redirect"
+                for number, child in enumerate(node.named_children):
+                    self._visit(child, fed=fed or inside or number > 0)
+            case "declaration_command" | "unset_command":
+                words = [Word(_text(child)) if not child.is_named else self._word(child) for child in node.children]
+                self.parts.append(Part("command", tuple(words)))
+            case "variable_assignment":
+                self.parts.append(Part("assignment", (self._assigned(node),)))
+            case "file_redirect":
+                self._redirect(node)
+            case "heredoc_redirect":
+                self._heredoc(node)
+            case "command_substitution":
+                self._substitution(node)
+            case "expansion" if re.search(r"@[A-Z]\}$", _text(node)):  # `${x@P}` runs what is in x
+                self._unknown(_text(node))
+            case _:
+                for child in node.named_children:
+                    self._visit(child, fed=fed)
+
+    def _command(self, node: Node, *, fed: bool) -> None:
+        words: list[Word] = []
+        for child in node.named_children:
+            if child.type == "variable_assignment" or child.type.endswith("_redirect"):
+                self._visit(child)
+            elif child.type == "command_name":
+                words.extend(self._word(piece) for piece in child.named_children or [child])
+            else:
+                words.append(self._word(child))
+        if words:
+            self._simple(words, fed=fed)
+
+    def _simple(self, words: Sequence[Word], *, fed: bool = False) -> None:
+        name = _command_name(words[0].text)
+        if not words[0].fixed or name in ("", "alias") or _RESERVED.fullmatch(name):
+            self._unknown(words[0].text, *words[1:])
+            return
+        words = (Word(name), *words[1:])
+        if name in _WRAPPERS and not (name == "command" and _first(words) in ("-v", "-V")):
+            self._wrapped(name, words, fed=fed)
+        elif name in SHELLS:
+            self._shell(words, fed=fed)
+        elif name == "su":
+            self._su(words)
+        elif name in ("eval", "trap"):
+            self._evaluated(name, words)
+        else:
+            read_in = name in (".", "source") and any(word.text.startswith("<(") for word in words)
+            self.parts.append(Part("unknown" if read_in else "command", tuple(words), fed))
+            if name == "find":
+                self._found(words)
+
+    def _wrapped(self, name: str, words: Sequence[Word], *, fed: bool) -> None:
+        """A command that runs the rest of its words."""
+        spec, before = _WRAPPERS[name]
+        start = _first_operand(words, spec)
+        if start is None:
+            self._unknown(words[0].text, *words[1:])
+            return
+        if name in _SEEN_TOO or (name == "env" and start > 1):
+            self.parts.append(Part("command", tuple(words)))
+        rest = list(words[start + before :])
+        while name in ("env", "sudo", "doas") and rest and _ASSIGNMENT.match(rest[0].text):
+            self.parts.append(Part("assignment", (rest.pop(0),)))
+        if name == "watch":
+            self._joined(words, rest)
+        elif rest:
+            self._simple(rest, fed=fed and name != "xargs")
+        elif name not in _SEEN_TOO:
+            self.parts.append(Part("command", tuple(words)))
+
+    def _shell(self, words: Sequence[Word], *, fed: bool) -> None:
+        """`bash -c "…"` is what is in the quotes; a shell that reads its commands from somewhere is not to be known."""
+        for number, word in enumerate(words[1:], 1):
+            if word.fixed and re.fullmatch(r"-[a-z]*c", word.text):
+                self._joined(words, words[number + 1 : number + 2])
+                return
+            if not word.fixed or not re.fullmatch(r"-[a-z]+|--(posix|norc|noprofile|login)", word.text):
+                script = word.fixed and not word.text.startswith("-")
+                self.parts.append(Part("command" if script else "unknown", tuple(words), fed))
+                return
+        self.parts.append(Part("unknown", tuple(words), fed))
+
+    def _su(self, words: Sequence[Word]) -> None:
+        self.parts.append(Part("command", tuple(words)))
+        for number, word in enumerate(words):
+            if word.text in ("-c", "--command"):
+                self._joined(words, words[number + 1 : number + 2])
+
+    def _evaluated(self, name: str, words: Sequence[Word]) -> None:
+        if name == "trap":
+            self.parts.append(Part("command", tuple(words)))
+        rest = words[1:] if name == "eval" else words[1:2]
+        if rest and not (name == "trap" and rest[0].text.startswith("-")):
+            self._joined(words, rest)
+
+    def _joined(self, words: Sequence[Word], script: Sequence[Word]) -> None:
+        """Words that a shell reads as a script of their own."""
+        if script and all(word.fixed for word in script):
+            self.script(" ".join(word.text for word in script), self._depth + 1)
+        else:
+            self._unknown(words[0].text, *words[1:])
+
+    def _found(self, words: Sequence[Word]) -> None:
+        """What `find -exec` runs."""
+        texts = [word.text for word in words]
+        for number, text in enumerate(texts):
+            if text in ("-exec", "-execdir", "-ok", "-okdir"):
+                ends = [at for at in range(number + 1, len(texts)) if texts[at] in (";", "+")]
+                if ends and ends[0] > number + 1:
+                    self._simple(words[number + 1 : ends[0]])
+                else:
+                    self._unknown("find", *words[1:])
+
+    def _redirect(self, node: Node) -> None:
+        operator = next((child.type for child in node.children if child.type.strip("<>&|") == ""), ">")
+        for target in node.children_by_field_name("destination"):
+            word = self._word(target)
+            if not (operator.endswith("&") and re.fullmatch(r"\d+|-|\d+-", word.text)):
+                path = posixpath.normpath(word.text) if word.fixed and word.text else word.text
+                self.parts.append(Part("redirect", (Word("<" if operator == "<" else ">"), Word(path, word.fixed))))
+
+    def _heredoc(self, node: Node) -> None:
+        quoted = any(child.type == "heredoc_start" and set(_text(child)) & set("'\"\\") for child in node.children)
+        for child in node.named_children:
+            if child.type != "heredoc_body":
+                self._visit(child, fed=child.type == "pipeline")
+            elif not quoted:
+                if "`" in _text(child):  # the grammar does not look into these
+                    self._unknown(_text(child))
+                self._visit(child)
+
+    def _substitution(self, node: Node) -> None:
+        text = _text(node)
+        if text.startswith("`"):  # inside of backticks a backslash is taken off first
+            self.script(re.sub(r"\\([`$\\])", r"\1", text[1:-1]), self._depth + 1)
+            return
+        for child in node.named_children:
+            self._visit(child)
+
+    def _assigned(self, node: Node) -> Word:
+        value = node.child_by_field_name("value")
+        word = self._word(value) if value is not None else Word("")
+        name = _text(node)[: (value.start_byte if value is not None else node.end_byte) - node.start_byte]
+        return Word(f"{name}{word.text}", word.fixed)
+
+    def _word(self, node: Node) -> Word:
+        """The value of a word; what it would run on the way is collected."""
+        text = _text(node)
+        match node.type:
+            case "word" | "number" | "variable_name" | "command_name" | "special_character" if not node.named_children:
+                plain = re.sub(r"\\.", "", text, flags=re.DOTALL)
+                loose = re.search(r"[*?\[]|^~", plain) or _BRACES.search(plain) or "`" in plain
+                return Word(text, fixed=False) if loose else Word(re.sub(r"\\(\n|.)", _unescaped, text))
+            case "raw_string":
+                return Word(text[1:-1])
+            case "ansi_c_string":
+                return Word(_ANSI.sub(_ansi, text[2:-1]), fixed=not re.search(r"\\[uUc]", text))
+            case "string" if all(child.type == "string_content" for child in node.named_children):
+                return Word(re.sub(r'\\([\\"$`\n])', _unescaped, text[text.index('"') + 1 : -1]), fixed="`" not in text)
+            case "concatenation":
+                words = [self._word(child) for child in node.named_children]
+                whole = sum(child.end_byte - child.start_byte for child in node.named_children)
+                fixed = all(word.fixed for word in words) and whole == node.end_byte - node.start_byte
+                if fixed and not _BRACES.search(text):
+                    return Word("".join(word.text for word in words))
+                return Word(text, fixed=False)
+            case "variable_assignment":  # an argument of `export` and the like
+                return self._assigned(node)
+            case _:
+                self._visit(node)
+                return Word(text, fixed=False)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "" if found[1] == "\n" else found[1]
+
+
+def _ansi(found: re.Match[str]) -> str:
+    code = found[1]
+    if code[0] == "x" and len(code) > 1:
+        return chr(int(code[1:], 16))
+    return chr(int(code, 8) & 0xFF) if code.isdigit() else _ANSI_LETTERS.get(code, found[0])
+
+
+def _writable(source: str) -> bool:
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _command_name(text: str) -> str:
+    """`/usr/bin/git` is `git`; a program from anywhere else keeps its path."""
+    folder, slash, name = text.rpartition("/")
+    return name if slash and posixpath.normpath(folder or "/") in _SYSTEM else text
+
+
+def _first(words: Sequence[Word]) -> str:
+    return words[1].text if len(words) > 1 else ""
+
+
+def _first_operand(words: Sequence[Word], spec: str) -> int | None:
+    """Where a wrapper's options end; None when one of them is not known."""
+    known = spec.split()
+    number = 1
+    while number < len(words):
+        word = words[number]
+        if not word.text.startswith("-") or word.text == "-":
+            return number
+        if word.text == "--":
+            return number + 1
+        if not word.fixed:
+            return None
+        taken = _option(word.text, known)
+        if taken is None:
+            return None
+        number += taken
+    return number
+
+
+def _option(text: str, known: Sequence[str]) -> int | None:
+    """How many words an option takes up, its value included; None when it is not known."""
+    if text.startswith("--"):
+        name, equals, _ = text[2:].partition("=")
+        if name in known or (equals and f"{name}:" in known):
+            return 1
+        return 2 if f"{name}:" in known else None
+    for number, letter in enumerate(text[1:], 1):
+        if f"{letter}:" in known:
+            return 1 if number < len(text) - 1 else 2
+        if letter not in known:
+            return None
+    return 1

@@ -1,0 +1,1 @@
+"""Sandboxes: the port is in base.py; run.py chooses a back-end and keeps to it."""

@@ -1,0 +1,261 @@
+"""The full sandbox: bubblewrap from an empty root. What a command may see is mounted by name; the rest is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+from msgspec import Struct
+
+from treadle.errors import BadInput
+from treadle.sandbox.base import Ended, Job, OnOutput, SandboxUnavailable
+from treadle.sandbox.environment import interpreter_folders, walled_environment
+from treadle.sandbox.folder import empty_file, prepared_etc
+from treadle.sandbox.network import proxy_environment
+from treadle.sandbox.process import Following, Output, Tree, limit, limits_of, memory_file, pipe, readable, spawn
+from treadle.sandbox.seccomp import Machine, program
+from treadle.sandbox.workspace import env_files, guarded, real_workspace, working_folder
+
+BWRAP = "/usr/bin/bwrap"
+"""That exact path: distributions give it, and no other, the right to make user namespaces."""
+
+HOME = "/tmp/home"
+
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup-try")
+# The host's root keeps some rights over these files even in a namespace of its own.
+_HIDDEN_FROM_ROOT = (
+    "kmsg",
+    "kpagecgroup",
+    "kpagecount",
+    "kpageflags",
+    "mtrr",
+    "slabinfo",
+    "sysrq-trigger",
+    "vmallocinfo",
+)
+_PATIENCE = 20.0
+
+OpenWay = Callable[[int, Job], AbstractAsyncContextManager[None]]
+"""Opens the network of a sandbox, known by its first process, for as long as its command runs."""
+
+
+class Plan(Struct, frozen=True):
+    """Everything that stands in a sandbox's arguments."""
+
+    job: Job
+    workspace: Path
+    cwd: Path
+    protected: Mapping[str, int]
+    masked: tuple[Path, ...]
+    environment: Mapping[str, str]
+
+
+async def run(job: Job, on_output: OnOutput, open_way: OpenWay) -> Ended:
+    """Run a command to its end behind all walls; `open_way` is how a granted network is reached."""
+    workspace = real_workspace(job)
+    cwd = working_folder(job, workspace)
+    masked = [] if job.env_files else await asyncio.to_thread(env_files, workspace)
+    with ExitStack() as held:
+        protected = held.enter_context(guarded(workspace))
+        seen = (Path("/usr"), workspace, *job.read_only, *interpreter_folders())
+        environment = {**(proxy_environment() if job.network else {}), **walled_environment(job, HOME, seen)}
+        box = _Box(Plan(job, workspace, cwd, protected, tuple(masked), environment), held)
+        try:
+            pid = await box.child()
+            limit(pid, limits_of(job.bounds, counted_apart=True))
+            async with open_way(pid, job):
+                ended = await box.follow(pid, on_output)
+        except BaseException:
+            box.abandon()
+            raise
+        box.check(ended)
+        return ended
+
+
+class _Box:
+    """A bubblewrap that was started and waits with its command until it is let go."""
+
+    def __init__(self, plan: Plan, held: ExitStack) -> None:
+        self._plan = plan
+        self._held = held
+        self._said = b""
+        with ExitStack() as given:
+            self._status, status = pipe(held, given)
+            written, output = pipe(held, given)
+            block, self._block = pipe(given, held)
+            filtering = memory_file("seccomp", program(machine()), given)
+            options = [*arguments(plan), "--json-status-fd", str(status), "--block-fd", str(block)]
+            options += ["--seccomp", str(filtering)]
+            listed = memory_file("arguments", b"\0".join(map(os.fsencode, options)), given)
+            descriptors = (status, block, filtering, listed, *plan.protected.values())
+            self._process = spawn([BWRAP, "--args", str(listed), "--", *plan.job.argv], output, descriptors)
+        os.set_blocking(self._status, False)
+        self._output = Output(written, plan.job.bounds.output_bytes)
+        held.callback(self._output.stop)
+
+    async def child(self) -> int:
+        """The process that is the first of its namespace, as we see it."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                while b"\n" not in self._said:
+                    await readable(self._status)
+                    if not self._hear():
+                        break
+        except TimeoutError:
+            raise self._failed(f"it was not ready within {_PATIENCE:g} s") from None
+        if b"\n" not in self._said:
+            self._process.wait()
+            self._output.drain()
+            raise self._failed(self._output.head.decode(errors="replace").strip() or "it ended at once")
+        return cast("dict[str, int]", json.loads(self._said.partition(b"\n")[0]))["child-pid"]
+
+    async def follow(self, pid: int, on_output: OnOutput) -> Ended:
+        first = os.pidfd_open(pid)
+        self._held.callback(os.close, first)
+        outer = os.pidfd_open(self._process.pid)
+        self._held.callback(os.close, outer)
+        tree = Tree(pid, lambda: _kill(first), (outer, first))
+        following = Following(self._process, tree, self._plan.job.bounds, (self._plan.workspace,))
+        return await following.to_the_end(self._output, on_output, self._let_go)
+
+    def abandon(self) -> None:
+        """Nothing stays behind: the command dies with its bubblewrap."""
+        self._process.kill()
+        self._process.wait()
+
+    def check(self, ended: Ended) -> None:
+        """Bubblewrap reports an exit code only for a command that it could start."""
+        while self._hear():
+            pass
+        if ended.code and b'"exit-code"' not in self._said:
+            raise self._failed(self._output.head.decode(errors="replace").strip())
+
+    def _let_go(self) -> None:
+        os.write(self._block, b"go")
+
+    def _hear(self) -> bool:
+        """Read what bubblewrap says of itself; False at the end."""
+        try:
+            data = os.read(self._status, 4096)
+        except BlockingIOError:
+            return True
+        self._said += data
+        return bool(data)
+
+    def _failed(self, why: str) -> SandboxUnavailable:
+        return SandboxUnavailable(f"The sandbox could not be set up, so the command was not run: {why}")
+
+
+def missing() -> str:
+    """Why this back-end cannot be used here, as a sentence; empty when it can, which is found out by using it."""
+    if not os.access(BWRAP, os.X_OK):
+        return f"{BWRAP} is not installed."
+    try:
+        machine()
+    except SandboxUnavailable as error:
+        return str(error)
+    trial = [BWRAP, *(f"--unshare-{name}" for name in _NAMESPACES), "--cap-drop", "ALL", "--die-with-parent"]
+    trial += ["--ro-bind", "/usr", "/usr", *_system_folders(), "--proc", "/proc", "--dev", "/dev", "/usr/bin/true"]
+    try:
+        done = subprocess.run(trial, capture_output=True, text=True, timeout=_PATIENCE, check=False, env={}, cwd="/")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{BWRAP} cannot be run ({error})."
+    return "" if done.returncode == 0 else f"{BWRAP} does not work here ({done.stderr.strip() or done.returncode})."
+
+
+def machine() -> Machine:
+    """The architecture whose calls are filtered."""
+    name = platform.machine()
+    if name in ("x86_64", "aarch64"):
+        return name
+    raise SandboxUnavailable(f"There is no list of system calls for {name}, so nothing was run. Use x86_64 or aarch64.")
+
+
+def arguments(plan: Plan) -> list[str]:
+    """What bubblewrap is told, up to its descriptors. Later mounts lie on top of earlier ones."""
+    uid, gid = inner_ids()
+    size = str(plan.job.bounds.tmp_mb * 1024 * 1024)
+    return [
+        *(f"--unshare-{name}" for name in _NAMESPACES),
+        *("--uid", str(uid), "--gid", str(gid), "--hostname", "sandbox"),
+        *("--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
+        *(word for item in plan.environment.items() for word in ("--setenv", *item)),
+        *("--ro-bind", "/usr", "/usr"),
+        *_system_folders(),
+        *("--ro-bind", str(prepared_etc(uid, gid)), "/etc"),
+        *("--proc", "/proc"),
+        *_hidden_from_root(),
+        *("--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *("--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--perms", "0700", "--dir", HOME),
+        *("--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
+        *(word for folder in plan.job.read_only for word in _read_only(_checked(folder))),
+        *("--bind", str(plan.workspace), str(plan.workspace)),
+        *(word for name, opened in plan.protected.items() for word in _protected(plan.workspace / name, opened)),
+        *(word for path in plan.masked for word in ("--ro-bind", str(empty_file()), str(path))),
+        # On top of the workspace: the code that runs us stays as it is even when it lies in there.
+        *(word for folder in interpreter_folders() for word in _read_only(folder)),
+        *("--remount-ro", "/", "--chdir", str(plan.cwd)),
+    ]
+
+
+def inner_ids() -> tuple[int, int]:
+    """Who the command is, in its own eyes: the same user, but never root."""
+    return os.getuid() or 1000, os.getgid() or 1000
+
+
+def _system_folders() -> Iterator[str]:
+    for name in _SYSTEM:
+        path = Path("/", name)
+        if path.is_symlink():
+            yield from ("--symlink", str(path.readlink()), str(path))
+        elif path.is_dir():
+            yield from _read_only(path)
+
+
+def _hidden_from_root() -> Iterator[str]:
+    """Without this, root's command could name a program in core_pattern that the kernel runs outside."""
+    yield from ("--ro-bind", "/proc/sys", "/proc/sys")
+    if os.getuid() == 0:
+        for name in _HIDDEN_FROM_ROOT:
+            if Path("/proc", name).exists():
+                yield from ("--ro-bind", str(empty_file()), f"/proc/{name}")
+
+
+def _protected(path: Path, opened: int) -> tuple[str, ...]:
+    if _binds_descriptors():
+        return ("--ro-bind-fd", str(opened), str(path))
+    return _read_only(path)
+
+
+def _read_only(path: Path) -> tuple[str, ...]:
+    return ("--ro-bind", str(path), str(path))
+
+
+def _checked(folder: Path) -> Path:
+    if not folder.is_absolute() or not folder.exists() or Path.home().resolve().is_relative_to(folder.resolve()):
+        raise BadInput(
+            f"{folder} cannot be shown to commands: name an existing folder, and not your home. Nothing was run."
+        )
+    return folder
+
+
+@lru_cache(maxsize=1)
+def _binds_descriptors() -> bool:
+    """Whether this bubblewrap makes sure that what it mounts is what was opened; those before 0.10 may not."""
+    done = subprocess.run([BWRAP, "--help"], capture_output=True, text=True, check=False, env={}, cwd="/")
+    return "--ro-bind-fd" in done.stdout
+
+
+def _kill(handle: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -1,0 +1,134 @@
+"""Our own runtime folder: the /etc that commands see, an empty file to hide others, and one lock for each workspace.
+
+Nothing in it is worth keeping: it is made when it is missing, and the system removes it at the next boot.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from functools import lru_cache
+from pathlib import Path
+
+from treadle.sandbox.base import SandboxUnavailable
+
+# What programs read in /etc to work at all. No passwords, no keys, no addresses, no names of this machine.
+ETC = (
+    "alternatives",
+    "ca-certificates",
+    "crypto-policies",
+    "fonts",
+    "java*",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "magic",
+    "mime.types",
+    "pki/ca-trust",
+    "pki/java",
+    "pki/tls/cert.pem",
+    "pki/tls/certs",
+    "protocols",
+    "python3*",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "timezone",
+)
+_SECRET_ENDINGS = (".key", ".p12", ".pfx")
+
+
+def runtime_folder() -> Path:
+    """A folder of this user alone, the same for every process of theirs; made when it is missing."""
+    uid = os.getuid()
+    parent = Path(f"/run/user/{uid}")
+    folder = parent / "treadle" if _is_ours(parent) else Path(f"/tmp/treadle-{uid}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_ours(folder):
+        raise SandboxUnavailable(
+            f"{folder} belongs to somebody else or is open to others, so no sandbox can be prepared in it. Nothing was "
+            "run. Remove it, then try again."
+        )
+    return folder
+
+
+def empty_file() -> Path:
+    """An empty file that nobody can write, to be shown instead of another."""
+    path = runtime_folder() / "empty"
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o444))
+    return path
+
+
+def prepared_etc(uid: int, gid: int) -> Path:
+    """The /etc that commands see; made once, and again when the system's own has changed."""
+    ready = runtime_folder() / f"etc-{uid}-{_state_of_etc()}"
+    if ready.is_dir():
+        return ready
+    building = runtime_folder() / f"{ready.name}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        _build_etc(building, uid, gid)
+        building.rename(ready)
+    except OSError:
+        shutil.rmtree(building, ignore_errors=True)
+        if not ready.is_dir():  # else another process was first
+            raise
+    return ready
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+@lru_cache(maxsize=1)
+def _state_of_etc() -> str:
+    import hashlib
+
+    etc = Path("/etc")
+    seen = [
+        (str(path), path.stat().st_mtime_ns) for pattern in ETC for path in sorted(etc.glob(pattern)) if path.exists()
+    ]
+    return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
+
+
+def _build_etc(folder: Path, uid: int, gid: int) -> None:
+    folder.mkdir(mode=0o755)
+    for pattern in ETC:
+        for source in Path("/etc").glob(pattern):
+            _copy(source, folder / source.relative_to("/etc"))
+    written = {
+        "passwd": f"user:x:{uid}:{gid}:user:/tmp/home:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+        "group": f"user:x:{gid}:\nnogroup:x:65534:\n",
+        "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+        "host.conf": "multi on\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+        "resolv.conf": "",
+        "hostname": "sandbox\n",
+    }
+    for name, text in written.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy what anybody may read; a link stays a link, so that it leads to what the command sees there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        _copy_link(source, target)
+    elif source.is_dir():
+        target.mkdir(exist_ok=True)
+        for entry in source.iterdir():
+            _copy(entry, target / entry.name)
+    elif source.is_file() and source.stat().st_mode & stat.S_IROTH and not source.name.endswith(_SECRET_ENDINGS):
+        shutil.copyfile(source, target)
+        target.chmod(0o644)
+
+
+def _copy_link(source: Path, target: Path) -> None:
+    if not target.is_symlink():
+        target.symlink_to(source.readlink())

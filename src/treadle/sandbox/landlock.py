@@ -1,0 +1,106 @@
+"""The reduced sandbox, where bubblewrap is missing: what the kernel lets a process give up by itself.
+
+Other processes stay visible, and in the workspace's own folder nothing new can be made: a rule for it would hold in
+`.git` too. There is no network to grant.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from treadle.errors import BadInput
+from treadle.sandbox import supervised
+from treadle.sandbox.base import PROTECTED, Ended, Job, OnOutput
+from treadle.sandbox.bubblewrap import machine
+from treadle.sandbox.environment import interpreter_folders, walled_environment
+from treadle.sandbox.folder import ETC, runtime_folder
+from treadle.sandbox.seccomp import program
+from treadle.sandbox.workspace import env_files, real_workspace, working_folder
+
+OLDEST = 3
+"""Before its third version, Landlock let a process empty files that it may not write."""
+
+_EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
+_READ_ONLY = _EXECUTE | _READ | _LIST
+_REFER, _TRUNCATE, _DEVICES = 1 << 13, 1 << 14, 1 << 15
+_MAKE_DEVICES = 1 << 6 | 1 << 11
+_SCOPES = 0b11  # abstract sockets and signals stay inside
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sys/devices/system/cpu")
+_DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+Rule = tuple[str, int]
+
+
+@lru_cache(maxsize=1)
+def version() -> int:
+    """Which Landlock the kernel has; 0 for none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return max(0, int(libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
+
+
+async def run(job: Job, on_output: OnOutput) -> Ended:
+    """Run a command to its end behind the reduced walls."""
+    if job.network:
+        raise BadInput(
+            "The reduced sandbox cannot grant the network, so the command was not run. Install bubblewrap for that."
+        )
+    workspace = real_workspace(job)
+    cwd = working_folder(job, workspace)
+    folder = Path(tempfile.mkdtemp(prefix="tmp-", dir=runtime_folder()))
+    try:
+        launch = supervised.Launch(
+            argv=job.argv,
+            cwd=str(cwd),
+            env=_environment(job, workspace, folder),
+            rules=[*_rules(job, workspace, folder)],
+            handled=handled(version()),
+            scoped=_SCOPES if version() >= 6 else 0,
+            seccomp=base64.b64encode(program(machine(), sockets=False)).decode(),
+        )
+        return await supervised.run(launch, job, (workspace, folder), on_output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def handled(abi: int) -> int:
+    """Every right that this version of Landlock knows, so that each must be given to be had."""
+    return (1 << 13) - 1 | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0) | (_DEVICES if abi >= 5 else 0)
+
+
+def _environment(job: Job, workspace: Path, folder: Path) -> dict[str, str]:
+    seen = (Path("/usr"), workspace, *job.read_only, *interpreter_folders())
+    return {**walled_environment(job, str(folder), seen), "TMPDIR": str(folder), **job.env}
+
+
+def _rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
+    for path in (*_SYSTEM, *map(str, job.read_only), *map(str, interpreter_folders())):
+        yield os.path.realpath(path), _READ_ONLY
+    for pattern in (*ETC, "passwd", "group", "hosts", "host.conf", "nsswitch.conf"):
+        for path in Path("/etc").glob(pattern):
+            yield str(path.resolve()), _READ_ONLY
+    for path in _DEVICE_FILES:
+        yield path, _READ | _WRITE | _TRUNCATE
+    everything = handled(version()) & ~_MAKE_DEVICES & ~_DEVICES
+    yield str(folder), everything
+    masked = set[Path]() if job.env_files else set(env_files(workspace))
+    yield from _split(workspace, masked, everything)
+
+
+def _split(folder: Path, masked: set[Path], rights: int) -> Iterator[Rule]:
+    """Rights for all in a folder but what is masked or protected; a rule holds for everything below its folder."""
+    yield str(folder), _LIST
+    for entry in os.scandir(folder):
+        path = Path(entry.path)
+        if entry.name in PROTECTED:
+            yield entry.path, _READ_ONLY
+        elif entry.is_dir(follow_symlinks=False) and any(file.is_relative_to(path) for file in masked):
+            yield from _split(path, masked, rights)
+        elif path not in masked and not entry.is_symlink():
+            yield entry.path, rights

@@ -1,0 +1,65 @@
+"""A network for a sandbox that has none: our proxy, listening on a socket inside the sandbox's own network.
+
+Nothing runs inside for it, and the host's loopback is not reachable: only what the proxy connects to is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from treadle.sandbox import proxy
+from treadle.sandbox.addresses import is_public
+from treadle.sandbox.base import Job, SandboxUnavailable
+from treadle.sandbox.process import readable, spawn
+
+PORT = 3128
+_LISTEN = Path(__file__).with_name("listen.py")
+_PATIENCE = 20.0
+
+
+def proxy_environment() -> dict[str, str]:
+    """How programs learn of the proxy."""
+    address = f"http://127.0.0.1:{PORT}"
+    names = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    return {**dict.fromkeys(names, address), **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1")}
+
+
+@asynccontextmanager
+async def opened(
+    pid: int, job: Job, resolve: proxy.Resolve | None = None, public: proxy.IsPublic = is_public
+) -> AsyncGenerator[None]:
+    """The way out of the sandbox of process `pid`, as far as its job grants one."""
+    if not job.network:
+        yield
+        return
+    with await _listener(pid) as listener:
+        async with proxy.serving(listener, proxy.Gate(job.allow_hosts, resolve, public)):
+            yield
+
+
+async def _listener(pid: int) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-I", "-S", "-B", str(_LISTEN), str(pid), str(PORT), str(theirs.fileno())]
+        process = spawn(command, subprocess.DEVNULL, (theirs.fileno(),))
+        theirs.close()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await readable(ours.fileno())
+            _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+        except TimeoutError:
+            descriptors = []
+        finally:
+            process.kill()
+            process.wait()
+    if not descriptors:
+        raise SandboxUnavailable(
+            "The network of the sandbox could not be entered, so the command was not run. Run it without."
+        )
+    return socket.socket(fileno=descriptors[0])

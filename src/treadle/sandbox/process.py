@@ -1,0 +1,232 @@
+"""One started command, followed to its end: output, wall clock, memory, processes and disk; then all of it is gone.
+
+How it was started and how its tree is killed is each back-end's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from treadle.sandbox.base import Bounds, Ended, OnOutput, Reason
+from treadle.sandbox.usage import DiskWatch, tree_use
+
+_LOOK_EVERY = 0.1
+_MEGABYTE = 1024 * 1024
+_CHUNK = 65536
+
+Result = TypeVar("Result")
+
+
+class Tree(Struct, frozen=True):
+    """The processes of a command: all are below `root`, `kill` ends them, and all `handles` are readable then."""
+
+    root: int
+    kill: Callable[[], None]
+    handles: tuple[int, ...]
+
+
+class Output:
+    """The merged output of a process, read as it comes. Until `open`, it is kept for a message of our own."""
+
+    def __init__(self, descriptor: int, limit: int) -> None:
+        self.total = 0
+        self.head = b""
+        self._descriptor = descriptor
+        self._limit = limit
+        self._on_output: OnOutput | None = None
+        self._on_excess: Callable[[], None] | None = None
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._read)
+
+    def open(self, on_output: OnOutput, on_excess: Callable[[], None]) -> None:
+        """From now on output is the command's own."""
+        self._on_output, self._on_excess = on_output, on_excess
+
+    def drain(self) -> None:
+        """Take what is left, once nobody can write any more."""
+        while self._read():
+            pass
+
+    def stop(self) -> None:
+        """Read no more; the descriptor may be closed then."""
+        self._loop.remove_reader(self._descriptor)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self._descriptor)
+            return False
+        self.head = (self.head + data)[:2048] if len(self.head) < 2048 else self.head
+        if self._on_output is not None and self._on_excess is not None:
+            room = self._limit - self.total
+            if room > 0:
+                self.total += len(data[:room])
+                self._on_output(data[:room])
+            if len(data) > room:
+                self._on_excess()
+        return True
+
+
+class Following:
+    """Follow a process until it ends or goes over a bound, and leave nothing of it behind."""
+
+    def __init__(self, process: subprocess.Popen[bytes], tree: Tree, bounds: Bounds, folders: tuple[Path, ...]) -> None:
+        self._process = process
+        self._tree = tree
+        self._bounds = bounds
+        self._disk = DiskWatch(folders, bounds.disk_mb * _MEGABYTE)
+        self._over: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+        self._began = time.perf_counter()
+
+    async def to_the_end(self, output: Output, on_output: OnOutput, let_go: Callable[[], None]) -> Ended:
+        """Let the command go, and follow it. When this is cancelled, everything is killed first."""
+        loop = asyncio.get_running_loop()
+        output.open(on_output, lambda: self._stop("output"))
+        clock = loop.call_later(self._bounds.wall_s, self._stop, "wall")
+        handle = self._tree.handles[0]
+        loop.add_reader(handle, self._stop, "exited")
+        looking = asyncio.ensure_future(self._look())
+        try:
+            let_go()
+            reason = await self._over
+        finally:
+            clock.cancel()
+            looking.cancel()
+            loop.remove_reader(handle)
+            await undisturbed(self._end(looking))
+            output.drain()
+        code = self._process.returncode
+        # A shell and bubblewrap say the same of a child that a signal ended: 128 and its number.
+        signal = code - 128 if reason == "exited" and 128 < code <= 192 else None
+        if reason == "exited":
+            return self._ended(code, "exited" if signal is None else "signalled", signal, output.total)
+        return self._ended(None, reason, None, output.total)
+
+    def _ended(self, code: int | None, reason: Reason, signal: int | None, output_bytes: int) -> Ended:
+        return Ended(code, reason, signal, time.perf_counter() - self._began, output_bytes)
+
+    def _stop(self, reason: Reason) -> None:
+        if not self._over.done():
+            self._over.set_result(reason)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            use = tree_use(self._tree.root)
+            if use.memory > self._bounds.memory_mb * _MEGABYTE:
+                self._stop("memory")
+            if use.processes > self._bounds.processes:
+                self._stop("processes")
+            if self._disk.is_suspicious() and await asyncio.to_thread(self._disk.has_outgrown, self._tree.root):
+                self._stop("disk")
+
+    async def _end(self, looking: asyncio.Task[None]) -> None:
+        self._tree.kill()
+        await asyncio.wait([looking])
+        for handle in self._tree.handles:
+            await readable(handle)
+        self._process.wait()
+        _bury(self._tree.root)
+
+
+def _bury(pid: int) -> None:
+    """Where nobody else buries orphans, as in many containers, they have come to us."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+async def readable(descriptor: int) -> None:
+    """Wait until there is something to read, or, for a handle of a process, until it has ended."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
+
+
+async def undisturbed(work: Coroutine[Any, Any, Result]) -> Result:
+    """Finish something even when cancelled meanwhile; the cancelling comes after it."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    return task.result()
+
+
+def spawn(argv: Sequence[str], output: int, descriptors: Iterable[int]) -> subprocess.Popen[bytes]:
+    """Start a program of ours: nothing to read, no variables, outside every workspace, in a session of its own."""
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={},
+        cwd="/",
+        pass_fds=tuple(descriptors),
+        start_new_session=True,
+    )
+
+
+def limits_of(bounds: Bounds, *, counted_apart: bool) -> dict[int, int]:
+    """What the kernel itself holds each process to. Not its address space: node, Go and Java reserve far more."""
+    limits = {
+        resource.RLIMIT_DATA: bounds.memory_mb * _MEGABYTE,
+        resource.RLIMIT_FSIZE: bounds.file_mb * _MEGABYTE,
+        resource.RLIMIT_NOFILE: bounds.open_files,
+        resource.RLIMIT_CORE: 0,
+    }
+    if counted_apart and _counts_apart():
+        limits[resource.RLIMIT_NPROC] = bounds.processes * 4  # the kernel counts threads
+    return limits
+
+
+def _counts_apart() -> bool:
+    """Since 5.14 a user namespace counts its own processes; before, all of the user's would count."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
+
+
+def limit(pid: int, limits: dict[int, int]) -> None:
+    """Set limits on a process that waits to be let go; none is raised."""
+    for kind, value in limits.items():
+        _, hard = resource.prlimit(pid, kind)
+        top = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.prlimit(pid, kind, (top, top))
+
+
+def pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+    """A pipe with an end for each side."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    ours.callback(os.close, reading)
+    theirs.callback(os.close, writing)
+    return reading, writing
+
+
+def memory_file(name: str, data: bytes, held: ExitStack) -> int:
+    """A descriptor to read `data` from, whatever its size."""
+    descriptor = os.memfd_create(name)
+    held.callback(os.close, descriptor)
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

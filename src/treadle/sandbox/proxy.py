@@ -1,0 +1,158 @@
+"""The only way out of a sandbox with network: an HTTP proxy that connects to allowed hosts at public addresses.
+
+A name is resolved once, and the connection goes to the address that was checked. What passes through is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from treadle.sandbox.addresses import is_public
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+IsPublic = Callable[[str], bool]
+
+_USUAL_PORTS = (80, 443)
+_HEAD = 16 * 1024
+_PATIENCE = 30.0
+_CHUNK = 65536
+
+
+class Refused(Exception):
+    """A request that goes nowhere; the text is for the command's output."""
+
+
+class Target(Struct, frozen=True):
+    """Where a request wants to go, and what is sent there first; nothing for a tunnel."""
+
+    host: str
+    port: int
+    first: bytes = b""
+
+
+class Gate(Struct, frozen=True):
+    """Which hosts may be reached; without any, every public one. How names are resolved can be replaced."""
+
+    hosts: tuple[str, ...] = ()
+    resolve: Resolve | None = None
+    is_public: IsPublic = is_public
+
+
+def allows(hosts: Sequence[str], host: str, port: int) -> bool:
+    """Whether a list of `example.org`, `*.example.org` or `example.org:8443` names a host at a port."""
+    return any(_names(entry, host.rstrip(".").lower(), port) for entry in hosts or ("*",))
+
+
+def _names(entry: str, host: str, port: int) -> bool:
+    name, colon, wanted = entry.lower().rpartition(":")
+    if not colon or not wanted.isdigit():
+        name, wanted = entry.lower(), ""
+    if port != int(wanted) if wanted else port not in _USUAL_PORTS:
+        return False
+    return name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:]))
+
+
+def read_request(head: bytes) -> Target:
+    """What a client asks the proxy for: a tunnel, or one plain request to be sent on."""
+    lines = head.decode("latin-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3:
+        raise Refused("this is not a request to a proxy")
+    method, address, protocol = words
+    try:
+        parts = urlsplit(f"//{address}" if method == "CONNECT" else address)
+        host, port = parts.hostname, parts.port or (443 if method == "CONNECT" else 80)
+    except ValueError:
+        raise Refused("the address cannot be read") from None
+    if not host or (method != "CONNECT" and parts.scheme != "http"):
+        raise Refused("the address names no host that a proxy can reach")
+    if method == "CONNECT":
+        return Target(host, port)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    # One request a connection: a second one might be meant for another host.
+    kept = [
+        line for line in lines[1:] if line and not line.lower().startswith(("proxy-", "connection:", "keep-alive:"))
+    ]
+    return Target(
+        host, port, "\r\n".join([f"{method} {path} {protocol}", *kept, "Connection: close", "", ""]).encode("latin-1")
+    )
+
+
+@asynccontextmanager
+async def serving(listener: socket.socket, gate: Gate) -> AsyncGenerator[None]:
+    """Serve the proxy on a socket; leaving ends every connection."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(_serve(gate, reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(accepted, sock=listener, limit=_HEAD)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _serve(gate: Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                target = read_request(await reader.readuntil(b"\r\n\r\n"))
+                far_reader, far_writer = await _connect(gate, target)
+        except (Refused, asyncio.LimitOverrunError) as error:
+            said = f"treadle: {error}\n".encode()
+            writer.write(
+                b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(said), said)
+            )
+            await writer.drain()
+        else:
+            try:
+                if target.first:
+                    far_writer.write(target.first)
+                else:
+                    writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                await asyncio.gather(_pass_on(reader, far_writer), _pass_on(far_reader, writer))
+            finally:
+                far_writer.close()
+    writer.close()
+
+
+async def _connect(gate: Gate, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if not allows(gate.hosts, target.host, target.port):
+        raise Refused(f"{target.host}:{target.port} is not among the hosts that this command may reach")
+    resolve = gate.resolve or _resolve
+    try:
+        addresses = [address for address in await resolve(target.host, target.port) if gate.is_public(address)]
+    except OSError:
+        raise Refused(f"{target.host} has no address") from None
+    if not addresses:
+        raise Refused(f"{target.host} is not a public host")
+    for address in addresses:
+        with suppress(OSError):
+            return await asyncio.open_connection(address, target.port)
+    raise Refused(f"{target.host}:{target.port} does not answer")
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(_CHUNK):
+        writer.write(data)
+        await writer.drain()
+    with suppress(OSError):
+        writer.write_eof()

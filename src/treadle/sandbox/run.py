@@ -1,0 +1,55 @@
+"""The sandbox of this machine: the best back-end that works here, found by trying. It never goes without silently."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from treadle.errors import BadInput
+from treadle.sandbox.base import INSTALL_HINT, Ended, Job, OnOutput, Probe, SandboxUnavailable
+
+
+@lru_cache(maxsize=1)
+def probe() -> Probe:
+    """Which walls hold on this machine, and why not more."""
+    from treadle.sandbox import bubblewrap, landlock
+
+    missing = bubblewrap.missing()
+    if not missing:
+        return Probe("bubblewrap", "bubblewrap, seccomp and limits hold", network=True)
+    if landlock.version() >= landlock.OLDEST:
+        why = (
+            f"Only Landlock and seccomp hold: {missing} Other processes can be seen, and there is no network to grant."
+        )
+        return Probe("landlock", why, INSTALL_HINT)
+    return Probe("none", f"No sandbox: {missing} The kernel has no Landlock that could stand in.", INSTALL_HINT)
+
+
+async def run_in_sandbox(job: Job, on_output: OnOutput) -> Ended:
+    """Run a command behind the best walls there are; raises `SandboxUnavailable` when there are none."""
+    _check(job)
+    found = probe()
+    if found.level == "bubblewrap":
+        from treadle.sandbox import bubblewrap, network
+
+        return await bubblewrap.run(job, on_output, network.opened)
+    if found.level == "landlock":
+        from treadle.sandbox import landlock
+
+        return await landlock.run(job, on_output)
+    raise SandboxUnavailable(f"The command was not run. {found.why} {found.hint}")
+
+
+async def run_on_host(job: Job, on_output: OnOutput) -> Ended:
+    """Run a command without walls, for users who chose that; its bounds hold, and none of it outlives it."""
+    from treadle.sandbox import host
+
+    _check(job)
+    return await host.run(job, on_output)
+
+
+def _check(job: Job) -> None:
+    if any(not name or "=" in name for name in job.env):
+        raise BadInput("The name of a variable is empty or holds an equals sign. Nothing was run.")
+    texts = (*job.argv, job.cwd, *job.env, *job.env.values())
+    if not job.argv or any("\0" in text for text in texts):
+        raise BadInput("A command needs at least its program, and no text in it may hold a NUL. Nothing was run.")

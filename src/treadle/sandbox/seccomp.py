@@ -1,0 +1,207 @@
+"""The system calls that no sandboxed command needs and many escapes do, as a program for the kernel's filter.
+
+Pure: it assembles classic BPF and loads nothing. A deny-list: what is not named here is allowed.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from functools import lru_cache
+from typing import Literal
+
+from msgspec import Struct
+
+Machine = Literal["x86_64", "aarch64"]
+
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+ERRNO = 0x00050000
+
+_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+_NUMBER, _ARCH = 0, 4
+_AUDIT: dict[Machine, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32 = 0x40000000
+_NEWEST = 471
+"""One past the last call known here: what is newer is answered as if the kernel did not have it yet."""
+
+_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_SHARED_MEMORY = 1 << 20
+
+# x86_64, aarch64; None where the architecture has no such call.
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "fanotify_init": (300, 262),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "create_module": (174, None),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "syslog": (103, 116),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "settimeofday": (164, 170),
+    "adjtimex": (159, 171),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "modify_ldt": (154, None),
+    "uselib": (134, None),
+    "lookup_dcookie": (212, 18),
+    "nfsservctl": (180, 42),
+    "vhangup": (153, 58),
+    "move_pages": (279, 239),
+    "migrate_pages": (256, 238),
+}
+
+# Programs ask for these and do without when the kernel has none. clone3 hides its flags from a filter; a memory
+# file that is not mapped belongs to no process, so nobody could count it.
+_MISSING: dict[str, tuple[int | None, int | None]] = {
+    "clone3": (435, 435),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+}
+
+_CLONE, _IOCTL, _SOCKET, _SOCKETPAIR, _SHMGET = (56, 220), (16, 29), (41, 198), (53, 199), (29, 194)
+
+
+class Instruction(Struct, frozen=True):
+    """One step of the program: what to do, how far to jump when true and when false, and its operand."""
+
+    code: int
+    true: int
+    false: int
+    operand: int
+
+
+@lru_cache(maxsize=4)
+def program(machine: Machine, *, sockets: bool = True) -> bytes:
+    """The filter for a machine, as the kernel takes it. Without `sockets` only pairs of them can be made."""
+    return b"".join(
+        struct.pack("<HBBI", step.code, step.true, step.false, step.operand)
+        for step in instructions(machine, sockets=sockets)
+    )
+
+
+def instructions(machine: Machine, *, sockets: bool = True) -> list[Instruction]:
+    """The same program, step by step."""
+    column = 0 if machine == "x86_64" else 1
+    steps = [
+        _step(_LOAD, _ARCH),
+        Instruction(_EQUAL, 1, 0, _AUDIT[machine]),
+        _step(_RETURN, KILL),
+        _step(_LOAD, _NUMBER),
+    ]
+    if machine == "x86_64":
+        steps += _answer(Instruction(_AT_LEAST, 0, 1, _X32), KILL)
+    steps += _answer(Instruction(_AT_LEAST, 0, 1, _NEWEST), _error(errno.ENOSYS))
+    for table, number in ((_DENIED, errno.EPERM), (_MISSING, errno.ENOSYS)):
+        for pair in table.values():
+            call = pair[column]
+            if call is not None:
+                steps += _answer(Instruction(_EQUAL, 0, 1, call), _error(number))
+    steps += _when(
+        _CLONE[column], [_argument(0), *_answer(Instruction(_ANY_BIT, 0, 1, _NAMESPACES), _error(errno.EPERM))]
+    )
+    steps += _when(_IOCTL[column], _terminal())
+    steps += _when(_SOCKET[column], _families(_AF_UNIX, _AF_INET, _AF_INET6) if sockets else _families())
+    steps += _when(_SOCKETPAIR[column], _families(_AF_UNIX))
+    steps += _when(_SHMGET[column], _small())
+    return [*steps, _step(_RETURN, ALLOW)]
+
+
+def _terminal() -> list[Instruction]:
+    """Typing into a terminal. The kernel looks at 32 bits of the request, so the upper half is not compared."""
+    return [
+        _argument(1),
+        *_answer(Instruction(_EQUAL, 0, 1, _TIOCSTI), _error(errno.EPERM)),
+        *_answer(Instruction(_EQUAL, 0, 1, _TIOCLINUX), _error(errno.EPERM)),
+    ]
+
+
+def _families(*allowed: int) -> list[Instruction]:
+    """These, and with those of the internet the part of netlink that lists addresses and routes."""
+    refused = _error(errno.EAFNOSUPPORT)
+    steps = [_argument(0)]
+    steps += [step for family in allowed for step in _answer(Instruction(_EQUAL, 0, 1, family), ALLOW)]
+    if _AF_INET in allowed:
+        steps += [
+            Instruction(_EQUAL, 1, 0, _AF_NETLINK),
+            _step(_RETURN, refused),
+            _argument(2),
+            *_answer(Instruction(_EQUAL, 0, 1, 0), ALLOW),
+        ]
+    return [*steps, _step(_RETURN, refused)]
+
+
+def _small() -> list[Instruction]:
+    """Shared memory that outlives its processes is not counted either: what databases lock with is far smaller."""
+    refused = _error(errno.EPERM)
+    return [
+        _argument(1, upper=True),
+        Instruction(_EQUAL, 1, 0, 0),
+        _step(_RETURN, refused),
+        _argument(1),
+        *_answer(Instruction(_ABOVE, 0, 1, _SHARED_MEMORY), refused),
+    ]
+
+
+def _when(call: int, body: list[Instruction]) -> list[Instruction]:
+    """Look at a call's arguments, then have its number at hand again."""
+    return [Instruction(_EQUAL, 0, len(body) + 1, call), *body, _step(_LOAD, _NUMBER)]
+
+
+def _answer(test: Instruction, result: int) -> list[Instruction]:
+    return [test, _step(_RETURN, result)]
+
+
+def _argument(index: int, *, upper: bool = False) -> Instruction:
+    return _step(_LOAD, 16 + 8 * index + (4 if upper else 0))
+
+
+def _error(number: int) -> int:
+    return ERRNO | number
+
+
+def _step(code: int, operand: int) -> Instruction:
+    return Instruction(code, 0, 0, operand)

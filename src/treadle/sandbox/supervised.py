@@ -1,0 +1,52 @@
+"""A command without a pid namespace, run through the small program in launch.py so that no part of it outlives it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from treadle.sandbox.base import Ended, Job, OnOutput
+from treadle.sandbox.process import Following, Output, Tree, limits_of, memory_file, pipe, spawn
+
+_LAUNCH = Path(__file__).with_name("launch.py")
+
+
+class Launch(Struct, frozen=True):
+    """What launch.py is told: the command, and the rights it keeps; without rules it keeps all."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    limits: list[tuple[int, int]] = []
+    rules: list[tuple[str, int]] = []
+    handled: int = 0
+    scoped: int = 0
+    seccomp: str = ""
+
+
+async def run(launch: Launch, job: Job, folders: tuple[Path, ...], on_output: OnOutput) -> Ended:
+    """Run it to its end; `folders` are those whose growth is watched."""
+    limits = [*limits_of(job.bounds, counted_apart=False).items()]
+    with ExitStack() as held:
+        with ExitStack() as given:
+            control, keep = pipe(given, held)
+            written, output = pipe(held, given)
+            told = memory_file("launch", msgspec.json.encode(msgspec.structs.replace(launch, limits=limits)), given)
+            command = [sys.executable, "-I", "-S", "-B", str(_LAUNCH), str(told), str(control)]
+            process = spawn(command, output, (told, control))
+        merged = Output(written, job.bounds.output_bytes)
+        held.callback(merged.stop)
+        handle = os.pidfd_open(process.pid)
+        held.callback(os.close, handle)
+        tree = Tree(process.pid, lambda: _say_stop(keep), (handle,))
+        return await Following(process, tree, job.bounds, folders).to_the_end(merged, on_output, lambda: None)
+
+
+def _say_stop(control: int) -> None:
+    with suppress(BrokenPipeError):  # it has ended already
+        os.write(control, b"stop")

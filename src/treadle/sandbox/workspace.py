@@ -1,0 +1,167 @@
+"""What a command may not touch in its own workspace, and which folders are no workspace at all.
+
+A mount needs something to be mounted on, so `.git` and `.treadle` are made when they are missing. Such a
+placeholder must stay while any command of any process runs here: removing it would take the others' mounts away.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from treadle.errors import BadInput
+from treadle.sandbox.base import PROTECTED, Job, is_env_file
+from treadle.sandbox.folder import runtime_folder
+
+_NEVER = {
+    "/",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/home",
+    "/opt",
+    "/proc",
+    "/root",
+    "/run",
+    "/srv",
+    "/sys",
+    "/tmp",
+    "/usr",
+    "/var",
+}
+_NOT_BELOW = ("/boot", "/dev", "/etc", "/proc", "/sys")
+_NOT_SEARCHED = {".git", ".treadle", "__pycache__", "node_modules"}
+_ENTRIES = 10_000
+
+
+def existing_workspace(job: Job) -> Path:
+    """The folder itself, without links on the way."""
+    try:
+        folder = job.workspace.resolve(strict=True)
+    except OSError as error:
+        raise BadInput(f"The workspace {job.workspace} cannot be used ({error.strerror}). Nothing was run.") from error
+    if not folder.is_dir():
+        raise BadInput(f"The workspace {folder} is not a folder. Nothing was run.")
+    return folder
+
+
+def real_workspace(job: Job) -> Path:
+    """The same for a command behind walls; refused when it could leave by this folder."""
+    folder = existing_workspace(job)
+    home = Path.home().resolve()
+    below = any(folder.is_relative_to(top) for top in _NOT_BELOW)
+    if str(folder) in _NEVER or below or home.is_relative_to(folder) or runtime_folder().is_relative_to(folder):
+        raise BadInput(
+            f"{folder} cannot be a workspace: commands could read keys there or change what runs outside. Nothing was "
+            "run. Choose the folder of one project."
+        )
+    return folder
+
+
+def working_folder(job: Job, workspace: Path) -> Path:
+    """Where the command starts."""
+    folder = workspace / job.cwd
+    if ".." in Path(job.cwd).parts or not folder.resolve().is_relative_to(workspace) or not folder.is_dir():
+        raise BadInput(f"{job.cwd!r} is not a folder in the workspace {workspace}. Nothing was run.")
+    return folder
+
+
+def env_files(workspace: Path) -> list[Path]:
+    """Files that hold secrets by custom, near ones first; in a huge tree the search ends after so many entries."""
+    found: list[Path] = []
+    folders, seen = deque([workspace]), 0
+    while folders and seen < _ENTRIES:
+        with suppress(OSError), os.scandir(folders.popleft()) as entries:
+            for entry in entries:
+                seen += 1
+                if is_env_file(entry.name):
+                    found += _visible(Path(entry.path), workspace)
+                elif entry.name not in _NOT_SEARCHED and entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+    return found
+
+
+def _visible(path: Path, workspace: Path) -> Iterator[Path]:
+    """The file that a name leads to, when a command would see it."""
+    real = path.resolve()
+    if real.is_file() and real.is_relative_to(workspace) and not any(part in PROTECTED for part in real.parts):
+        yield real
+
+
+@contextmanager
+def guarded(workspace: Path) -> Generator[dict[str, int]]:
+    """Hold what is protected: an open descriptor for each name, made with a placeholder where it is missing."""
+    name = hashlib.blake2b(os.fsencode(workspace), digest_size=12).hexdigest()
+    lock = _shared_lock(runtime_folder() / f"{name}.lock")
+    opened: dict[str, int] = {}
+    try:
+        for protected in PROTECTED:
+            opened[protected] = _open_protected(workspace, protected, lock)
+        yield opened
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+        _unlock(lock, runtime_folder() / f"{name}.lock", workspace)
+
+
+def _shared_lock(path: Path) -> int:
+    """Open and lock a file that the last one to leave removes: it must still be the one at its path."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):
+            if os.stat(path, follow_symlinks=False).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)
+
+
+def _open_protected(workspace: Path, name: str, lock: int) -> int:
+    """Open without following a link; a missing one is made, and its name is left in the lock file to be removed."""
+    path = workspace / name
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        os.write(lock, f"{name}\n".encode())
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o755)
+        descriptor = os.open(path, flags)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise BadInput(
+            f"{path} is a link or something else that cannot be protected from the command. Nothing was run. Put the "
+            "folder itself there."
+        )
+    return descriptor
+
+
+def _unlock(lock: int, path: Path, workspace: Path) -> None:
+    """Leave; the last one takes the placeholders away, which are empty because nobody could write to them."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return
+    made = os.pread(lock, 4096, 0).decode().split()
+    for name in PROTECTED:
+        if name in made:
+            _remove_placeholder(workspace / name)
+    path.unlink(missing_ok=True)
+    os.close(lock)
+
+
+def _remove_placeholder(path: Path) -> None:
+    try:
+        path.rmdir()
+    except OSError as error:
+        # Somebody has made it their own meanwhile, or removed it.
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR):
+            raise

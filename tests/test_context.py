@@ -289,12 +289,12 @@ LONG = (*START, ModelReplied(text="I look.", calls=(A,)), ended(A, "x" * 500), T
 
 def test_pruning_leaves_out_older_output_and_says_so() -> None:
     pruned = shown(*LONG, ModelReplied(calls=(B,)), ended(B), ContextCompacted(kind="prune", through=5))
-    assert pruned[2] == ResultMessage("a", "look", "[500 characters of older output left out]")
+    assert pruned[2] == ResultMessage("a", "look", "[500 characters of older output left out; kept whole as artifact a]")
     assert pruned[4] == ResultMessage("b", "write", "seen")
 
 
 def test_pruned_output_names_the_artifact_that_has_it_whole() -> None:
-    cut = CallFinished(call_id="a", tool="look", status="ok", output="x", truncation=Truncation(1, 9, "art_1"))
+    cut = CallFinished(call_id="a", tool="look", status="ok", output="x" * 99, truncation=Truncation(99, 9, "art_1"))
     messages = shown(*START, ModelReplied(calls=(A,)), cut, ContextCompacted(kind="prune", through=5))
     assert "kept whole as artifact art_1" in messages[-1].text  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Asking the model: the request of the turn under way, and its reply streamed to whoever watches."""
+"""Asking the model: for the turn under way, streamed to whoever watches, or quietly for a summary or a name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from contextlib import aclosing
 
 from msgspec.structs import force_setattr, replace
 
+from treadle.compaction import Plan, Room, compacted, compose, plan, plan_summary, room_in, summary_request
 from treadle.context import Projection
 from treadle.errors import ModelError
-from treadle.events import ReasoningDelta, TextDelta
+from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
-from treadle.messages import Reply, Request, writable
-from treadle.setup import Setup
-from treadle.signals import Strainer
+from treadle.messages import Reply, Request, Usage, writable
+from treadle.setup import Setup, backoff
+from treadle.signals import Strainer, strain
 from treadle.state import State
+from treadle.tokens import in_text, in_tools
 
 WRAP_UP_TOKENS = 1024
 
@@ -26,7 +28,7 @@ def build_request(setup: Setup, state: State, projection: Projection) -> Request
     left = limits.tokens - run.usage.output_tokens if limits.tokens is not None else None
     return Request(
         system=setup.config.instructions,
-        messages=projection.messages(state),
+        messages=projection.messages(state, setup.attachments),
         tools=setup.specs if turn.tools or wrap_up else (),
         tool_choice="none" if wrap_up else "auto",
         max_tokens=WRAP_UP_TOKENS if wrap_up else left,
@@ -48,6 +50,77 @@ async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: 
     for middleware in setup.middleware:
         reply = await middleware.on_post_llm(reply)
     return reply
+
+
+def failed(error: ModelError, state: State, attempt: int, said: str) -> ModelFailed:
+    """The fact of a model call that gave no reply, with the pause before the next attempt where there will be one."""
+    assert state.run is not None
+    again = error.retryable and attempt < state.run.limits.attempts
+    return ModelFailed(
+        kind=error.kind,
+        message=writable(str(error)),
+        retryable=error.retryable,
+        attempt=attempt,
+        wait=backoff(attempt, error.retry_after) if again else None,
+        partial=writable(error.partial or said),
+    )
+
+
+async def consult(setup: Setup, request: Request) -> Reply:
+    """The model's reply to something that is no part of the conversation; nobody watches it being written."""
+    for middleware in setup.middleware:
+        request = await middleware.on_pre_llm(request)
+    async with aclosing(setup.model.stream(request)) as events:
+        async for event in events:
+            if isinstance(event, Reply):
+                for middleware in setup.middleware:
+                    event = await middleware.on_post_llm(event)
+                return replace(event, text=writable(strain(event.text).text))
+    raise ModelError(f"{setup.model.name} ended its stream without a reply", kind="network", retryable=True)
+
+
+def room_of(setup: Setup, state: State) -> Room:
+    """The room that the session's context has in its model's window."""
+    fixed = in_text(setup.config.instructions) + in_tools(setup.specs)
+    return room_in(setup.model.window, state, fixed, setup.attachments)
+
+
+async def compact(setup: Setup, state: State, *, asked: bool = False) -> ContextCompacted | None:
+    """Make the context smaller, or None when nothing can be left out; raises what the model raises.
+
+    When somebody `asked` for it, older turns are summed up however much room there is.
+    """
+    room = room_of(setup, state)
+    if asked:
+        room = replace(room, window=min(room.window, max(state.tokens, 1)))
+    wanted = plan_summary(state, room) if asked else plan(state, room)
+    if wanted is None or wanted.kind == "prune":
+        return compacted(state, room, wanted) if wanted is not None else None
+    try:
+        reply = await consult(setup, summary_request(state, room, wanted))
+    except ModelError:
+        if asked or state.tokens < room.window:  # there is room for now: better whole than short
+            raise
+        reply = Reply()
+    return _summed_up(state, room, wanted, reply.text, reply.usage)
+
+
+def _summed_up(state: State, room: Room, wanted: Plan, written: str, usage: Usage) -> ContextCompacted:
+    return compacted(state, room, wanted, compose(state, room, wanted, written), usage)
+
+
+async def make_room(setup: Setup, state: State) -> AnyFact:
+    """A compaction as the loop needs it: a fact in any case, since a run goes on when it fails."""
+    try:
+        fact = await compact(setup, state)
+    except Exception as error:
+        return not_compacted(f"{type(error).__name__}: {error}")
+    return fact or not_compacted("there is nothing that could be left out")
+
+
+def not_compacted(why: str) -> SignalDetected:
+    """The fact of a compaction that failed."""
+    return SignalDetected(kind="compaction_failed", detail=writable(why[:500]))
 
 
 async def _stream(setup: Setup, log: Log, request: Request, after: int, said: list[str]) -> Reply:

@@ -6,6 +6,9 @@ and does not end with the model. Until a compaction the messages only grow, to t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
 from msgspec.structs import replace
 
 from treadle.events import (
@@ -24,6 +27,7 @@ from treadle.messages import (
     ResultMessage,
     TextPart,
     UserMessage,
+    text_of,
 )
 from treadle.state import OUTCOME_UNKNOWN, CallState, Entry, State, Turn
 
@@ -47,10 +51,19 @@ _AGAIN: dict[str, str] = {
 }
 
 
+class Attachments(Protocol):
+    """What is shown with a message or a result, though nobody said it: (name, text) pairs, each name once."""
+
+    def to_message(self, text: str) -> Sequence[tuple[str, str]]: ...
+
+    def to_result(self, arguments: Mapping[str, Json]) -> Sequence[tuple[str, str]]: ...
+
+
 class Projection:
     """Turns a state into messages, keeping what it made before: a turn costs what the turn added.
 
     `scratch` lives as long as the messages only grow; a model's adapter may keep serialised ones in it.
+    What is attached is never stored: it is looked up when an entry is first shown, and after a compaction again.
     """
 
     def __init__(self) -> None:
@@ -58,10 +71,13 @@ class Projection:
         self._messages: list[Message] = []
         self._done = 0
         self._pruned = 0
+        self._attachments: Attachments | None = None
+        self._attached: set[str] = set()
         self.scratch: dict[str, Json] = {}
 
-    def messages(self, state: State) -> Messages:
+    def messages(self, state: State, attachments: Attachments | None = None) -> Messages:
         """The conversation of `state` as a provider must be shown it."""
+        self._attachments = attachments
         if state.generation != self._generation:
             self._restart(state)
         while self._done < len(state.entries):
@@ -72,7 +88,7 @@ class Projection:
             self._done += 1
         shown = self._messages
         if state.turn is None or state.turn.reply is not None:  # no request is due, so what is open is not kept
-            shown = [*shown]
+            shown, self._attachments = [*shown], None
             for place in range(self._done, len(state.entries)):
                 self._show(shown, state.entries, place)
         _let_user_speak(shown)
@@ -86,35 +102,65 @@ class Projection:
             if isinstance(last, ResultMessage):
                 shown[-1] = replace(last, text=f"{last.text}\n\n[{_last_words(entry)}]")
                 return
-        _add(shown, _shown(entry, self._pruned))
+        _add(shown, self._with_attachments(entry, _shown(entry, self._pruned)))
+
+    def _with_attachments(self, entry: Entry, shown: list[Message]) -> list[Message]:
+        if self._attachments is None:
+            return shown
+        if isinstance(entry, MessageReceived):
+            texts = self._new(self._attachments.to_message(text_of(entry.parts)))
+            return [
+                UserMessage((*said.parts, *map(TextPart, texts))) for said in shown if isinstance(said, UserMessage)
+            ]
+        if isinstance(entry, Turn):
+            for place, message in enumerate(shown):
+                call = entry.calls.get(message.call_id) if isinstance(message, ResultMessage) else None
+                if isinstance(message, ResultMessage) and call is not None and self._takes_more(call):
+                    assert call.started is not None
+                    texts = self._new(self._attachments.to_result(call.started.arguments))
+                    if texts:
+                        shown[place] = replace(message, text="\n\n".join((message.text, *texts)))
+        return shown
+
+    def _takes_more(self, call: CallState) -> bool:
+        return call.started is not None and call.finished is not None and call.finished.seq > self._pruned
+
+    def _new(self, found: Sequence[tuple[str, str]]) -> list[str]:
+        """The texts that are not shown yet."""
+        new = {name: text for name, text in found if name not in self._attached}
+        self._attached.update(new)
+        return list(new.values())
 
     def _restart(self, state: State) -> None:
         self._generation = state.generation
         self._messages = []
+        self._attached = set()
         self.scratch = {}
         summaries = [fact for fact in state.compacted if fact.kind == "summary"]
         prunes = [fact.through for fact in state.compacted if fact.kind == "prune"]
         self._pruned = max(prunes, default=0)
         self._done = 0
         if summaries:
-            self._done = _entries_through(state, summaries[-1])
+            self._done = entries_through(state, summaries[-1].through)
             if self._done:
                 self._messages.append(_note(_summary_text(summaries[-1])))
 
 
-def _entries_through(state: State, fact: ContextCompacted) -> int:
-    """How many entries the summary stands for: whole ones only, so that no pair is split."""
+def entries_through(state: State, through: int) -> int:
+    """How many entries a summary up to a position stands for: whole ones only, so that no pair is split."""
     for index, entry in enumerate(state.entries):
-        if isinstance(entry, Turn):
-            if not entry.settled or entry.last_seq > fact.through:
-                return index
-        elif entry.seq > fact.through:
+        if position_of(entry) > through or (isinstance(entry, Turn) and not entry.settled):
             return index
     return len(state.entries)
 
 
+def position_of(entry: Entry) -> int:
+    """The position at which an entry is whole."""
+    return entry.last_seq if isinstance(entry, Turn) else entry.seq
+
+
 def _summary_text(fact: ContextCompacted) -> str:
-    return f"What happened before, in short (the full transcript is kept):\n\n{fact.summary}"
+    return f"What happened before, in short (the full transcript is kept):\n\n{fact.summary}".strip()
 
 
 def _add(shown: list[Message], messages: list[Message]) -> None:
@@ -171,10 +217,10 @@ def _result(call: CallState, pruned: int) -> ResultMessage:
     if done is None:
         return ResultMessage(call.call.id, call.call.tool, OUTCOME_UNKNOWN, ok=False)
     if done.seq <= pruned:
-        artifact = done.truncation.artifact if done.truncation is not None else ""
-        where = f", kept whole as artifact {artifact}" if artifact else ""
-        text = f"[{len(done.output)} characters of older output left out{where}]"
-        return ResultMessage(call.call.id, call.call.tool, text, ok=done.status == "ok")
+        artifact = (done.truncation.artifact if done.truncation is not None else "") or call.call.id
+        stub = f"[{len(done.output)} characters of older output left out; kept whole as artifact {artifact}]"
+        if done.parts or len(done.output) > len(stub):
+            return ResultMessage(call.call.id, call.call.tool, stub, ok=done.status == "ok")
     text = done.output if done.output.strip() else "(no output)" if done.status == "ok" else f"({done.status})"
     return ResultMessage(call.call.id, call.call.tool, text, done.status == "ok", done.parts)
 

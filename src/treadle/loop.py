@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
-from treadle.asking import ask_model, build_request
+from treadle.asking import ask_model, build_request, failed, make_room, not_compacted
 from treadle.context import Projection
 from treadle.errors import ModelError, PositionMoved
 from treadle.events import (
     AnyFact,
     CallFinished,
     CallStarted,
-    CancelRequested,
+    ContextCompacted,
     Custom,
-    MessageReceived,
     ModelFailed,
     ModelReplied,
     SignalDetected,
@@ -32,15 +32,14 @@ from treadle.execute import STOPPED, Outcome, context_of, execute, finished
 from treadle.judge import Ready, judge
 from treadle.lease import Lease
 from treadle.log.base import Log
-from treadle.messages import writable
 from treadle.policy import tier_of
 from treadle.reply import received
-from treadle.setup import Setup, backoff
+from treadle.setup import Setup
 from treadle.state import CallState, State, apply, fold
-from treadle.steps import AskModel, Record, Rest, Work, next_step
+from treadle.steps import AskModel, Compact, Record, Rest, Work, next_step, stops
 
 WRAP_UP_SECONDS = 60.0
-HAPPENED = (ModelReplied, ModelFailed, CallFinished, SignalDetected, Custom)
+HAPPENED = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextCompacted, Custom)
 
 
 class Loop:
@@ -58,7 +57,7 @@ class Loop:
         """Do what is to be done, until nothing is."""
         while True:
             await self.catch_up()
-            step = next_step(self.state, self.setup.clock.now(), self.setup.limits)
+            step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
             match step:
                 case Record(facts=facts, key=""):
                     self._record(*facts)
@@ -67,6 +66,8 @@ class Loop:
                     await self.catch_up(known=True)
                 case AskModel():
                     await self._ask_model(step)
+                case Compact():
+                    await self._compact()
                 case Work(calls=calls):
                     await self._work(calls)
                 case Rest():
@@ -112,7 +113,7 @@ class Loop:
 
     async def _see_posted(self) -> None:
         posted = await self.log.read(self.session_id, after=self.state.seq - len(self._buffer))
-        if self._scope is not None and not self._scope.expired() and any(map(_stops, posted)):
+        if self._scope is not None and not self._scope.expired() and any(map(stops, posted)):
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     def _until_stopped(self) -> asyncio.Timeout:
@@ -155,21 +156,21 @@ class Loop:
         finally:
             self._scope = None
         if failure is not None:
-            facts = [self._failed(failure, step.attempt, "".join(said))]
+            facts = [failed(failure, self.state, step.attempt, "".join(said))]
         await self.catch_up()
         self._record(*facts)
 
-    def _failed(self, error: ModelError, attempt: int, said: str) -> ModelFailed:
-        assert self.state.run is not None
-        again = error.retryable and attempt < self.state.run.limits.attempts
-        return ModelFailed(
-            kind=error.kind,
-            message=writable(str(error)),
-            retryable=error.retryable,
-            attempt=attempt,
-            wait=backoff(attempt, error.retry_after) if again else None,
-            partial=writable(error.partial or said),
-        )
+    async def _compact(self) -> None:
+        if not await self._flush():
+            return
+        await self.lease.hold()
+        fact: AnyFact = not_compacted("it was stopped")
+        with suppress(TimeoutError):
+            async with self._until_stopped():
+                fact = await make_room(self.setup, self.state)
+        self._scope = None
+        await self.catch_up()
+        self._record(fact)
 
     # ── the calls ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -238,10 +239,6 @@ class Loop:
             fact = replace(fact, fatal=what == "stop")
         self._record(fact)
         return False
-
-
-def _stops(fact: AnyFact) -> bool:
-    return isinstance(fact, CancelRequested) or (isinstance(fact, MessageReceived) and fact.mode == "interrupt")
 
 
 def _leading_safe(ready: Sequence[Ready]) -> Sequence[Ready]:

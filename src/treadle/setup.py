@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from treadle.context import Attachments
 from treadle.events import (
     AgentConfig,
     ApprovalRequested,
@@ -105,6 +106,7 @@ class Setup:
     specs: tuple[ToolSpec, ...] = ()
     polling: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    attachments: Attachments | None = None
 
     def recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
         """What to do about a call that failed; running it again is tried twice at most."""

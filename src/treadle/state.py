@@ -82,6 +82,7 @@ class Turn:
     tools: bool = True
     wrap_up: EndReason | None = None
     failed: ModelFailed | None = None
+    compacted: int = 0
     reply: ModelReplied | None = None
     calls: dict[str, CallState] = field(default_factory=dict[str, CallState])
     signals: set[str] = field(default_factory=set[str])
@@ -241,7 +242,7 @@ def _turn_started(state: State, fact: TurnStarted) -> None:
         chosen = set(fact.messages)
         promoted = [message for message in state.queue if message.id in chosen]
         state.entries.extend(promoted)
-        state.tokens += sum(map(_tokens, promoted))
+        state.tokens += sum(map(tokens_of, promoted))
         state.queue = [message for message in state.queue if message.id not in chosen]
     if fact.wrap_up is not None:
         state.entries.append(fact)
@@ -261,7 +262,7 @@ def _replied(state: State, fact: ModelReplied) -> None:
         if call.id and call.id not in state.calls:  # ids are made unique before they are stored; see reply.py
             turn.calls[call.id] = state.calls[call.id] = CallState(call)
     used = fact.usage
-    state.tokens = used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + _tokens(turn)
+    state.tokens = used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + tokens_of(turn)
     if state.crowded and (not state.compacted or state.tokens < FREED * state.compacted[-1].tokens_before):
         state.crowded = 0
     if state.run is not None:
@@ -375,6 +376,8 @@ def _compacted(state: State, fact: ContextCompacted) -> None:
         state.crowded = 0
     state.tokens = fact.tokens_after or before or state.tokens
     state.generation += 1
+    if state.turn is not None and state.turn.reply is None:
+        state.turn.compacted = fact.seq
     state.usage += fact.usage
     if state.run is not None:
         state.run.usage += fact.usage
@@ -397,13 +400,13 @@ def _rewound(state: State, fact: Rewound) -> None:
 
 
 def _show_instead(state: State, entries: list[Entry], compacted: list[ContextCompacted]) -> None:
-    gone = sum(map(_tokens, state.entries)) - sum(map(_tokens, entries))
+    gone = sum(map(tokens_of, state.entries)) - sum(map(tokens_of, entries))
     state.tokens = max(0, state.tokens - gone)
     state.entries, state.compacted, state.crowded = entries, compacted, 0
     state.generation += 1
 
 
-def _tokens(entry: Entry) -> int:
+def tokens_of(entry: Entry) -> int:
     """About what an entry takes in a request that shows it whole."""
     match entry:
         case MessageReceived(parts=parts):

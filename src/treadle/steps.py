@@ -10,15 +10,18 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from treadle.compaction import full, is_due, is_futile
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,
     ApprovalRequested,
     CallFinished,
+    CancelRequested,
     EndReason,
     InputAnswered,
     InputRequested,
     Limits,
+    MessageReceived,
     RunFinished,
     RunStarted,
     TurnStarted,
@@ -45,6 +48,10 @@ class AskModel(Struct, frozen=True):
     not_before: float = 0.0
 
 
+class Compact(Struct, frozen=True):
+    """Make the context fit before the model is asked."""
+
+
 class Work(Struct, frozen=True):
     """See which of these calls may run, and run the first ones, in order."""
 
@@ -58,11 +65,14 @@ class Rest(Struct, frozen=True):
     waiting: bool = False
 
 
-Step: TypeAlias = Record | AskModel | Work | Rest
+Step: TypeAlias = Record | AskModel | Compact | Work | Rest
 
 
-def next_step(state: State, now: float, limits: Limits | None = None) -> Step:
-    """What is to be done now; `limits` are for a run that starts. Depends on nothing but its arguments."""
+def next_step(state: State, now: float, limits: Limits | None = None, window: int | None = None) -> Step:
+    """What is to be done now; `limits` are for a run that starts, `window` is the model's, where it is known.
+
+    Depends on nothing but its arguments.
+    """
     run, turn = state.run, state.turn
     if run is None:
         return _between_runs(state, limits)
@@ -71,7 +81,7 @@ def next_step(state: State, now: float, limits: Limits | None = None) -> Step:
     if turn is None:
         return _new_turn(state, run, now)
     if turn.reply is None:
-        return _call_model(state, run, turn, now)
+        return _compact(state, run, turn, window) or _call_model(run, turn, now)
     if not turn.settled:
         return _calls(turn, now)
     return _after_turn(state, run, turn, now)
@@ -99,6 +109,11 @@ def _stop(state: State, run: RunState) -> Step:
     return Record((*closing, _ending(run, "cancelled", partial, error=_why_cancelled(run))))
 
 
+def stops(fact: AnyFact) -> bool:
+    """Whether a fact stops the run that is under way."""
+    return isinstance(fact, CancelRequested) or (isinstance(fact, MessageReceived) and fact.mode == "interrupt")
+
+
 def _why_cancelled(run: RunState) -> str:
     if run.cancel is None:
         return "interrupted by a new message"
@@ -119,12 +134,30 @@ def _closed(call: CallState) -> CallFinished:
     )
 
 
-def _call_model(state: State, run: RunState, turn: Turn, now: float) -> Step:
+def _compact(state: State, run: RunState, turn: Turn, window: int | None) -> Step | None:
+    """Right before the model is asked, when every call has its result, is when a context is made to fit."""
+    if "compaction_failed" in turn.signals:
+        return None
+    if not _refused_for_length(turn) and not is_due(state, window):
+        return None
+    if is_futile(state):
+        return Record((_ending(run, "failed", error=full(state, window)),))
+    return Compact()
+
+
+def _refused_for_length(turn: Turn) -> bool:
+    """Whether the model has said that the request is too long, and nothing was done about it yet."""
+    return turn.failed is not None and turn.failed.kind == "too_long" and turn.compacted < turn.failed.seq
+
+
+def _call_model(run: RunState, turn: Turn, now: float) -> Step:
     failed = turn.failed
     if failed is None:
         return AskModel(1)
     if failed.wait is not None:
         return AskModel(failed.attempt + 1, failed.at + failed.wait)
+    if failed.kind == "too_long" and turn.compacted > failed.seq:
+        return AskModel(failed.attempt + 1)
     if turn.wrap_up is not None:
         return Record((_ending(run, turn.wrap_up, _without_summary(run, turn.wrap_up)),))
     # Nobody stopped the run, or it would be over: the model was stopped because the time is.

@@ -1,0 +1,129 @@
+"""How every file tool changes files: old contents kept, that recorded, and only then written; all of it or nothing.
+
+What is to be changed is decided before, in memory. A kill at any point leaves a session that can be rewound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from treadle.events import KeptFile
+from treadle.messages import Json
+from treadle.tools.base import ToolContext, ToolError
+from treadle.tools.folder import FileChanged, Folder, Held
+from treadle.tools.kept import KeptFiles, digest_of
+from treadle.tools.names import is_secret
+from treadle.tools.threads import run_in_thread
+
+NOTE = "treadle.file:"
+"""What a call last saw or left at a path is noted under this and the path."""
+
+
+class Change(Struct, frozen=True):
+    """A file as it is and as it is to be; None where there is none."""
+
+    path: str
+    before: Held | None
+    after: bytes | None
+    mode: int | None = None
+
+
+class Files(Struct, frozen=True):
+    """What the file tools of one agent share: where old contents are kept, and which secrets they may touch."""
+
+    kept: KeptFiles
+    granted: tuple[str, ...] = ()
+
+    def folder(self, context: ToolContext) -> Folder:
+        """The session's workspace, opened."""
+        return Folder(context.workspace, self.granted)
+
+
+class Noted(Struct, frozen=True):
+    """What is noted of a file: the digest of what it held (empty: no file), and whether a call left it so or saw it."""
+
+    digest: str = ""
+    left: bool = False
+
+
+def note_of(data: bytes | None, *, left: bool) -> Json:
+    """The note about a file that holds this."""
+    return msgspec.to_builtins(Noted(digest_of(data) if data is not None else "", left))
+
+
+def read_note(data: Json) -> Noted | None:
+    """What such a note says; None when there is none."""
+    try:
+        return msgspec.convert(data, Noted)
+    except msgspec.ValidationError:
+        return None
+
+
+def refuse_if_changed(context: ToolContext, path: str, now: Held | None) -> None:
+    """Raise `FileChanged` when a file is not what this session last saw of it."""
+    known = read_note(context.notes.get(NOTE + path))
+    if now is not None and known is not None and known.digest != digest_of(now.data):
+        raise FileChanged(
+            f"{path} was changed by somebody else since you last read it, so nothing was written. Read it again first."
+        )
+
+
+async def make(files: Files, context: ToolContext, changes: Sequence[Change]) -> None:
+    """Make the changes; raises `ToolError`, and then every file is as it was."""
+    kept, left_out = await run_in_thread(_keep, {"kept": files.kept, "changes": changes})
+    await context.desk.keep(kept, left_out=left_out)
+    await run_in_thread(_apply, {"root": context.workspace, "granted": files.granted, "changes": changes})
+    for change in changes:
+        await context.desk.note(NOTE + change.path, note_of(change.after, left=True))
+
+
+def _keep(kept: KeptFiles, changes: Sequence[Change]) -> tuple[list[KeptFile], list[str]]:
+    plain = [change for change in changes if not is_secret(change.path)]
+    olds = [change.before for change in plain if change.before is not None]
+    names = iter(kept.put(*(old.data for old in olds)))
+    recorded: list[KeptFile] = []
+    for change in plain:
+        if change.before is None:
+            recorded.append(KeptFile(change.path))
+        else:
+            recorded.append(KeptFile(change.path, next(names), change.before.mode))
+    return recorded, [change.path for change in changes if is_secret(change.path)]
+
+
+def _apply(root: Path, granted: Sequence[str], changes: Sequence[Change]) -> None:
+    done: list[Change] = []
+    with Folder(root, granted) as folder:
+        for change in changes:
+            now = folder.find(change.path)
+            if (now.data if now else None) != (change.before.data if change.before else None):
+                raise FileChanged(
+                    f"{change.path} was changed by somebody else just now; nothing was written. Read it again."
+                )
+        try:
+            for change in changes:
+                if change.after is None:
+                    folder.remove(change.path)
+                else:
+                    folder.write(change.path, change.after, change.mode)
+                done.append(change)
+        except ToolError as error:
+            _restore(folder, done, error)
+            raise
+
+
+def _restore(folder: Folder, done: Sequence[Change], error: ToolError) -> None:
+    for change in reversed(done):
+        try:
+            if change.before is None:
+                folder.remove(change.path)
+            else:
+                folder.write(change.path, change.before.data, change.before.mode)
+        except ToolError as worse:
+            raise ToolError(
+                f"{error} Then {change.path} could not be put back ({worse}): it holds the new content, and the old "
+                "one is kept. Tell the user to rewind."
+            ) from None

@@ -1,0 +1,142 @@
+"""Old contents of files, kept by what they hold, so that what a call changed can be taken back.
+
+One database in a folder outside every workspace. What belongs to which call is in the log, not here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+import weakref
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from treadle.errors import NotFound, StoreDamaged, StoreError
+
+KEPT_CAP = 10 * 1024 * 1024
+"""Bytes of the largest file that is kept."""
+
+_BUSY_SECONDS = 30.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS contents (id TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS seen (
+    workspace TEXT, path TEXT, stamp TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY (workspace, path)
+) WITHOUT ROWID;
+"""
+
+
+def digest_of(data: bytes) -> str:
+    """The name of a content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def default_folder() -> Path:
+    """Where contents are kept unless somebody says otherwise: in the folder of the user's data."""
+    if chosen := os.environ.get("TREADLE_DATA_DIR"):
+        return Path(chosen).expanduser() / "kept"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle" / "kept"
+
+
+class Seen(Struct, frozen=True):
+    """A file as a snapshot found it: `stamp` changes when the file does, `id` is what it held."""
+
+    stamp: str
+    id: str
+
+
+class KeptFiles:
+    """Contents by their digest. Safe to use from several threads and processes; made when it is first used."""
+
+    def __init__(self, folder: Path | str | None = None) -> None:
+        self.folder = Path(folder) if folder is not None else default_folder()
+        self._lock = threading.Lock()
+        self._opened: sqlite3.Connection | None = None
+
+    def put(self, *contents: bytes) -> list[str]:
+        """Keep contents, all of them or none; the same content is kept once. Their names, in order."""
+        named = [(digest_of(content), content) for content in contents]
+        with self._lock:
+            try:
+                with self._database() as db:
+                    db.executemany(
+                        "INSERT OR IGNORE INTO contents VALUES (?, ?)",
+                        ((name, zlib.compress(content, 1)) for name, content in named),
+                    )
+            except sqlite3.Error as error:
+                raise self._unusable(error) from None
+        return [name for name, _ in named]
+
+    def get(self, name: str) -> bytes:
+        """The content of that name; raises `NotFound`."""
+        with self._lock:
+            try:
+                row = self._database().execute("SELECT data FROM contents WHERE id = ?", (name,)).fetchone()
+            except sqlite3.Error as error:
+                raise self._unusable(error) from None
+        if row is None:
+            raise NotFound(f"the old content {name[:12]} is not in {self.folder}; that file cannot be brought back")
+        try:
+            content = zlib.decompress(row[0])
+        except zlib.error:
+            content = b""
+        if digest_of(content) != name:
+            raise StoreDamaged(f"the old content {name[:12]} in {self.folder} is damaged; that file is left as it is")
+        return content
+
+    def seen(self, workspace: str) -> dict[str, Seen]:
+        """What the last snapshot of a workspace found, so that unchanged files are not read again."""
+        with self._lock:
+            try:
+                rows = self._database().execute("SELECT path, stamp, id FROM seen WHERE workspace = ?", (workspace,))
+                return {path: Seen(stamp, name) for path, stamp, name in rows}
+            except sqlite3.Error as error:
+                raise self._unusable(error) from None
+
+    def saw(self, workspace: str, found: Mapping[str, Seen], gone: Iterable[str]) -> None:
+        """Remember what a snapshot found."""
+        with self._lock:
+            try:
+                with self._database() as db:
+                    db.executemany(
+                        "DELETE FROM seen WHERE workspace = ? AND path = ?", ((workspace, path) for path in gone)
+                    )
+                    db.executemany(
+                        "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)",
+                        ((workspace, path, seen.stamp, seen.id) for path, seen in found.items()),
+                    )
+            except sqlite3.Error as error:
+                raise self._unusable(error) from None
+
+    def close(self) -> None:
+        """Let go of the database; the next use opens it again."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+
+    def _database(self) -> sqlite3.Connection:
+        if self._opened is None:
+            path = self.folder / "kept.db"
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            except OSError as error:
+                raise self._unusable(error) from None
+            db = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.executescript(_SCHEMA)
+            weakref.finalize(self, db.close)
+            self._opened = db
+        return self._opened
+
+    def _unusable(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"old contents cannot be kept in {self.folder} ({error}), so no file was changed. Make room there, or "
+            "choose another folder with TREADLE_DATA_DIR"
+        )

@@ -1,0 +1,82 @@
+"""What a path's names alone tell: which files hold secrets, which are never written, which instruct a program. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import unicodedata
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+SECRET_FILES = (
+    ".env*",
+    ".netrc",
+    ".pgpass",
+    ".pypirc",
+    ".git-credentials",
+    "id_rsa",
+    "id_dsa",
+    "id_ecdsa",
+    "id_ed25519",
+)
+SECRET_FOLDERS = (".ssh", ".aws", ".azure", ".gcloud", ".gnupg", ".kube", ".docker", ".password-store")
+PROTECTED = (".git", ".treadle")
+_INSTRUCTIONS = (
+    "agents.md",
+    "agents.override.md",
+    "claude.md",
+    "claude.local.md",
+    "gemini.md",
+    "skill.md",
+    ".mcp.json",
+    "mcp.json",
+    ".cursorrules",
+    ".windsurfrules",
+    "copilot-instructions.md",
+    ".pre-commit-config.yaml",
+    ".gitlab-ci.yml",
+)
+_INSTRUCTION_FOLDERS = (
+    ".claude",
+    ".agents",
+    ".cursor",
+    ".vscode",
+    ".idea",
+    ".zed",
+    ".github",
+    ".husky",
+    ".devcontainer",
+)
+
+
+def folded(name: str) -> str:
+    """A name as a file system that ignores case would compare it."""
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+def parts_of(path: str) -> list[str]:
+    return [folded(part) for part in path.split("/") if part not in ("", ".")]
+
+
+def is_secret(path: str, granted: Sequence[str] = ()) -> bool:
+    """Whether a file is masked: it may hold keys, and nothing in `granted` (paths or globs) names it."""
+    parts = parts_of(path)
+    if not any(part in SECRET_FOLDERS for part in parts):
+        if not any(fnmatchcase(part, pattern) for part in parts[-1:] for pattern in SECRET_FILES):
+            return False
+    return not any(fnmatchcase(path, pattern) for pattern in granted)
+
+
+def is_protected(path: str) -> bool:
+    """Whether a path lies in what no tool ever writes: what is there runs at the user's next command."""
+    return any(part in PROTECTED for part in parts_of(path))
+
+
+def is_instruction(path: str) -> bool:
+    """Whether a path tells an agent, an editor or a build service what to do, so that a person must see the change."""
+    parts = parts_of(posixpath.normpath(path))
+    return bool(parts) and (parts[-1] in _INSTRUCTIONS or any(part in _INSTRUCTION_FOLDERS for part in parts[:-1]))
+
+
+def leaves(path: str) -> bool:
+    """Whether a relative path climbs out of the folder it starts from."""
+    return posixpath.normpath(path).split("/")[0] == ".."

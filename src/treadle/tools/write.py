@@ -1,0 +1,72 @@
+"""`write_file`: a whole file, new or replaced. The old content is kept, and the result shows what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from treadle.events import Safety
+from treadle.messages import Json
+from treadle.tools.base import Tool, ToolContext, ToolError
+from treadle.tools.change import Change, Files, make, refuse_if_changed
+from treadle.tools.folder import FILE_CAP
+from treadle.tools.function import tool
+from treadle.tools.names import is_instruction, leaves
+from treadle.tools.text import count_lines, diff
+from treadle.tools.threads import run_in_thread
+
+
+def safety_of_path(path: str) -> Safety:
+    """How dangerous it is to write there. Outside is refused in any case; where that shows, it is not even tried."""
+    return "destructive" if is_instruction(path) or leaves(path) else "caution"
+
+
+def safety_of_writing(arguments: Mapping[str, Json]) -> Safety:
+    """How dangerous a call is that writes to its `path`."""
+    return safety_of_path(str(arguments.get("path", "")))
+
+
+def write_file_tool(files: Files) -> Tool:
+    """The tool."""
+
+    @tool(
+        safety=safety_of_writing,
+        timeout=60.0,
+        examples=(
+            ("make a file notes.txt that says hello", {"path": "notes.txt", "content": "hello\n"}),
+            ("write the word done into out/status.txt", {"path": "out/status.txt", "content": "done\n"}),
+        ),
+    )
+    async def write_file(path: str, content: str, context: ToolContext) -> str:
+        """Write a whole text file in the workspace: a new one, or in place of the old one. Folders are made.
+
+        To change a part of a file, edit_file is better. Example: {"path": "notes/today.md", "content": "# Today\\n"}.
+
+        Args:
+            path: the file, relative to the workspace
+            content: all that the file shall hold
+        """
+        given = {"files": files, "context": context, "path": path, "content": content}
+        change = await run_in_thread(_planned, given)
+        size = f"{len(change.after)} bytes, {count_lines(content)}"
+        if change.before is not None and change.before.data == change.after:
+            return f"{change.path} holds exactly that already ({size})."
+        await make(files, context, [change])
+        done = "Made" if change.before is None else "Replaced"
+        shown = "" if change.before is None else f"\n{diff(change.before.data, change.after, change.path)}"
+        return f"{done} {change.path} ({size}).{shown}"
+
+    return write_file
+
+
+def _planned(files: Files, context: ToolContext, path: str, content: str) -> Change:
+    try:
+        data = content.encode()
+    except UnicodeEncodeError as error:
+        raise ToolError(f"The content has {content[error.start]!r}, which cannot be written as UTF-8.") from None
+    if len(data) > FILE_CAP:
+        raise ToolError(f"The content has {len(data)} bytes, and {FILE_CAP} is the most; nothing was written.")
+    with files.folder(context) as folder:
+        name = folder.writable(path)
+        before = folder.find(name)
+    refuse_if_changed(context, name, before)
+    return Change(name, before, data)

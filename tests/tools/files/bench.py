@@ -1,0 +1,74 @@
+"""A workspace with the file tools on it, and what they recorded: the tools run as the engine would run them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.events import KeptFile
+from treadle.tools.base import Desk, ToolContext, ToolError, ToolResult
+from treadle.tools.files import file_tools
+from treadle.tools.kept import KeptFiles
+
+
+class RecordingDesk(Desk):
+    """Keeps notes for later calls, and what was recorded before each change together with what the file held then."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.workspace, self.notes = workspace, dict[str, Any]()
+        self.kept: list[KeptFile] = []
+        self.left_out: list[str] = []
+        self.held_when_kept: dict[str, bytes | None] = {}
+
+    async def note(self, name: str, data: Any) -> None:
+        self.notes[name] = data
+
+    async def keep(self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()) -> None:
+        for file in files:
+            path = self.workspace / file.path
+            self.held_when_kept[file.path] = path.read_bytes() if path.is_file() else None
+        self.kept.extend(files)
+        self.left_out.extend(left_out)
+
+
+class Bench:
+    """A workspace, its tools, and a session's desk."""
+
+    def __init__(self, folder: Path, granted: Sequence[str] = ()) -> None:
+        self.workspace = folder / "workspace"
+        self.workspace.mkdir(exist_ok=True)
+        self.kept = KeptFiles(folder / "kept")
+        self.desk = RecordingDesk(self.workspace)
+        self.tools = {tool.name: tool for tool in file_tools(self.kept, granted=granted)}
+
+    def put(self, path: str, content: str | bytes) -> Path:
+        """A file as the user made it."""
+        file = self.workspace / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        return file
+
+    async def result(self, name: str, **arguments: Any) -> object:
+        tool = self.tools[name]
+        context = ToolContext("session", "call_1", self.workspace, notes=self.desk.notes, desk=self.desk)
+        return await tool.run(tool.parse(json.dumps(arguments)), context)
+
+    async def call(self, name: str, **arguments: Any) -> str:
+        """What the model is told, when it goes well."""
+        told = await self.result(name, **arguments)
+        return told.text if isinstance(told, ToolResult) else str(told)
+
+    async def refused(self, name: str, **arguments: Any) -> str:
+        """What the model is told, when it does not."""
+        with pytest.raises(ToolError) as raised:
+            await self.call(name, **arguments)
+        return str(raised.value)
+
+
+@pytest.fixture
+def some_bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.kept.close()

@@ -1,0 +1,134 @@
+"""`list_files` and `search_files`: through ripgrep, but never out of the workspace."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.tools.files.bench import Bench, some_bench
+from treadle.tools import ripgrep as ripgrep_module
+
+bench = some_bench
+
+
+@pytest.fixture
+def tree(bench: Bench) -> Bench:
+    bench.put(".gitignore", "*.log\nbuild/\n")
+    bench.put("README.md", "# Hello\nneedle here\n")
+    bench.put("src/app.py", "import os\n\n\ndef needle() -> None:\n    pass\n")
+    bench.put("src/deep/er/mod.py", "x = 'needle'\n")
+    bench.put("debug.log", "needle\n")
+    bench.put("build/out.py", "needle\n")
+    bench.put(".git/config", "needle\n")
+    bench.put(".env", "needle=canary\n")
+    bench.put(".github/workflows/ci.yml", "needle: 1\n")
+    return bench
+
+
+async def test_files_are_listed_without_what_ignore_files_name(tree: Bench) -> None:
+    told = await tree.call("list_files")
+    assert told.splitlines() == [
+        ".env",
+        ".gitignore",
+        "README.md",
+        ".github/workflows/ (1 file)",
+        "src/app.py",
+        "src/deep/ (1 file)",
+    ]
+
+
+async def test_a_folder_a_depth_and_a_pattern_narrow_the_list(tree: Bench) -> None:
+    assert await tree.call("list_files", path="src", depth=9) == "src/app.py\nsrc/deep/er/mod.py"
+    assert await tree.call("list_files", pattern="*.py") == "src/app.py\nsrc/deep/er/mod.py"
+    assert await tree.call("list_files", pattern="deep/**/*.py") == "src/deep/er/mod.py"
+    assert await tree.call("list_files", path="src/app.py") == "src/app.py"
+    assert await tree.call("list_files", pattern="*.rs") == "No file in the workspace fits *.rs."
+
+
+async def test_a_long_list_is_cut_and_says_how_much_more_there_is(bench: Bench) -> None:
+    for number in range(250):
+        bench.put(f"{number:03}.txt", "")
+    told = (await bench.call("list_files")).splitlines()
+    assert len(told) == 201 and told[-1].startswith("[… 50 more;")
+
+
+async def test_places_are_found_with_path_line_and_text(tree: Bench) -> None:
+    told = await tree.call("search_files", pattern="needle")
+    assert told.splitlines() == [
+        ".github/workflows/ci.yml:1: needle: 1",
+        "README.md:2: needle here",
+        "src/app.py:4: def needle() -> None:",
+        "src/deep/er/mod.py:1: x = 'needle'",
+    ]
+
+
+async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: Bench) -> None:
+    told = await tree.call("search_files", pattern="NEEDLE", path="src", glob="app.*", ignore_case=True, around=1)
+    assert told == "src/app.py-3- \nsrc/app.py:4: def needle() -> None:\nsrc/app.py-5-     pass"
+    assert await tree.call("search_files", pattern="needle", path="README.md") == "README.md:2: needle here"
+    assert (
+        await tree.call("search_files", pattern="needle", glob="src/**/mod.py") == "src/deep/er/mod.py:1: x = 'needle'"
+    )
+    assert await tree.call("search_files", pattern="no such words") == "Nothing in the workspace fits no such words."
+
+
+async def test_a_pattern_that_is_no_regular_expression_is_explained(tree: Bench) -> None:
+    assert "unclosed group" in await tree.refused("search_files", pattern="needle(")
+    assert "empty" in await tree.refused("search_files", pattern="")
+
+
+async def test_too_many_places_are_cut_and_said(bench: Bench) -> None:
+    bench.put("a.txt", "needle\n" * 5000)
+    told = (await bench.call("search_files", pattern="needle")).splitlines()
+    assert len(told) == 101 and "more than 100 places" in told[-1]
+
+
+async def test_other_encodings_and_long_lines_are_shown(bench: Bench) -> None:
+    bench.put("a.txt", "grüne nadel\n".encode("latin-1"))
+    bench.put("b.txt", "grüne nadel\r\n".encode("utf-16"))
+    bench.put("c.txt", "nadel" + "x" * 5000)
+    told = (await bench.call("search_files", pattern="nadel")).splitlines()
+    assert told[:2] == ["a.txt:1: grüne nadel", "b.txt:1: grüne nadel"]
+    assert told[2].startswith("c.txt:1: nadelxxx") and len(told[2]) < 400
+
+
+async def test_links_that_lead_out_are_neither_listed_nor_searched(bench: Bench) -> None:
+    outside = bench.workspace.parent / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("needle")
+    (bench.workspace / "link").symlink_to(outside)
+    (bench.workspace / "file.txt").symlink_to(outside / "secret.txt")
+    assert "No files" in await bench.call("list_files")
+    assert "Nothing" in await bench.call("search_files", pattern="needle")
+    for name in ("list_files", "search_files"):
+        assert "leads out of the workspace" in await bench.refused(name, path="link", pattern="x")
+
+
+async def test_what_ripgrep_saw_elsewhere_is_not_shown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the file had been swapped for a link just while ripgrep read it."""
+    bench.put("a.txt", "harmless\n")
+    lying = bench.workspace.parent / "rg"
+    found = '{"type":"match","data":{"path":{"text":"%s/a.txt"},"lines":{"text":"canary\\\\n"},"line_number":1}}'
+    lying.write_text(f"#!/bin/sh\nfor place; do :; done\nprintf '{found}\\n' \"$place\"\n")
+    lying.chmod(0o755)
+    monkeypatch.setattr(ripgrep_module, "find_ripgrep", lambda: str(lying))
+    assert await bench.call("search_files", pattern="canary") == "Nothing in the workspace fits canary."
+
+
+async def test_ripgrep_starts_outside_the_workspace_and_dies_with_the_call(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, started = bench.workspace.parent / "rg", bench.workspace.parent / "started"
+    os.mkfifo(started)
+    slow.write_text(f'#!/bin/sh\necho "$$ $(pwd) $HOME" > {started}\nexec sleep 1000\n')
+    slow.chmod(0o755)
+    monkeypatch.setattr(ripgrep_module, "find_ripgrep", lambda: str(slow))
+    call = asyncio.ensure_future(bench.call("search_files", pattern="x"))
+    said = await asyncio.to_thread(Path(started).read_text)
+    pid, folder = said.split()
+    assert folder == "/"
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,107 @@
+"""`write_file`: atomic, kept before it is changed, and never where it must not write."""
+
+import os
+import stat
+
+import pytest
+
+from tests.tools.files.bench import Bench, some_bench
+from treadle.events import KeptFile
+
+bench = some_bench
+
+
+async def test_a_new_file_is_made_with_its_folders(bench: Bench) -> None:
+    assert await bench.call("write_file", path="a/b/c.txt", content="hi\n") == "Made a/b/c.txt (3 bytes, 1 line)."
+    assert (bench.workspace / "a/b/c.txt").read_text() == "hi\n"
+    assert bench.desk.kept == [KeptFile("a/b/c.txt")]
+
+
+async def test_the_old_content_is_kept_and_recorded_before_the_file_changes(bench: Bench) -> None:
+    bench.put("a.txt", "old\n")
+    told = await bench.call("write_file", path="a.txt", content="new\n")
+    assert "-old\n+new" in told
+    (kept,) = bench.desk.kept
+    assert bench.kept.get(kept.before) == b"old\n"
+    assert bench.desk.held_when_kept == {"a.txt": b"old\n"}
+
+
+async def test_the_mode_of_a_file_survives(bench: Bench) -> None:
+    bench.put("run.sh", "old").chmod(0o750)
+    await bench.call("write_file", path="run.sh", content="new")
+    assert stat.S_IMODE((bench.workspace / "run.sh").stat().st_mode) == 0o750
+
+
+async def test_writing_what_is_there_already_changes_nothing(bench: Bench) -> None:
+    before = bench.put("a.txt", "same").stat()
+    assert "already" in await bench.call("write_file", path="a.txt", content="same")
+    assert (bench.workspace / "a.txt").stat().st_ino == before.st_ino and bench.desk.kept == []
+
+
+async def test_nothing_is_written_through_a_link(bench: Bench) -> None:
+    outside = bench.workspace.parent / "outside"
+    outside.mkdir()
+    (outside / "victim").write_text("untouched")
+    (bench.workspace / "file").symlink_to(outside / "victim")
+    (bench.workspace / "folder").symlink_to(outside)
+    for path in ("file", "folder/victim", "folder/new"):
+        assert "symbolic link" in await bench.refused("write_file", path=path, content="x")
+    assert (outside / "victim").read_text() == "untouched" and os.listdir(outside) == ["victim"]
+
+
+async def test_a_hard_link_to_something_else_is_cut_and_not_written_through(bench: Bench) -> None:
+    other = bench.workspace.parent / "other"
+    other.write_text("untouched")
+    os.link(other, bench.workspace / "a.txt")
+    await bench.call("write_file", path="a.txt", content="x")
+    assert other.read_text() == "untouched"
+
+
+@pytest.mark.parametrize("path", [".git/hooks/post-checkout", ".treadle/config.toml", "sub/.git/config", ".GIT/config"])
+async def test_the_folders_that_run_code_later_are_never_written(bench: Bench, path: str) -> None:
+    assert "never written" in await bench.refused("write_file", path=path, content="x")
+    assert os.listdir(bench.workspace) == []
+
+
+async def test_a_file_changed_since_it_was_read_is_not_overwritten(bench: Bench) -> None:
+    bench.put("a.txt", "one")
+    await bench.call("read_file", path="a.txt")
+    bench.put("a.txt", "the user's")
+    assert "changed by somebody else" in await bench.refused("write_file", path="a.txt", content="mine")
+    assert (bench.workspace / "a.txt").read_text() == "the user's"
+    await bench.call("read_file", path="a.txt")
+    await bench.call("write_file", path="a.txt", content="mine")
+
+
+async def test_a_failed_write_leaves_no_file_behind(bench: Bench) -> None:
+    bench.put("folder/a.txt", "x")
+    assert "folder" in await bench.refused("write_file", path="folder", content="x")
+    assert "not a folder" in await bench.refused("write_file", path="folder/a.txt/b", content="x")
+    assert sorted(path.name for path in bench.workspace.rglob("*")) == ["a.txt", "folder"]
+
+
+async def test_a_granted_secret_is_written_but_never_kept(bench: Bench) -> None:
+    granting = Bench(bench.workspace.parent, granted=[".env"])
+    granting.put(".env", "KEY=canary")
+    await granting.call("write_file", path=".env", content="KEY=new")
+    assert granting.desk.kept == [] and granting.desk.left_out == [".env"]
+    granting.kept.close()
+    assert b"canary" not in (granting.kept.folder / "kept.db").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("path", "safety"),
+    [
+        ("src/app.py", "caution"),
+        ("AGENTS.md", "destructive"),
+        ("sub/claude.md", "destructive"),
+        ("x/../SKILL.md", "destructive"),
+        (".mcp.json", "destructive"),
+        (".vscode/tasks.json", "destructive"),
+        (".github/workflows/ci.yml", "destructive"),
+        ("../outside", "destructive"),
+    ],
+)
+def test_instruction_files_and_what_leaves_the_workspace_are_asked_for(bench: Bench, path: str, safety: str) -> None:
+    for name in ("write_file", "edit_file"):
+        assert bench.tools[name].safety_of({"path": path}) == safety

@@ -1,0 +1,211 @@
+"""Driving a run for a one-shot command: events to the screen or as JSON lines, Ctrl-C, and what it all came to."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Literal, Protocol, TextIO
+
+from treadle import Agent, Run, RunFinished, Session, Tool, later
+from treadle.cli.gate import TerminalGate, refuse
+from treadle.cli.opening import Gate, Opened, opened
+from treadle.cli.report import Report, Tally, not_run
+from treadle.cli.screen import Screen
+from treadle.cli.stage import Bell, Terminal
+from treadle.cli.text import harmless, is_terminal, styled
+from treadle.config import Settings
+from treadle.errors import BadInput, TreadleError
+from treadle.events import Event, SessionCreated, encode
+from treadle.messages import Json
+
+Mode = Literal["screen", "json", "jsonl"]
+TICK = 0.5
+
+
+class Sink(Protocol):
+    """Something that is shown events."""
+
+    def event(self, event: Event) -> None: ...
+
+
+class Lines:
+    """Every event as a line of JSON."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream.buffer
+
+    def event(self, event: Event) -> None:
+        self._stream.write(encode(event) + b"\n")
+        self._stream.flush()
+
+
+async def follow(session: Session, run: Run, after: int, *sinks: Sink) -> RunFinished | None:
+    """Let a run go on to its end, and show every event after a position, also those from before it began."""
+    watch = session.watch(after)
+
+    async def pump() -> None:
+        async for event in watch:
+            for sink in sinks:
+                sink.event(event)
+
+    pumping = asyncio.create_task(pump())
+    try:
+        outcome = await run.wait()
+        watch.stop_at(outcome.seq if outcome is not None else (await session.state()).seq)
+        await pumping
+        return outcome
+    finally:
+        watch.close()
+        await asyncio.gather(pumping, return_exceptions=True)
+
+
+@asynccontextmanager
+async def stopping(session: Session) -> AsyncGenerator[None]:
+    """Ctrl-C and SIGTERM stop the run and wait until that is recorded; a second one leaves at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    asked: list[asyncio.Task[RunFinished | None]] = []
+
+    def stop() -> None:
+        if asked and task is not None:
+            task.cancel()
+        asked.append(asyncio.ensure_future(session.cancel(why="stopped at the terminal")))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+class Show:
+    """How a one-shot command shows itself and how it asks, by its options and by who looks."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.mode: Mode = "json" if args.json else "jsonl" if args.jsonl else "screen"
+        self.stream = sys.stdout if is_terminal(sys.stdout) else sys.stderr
+        self.stage = Terminal(self.stream)
+        self.bell = Bell(self.stream, "off", 0)
+        self._later = bool(args.ask_later)
+        self._asks = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
+        logging.getLogger("treadle").addHandler(Words(self.note))
+
+    def gate_for(self, agent: Agent, settings: Settings) -> Gate:
+        """Where questions go: to the log for later, to the terminal, or nowhere, which is a no."""
+        self.bell = Bell(self.stream, settings.notify if self.mode == "screen" else "off", settings.notify_after)
+        if self._later:
+            return later
+        tools = {tool.name: tool for tool in agent.tools if isinstance(tool, Tool)}
+        return TerminalGate(self.stage, tools, settings.folder, self.bell) if self._asks else refuse
+
+    def sinks(self, session: Opened, message_id: str) -> list[Sink]:
+        """Who is shown the events."""
+        if self.mode == "screen":
+            apart = self.stream is not sys.stdout
+            return [Screen(self.stage, window=session.model.window, mine=message_id, apart=apart)]
+        return [Lines(sys.stdout if self.mode == "jsonl" else sys.stderr)]
+
+    def note(self, text: str) -> None:
+        """A word beside the run: on the screen, or among the events as a line of its own kind."""
+        if self.mode == "screen":
+            self.stage.line(styled(harmless(text), "dim", self.stage.colour))
+        else:
+            sys.stderr.write(json.dumps({"type": "log", "message": text}) + "\n")
+            sys.stderr.flush()
+
+    def give(self, report: Report) -> int:
+        """Hand over what it came to; the exit code."""
+        if self.mode == "json":
+            sys.stdout.write(report.encode() + "\n")
+        elif self.mode == "screen":
+            self.stage.tail("")
+            if report.answer and self.stream is not sys.stdout:
+                sys.stdout.write(report.answer.rstrip() + "\n")
+            self._after(report)
+        sys.stdout.flush()
+        return report.exit_code
+
+    def _after(self, report: Report) -> None:
+        short = report.session_id[:12]
+        if report.status == "denied":
+            self.note(
+                f"nobody could be asked, so this was denied: {_names(report.denied)}; --approve and --yes allow it"
+            )
+        if report.status == "waiting":
+            self.note(f"waits for an answer ({_names(report.pending)}): treadle approvals list")
+        if report.status == "stopped":
+            self.note(f"go on with a fresh budget: treadle sessions continue {short}")
+        self.note(f"session {short} · go on with: treadle chat --session {short}")
+        self.bell.ring(f"treadle: {report.status}")
+
+
+def _names(entries: Iterable[Mapping[str, Json]]) -> str:
+    return ", ".join(dict.fromkeys(str(entry["tool"]) for entry in entries))
+
+
+class Words(logging.Handler):
+    """What the engine has to say, in the place where the command says its own."""
+
+    def __init__(self, put: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._put = put
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._put(record.getMessage())
+
+
+async def drive(args: argparse.Namespace, begin: Callable[[Opened], Run], name: str = "") -> int:
+    """Open the session, begin a run in it, show it, and hand over what it came to."""
+    show = Show(args)
+    async with opened(args, show.gate_for, name) as session:
+        for text in session.loaded.ignored:
+            show.note(text)
+        if session.reason:
+            show.note(f"model: {session.model.name} ({session.reason})")
+        try:
+            report = await _driven(session, begin, show)
+        except BadInput:
+            raise
+        except TreadleError as error:
+            report = not_run("failed", str(error), session.session.id)
+        except asyncio.CancelledError:
+            report = not_run("cancelled", "left before it was settled; it can be resumed", session.session.id)
+        return show.give(report)
+
+
+async def _driven(opened_session: Opened, begin: Callable[[Opened], Run], show: Show) -> Report:
+    session, tally = opened_session.session, Tally()
+    facts = await session.facts()
+    after = 0 if opened_session.fresh else facts[-1].seq
+    run = begin(opened_session)
+    sinks = show.sinks(opened_session, run.message_id)
+    if after and show.mode != "screen":
+        assert isinstance(facts[0], SessionCreated)
+        sinks[0].event(facts[0])  # the first line tells the session, whatever it is
+    ticking = asyncio.create_task(_tick(sinks))
+    try:
+        async with stopping(session), run:
+            outcome = await follow(session, run, after, tally, *sinks)
+    finally:
+        ticking.cancel()
+    if outcome is None and not run.pending:
+        raise BadInput("nothing in this session is unfinished; give an objective, or use `treadle sessions continue`")
+    for question in run.pending if outcome is None else ():
+        tally.asked.setdefault(question.call_id, question)
+    return tally.report(session.id, outcome)
+
+
+async def _tick(sinks: list[Sink]) -> None:
+    while True:
+        await asyncio.sleep(TICK)
+        for sink in sinks:
+            if isinstance(sink, Screen):
+                sink.tick()

@@ -1,0 +1,123 @@
+"""Gates of the command line: one that asks at the terminal, and one for where nobody can be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import termios
+from collections.abc import Mapping
+from pathlib import Path
+
+from treadle import Answer, ApprovalRequested, InputRequested, Tool
+from treadle.cli.ask import approval_lines, choices, decision, input_lines, reply
+from treadle.cli.report import UNASKED
+from treadle.cli.stage import Bell, Stage
+from treadle.errors import BadInput
+
+INERT = 0.5
+"""Seconds in which nothing typed counts: keys that were meant for something else must not approve anything."""
+
+
+async def refuse(question: ApprovalRequested | InputRequested) -> Answer:
+    """Say no at once, because nobody can be asked, and tell the model what the user could do about it."""
+    if isinstance(question, InputRequested):
+        return Answer(
+            "deny", comment="Nobody can be asked here. Decide yourself, and say what you assumed.", by=UNASKED
+        )
+    way = f"--approve {question.rule!r}" if question.rule else "--yes"
+    comment = f"Nobody can be asked here ({question.why}). Do without it, or tell the user to allow it with {way}."
+    return Answer("deny", comment=comment, by=UNASKED)
+
+
+class Keyboard:
+    """Lines from the terminal. Waiting for one can be given up at any time."""
+
+    def __init__(self, fd: int = 0) -> None:
+        self._fd, self._rest = fd, b""
+
+    def discard(self) -> None:
+        """Forget what was typed before it was asked for."""
+        self._rest = b""
+        if os.isatty(self._fd):
+            termios.tcflush(self._fd, termios.TCIFLUSH)
+
+    async def line(self) -> str | None:
+        """The next line; None at the end of input."""
+        loop = asyncio.get_running_loop()
+        while b"\n" not in self._rest:
+            ready: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(self._fd, lambda ready=ready: ready.done() or ready.set_result(None))
+            try:
+                await ready
+            finally:
+                loop.remove_reader(self._fd)
+            data = os.read(self._fd, 4096)
+            if not data:
+                return None
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode("utf-8", "replace")
+
+
+class TerminalGate:
+    """Asks at the terminal, one question at a time; a question that is settled elsewhere is taken back."""
+
+    def __init__(self, stage: Stage, tools: Mapping[str, Tool], folder: Path, bell: Bell) -> None:
+        self._stage, self._tools, self._folder, self._bell = stage, tools, folder, bell
+        self._keyboard = Keyboard(sys.stdin.fileno())
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, question: ApprovalRequested | InputRequested) -> Answer | None:
+        async with self._turn:
+            self._bell.ring("treadle needs you")
+            try:
+                if isinstance(question, InputRequested):
+                    return await self._questions(question)
+                return await self._approval(question)
+            except asyncio.CancelledError:
+                self._stage.line("(settled elsewhere)")
+                raise
+            finally:
+                self._bell.touched()
+
+    async def _approval(self, question: ApprovalRequested) -> Answer | None:
+        stage = self._stage
+        for line in approval_lines(question, self._tools, self._folder, stage.room, colour=stage.colour):
+            stage.line(line)
+        for line in choices(question):
+            stage.line(line)
+        await asyncio.sleep(INERT)
+        self._keyboard.discard()
+        while True:
+            line = await self._typed()
+            if line is None:
+                return None
+            try:
+                return decision(line, question)
+            except BadInput as error:
+                stage.line(f"  {error}")
+
+    async def _questions(self, asked: InputRequested) -> Answer | None:
+        answers: list[str] = []
+        self._keyboard.discard()
+        for question in asked.questions:
+            for line in input_lines(question, colour=self._stage.colour):
+                self._stage.line(line)
+            while True:
+                line = await self._typed()
+                if line is None:
+                    return None
+                try:
+                    answers.append(reply(line, question))
+                    break
+                except BadInput as error:
+                    self._stage.line(f"  {error}")
+        return Answer(answers=tuple(answers))
+
+    async def _typed(self) -> str | None:
+        self._stage.tail("")
+        self._stage.write("answer> ")
+        line = await self._keyboard.line()
+        self._stage.write("\n" if line is None else "")
+        return line

@@ -1,0 +1,101 @@
+"""The entry point: finds the command, loads only its module, and turns every error into words and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "run": "do one thing and end",
+}
+MODULES = {"import": "importing"}
+
+_TOP = """\
+usage: treadle COMMAND [OPTIONS]
+
+treadle is a durable agent runtime: everything is recorded as it happens, and any session can be taken up again.
+
+commands:
+{commands}
+
+examples:
+  treadle run "summarise README.md"     one-shot
+  treadle chat                          talk, and steer while it works
+  treadle sessions list                 every session of this store
+  treadle doctor                        what works here, and what to do about what does not
+
+`treadle COMMAND --help` shows options and examples of a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return _complain(words, "cancelled", 130)
+    except BrokenPipeError:  # who read our output has gone; nothing must be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        return _complain(words, *_told(error))
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_TOP.format(commands="\n".join(f"  {name:<11}{about}" for name, about in COMMANDS.items())))
+        return 0
+    if words[0] in ("-V", "--version"):
+        from treadle import __version__
+
+        sys.stdout.write(f"treadle {__version__}\n")
+        return 0
+    if words[0] not in COMMANDS:
+        from treadle.errors import BadInput
+
+        raise BadInput(_unknown(words[0]))
+    command = importlib.import_module(f"treadle.cli.{words[0]}")
+    try:
+        return command.main(command.parser().parse_args(words[1:]))
+    except SystemExit as stop:  # --help has printed itself
+        return int(stop.code or 0)
+
+
+def _unknown(word: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    hint = f"did you mean {near[0]}?" if near else f'to run an objective: treadle run "{word}"'
+    return f"there is no command {word!r}; {hint} `treadle --help` lists them"
+
+
+def _told(error: Exception) -> tuple[str, int]:
+    from treadle.errors import BadInput, TreadleError
+
+    if isinstance(error, BadInput):
+        return str(error), 2
+    if isinstance(error, TreadleError):
+        return str(error), 1
+    if os.environ.get("TREADLE_DEBUG"):
+        raise error
+    what = f"{type(error).__name__}: {error}"
+    return f"a mistake of treadle's own ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows more", 1
+
+
+def _complain(words: list[str], text: str, code: int) -> int:
+    from treadle.cli.text import note
+
+    if "--json" in words and words[0] == "run":
+        from treadle.cli.report import not_run
+
+        reason = "usage" if code == 2 else "cancelled" if code == 130 else "failed"
+        sys.stdout.write(not_run(reason, text).encode() + "\n")
+        sys.stdout.flush()
+    else:
+        note(f"treadle: {text}")
+    return code

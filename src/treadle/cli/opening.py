@@ -1,0 +1,90 @@
+"""Opening a session for a command: settings, store, model, agent, runtime; closed again in the right order."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, Session
+from treadle.agent import SessionOptions
+from treadle.cli.find import find
+from treadle.cli.options import settings_of
+from treadle.config import Loaded, Settings, build_agent, choose_model, open_store
+from treadle.errors import BadInput
+from treadle.log.base import Log, SessionInfo
+from treadle.models.base import Model
+
+DEFAULT_AGENT = "default"
+
+
+@dataclass(slots=True)
+class Opened:
+    """A session that is open, and what it runs with."""
+
+    session: Session
+    runtime: Runtime
+    agent: Agent
+    model: Model
+    loaded: Loaded
+    reason: str
+    fresh: bool
+
+    @property
+    def settings(self) -> Settings:
+        return self.loaded.settings
+
+
+Gate = Callable[[ApprovalRequested | InputRequested], Awaitable[Answer | None]]
+GateFor = Callable[[Agent, Settings], Gate | None]
+
+
+@asynccontextmanager
+async def opened(args: argparse.Namespace, gate_for: GateFor, name: str = "") -> AsyncGenerator[Opened]:
+    """Open the session that `--session` names, or a new one, with a name if one is given."""
+    loaded = settings_of(args)
+    log = open_store(loaded.settings)
+    try:
+        info = await find(log, args.session) if args.session else None
+        if info is not None:
+            loaded = _there(args, info)
+        async with _running(log, loaded, info, gate_for, name) as session:
+            yield session
+    finally:
+        await log.close()
+
+
+@asynccontextmanager
+async def _running(
+    log: Log, loaded: Loaded, info: SessionInfo | None, gate_for: GateFor, name: str
+) -> AsyncGenerator[Opened]:
+    settings = loaded.settings
+    model, reason = await choose_model(settings)
+    try:
+        agent = build_agent(settings, model, info.agent if info is not None else DEFAULT_AGENT)
+        which: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}
+        if info is not None:
+            which["id"] = info.id
+        else:
+            which["new"], which["name"] = True, name
+        async with (
+            Runtime(log, [agent], recover=False) as runtime,
+            runtime.session(agent.name, **which) as session,
+        ):
+            yield Opened(session, runtime, agent, model, loaded, reason, info is None)
+    finally:
+        close = getattr(model, "close", None)
+        if close is not None:
+            await close()
+
+
+def _there(args: argparse.Namespace, info: SessionInfo) -> Loaded:
+    """The settings where the session lives: its own folder's file narrows it, not that of the folder we are in."""
+    home = Path(info.workspace or ".")
+    if args.workspace is not None and Path(args.workspace).expanduser().absolute() != home:
+        raise BadInput(f"session {info.id[:12]} works in {home}; leave --workspace out, or start a new session")
+    if not home.is_dir():
+        raise BadInput(f"session {info.id[:12]} works in {home}, which is not there any more; nothing was started")
+    return settings_of(args, workspace=str(home))

@@ -1,0 +1,84 @@
+"""The options that run, chat and serve share, and the settings that they make."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from treadle.config import Loaded, load
+from treadle.errors import BadInput
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are errors like all others, so that they can end in a JSON document."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}; `{self.prog} --help` shows how it is used")
+
+
+def parser_of(name: str, about: str, examples: str) -> Parser:
+    """The parser of a command, with examples below its options."""
+    return Parser(prog=f"treadle {name}", description=about, epilog=f"examples:\n{examples}")
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that only looks at the store."""
+    parser.add_argument("--store", metavar="PATH|URL", help="where sessions are kept (default: the user's data folder)")
+    parser.add_argument("--config", metavar="FILE", default="", help="another file instead of the user's config.toml")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of run, chat and serve."""
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", metavar="NAME", help="local, openai:NAME, anthropic:NAME, ollama:NAME, …")
+    model.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible server")
+    model.add_argument("--api-key-env", metavar="VAR", help="the variable that holds the key")
+    model.add_argument("--agent", metavar="NAME", help="an agent of this workspace or of yours")
+    model.add_argument("--system-prompt", metavar="TEXT|@FILE", help="instead of the agent's own instructions")
+    rights = parser.add_argument_group("rights")
+    rights.add_argument("--workspace", metavar="DIR", help="the folder to work in (default: this one)")
+    rights.add_argument("--access", choices=("read-only", "sandbox", "full"), help="default: sandbox")
+    rights.add_argument("--full-access", dest="access", action="store_const", const="full", help="= --access full")
+    rights.add_argument("--approve", metavar="GLOB", action="append", help="do not ask for these; may be repeated")
+    rights.add_argument("--forbid", metavar="GLOB", action="append", help="never run these; may be repeated")
+    rights.add_argument("--yes", action="store_const", const=True, help="approve all that would be asked")
+    limits = parser.add_argument_group("limits of a run")
+    limits.add_argument("--max-turns", metavar="N", help="default: 50; 0 is text only")
+    limits.add_argument("--max-calls", metavar="N", help="default: 50")
+    limits.add_argument("--max-tokens", metavar="N", help="generated tokens")
+    limits.add_argument("--max-cost", metavar="USD")
+    limits.add_argument("--timeout", metavar="SECONDS", help="wall time")
+    add_store(parser)
+
+
+FLAGS = (
+    "model",
+    "base_url",
+    "api_key_env",
+    "agent",
+    "system_prompt",
+    "workspace",
+    "access",
+    "approve",
+    "forbid",
+    "yes",
+    "max_turns",
+    "max_calls",
+    "max_tokens",
+    "max_cost",
+    "timeout",
+    "store",
+)
+
+
+def settings_of(args: argparse.Namespace, **more: Any) -> Loaded:
+    """The settings for a command's arguments; `more` stands in for flags that were not given."""
+    flags: dict[str, Any] = {name: getattr(args, name, None) for name in FLAGS}
+    for name, value in more.items():
+        if flags.get(name) is None:
+            flags[name] = value
+    return load(flags, args.config)

@@ -1,0 +1,139 @@
+"""What a one-shot run comes to: the exit code and the JSON document. Pure: it is told events and asked once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from treadle.events import (
+    LIMIT_REASONS,
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallFinished,
+    Event,
+    InputAnswered,
+    InputRequested,
+    RunFinished,
+    TurnStarted,
+)
+from treadle.messages import Json, Usage
+
+ANSWERED, FAILED, USAGE, STOPPED, UNANSWERED, CANCELLED = 0, 1, 2, 3, 4, 130
+"""The exit codes, as others rely on them."""
+
+UNASKED = "the command line"
+"""Who says no where nobody can be asked; by this name the refusals are told from a person's."""
+
+Status = Literal["answered", "stopped", "failed", "waiting", "denied", "cancelled"]
+
+
+class CallReport(Struct, frozen=True):
+    tool: str
+    status: str
+
+
+class Report(Struct, frozen=True):
+    """The document of `--json`."""
+
+    session_id: str
+    status: Status
+    reason: str
+    answer: str
+    turns: int
+    calls: tuple[CallReport, ...]
+    denied: tuple[dict[str, Json], ...]
+    pending: tuple[dict[str, Json], ...]
+    usage: Usage
+    cost: float
+    error: str
+
+    @property
+    def exit_code(self) -> int:
+        if self.reason == "usage":
+            return USAGE
+        codes: dict[Status, int] = {"answered": ANSWERED, "failed": FAILED, "stopped": STOPPED, "cancelled": CANCELLED}
+        return codes.get(self.status, UNANSWERED)
+
+    def encode(self) -> str:
+        """The document as one line; every field of usage is there, also where it is zero."""
+        usage = {name: getattr(self.usage, name) for name in Usage.__struct_fields__ if name != "cost"}
+        return msgspec.json.encode({**msgspec.structs.asdict(self), "usage": usage}).decode()
+
+
+class Tally(Struct):
+    """Counts what a run does, event by event."""
+
+    calls: list[CallReport] = field(default_factory=list[CallReport])
+    denied: dict[str, dict[str, Json]] = field(default_factory=dict[str, dict[str, Json]])
+    asked: dict[str, ApprovalRequested | InputRequested] = field(
+        default_factory=dict[str, ApprovalRequested | InputRequested]
+    )
+    unasked: bool = False
+    turns: int = 0
+
+    def event(self, event: Event) -> None:
+        match event:
+            case TurnStarted():
+                self.turns += 1
+            case ApprovalRequested() | InputRequested():
+                self.asked[event.call_id] = event
+            case ApprovalAnswered() | InputAnswered():
+                self._answered(event)
+            case CallFinished():
+                self.asked.pop(event.call_id, None)
+                self.calls.append(CallReport(event.tool, event.status))
+                if event.status == "denied":
+                    entry = {"tool": event.tool, "call_id": event.call_id, "why": event.output}
+                    self.denied.setdefault(event.call_id, entry)
+            case _:
+                pass
+
+    def _answered(self, answer: ApprovalAnswered | InputAnswered) -> None:
+        question = self.asked.pop(answer.call_id, None)
+        if answer.by != UNASKED or question is None:
+            return
+        self.unasked = True
+        self.denied[answer.call_id] = _told(question)
+
+    def report(self, session_id: str, outcome: RunFinished | None) -> Report:
+        """What it all came to; without an outcome the run waits for somebody."""
+        pending = tuple(_told(question) for question in self.asked.values()) if outcome is None else ()
+        status: Status = "waiting" if outcome is None else _status(outcome)
+        if status == "answered" and self.unasked:
+            status = "denied"
+        usage = outcome.usage if outcome is not None else Usage()
+        return Report(
+            session_id=session_id,
+            status=status,
+            reason="waiting" if outcome is None else outcome.reason,
+            answer=outcome.answer if outcome is not None else "",
+            turns=outcome.turns if outcome is not None else self.turns,
+            calls=tuple(self.calls),
+            denied=tuple(self.denied.values()),
+            pending=pending,
+            usage=usage,
+            cost=usage.cost,
+            error=outcome.error if outcome is not None else "",
+        )
+
+
+def not_run(reason: Literal["usage", "failed", "cancelled"], error: str, session_id: str = "") -> Report:
+    """The document of a run that did not come about."""
+    status: Status = "cancelled" if reason == "cancelled" else "failed"
+    return Report(session_id, status, reason, "", 0, (), (), (), Usage(), 0.0, error)
+
+
+def _status(outcome: RunFinished) -> Status:
+    if outcome.reason in ("answered", "failed", "cancelled"):
+        return outcome.reason
+    assert outcome.reason in LIMIT_REASONS or outcome.reason in ("stuck", "yielded")
+    return "stopped"
+
+
+def _told(question: ApprovalRequested | InputRequested) -> dict[str, Json]:
+    if isinstance(question, ApprovalRequested):
+        told = {"tool": question.tool, "call_id": question.call_id, "arguments": question.arguments}
+        return {**told, "why": question.why, "rule": question.rule}
+    return {"tool": "ask_user", "call_id": question.call_id, "questions": [one.text for one in question.questions]}

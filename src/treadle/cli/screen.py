@@ -1,0 +1,199 @@
+"""A run as a person sees it: text as it comes, a line for each call, and the state of things at the bottom."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import cast
+
+from treadle.cli.stage import Stage
+from treadle.cli.text import count, cut, elapsed, harmless, styled
+from treadle.cli.view import ending, finished_lines, matters
+from treadle.events import (
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallFinished,
+    CallStarted,
+    ContextCompacted,
+    Event,
+    InputRequested,
+    MessageReceived,
+    ModelFailed,
+    ModelReplied,
+    OutputDelta,
+    Progress,
+    ReasoningDelta,
+    Rewound,
+    RunFinished,
+    RunStarted,
+    SignalDetected,
+    TextDelta,
+    TurnStarted,
+)
+from treadle.messages import Json, Usage, text_of
+
+_SIGNALS = {
+    "doom_loop": "the same calls again and again: the model is warned",
+    "uncertain": "the model is not sure",
+    "empty_reply": "an empty reply: the model is asked again",
+    "invalid_output": "the answer has the wrong form: the model is asked again",
+    "stray_calls": "calls that were not offered are dropped",
+}
+
+
+class Screen:
+    """Shows events on a stage. It keeps what the tail says, and nothing that is not in the log.
+
+    With `apart` the answer is handed over elsewhere: only what the model says between calls is shown.
+    """
+
+    def __init__(self, stage: Stage, *, window: int | None = None, mine: str = "", apart: bool = False) -> None:
+        self.stage = stage
+        self._apart = apart
+        self.window = window
+        self.usage, self.context = Usage(), 0
+        self.running = False
+        self._mine = mine
+        self._arguments: dict[str, dict[str, Json]] = {}
+        self._started: dict[str, tuple[str, float]] = {}
+        self._doing = ""
+        self._kind = ""
+        self._written = ""
+        self._turn, self._turns, self._calls = 0, 0, 0
+        self._began = time.monotonic()
+
+    def event(self, event: Event) -> None:
+        match event:
+            case TextDelta(text=text):
+                if not self._apart:
+                    self._prose(text, "text")
+            case ReasoningDelta(text=text):
+                if not self._apart:
+                    self._prose(text, "reasoning")
+            case OutputDelta(text=text) | Progress(message=text):
+                self._doing = next((line for line in reversed(text.splitlines()) if line.strip()), self._doing)
+            case CallStarted():
+                self._arguments[event.call_id] = event.arguments
+                self._started[event.call_id] = (event.tool, time.monotonic())
+            case ModelReplied():
+                self._replied(event)
+            case CallFinished():
+                self._finished(event)
+            case RunStarted():
+                self.running, self._began = True, time.monotonic()
+                self._turn, self._calls, self._turns = 0, 0, event.limits.turns
+            case TurnStarted():
+                self._turned(event)
+            case RunFinished():
+                self._ended(event)
+            case _:
+                self._aside(event)
+        self.tick()
+
+    def tick(self) -> None:
+        """Draw the tail again; time has passed."""
+        self.stage.tail(self._status() if self.running else "")
+
+    def _status(self) -> str:
+        now = time.monotonic()
+        parts = [f"turn {self._turn}/{self._turns}", f"{self._calls} call{'s' if self._calls != 1 else ''}"]
+        if self.window and self.context:
+            parts.append(f"context {self.context / self.window:.0%}")
+        parts.append(f"{count(self.usage.input_tokens + self.usage.output_tokens)} tokens")
+        if self.usage.cost:
+            parts.append(f"${self.usage.cost:.4f}")
+        doing = [
+            f"{tool} {cut(matters(self._arguments.get(call_id, {})), 40)} {elapsed(now - since)}"
+            for call_id, (tool, since) in self._started.items()
+        ]
+        if not doing and not self._kind:
+            doing = [f"thinking {elapsed(now - self._began)}"]
+        live = [cut(harmless(self._doing), 40)] if self._doing and self._started else []
+        return " · ".join([*doing, *live, *parts])
+
+    def _prose(self, text: str, kind: str) -> None:
+        text = harmless(text)
+        if self._kind != kind:
+            text = text.lstrip()
+            if not text:
+                return
+            if self._kind:
+                self.stage.line("")
+            self._kind = kind
+        if kind == "text":
+            self._written += text
+        self.stage.write(styled(text, "dim", self.stage.colour) if kind == "reasoning" else text)
+
+    def _close(self) -> None:
+        """End the prose that is open, with a line of its own after it."""
+        if self._kind:
+            self.stage.line("")
+        self._kind = ""
+
+    def _replied(self, fact: ModelReplied) -> None:
+        if not self._written.strip() and fact.text.strip() and (fact.calls or not self._apart):
+            self._prose(fact.text, "text")  # nothing came live: it ran elsewhere, or before
+        self._close()
+        self._written = ""
+        self.usage += fact.usage
+        self.context = fact.usage.input_tokens + fact.usage.output_tokens
+        for call in fact.calls:
+            self._arguments[call.id] = _parsed(call.arguments)
+
+    def _finished(self, fact: CallFinished) -> None:
+        self._started.pop(fact.call_id, None)
+        self._doing = ""
+        self._calls += 1
+        arguments = self._arguments.pop(fact.call_id, {})
+        for line in finished_lines(fact, arguments, self.stage.room - 1, colour=self.stage.colour):
+            self.stage.line(line)
+
+    def _turned(self, fact: TurnStarted) -> None:
+        self._close()
+        self._written = ""
+        self._turn, self._began = fact.turn, time.monotonic()
+        if fact.wrap_up:
+            self._dim(f"a limit is reached ({fact.wrap_up.replace('_', ' ')}): one last turn to sum up")
+
+    def _ended(self, fact: RunFinished) -> None:
+        self._close()
+        self.running = False
+        self._started.clear()
+        if fact.reason != "answered":
+            self.stage.line(styled(ending(fact), "red" if fact.reason == "failed" else "yellow", self.stage.colour))
+
+    def _aside(self, event: Event) -> None:
+        match event:
+            case ModelFailed() if event.wait is not None:
+                self._close()
+                wait = f"trying again in {elapsed(event.wait)}"
+                self._dim(f"no reply ({event.kind}: {event.message}); {wait}, attempt {event.attempt + 1}")
+            case SignalDetected() if event.kind in _SIGNALS:
+                self._dim(_SIGNALS[event.kind])
+            case ContextCompacted():
+                self._dim(f"context compacted: {count(event.tokens_before)} to {count(event.tokens_after)} tokens")
+            case ApprovalAnswered() if event.scope != "call" or event.decision == "deny":
+                scope = f" for this {event.scope}" if event.scope != "call" else ""
+                verb = "allowed" if event.decision == "allow" else "denied"
+                self._dim(f"{verb}{scope} by {event.by or 'somebody'}")
+            case ApprovalRequested():
+                self._dim(f"{event.tool} is asked for: {event.why}")
+            case InputRequested():
+                self._dim(f"the agent asks: {event.questions[0].text if event.questions else ''}")
+            case MessageReceived() if event.id != self._mine:
+                self.stage.line(styled(harmless(f"› {text_of(event.parts)}"), "blue", self.stage.colour))
+            case Rewound():
+                self._dim(f"back to position {event.to} ({event.what})")
+            case _:
+                pass
+
+    def _dim(self, text: str) -> None:
+        self.stage.line(styled(cut(harmless(text), max(20, self.stage.room * 3)), "dim", self.stage.colour))
+
+
+def _parsed(arguments: str) -> dict[str, Json]:
+    try:
+        value: object = json.loads(arguments)
+    except ValueError:
+        return {}
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else {}

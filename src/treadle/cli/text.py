@@ -1,0 +1,137 @@
+"""Text for a terminal: nothing in it can move the cursor, hide or disguise itself, and it is cut by what it covers."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+import unicodedata
+from typing import TextIO
+
+# Control characters but line feed and tab; what reorders text; what is not seen at all.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+_COLOURS = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+def harmless(text: str) -> str:
+    """Prose or output for the screen: escape sequences and the like are spelled out, emoji stay whole."""
+    return _UNSAFE.sub(_spelled, text.replace("\r\n", "\n"))
+
+
+def visible(text: str) -> str:
+    """What a person is asked to approve: every character that could hide or disguise something is spelled out."""
+    return _HIDDEN.sub(_spelled, text)
+
+
+def _spelled(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def width(text: str) -> int:
+    """How many columns the text covers."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns(character) for character in text)
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Cf", "Me", "Mn"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, columns: int) -> str:
+    """The text on one line of so many columns; what does not fit becomes an ellipsis."""
+    text = " ".join(text.split())
+    if width(text) <= columns:
+        return text
+    kept, used = "", 0
+    for character in text:
+        used += _columns(character)
+        if used > columns - 1:
+            break
+        kept += character
+    return kept + "…"
+
+
+def styled(text: str, style: str, colour: bool) -> str:
+    """The text in a style such as `dim` or `bold red`, where colours are wanted."""
+    if not colour or not text:
+        return text
+    codes = ";".join(_COLOURS[word] for word in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m"
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at it."""
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether escape codes may be written: to a terminal that can, and unless NO_COLOR is set."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
+
+
+def columns() -> int:
+    """How wide the terminal is."""
+    import shutil
+
+    return max(20, shutil.get_terminal_size((80, 24)).columns)
+
+
+def say(text: str) -> None:
+    """A line on stdout."""
+    sys.stdout.write(harmless(text) + "\n")
+
+
+def note(text: str) -> None:
+    """A line for the person, beside what the command gives."""
+    sys.stderr.write(harmless(text) + "\n")
+    sys.stderr.flush()
+
+
+def age(seconds: float) -> str:
+    """How long ago, in one unit."""
+    for size, unit in ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def ago(at: float) -> str:
+    return age(time.time() - at)
+
+
+def elapsed(seconds: float) -> str:
+    """How long something took."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def count(number: int) -> str:
+    """A number of tokens, as people read it."""
+    return f"{number / 1000:.1f}k" if number >= 1000 else str(number)
+
+
+def table(rows: list[list[str]], heads: list[str], room: int) -> list[str]:
+    """Rows under heads; the last column takes what room is left."""
+    cells = [heads, *([" ".join(harmless(cell).split()) for cell in row] for row in rows)]
+    wide = [max(width(row[at]) for row in cells) for at in range(len(heads) - 1)]
+    lines: list[str] = []
+    for row in cells:
+        left = "  ".join(cell + " " * (wide[at] - width(cell)) for at, cell in enumerate(row[:-1]))
+        last = cut(row[-1], max(10, room - width(left) - 2)) if room else row[-1]
+        lines.append(f"{left}  {last}".rstrip())
+    return lines

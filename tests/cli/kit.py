@@ -1,0 +1,190 @@
+"""What the command line's tests share: the program as a process, a fake model behind it, and a terminal to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyte
+
+from tests.fakes.chat import StrictChat
+from tests.kit import PATIENCE
+from treadle.messages import Call, Reply
+
+COLUMNS, ROWS = 100, 40
+
+
+@dataclass
+class Done:
+    """How the program ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The one JSON document that stdout is."""
+        assert self.out.endswith("\n") and self.out.count("\n") == 1, self.out
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def noted(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.err.splitlines()]
+
+
+@dataclass
+class Place:
+    """A user's home and a workspace, and the program in them."""
+
+    home: Path
+    work: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    async def start(
+        self, *words: str, stdin: bool = False, env: dict[str, str] | None = None
+    ) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "treadle",
+            *words,
+            cwd=self.work,
+            env={**self.env, **(env or {})},
+            stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def run(self, *words: str, stdin: str | None = None, env: dict[str, str] | None = None) -> Done:
+        """The program from its start to its end."""
+        process = await self.start(*words, stdin=stdin is not None, env=env)
+        async with asyncio.timeout(PATIENCE * 2):
+            out, err = await process.communicate(stdin.encode() if stdin is not None else None)
+        assert process.returncode is not None
+        return Done(process.returncode, out.decode(), err.decode())
+
+    @asynccontextmanager
+    async def screen(self, *words: str, env: dict[str, str] | None = None) -> AsyncIterator[Screen]:
+        """The program on a pseudo-terminal."""
+        async with on_terminal(
+            [sys.executable, "-m", "treadle", *words], self.work, {**self.env, **(env or {})}
+        ) as one:
+            yield one
+
+
+def place_in(folder: Path) -> Place:
+    home, work = folder / "home", folder / "work"
+    home.mkdir()
+    work.mkdir()
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
+    env = {**kept, "HOME": str(home), "TEST_KEY": "sk-test", "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    return Place(home, work, env)
+
+
+def model(fake: StrictChat) -> list[str]:
+    """The options that put a fake in the model's place."""
+    return ["--model", "fake", "--base-url", fake.base_url, "--api-key-env", "TEST_KEY"]
+
+
+def calling(tool: str, id: str = "call_1", **arguments: Any) -> Reply:
+    """A reply that calls one tool."""
+    return Reply(calls=(Call(id, tool, json.dumps(arguments)),), finish="calls")
+
+
+class Screen:
+    """What a person would see, and a keyboard."""
+
+    def __init__(self, fd: int, pid: int) -> None:
+        self.fd, self.pid = fd, pid
+        self._screen = pyte.HistoryScreen(COLUMNS, ROWS, history=10_000, ratio=0.5)
+        self._stream = pyte.ByteStream(self._screen)
+        self._changed = asyncio.Event()
+        self.raw = b""
+        self.ended = False
+
+    def feed(self) -> None:
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:  # the program has closed its side
+            data = b""
+        if not data:
+            self.ended = True
+            asyncio.get_running_loop().remove_reader(self.fd)
+        self.raw += data
+        self._stream.feed(data)
+        self._changed.set()
+
+    @property
+    def text(self) -> str:
+        """Scrollback and screen, as lines without trailing blanks."""
+        top = ["".join(row[at].data for at in range(COLUMNS)) for row in self._screen.history.top]
+        return "\n".join(line.rstrip() for line in [*top, *self._screen.display]).rstrip()
+
+    async def until(self, found: str | Callable[[str], bool]) -> str:
+        """The screen, as soon as it shows what is wanted."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not (found in self.text if isinstance(found, str) else found(self.text)):
+                    assert not self.ended, f"the program ended; it showed:\n{self.text}"
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"{found!r} did not appear:\n{self.text}") from None
+        return self.text
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    async def end(self) -> int:
+        """The exit code."""
+        async with asyncio.timeout(PATIENCE):
+            while not self.ended:
+                self._changed.clear()
+                await self._changed.wait()
+            while True:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.pid = 0
+                    return os.waitstatus_to_exitcode(status)
+                await asyncio.sleep(0.01)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+
+@asynccontextmanager
+async def on_terminal(argv: list[str], folder: Path, env: dict[str, str]) -> AsyncIterator[Screen]:
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execve(argv[0], argv, env)
+    termios.tcsetwinsize(fd, (ROWS, COLUMNS))
+    screen, loop = Screen(fd, pid), asyncio.get_running_loop()
+    loop.add_reader(fd, screen.feed)
+    try:
+        yield screen
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+        if screen.pid:
+            os.kill(screen.pid, signal.SIGKILL)
+            os.waitpid(screen.pid, 0)
+
+
+def each_line(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.splitlines() if line.strip())

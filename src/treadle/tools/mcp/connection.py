@@ -1,0 +1,252 @@
+"""One MCP server kept reachable: connected, listed, started again when it dies, and called.
+
+One task owns the connection from beginning to end, because the SDK's scopes must be left where they were entered.
+A call that may have reached the server is never sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, cast
+
+from msgspec import Struct
+
+from treadle.messages import Json
+from treadle.tools.base import ToolError
+from treadle.tools.mcp.config import McpServer
+from treadle.tools.mcp.transport import LOST, NOT_REACHED, SESSION_GONE, Tail, streams_to
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+    from mcp.types import Tool as ListedTool
+
+TRIES = 5
+"""Failures in a row, without an answered call between them, until a server is left down."""
+
+FIRST_TRIES = 2
+"""The same for a server that was never up: whoever opens it waits for this."""
+
+BACKOFF = 0.25
+MOST_PAGES = 100
+MOST_LISTED = 2000
+_SLACK = 10.0
+_CLOSING = 8.0
+
+ServerState = Literal["starting", "up", "restarting", "down", "closed"]
+OnProgress = Callable[[str, float, float | None], None]
+
+
+class Health(Struct, frozen=True):
+    """How a server is: its state, how many tools it has, and what went wrong last."""
+
+    server: str
+    state: ServerState
+    tools: int = 0
+    error: str = ""
+    protocol: str = ""
+
+
+class Connection:
+    """A server, and the task that keeps it reachable."""
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self.state: ServerState = "starting"
+        self.error = ""
+        self.protocol = ""
+        self.listed: tuple[ListedTool, ...] = ()
+        self._client: Client | None = None
+        self._failures = 0
+        self._tail = Tail()
+        self._gone = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Begin to connect; `settled` says when that is decided."""
+        self._keeper = asyncio.create_task(self._keep(), name=f"mcp {self.server.name}")
+
+    async def settled(self) -> None:
+        """Wait until the server is up, or down."""
+        await self._settled.wait()
+
+    async def close(self) -> None:
+        """Hang up and end the server's process; bounded in time."""
+        self._closing.set()
+        keeper = self._keeper
+        if keeper is None:
+            return
+        if self.state != "up":  # in the middle of a handshake, which nobody waits for any more
+            keeper.cancel()
+        done, _ = await asyncio.wait({keeper}, timeout=_CLOSING)
+        if not done:
+            keeper.cancel()
+            await asyncio.wait({keeper}, timeout=_CLOSING)
+        self._become("closed")
+
+    def health(self) -> Health:
+        state = "restarting" if self.state == "up" and self._gone.is_set() else self.state
+        return Health(self.server.name, state, len(self.listed), self.error, self.protocol)
+
+    async def call(self, name: str, arguments: Mapping[str, Json], on_progress: OnProgress) -> CallToolResult:
+        """The result of a tool of this server; raises `ToolError`, which says whether it may have run."""
+        from mcp import MCPError
+
+        async def progressed(progress: float, total: float | None, message: str | None) -> None:
+            on_progress(message or "", progress, total)
+
+        limit = self.server.timeout + _SLACK  # the engine's own limit comes first, and cancels the request
+        while True:
+            client = await self._reachable()
+            try:
+                result = await client.call_tool(name, dict(arguments), limit, progress_callback=progressed)
+            except MCPError as error:
+                if error.code in (NOT_REACHED, SESSION_GONE) and self._connect_anew(client, error.message):
+                    continue
+                raise self._failed(error.code, error.message) from None
+            except Exception as error:  # the SDK checks a result against the tool's own schema, and raises
+                raise self._unknown(f"its answer cannot be used: {error}") from None
+            self._failures = 0
+            return result
+
+    def _connect_anew(self, client: Client, why: str) -> bool:
+        """Let go of a connection on which a call did not run; whether the call is worth sending again."""
+        if self._client is client:
+            self.error = self.told(why)
+            self._become("restarting")
+            self._gone.set()
+        return self._failures < TRIES
+
+    def _failed(self, code: int, why: str) -> ToolError:
+        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+
+        if code in (NOT_REACHED, SESSION_GONE):
+            return ToolError(self.told(f"{self.server.name}: {why}. Not run."))
+        # Servers use the code of a closed connection for errors of their own; a child that is alive has not hung up.
+        if code in (LOST, REQUEST_TIMEOUT) or (code == CONNECTION_CLOSED and self._hung_up()):
+            said = self._tail.text()
+            return self._unknown(f"{why}; it said: {said}" if said else why)
+        return ToolError(self.told(f"{self.server.name}: {why}"))
+
+    def _hung_up(self) -> bool:
+        return bool(self.server.url) or self._gone.is_set()
+
+    def told(self, text: str) -> str:
+        """A text without the values of the server's config, which may be secret."""
+        for secret in self.server.secrets():
+            text = text.replace(secret, "[hidden]")
+        return text
+
+    def _unknown(self, why: str) -> ToolError:
+        return ToolError(
+            self.told(f"{self.server.name}: outcome unknown, it may have run ({why}). Check before you repeat it.")
+        )
+
+    async def _reachable(self) -> Client:
+        """The client, as soon as the server is up; a server that was left down is tried once more."""
+        if self.state == "closed":
+            raise ToolError(f"{self.server.name} is closed. Not run.")
+        if self.state == "down":
+            self._become("starting")
+            self._wanted.set()
+        if self._gone.is_set() and self.state == "up":
+            self._become("restarting")
+        await self._settled.wait()
+        if self._client is None:
+            raise ToolError(f"{self.server.name} is down: {self.error}. Not run; do without it, or tell the user.")
+        return self._client
+
+    def _become(self, state: ServerState) -> None:
+        self.state = state
+        if state in ("up", "down", "closed"):
+            self._settled.set()
+        else:
+            self._settled.clear()
+        if state != "up":
+            self._client = None
+
+    async def _keep(self) -> None:
+        """Connect, hold, and connect again, until it is closed."""
+        while not self._closing.is_set():
+            self._tail, worth_trying = Tail(), True
+            try:
+                await self._hold()
+                self.error = self.error or "it hung up"
+            except Exception as error:
+                self.error, worth_trying = _reason(error), not isinstance(error, OSError)
+            said = self._tail.text()
+            self.error = self.told(f"{self.error} (it said: {said})" if said else self.error)
+            self._failures += 1
+            tries = TRIES if self.protocol else FIRST_TRIES
+            if worth_trying and self._failures < tries:
+                self._become("restarting")
+                await _until(self._closing, 0.0 if self._failures == 1 else BACKOFF * 2**self._failures)
+            else:
+                self._become("down")
+                await _first(self._wanted, self._closing)
+                self._wanted.clear()
+
+    async def _hold(self) -> None:
+        """Connect, list the tools, and stay until the server hangs up or is to be let go."""
+        from mcp import Client
+
+        self._gone.clear()
+        client = Client(
+            streams_to(self.server, self._gone, self._tail),
+            mode=self.server.protocol,
+            read_timeout_seconds=self.server.start_timeout,
+            cache=None,
+        )
+        async with client:
+            self.listed, self.protocol = await _list(client), client.protocol_version
+            self._client, self.error = client, ""
+            self._become("up")
+            try:
+                await _first(self._gone, self._closing)
+            finally:
+                if self._client is client:
+                    self._become("restarting")
+
+
+async def _list(client: Client) -> tuple[ListedTool, ...]:
+    """All tools of a server, page by page; one that never ends is cut off."""
+    if client.server_capabilities.tools is None:
+        return ()
+    listed: list[ListedTool] = []
+    cursor: str | None = None
+    for _ in range(MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        listed += page.tools
+        cursor = page.next_cursor
+        if cursor is None or len(listed) >= MOST_LISTED:
+            break
+    return tuple(listed[:MOST_LISTED])
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait for any of the events."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _until(event: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, and so long at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause in a group of errors, in words."""
+    if isinstance(error, BaseExceptionGroup):
+        return _reason(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
+    return str(error) or type(error).__name__

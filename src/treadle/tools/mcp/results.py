@@ -1,0 +1,68 @@
+"""What an MCP server's answer is to a model: text and parts. Pure; trusts nothing of what it is given."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from treadle.messages import FilePart, ImagePart, Part
+from treadle.tools.base import ToolResult
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult, ContentBlock
+
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""What providers take. Any other image is kept as a file, so that it cannot spoil the next request."""
+
+MOST_BYTES = 5 * 1024 * 1024
+MOST_PARTS = 20
+
+
+def result_of(answer: CallToolResult) -> ToolResult:
+    """Texts joined, images and files as parts; structured content as JSON where there is no text that says it."""
+    texts: list[str] = []
+    parts: list[Part] = []
+    for block in answer.content:
+        read = _read(block)
+        if isinstance(read, str):
+            texts.append(read)
+        elif len(parts) < MOST_PARTS:
+            parts.append(read)
+        else:
+            texts.append("[a part was left out: there are too many]")
+    if answer.structured_content is not None and not any(block.type == "text" for block in answer.content):
+        texts.append(msgspec.json.encode(answer.structured_content).decode())
+    return ToolResult("\n".join(texts), tuple(parts), ok=not answer.is_error)
+
+
+def _read(block: ContentBlock) -> str | Part:
+    match block.type:
+        case "text":
+            return block.text
+        case "image":
+            return _part("image", block.data, block.mime_type)
+        case "audio":
+            return _part("audio", block.data, block.mime_type)
+        case "resource_link":
+            return f"[{block.title or block.name}: {block.uri}]"
+        case "resource":
+            resource = block.resource
+            name = str(resource.uri).rstrip("/").rpartition("/")[2] or "resource"
+            if hasattr(resource, "text"):
+                return f"[{resource.uri}]\n{getattr(resource, 'text', '')}"
+            return _part(name, getattr(resource, "blob", ""), resource.mime_type or "application/octet-stream")
+
+
+def _part(name: str, data: str, media_type: str) -> str | Part:
+    media_type = media_type.lower().partition(";")[0].strip()
+    if len(data) > MOST_BYTES * 4 // 3:
+        return f"[{name}, {media_type}: left out, it is larger than {MOST_BYTES // 1024**2} MB]"
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return f"[{name}, {media_type}: left out, it cannot be read]"
+    clean = base64.b64encode(raw).decode()
+    return ImagePart(clean, media_type) if media_type in IMAGES else FilePart(name, clean, media_type)

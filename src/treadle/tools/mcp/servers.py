@@ -1,0 +1,85 @@
+"""All MCP servers of an agent: opened together, offered as tools, closed together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+
+import msgspec
+
+from treadle.errors import BadInput
+from treadle.tools.base import Tool
+from treadle.tools.mcp.config import McpServer
+from treadle.tools.mcp.connection import Connection, Health
+from treadle.tools.mcp.search import CallTool, SearchTools
+from treadle.tools.mcp.tool import McpTool
+
+MOST_TOOLS = 30
+MOST_BYTES = 24_000
+"""Of all descriptions together: about 6 000 tokens in every request. Past either, tools are searched for."""
+
+
+class McpServers:
+    """`async with McpServers([...]) as servers: Agent(tools=[..., *await servers.tools()])`.
+
+    A server that dies is started again; one that stays away is `down` in `health()`, and its tools say so when called.
+    Which tools are offered is decided once, by `tools()`: what a model is told must not change under it.
+    """
+
+    def __init__(
+        self, servers: Sequence[McpServer], *, most_tools: int = MOST_TOOLS, most_bytes: int = MOST_BYTES
+    ) -> None:
+        names = [server.name for server in servers]
+        if len(set(names)) < len(names):
+            raise BadInput("two MCP servers have the same name; their tools are named after them, so rename one")
+        self._servers, self._most_tools, self._most_bytes = tuple(servers), most_tools, most_bytes
+        self._connections: list[Connection] = []
+
+    async def __aenter__(self) -> McpServers:
+        if self._servers:
+            _need_sdk()
+        self._connections = [Connection(server) for server in self._servers]
+        for connection in self._connections:
+            connection.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+
+    async def tools(self) -> list[Tool]:
+        """The tools of all servers, or two that search and call where there are many; waits till each is up or down."""
+        await asyncio.gather(*(connection.settled() for connection in self._connections))
+        tools = self._catalog()
+        size = sum(len(msgspec.json.encode(tool.spec)) for tool in tools.values())
+        if len(tools) <= self._most_tools and size <= self._most_bytes:
+            return list(tools.values())
+        names = [server.name for server in self._servers]
+        return [SearchTools(names, self._catalog, self.health), CallTool(self._catalog)]
+
+    def health(self) -> list[Health]:
+        """How each server is, in the order given."""
+        return [connection.health() for connection in self._connections]
+
+    def _catalog(self) -> dict[str, McpTool]:
+        """All tools by name, as the servers listed them last."""
+        tools: dict[str, McpTool] = {}
+        for connection in self._connections:
+            for listed in sorted(connection.listed, key=lambda one: one.name):
+                made = McpTool(connection, listed, tools)
+                tools[made.name] = made
+        return tools
+
+
+def _need_sdk() -> None:
+    try:
+        import mcp
+    except ImportError:
+        raise BadInput("MCP servers need the package `mcp`: pip install 'treadle[mcp]'") from None
+    # What the SDK has to say of a broken server is told by `health`, not on the terminal.
+    logger = logging.getLogger(mcp.__name__)
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())

@@ -6,7 +6,18 @@ from contextlib import aclosing
 
 from msgspec.structs import force_setattr, replace
 
-from treadle.compaction import Plan, Room, compacted, compose, plan, plan_summary, room_in, summary_request
+from treadle.compaction import (
+    Breakdown,
+    Plan,
+    Room,
+    compacted,
+    compose,
+    context_breakdown,
+    plan,
+    plan_summary,
+    room_in,
+    summary_request,
+)
 from treadle.context import Projection
 from treadle.errors import ModelError
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
@@ -83,6 +94,13 @@ def room_of(setup: Setup, state: State) -> Room:
     """The room that the session's context has in its model's window."""
     fixed = in_text(setup.config.instructions) + in_tools(setup.specs)
     return room_in(setup.model.window, state, fixed, setup.attachments)
+
+
+def breakdown_of(setup: Setup, state: State) -> Breakdown:
+    """What fills the window of the session's model."""
+    shown = Projection().messages(state, setup.attachments)
+    request = Request(setup.config.instructions, shown, setup.specs)
+    return context_breakdown(state, request, setup.model.window)
 
 
 async def compact(setup: Setup, state: State, *, asked: bool = False) -> ContextCompacted | None:

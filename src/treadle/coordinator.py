@@ -86,6 +86,10 @@ class Coordinator:
                 apply(state, fact)
         return state
 
+    async def setup(self, state: State) -> Setup:
+        """What a session in this state runs with."""
+        return await self._setup_for(state)
+
     def drives(self, session_id: str) -> bool:
         """Whether this process runs the session just now."""
         return session_id in self._drives

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from treadle.errors import BadInput
+from treadle.errors import BadInput, NotFound
 from treadle.events import (
     CallFinished,
     CallStatus,
@@ -22,14 +22,16 @@ from treadle.events import (
     checked,
 )
 from treadle.judge import Ready
-from treadle.log.base import Log
-from treadle.messages import Json, Part
+from treadle.log.base import Artifact, Log
+from treadle.messages import Json, Part, Usage
 from treadle.observation import clean, shorten, text_of_result
 from treadle.policy import tier_of
 from treadle.setup import Setup
-from treadle.tools.base import Desk, ToolContext, ToolError
+from treadle.tools.base import Desk, ToolContext, ToolError, ToolResult
 
 GRACE = 1.0
+SMALLEST_CAP = 512
+"""The cap in bytes is at most half the tokens of the window, so that one result fills no more than an eighth of it."""
 
 
 class Outcome(Struct):
@@ -39,6 +41,7 @@ class Outcome(Struct):
     text: str
     parts: tuple[Part, ...] = ()
     duration: float = 0.0
+    usage: Usage = Usage()
 
 
 STOPPED = Outcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
@@ -53,7 +56,8 @@ async def execute(ready: Ready, context: ToolContext) -> Outcome:
             running = ready.tool.run(ready.parsed, context)
             value = await (running if ready.tool.lets_go else _leaving_behind(running))
         text, parts, ok = text_of_result(value)
-        outcome = Outcome("ok" if ok else "error", text, parts)
+        usage = value.usage if isinstance(value, ToolResult) else Usage()
+        outcome = Outcome("ok" if ok else "error", text, parts, usage=usage)
     except asyncio.CancelledError:
         context.cancelled = True
         task = asyncio.current_task()
@@ -99,10 +103,13 @@ def _told(error: BaseException) -> str:
     return clean(f"{type(error).__name__}: {error}")
 
 
-async def finished(log: Log, session_id: str, ready: Ready, outcome: Outcome) -> CallFinished:
+async def finished(
+    log: Log, session_id: str, ready: Ready, outcome: Outcome, window: int | None = None
+) -> CallFinished:
     """The fact of a call's end; output over the cap is kept whole as an artifact and shown head and tail."""
     text, truncation = outcome.text, None
-    head, tail, dropped = shorten(text, ready.tool.cap)
+    cap = min(ready.tool.cap, max(window // 2, SMALLEST_CAP)) if window else ready.tool.cap
+    head, tail, dropped = shorten(text, cap)
     if dropped:
         artifact = await log.put_artifact(session_id, text.encode())
         truncation = Truncation(len(head) + len(tail), dropped, artifact)
@@ -115,7 +122,19 @@ async def finished(log: Log, session_id: str, ready: Ready, outcome: Outcome) ->
         parts=outcome.parts,
         truncation=truncation,
         duration=round(outcome.duration, 6),
+        usage=outcome.usage,
     )
+
+
+async def output_of(log: Log, session_id: str, artifact_id: str) -> Artifact:
+    """An artifact, or under a call's id its result: a result that is only pruned from the context has no copy."""
+    try:
+        return await log.get_artifact(session_id, artifact_id)
+    except NotFound:
+        for fact in await log.read(session_id):
+            if isinstance(fact, CallFinished) and fact.call_id == artifact_id:
+                return Artifact(artifact_id, "text/plain", fact.output.encode())
+        raise
 
 
 class LogDesk(Desk):
@@ -132,7 +151,7 @@ class LogDesk(Desk):
         await self._log.post(self._session_id, [checked(fact)], wake=False)
 
     async def read_artifact(self, artifact_id: str) -> bytes:
-        return (await self._log.get_artifact(self._session_id, artifact_id)).data
+        return (await output_of(self._log, self._session_id, artifact_id)).data
 
 
 def context_of(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Mapping[str, Json]) -> ToolContext:

@@ -227,7 +227,7 @@ class Loop:
 
     async def _settle(self, ready: Ready, attempt: int, outcome: Outcome) -> bool:
         """Record how a call went; True when it is to be tried again."""
-        fact = await finished(self.log, self.session_id, ready, outcome)
+        fact = await finished(self.log, self.session_id, ready, outcome, self.setup.model.window)
         await self.catch_up()
         if outcome.status in ("error", "timed_out"):
             what = self.setup.recovery(ready.tool, outcome.text, attempt)

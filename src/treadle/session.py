@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle.asking import breakdown_of, compact
+from treadle.compaction import Breakdown
 from treadle.coordinator import Coordinator
 from treadle.errors import BadInput, Conflict, NotAnswered
 from treadle.events import (
     AnyFact,
     CallFinished,
+    ContextCompacted,
     Custom,
     Limits,
     MessageReceived,
@@ -28,6 +31,7 @@ from treadle.events import (
     TurnStarted,
     checked,
 )
+from treadle.execute import output_of
 from treadle.log.base import Artifact, Watch
 from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, writable
 from treadle.run import Run
@@ -207,7 +211,26 @@ class Session:
 
     async def artifact(self, artifact_id: str) -> Artifact:
         """Output that was too large for the model, whole."""
-        return await self._log.get_artifact(self.id, artifact_id)
+        return await output_of(self._log, self.id, artifact_id)
+
+    async def compact(self) -> ContextCompacted | None:
+        """Sum up the older turns for the model, to make room; None when there is nothing to. The log keeps all of it."""
+        state = await self._coordinator.state(self.id)
+        fact = await compact(await self._coordinator.setup(state), state, asked=True)
+        if fact is not None:
+            await self._log.post(self.id, [checked(fact)], wake=False)
+        return fact
+
+    async def undo_compaction(self) -> None:
+        """Show the model again what the last compaction left out; due again when the context is still as full."""
+        if not (await self._coordinator.state(self.id)).compacted:
+            raise Conflict(f"session {self.id} has no compaction in effect; there is nothing to take back")
+        await self._log.post(self.id, [ContextCompacted(kind="undo")], wake=False)
+
+    async def context(self) -> Breakdown:
+        """What fills the model's window, in tokens: system, tools, skills, files, history, and what is free."""
+        state = await self._coordinator.state(self.id)
+        return breakdown_of(await self._coordinator.setup(state), state)
 
     async def delete(self) -> None:
         """Remove the session and all it has. Refused while it runs."""

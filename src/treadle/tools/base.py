@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from treadle.errors import BadInput, NotFound, TreadleError
 from treadle.events import KeptFile, Question, Safety, Tier
-from treadle.messages import Json, Part, ToolSpec
+from treadle.messages import Json, Part, ToolSpec, Usage
 from treadle.policy import Assessment
 
 DEFAULT_TIMEOUT = 120.0
@@ -44,11 +44,12 @@ class Parsed(Struct, frozen=True):
 
 
 class ToolResult(Struct, frozen=True):
-    """What a tool gives back when plain text or JSON is not enough: text with images or files."""
+    """What a tool gives back when plain text or JSON is not enough: text with images or files, and what it used."""
 
     text: str
     parts: tuple[Part, ...] = ()
     ok: bool = True
+    usage: Usage = Usage()
 
 
 def _unheard(message: str, done: float | None = None, total: float | None = None) -> None:

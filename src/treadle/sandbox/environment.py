@@ -45,6 +45,7 @@ def interpreter_folders() -> tuple[Path, ...]:
             folder
             for folder in folders
             if not folder.is_relative_to("/usr")
+            and os.access(folder, os.R_OK | os.X_OK)
             and not home.is_relative_to(folder)
             and not _SECRET_FOLDERS.intersection(folder.parts)
         )

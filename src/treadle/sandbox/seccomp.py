@@ -91,16 +91,32 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238),
 }
 
-# Programs ask for these and do without when the kernel has none. clone3 hides its flags from a filter; a memory
-# file that is not mapped belongs to no process, so nobody could count it.
+# Programs ask for these and do without when the kernel has none. clone3 and openat2 hide their flags from a filter; a
+# memory file that is not mapped belongs to no process, so nobody could count it.
 _MISSING: dict[str, tuple[int | None, int | None]] = {
     "clone3": (435, 435),
+    "openat2": (437, 437),
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
 }
+
+# Calls that give a file its mode: their numbers, and which argument is the mode and which, if any, the flags.
+_MODES: dict[str, tuple[tuple[int | None, int | None], int, int | None]] = {
+    "chmod": ((90, None), 1, None),
+    "fchmod": ((91, 52), 1, None),
+    "fchmodat": ((268, 53), 2, None),
+    "fchmodat2": ((452, 452), 2, None),
+    "creat": ((85, None), 1, None),
+    "mknod": ((133, None), 1, None),
+    "mknodat": ((259, 33), 2, None),
+    "open": ((2, None), 2, 1),
+    "openat": ((257, 56), 3, 2),
+}
+_SET_ID = 0o6000
+_CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: without them the mode is not looked at
 
 _CLONE, _IOCTL, _SOCKET, _SOCKETPAIR, _SHMGET = (56, 220), (16, 29), (41, 198), (53, 199), (29, 194)
 
@@ -147,6 +163,10 @@ def instructions(machine: Machine, *, sockets: bool = True) -> list[Instruction]
     steps += _when(_SOCKET[column], _families(_AF_UNIX, _AF_INET, _AF_INET6) if sockets else _families())
     steps += _when(_SOCKETPAIR[column], _families(_AF_UNIX))
     steps += _when(_SHMGET[column], _small())
+    for pair, mode, flags in _MODES.values():
+        call = pair[column]
+        if call is not None:
+            steps += _when(call, _plain_mode(mode, flags))
     return [*steps, _step(_RETURN, ALLOW)]
 
 
@@ -184,6 +204,14 @@ def _small() -> list[Instruction]:
         _argument(1),
         *_answer(Instruction(_ABOVE, 0, 1, _SHARED_MEMORY), refused),
     ]
+
+
+def _plain_mode(mode: int, flags: int | None) -> list[Instruction]:
+    """A file in the workspace belongs to the user outside too: anybody who ran a set-id one would be that user."""
+    refuse = [_argument(mode), *_answer(Instruction(_ANY_BIT, 0, 1, _SET_ID), _error(errno.EPERM))]
+    if flags is None:
+        return refuse
+    return [_argument(flags), Instruction(_ANY_BIT, 0, len(refuse), _CREATES), *refuse]
 
 
 def _when(call: int, body: list[Instruction]) -> list[Instruction]:

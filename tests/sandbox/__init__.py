@@ -1,0 +1,1 @@
+"""Tests of the sandbox: real commands behind real walls, and the same without them."""

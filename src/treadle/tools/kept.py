@@ -88,6 +88,15 @@ class KeptFiles:
             raise StoreDamaged(f"the old content {name[:12]} in {self.folder} is damaged; that file is left as it is")
         return content
 
+    def drop(self, name: str) -> None:
+        """Forget a content that nothing refers to any more."""
+        with self._lock:
+            try:
+                with self._database() as db:
+                    db.execute("DELETE FROM contents WHERE id = ?", (name,))
+            except sqlite3.Error as error:
+                raise self._unusable(error) from None
+
     def seen(self, workspace: str) -> dict[str, Seen]:
         """What the last snapshot of a workspace found, so that unchanged files are not read again."""
         with self._lock:

@@ -18,6 +18,7 @@ SECRET_FILES = (
     "id_ecdsa",
     "id_ed25519",
 )
+_FIRSTS = frozenset(".iI")
 SECRET_FOLDERS = (".ssh", ".aws", ".azure", ".gcloud", ".gnupg", ".kube", ".docker", ".password-store")
 PROTECTED = (".git", ".treadle")
 _INSTRUCTIONS = (
@@ -57,12 +58,23 @@ def parts_of(path: str) -> list[str]:
     return [folded(part) for part in path.split("/") if part not in ("", ".")]
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a file of this name may hold keys, wherever it lies."""
+    if name[:1] not in _FIRSTS and name.isascii():  # nearly all names, and snapshots ask about very many
+        return False
+    return any(fnmatchcase(folded(name), pattern) for pattern in SECRET_FILES)
+
+
+def is_secret_folder(name: str) -> bool:
+    """Whether all that lies in a folder of this name may be keys."""
+    return folded(name) in SECRET_FOLDERS
+
+
 def is_secret(path: str, granted: Sequence[str] = ()) -> bool:
     """Whether a file is masked: it may hold keys, and nothing in `granted` (paths or globs) names it."""
-    parts = parts_of(path)
-    if not any(part in SECRET_FOLDERS for part in parts):
-        if not any(fnmatchcase(part, pattern) for part in parts[-1:] for pattern in SECRET_FILES):
-            return False
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not any(map(is_secret_folder, parts)) and not any(map(is_secret_name, parts[-1:])):
+        return False
     return not any(fnmatchcase(path, pattern) for pattern in granted)
 
 

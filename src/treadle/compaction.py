@@ -82,9 +82,10 @@ def is_futile(state: State) -> bool:
 def full(state: State, window: int | None) -> str:
     """Why a run stops whose context cannot be made to fit."""
     of = f" of the {window} that the model takes" if window else ", which is more than the model takes"
+    tried = f"{state.crowded} compactions in a row freed nothing" if state.crowded else "nothing can be left out"
     return (
-        f"the context is full: about {state.tokens} tokens{of}, and {state.crowded} compactions in a row freed "
-        "nothing. Nothing is lost: go on in a new session, with fewer tools, or with a model of a larger window"
+        f"the context is full: about {state.tokens} tokens{of}, and {tried}. Nothing is lost: go on in a new session, "
+        "with fewer tools, or with a model of a larger window"
     )
 
 
@@ -189,7 +190,7 @@ def _transcript(state: State, done: Plan, cap: int) -> str:
             lines.extend(_told(call, cap) for call in entry.calls.values())
         elif isinstance(entry, ModelFailed):
             lines.append(f"Agent, broken off: {_shortened(entry.partial, cap)}")
-    return "\n".join(lines)
+    return "\n".join(lines).strip() or "(nothing was said)"
 
 
 def _told(call: CallState, cap: int) -> str:

@@ -214,7 +214,7 @@ class Session:
         return await output_of(self._log, self.id, artifact_id)
 
     async def compact(self) -> ContextCompacted | None:
-        """Sum up the older turns for the model, to make room; None when there is nothing to. The log keeps all of it."""
+        """Sum up the older turns for the model, to make room; None when there is nothing to. The log keeps it all."""
         state = await self._coordinator.state(self.id)
         fact = await compact(await self._coordinator.setup(state), state, asked=True)
         if fact is not None:

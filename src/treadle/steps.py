@@ -81,7 +81,7 @@ def next_step(state: State, now: float, limits: Limits | None = None, window: in
     if turn is None:
         return _new_turn(state, run, now)
     if turn.reply is None:
-        return _compact(state, run, turn, window) or _call_model(run, turn, now)
+        return _compact(state, run, turn, window) or _call_model(state, run, turn, now)
     if not turn.settled:
         return _calls(turn, now)
     return _after_turn(state, run, turn, now)
@@ -150,7 +150,7 @@ def _refused_for_length(turn: Turn) -> bool:
     return turn.failed is not None and turn.failed.kind == "too_long" and turn.compacted < turn.failed.seq
 
 
-def _call_model(run: RunState, turn: Turn, now: float) -> Step:
+def _call_model(state: State, run: RunState, turn: Turn, now: float) -> Step:
     failed = turn.failed
     if failed is None:
         return AskModel(1)
@@ -163,7 +163,10 @@ def _call_model(run: RunState, turn: Turn, now: float) -> Step:
     # Nobody stopped the run, or it would be over: the model was stopped because the time is.
     if run.limits.seconds is not None and (failed.kind == "cancelled" or _out_of_time(run, now)):
         return _wrap_up(run, "time_limit")
-    return Record((_ending(run, "failed", failed.partial, error=f"{failed.kind}: {failed.message}"),))
+    error = f"{failed.kind}: {failed.message}"
+    if failed.kind == "too_long":
+        error = f"{full(state, None)} ({error})"
+    return Record((_ending(run, "failed", failed.partial, error=error),))
 
 
 def _calls(turn: Turn, now: float) -> Step:

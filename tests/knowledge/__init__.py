@@ -1,0 +1,1 @@
+"""What an agent knows: context, agents, skills, memory and helpers."""

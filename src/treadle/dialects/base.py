@@ -1,0 +1,53 @@
+"""What all dialects share: fed events in the log's order, they give frames, which are values with one JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from treadle.events import CallFinished, Event
+
+_encoder = msgspec.json.Encoder()
+
+
+class Frame(Struct, frozen=True, omit_defaults=True, tag_field="type"):
+    """One message of a wire format; `type` tells which. Fields with a default are left out while they have it."""
+
+
+class Dialect(Protocol):
+    """Remembers what it must of one session; the same events give the same frames, live or from the log."""
+
+    def feed(self, event: Event) -> Sequence[Struct]:
+        """The frames that an event amounts to: none, one or more."""
+        ...
+
+
+def encode(frame: Struct) -> bytes:
+    """The JSON of a frame."""
+    return _encoder.encode(frame)
+
+
+def summary_of(output: str, most: int = 500) -> str:
+    """The beginning of an output, cut on a character, saying how much is left out."""
+    if len(output) <= most:
+        return output
+    return f"{output[:most]} [… {len(output) - most} characters more]"
+
+
+def is_rejected(fact: CallFinished) -> bool:
+    """Whether the call was not let run, by a person, the policy or a budget."""
+    return fact.status in ("denied", "refused")
+
+
+def approval_id(session_id: str, call_id: str) -> str:
+    """One name for an approval of any session: call ids are unique within their session only."""
+    return f"{session_id}.{call_id}"
+
+
+def parse_approval_id(text: str) -> tuple[str, str]:
+    """The session and the call that `approval_id` named; the call is empty where there is no dot."""
+    session_id, _, call_id = text.partition(".")
+    return session_id, call_id

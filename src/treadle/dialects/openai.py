@@ -1,0 +1,241 @@
+"""Replies in the format of OpenAI's Chat Completions and Completions, whole and in chunks.
+
+A bare model's calls are handed to the client. An agent's calls run here: they are told in the extension
+field `treadle`, and only its text is content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from treadle.events import (
+    LIMIT_REASONS,
+    AnyFact,
+    ApprovalRequested,
+    CallFinished,
+    CallStarted,
+    Event,
+    InputRequested,
+    ReasoningDelta,
+    RunFinished,
+    TextDelta,
+    TurnStarted,
+)
+from treadle.messages import FinishReason, Reply, Usage
+
+DONE = b"[DONE]"
+FINISH: dict[FinishReason, str] = {
+    "stop": "stop",
+    "calls": "tool_calls",
+    "length": "length",
+    "filter": "content_filter",
+    "other": "stop",
+}
+
+
+class FunctionText(Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCallOut(Struct, frozen=True):
+    id: str
+    function: FunctionText
+    type: str = "function"
+    index: int | UnsetType = UNSET
+
+
+class Delta(Struct, frozen=True, omit_defaults=True):
+    role: str = ""
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str = ""
+    tool_calls: tuple[ToolCallOut, ...] = ()
+
+
+class ChunkChoice(Struct, frozen=True):
+    delta: Delta
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class UsageOut(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
+
+
+class ChatChunk(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: tuple[ChunkChoice, ...]
+    object: str = "chat.completion.chunk"
+    usage: UsageOut | UnsetType | None = UNSET
+    treadle: AnyFact | UnsetType = UNSET
+
+
+class MessageOut(Struct, frozen=True):
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    tool_calls: tuple[ToolCallOut, ...] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+
+
+class Choice(Struct, frozen=True):
+    message: MessageOut
+    finish_reason: str
+    index: int = 0
+    logprobs: None = None
+
+
+class ChatCompletion(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    usage: UsageOut
+    object: str = "chat.completion"
+    treadle: tuple[AnyFact, ...] | UnsetType = UNSET
+
+
+class TextChoice(Struct, frozen=True):
+    text: str
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class TextCompletion(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: tuple[TextChoice, ...]
+    object: str = "text_completion"
+    usage: UsageOut | UnsetType | None = UNSET
+
+
+class ChatChunks:
+    """A reply as chunks: of a bare model's events, up to its `Reply`, or of an agent's run, up to `RunFinished`."""
+
+    def __init__(self, completion_id: str, model: str, created: int, *, usage: bool = False) -> None:
+        self._id, self._model, self._created, self._usage = completion_id, model, created, usage
+        self._begun = False
+        self._said = False
+
+    def feed(self, event: Event | Reply) -> Sequence[ChatChunk]:
+        """The chunks that an event amounts to."""
+        match event:
+            case TextDelta():
+                self._said = True
+                return (self._chunk(Delta(content=event.text)),)
+            case ReasoningDelta():
+                return (self._chunk(Delta(reasoning_content=event.text)),)
+            case Reply():
+                return self._replied(event)
+            case TurnStarted():  # a reader without the extension field still sees where a turn ends
+                return (self._chunk(Delta(content="\n\n")),) if self._said and event.turn > 1 else ()
+            case CallStarted() | CallFinished() | ApprovalRequested() | InputRequested():
+                return (self._chunk(Delta(), treadle=event),)
+            case RunFinished():
+                said = () if self._said or not event.answer else (self._chunk(Delta(content=event.answer)),)
+                ending = self._chunk(Delta(), finish=finish_of(event), treadle=event)
+                return (*said, ending, *self._last(event.usage))
+            case _:
+                return ()
+
+    def _replied(self, reply: Reply) -> Sequence[ChatChunk]:
+        calls = () if not reply.calls else (self._chunk(Delta(tool_calls=_calls(reply, indexed=True))),)
+        return (*calls, self._chunk(Delta(), finish=FINISH[reply.finish]), *self._last(reply.usage))
+
+    def _last(self, usage: Usage) -> Sequence[ChatChunk]:
+        if not self._usage:
+            return ()
+        return (ChatChunk(self._id, self._created, self._model, (), usage=usage_of(usage)),)
+
+    def _chunk(self, delta: Delta, finish: str | None = None, treadle: AnyFact | UnsetType = UNSET) -> ChatChunk:
+        if not self._begun:
+            self._begun = True
+            content = "" if delta.content is UNSET else delta.content
+            delta = msgspec.structs.replace(delta, role="assistant", content=content)
+        choice = ChunkChoice(delta, finish)
+        return ChatChunk(
+            self._id, self._created, self._model, (choice,), usage=None if self._usage else UNSET, treadle=treadle
+        )
+
+
+class TextChunks:
+    """A bare model's reply as chunks of the old Completions."""
+
+    def __init__(self, completion_id: str, model: str, created: int) -> None:
+        self._id, self._model, self._created = completion_id, model, created
+
+    def feed(self, event: Event | Reply) -> Sequence[TextCompletion]:
+        """The chunks that an event amounts to."""
+        match event:
+            case TextDelta():
+                choice = TextChoice(event.text)
+            case Reply():
+                choice = TextChoice("", FINISH[event.finish])
+            case _:
+                return ()
+        return (TextCompletion(self._id, self._created, self._model, (choice,)),)
+
+
+def chat_completion(completion_id: str, model: str, created: int, reply: Reply) -> ChatCompletion:
+    """A bare model's reply, whole."""
+    message = MessageOut(
+        reply.text if reply.text or not reply.calls else None,
+        tool_calls=_calls(reply) if reply.calls else UNSET,
+        reasoning_content=reply.reasoning or UNSET,
+    )
+    choice = Choice(message, FINISH[reply.finish])
+    return ChatCompletion(completion_id, created, model, (choice,), usage_of(reply.usage))
+
+
+def agent_completion(
+    completion_id: str, model: str, created: int, ending: RunFinished, activity: Sequence[AnyFact]
+) -> ChatCompletion:
+    """An agent's answer, whole, with what its tools did in the extension field."""
+    choice = Choice(MessageOut(ending.answer), finish_of(ending))
+    return ChatCompletion(completion_id, created, model, (choice,), usage_of(ending.usage), treadle=(*activity, ending))
+
+
+def text_completion(completion_id: str, model: str, created: int, reply: Reply) -> TextCompletion:
+    """A bare model's reply to a bare prompt, whole."""
+    choice = TextChoice(reply.text, FINISH[reply.finish])
+    return TextCompletion(completion_id, created, model, (choice,), usage=usage_of(reply.usage))
+
+
+def finish_of(ending: RunFinished) -> str:
+    """An ending as `finish_reason`: a limit is `length`; the exact reason is in the extension field."""
+    if ending.reason in LIMIT_REASONS:
+        return "length"
+    return "content_filter" if ending.reason == "failed" and "content filter" in ending.error else "stop"
+
+
+def usage_of(usage: Usage) -> UsageOut:
+    return UsageOut(
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.input_tokens + usage.output_tokens,
+        {"cached_tokens": usage.cached_tokens},
+        {"reasoning_tokens": usage.reasoning_tokens},
+    )
+
+
+def _calls(reply: Reply, *, indexed: bool = False) -> tuple[ToolCallOut, ...]:
+    return tuple(
+        ToolCallOut(
+            call.id or f"call_{index}",
+            FunctionText(call.tool, call.arguments),
+            index=index if indexed else UNSET,
+        )
+        for index, call in enumerate(reply.calls)
+    )

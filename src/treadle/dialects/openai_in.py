@@ -1,0 +1,370 @@
+"""Requests in OpenAI's formats, read into ours: Chat Completions, Responses and the old Completions.
+
+Fields that mean nothing here are passed over; what cannot be honoured is refused with `BadInput`, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, cast
+
+from msgspec import Struct
+
+from treadle.errors import BadInput
+from treadle.messages import (
+    Call,
+    FilePart,
+    ImagePart,
+    Json,
+    Message,
+    ModelMessage,
+    Part,
+    Request,
+    ResultMessage,
+    Sampling,
+    TextPart,
+    ToolSpec,
+    UserMessage,
+)
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"]
+
+
+class FunctionText(Struct, frozen=True):
+    name: str = ""
+    arguments: str = "{}"
+
+
+class ToolCallText(Struct, frozen=True):
+    id: str = ""
+    function: FunctionText = FunctionText()
+
+
+class ChatMessage(Struct, frozen=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Json]] | None = None
+    tool_calls: list[ToolCallText] | None = None
+    tool_call_id: str = ""
+
+
+class FunctionSpec(Struct, frozen=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Json] | None = None
+
+
+class ChatTool(Struct, frozen=True):
+    function: FunctionSpec
+    type: str = "function"
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool = False
+
+
+class ChatBody(Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/chat/completions`."""
+
+    model: str
+    messages: list[ChatMessage]
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: str | dict[str, Json] | None = None
+    response_format: dict[str, Json] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    session_id: str = ""
+
+
+class CompletionBody(Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/completions`."""
+
+    model: str
+    prompt: str | list[str]
+    stream: bool | None = False
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+
+class ResponsesTool(Struct, frozen=True):
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Json] | None = None
+
+
+class ResponsesBody(Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/responses`."""
+
+    model: str
+    input: str | list[dict[str, Json]]
+    instructions: str | None = None
+    stream: bool | None = False
+    tools: list[ResponsesTool] | None = None
+    tool_choice: str | dict[str, Json] | None = None
+    text: dict[str, Json] | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    previous_response_id: str | None = None
+    session_id: str = ""
+
+
+def chat_request(body: ChatBody) -> Request:
+    """One model call, as the client of Chat Completions wants it."""
+    if body.n not in (None, 1):
+        raise BadInput("n: one choice a request is given here; ask again for another")
+    system: list[str] = []
+    messages: list[Message] = []
+    names: dict[str, str] = {}
+    for message in body.messages:
+        if message.role in ("system", "developer"):
+            system.append(_text(message.content))
+        else:
+            messages.append(_message(message, names))
+    tools = [ToolSpec(t.function.name, t.function.description or "", _schema(t.function)) for t in body.tools or ()]
+    return _request(
+        "\n\n".join(system),
+        messages,
+        _chosen(tools, body.tool_choice),
+        body.max_completion_tokens or body.max_tokens,
+        Sampling(body.temperature, body.top_p, body.seed, _stops(body.stop)),
+        _wanted(body.response_format),
+    )
+
+
+def completion_request(body: CompletionBody) -> Request:
+    """One model call for a bare prompt."""
+    prompt = body.prompt if isinstance(body.prompt, str) else "\n".join(body.prompt)
+    sampling = Sampling(body.temperature, body.top_p, body.seed, _stops(body.stop))
+    messages = [UserMessage((TextPart(prompt),))]
+    return _request("", messages, ([], "auto"), body.max_tokens, sampling, None)
+
+
+def responses_request(body: ResponsesBody) -> Request:
+    """One model call, as the client of Responses wants it."""
+    if body.previous_response_id:
+        raise BadInput("previous_response_id: responses are not kept here; send the input whole, or use a session")
+    system = [body.instructions] if body.instructions else []
+    messages: list[Message] = []
+    names: dict[str, str] = {}
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    for item in items:
+        if item.get("role") in ("system", "developer"):
+            system.append(_text(item.get("content")))
+        elif item.get("type") != "reasoning":
+            messages.append(_item(item, names))
+    tools = [_responses_tool(tool) for tool in body.tools or ()]
+    given = (body.text or {}).get("format")
+    return _request(
+        "\n\n".join(system),
+        _joined(messages),
+        _chosen(tools, body.tool_choice),
+        body.max_output_tokens,
+        Sampling(body.temperature, body.top_p),
+        _wanted(cast("dict[str, Json]", given) if isinstance(given, dict) else None),
+    )
+
+
+def last_words(request: Request) -> tuple[Part, ...]:
+    """What an agent is told when it answers in a model's place: the last message, after what was said before."""
+    *before, last = request.messages
+    if not isinstance(last, UserMessage):
+        raise BadInput("messages: the last one must be the user's when an agent answers")
+    said = [line for message in before if (line := _line(message))]
+    if not said:
+        return last.parts
+    earlier = "\n".join(said)
+    return (TextPart(f"The conversation so far:\n{earlier}\n\nThe user now says:"), *last.parts)
+
+
+def _line(message: Message) -> str:
+    match message:
+        case UserMessage(parts=parts):
+            return f"user: {_words(parts)}"
+        case ModelMessage(text=text):
+            return f"assistant: {text}" if text else ""
+        case ResultMessage(tool=tool, text=text):
+            return f"{tool}: {text}"
+
+
+def _words(parts: Sequence[Part]) -> str:
+    return " ".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+def _request(
+    system: str,
+    messages: Sequence[Message],
+    choice: tuple[list[ToolSpec], ToolChoice],
+    most: int | None,
+    sampling: Sampling,
+    schema: dict[str, Json] | None,
+) -> Request:
+    if not messages:
+        raise BadInput("messages: there must be at least one that is not the system's")
+    if most is not None and most < 1:
+        raise BadInput("max_tokens: must be at least 1")
+    tools, tool_choice = choice
+    return Request(
+        system=system,
+        messages=messages,
+        tools=tuple(tools),
+        tool_choice=tool_choice,
+        max_tokens=most,
+        sampling=sampling,
+        output_schema=schema,
+    )
+
+
+def _message(message: ChatMessage, names: dict[str, str]) -> Message:
+    match message.role:
+        case "assistant":
+            calls = tuple(Call(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
+            names.update((call.id, call.tool) for call in calls)
+            return ModelMessage(_text(message.content), calls)
+        case "tool":
+            tool = names.get(message.tool_call_id)
+            if tool is None:
+                raise BadInput(f"messages: tool_call_id {message.tool_call_id!r} answers no call that was made before")
+            return ResultMessage(message.tool_call_id, tool, _text(message.content))
+        case _:
+            return UserMessage(_parts(message.content))
+
+
+def _item(item: dict[str, Json], names: dict[str, str]) -> Message:
+    match item.get("type", "message"):
+        case "function_call":
+            call = Call(str(item.get("call_id", "")), str(item.get("name", "")), str(item.get("arguments", "{}")))
+            names[call.id] = call.tool
+            return ModelMessage(calls=(call,))
+        case "function_call_output":
+            call_id = str(item.get("call_id", ""))
+            if call_id not in names:
+                raise BadInput(f"input: call_id {call_id!r} answers no call that was made before")
+            return ResultMessage(call_id, names[call_id], _text(item.get("output")))
+        case "message" if item.get("role") == "assistant":
+            return ModelMessage(_text(item.get("content")))
+        case "message":
+            return UserMessage(_parts(item.get("content")))
+        case other:
+            raise BadInput(f"input: items of type {other!r} are not understood here")
+
+
+def _joined(messages: list[Message]) -> list[Message]:
+    """Text and calls of one reply, which Responses lists as separate items, as one message again."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if isinstance(message, ModelMessage) and isinstance(last, ModelMessage) and not message.text:
+            joined[-1] = ModelMessage(last.text, (*last.calls, *message.calls))
+        else:
+            joined.append(message)
+    return joined
+
+
+def _text(content: Json) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadInput("content: must be text or a list of parts")
+    pieces = [_part(piece) for piece in cast("list[Json]", content)]
+    return "\n".join(piece.text for piece in pieces if isinstance(piece, TextPart))
+
+
+def _parts(content: Json) -> tuple[Part, ...]:
+    if isinstance(content, list) and content:
+        return tuple(_part(piece) for piece in cast("list[Json]", content))
+    return (TextPart(_text(content)),)
+
+
+def _part(piece: Json) -> Part:
+    if not isinstance(piece, dict):
+        raise BadInput("content: a part must be an object with a type")
+    part = cast("dict[str, Json]", piece)
+    match part.get("type"):
+        case "text" | "input_text" | "output_text" | "refusal":
+            return TextPart(str(part.get("text", part.get("refusal", ""))))
+        case "image_url" | "input_image":
+            return _image(part.get("image_url"))
+        case "file" | "input_file":
+            data = str(_object(part.get("file", part)).get("file_data", ""))
+            head, _, base64 = data.partition(",")
+            media = head.removeprefix("data:").removesuffix(";base64") or "application/octet-stream"
+            return FilePart(str(part.get("filename", "file")), base64, media)
+        case other:
+            raise BadInput(f"content: parts of type {other!r} are not understood here")
+
+
+def _image(given: Json) -> ImagePart:
+    url = str(_object(given).get("url", "") if isinstance(given, dict) else given or "")
+    if url.startswith("data:"):
+        head, _, data = url.partition(",")
+        return ImagePart(data=data, media_type=head.removeprefix("data:").removesuffix(";base64") or "image/png")
+    if not url.startswith(("http://", "https://")):
+        raise BadInput("image_url: must be a data: or an http(s): address")
+    return ImagePart(url=url)
+
+
+def _object(value: Json) -> dict[str, Json]:
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else {}
+
+
+def _schema(spec: FunctionSpec | ResponsesTool) -> dict[str, Json]:
+    return spec.parameters or {"type": "object", "properties": {}}
+
+
+def _responses_tool(tool: ResponsesTool) -> ToolSpec:
+    if tool.type != "function" or not tool.name:
+        raise BadInput(f"tools: only functions are understood here, not {tool.type!r}")
+    return ToolSpec(tool.name, tool.description or "", _schema(tool))
+
+
+def _chosen(tools: list[ToolSpec], choice: str | dict[str, Json] | None) -> tuple[list[ToolSpec], ToolChoice]:
+    match choice:
+        case None | "auto":
+            return tools, "auto"
+        case "none":
+            return tools, "none"
+        case "required":
+            return tools, "required"
+        case dict():
+            name = _object(choice.get("function", choice)).get("name")
+            only = [tool for tool in tools if tool.name == name]
+            if not only:
+                raise BadInput(f"tool_choice: there is no tool {name!r} among the tools")
+            return only, "required"
+        case _:
+            raise BadInput(f"tool_choice: {choice!r} is not auto, none, required or a function")
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _wanted(form: dict[str, Json] | None) -> dict[str, Json] | None:
+    """The JSON schema that the answer must fit, of `response_format` or `text.format`."""
+    match (form or {}).get("type", "text"):
+        case "text":
+            return None
+        case "json_object":
+            return {"type": "object"}
+        case "json_schema":
+            schema = _object((form or {}).get("json_schema", form)).get("schema")
+            if not isinstance(schema, dict):
+                raise BadInput("response_format: json_schema needs a schema")
+            return cast("dict[str, Json]", schema)
+        case other:
+            raise BadInput(f"response_format: {other!r} is not text, json_object or json_schema")

@@ -1,0 +1,158 @@
+"""JSON-RPC chat: notifications for every kind of run, and the envelope by the examples of its specification."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.dialects import recordings
+from tests.dialects.recordings import SCENARIOS, finished_ids
+from treadle.dialects import jsonrpc
+from treadle.dialects.base import encode
+from treadle.dialects.chat_rpc import ChatRpcDialect
+from treadle.dialects.jsonrpc import RpcFailure, RpcRequest, RpcResult
+from treadle.events import Event
+
+Scenario = Callable[[], Awaitable[list[Event]]]
+KINDS = {"token", "tool_call", "tool_result", "approval_pending", "done", "error"}
+
+
+def told(events: list[Event]) -> list[dict[str, Any]]:
+    dialect = ChatRpcDialect("s1")
+    return [json.loads(encode(frame)) for event in events for frame in dialect.feed(event)]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_every_run_is_told_in_the_six_kinds_and_ends_with_done(scenario: Scenario) -> None:
+    events = await scenario()
+    sent = told(events)
+    assert all(one["jsonrpc"] == "2.0" and one["method"] == "agents.chat.event" for one in sent)
+    params = [one["params"] for one in sent]
+    assert {one["kind"] for one in params} <= KINDS and {one["session_id"] for one in params} == {"s1"}
+    assert [one["id"] for one in params if one["kind"] == "tool_result"] == finished_ids(events)
+    assert params[-1]["kind"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("a_plain_answer", "success", "answered"),
+        ("yielding", "success", "yielded"),
+        ("a_turn_limit", "max_turns", "turn_limit"),
+        ("a_doom_loop", "max_turns", "doom_loop"),
+        ("being_stuck", "error", "stuck"),
+        ("a_failure", "error", "failed"),
+        ("a_cancelled_call", "cancelled", "cancelled"),
+    ],
+)
+async def test_an_ending_has_one_of_four_statuses(name: str, status: str, reason: str) -> None:
+    done = told(await getattr(recordings, name)())[-1]["params"]
+    assert (done["status"], done["reason"]) == (status, reason)
+
+
+async def test_done_says_which_tools_were_called() -> None:
+    done = told(await recordings.two_turns_with_calls())[-1]["params"]
+    assert done["tools_called"] == ["note", "note"] and done["turns"] == 2 and done["summary"] == "noted"
+
+
+async def test_a_pending_approval_has_its_id() -> None:
+    asked = next(
+        one["params"]
+        for one in told(await recordings.an_approved_call())
+        if one["params"]["kind"] == "approval_pending"
+    )
+    assert asked["approval_id"] == f"s1.{asked['call_id']}" and asked["tool"] == "drop"
+
+
+def echo(item: RpcRequest | RpcFailure) -> RpcResult | RpcFailure | None:
+    """A server with the methods of the specification's examples."""
+    if isinstance(item, RpcFailure):
+        return item
+    params = item.params
+    known: dict[str, Callable[[], Any]] = {
+        "subtract": lambda: (
+            params["minuend"] - params["subtrahend"] if isinstance(params, dict) else params[0] - params[1]
+        ),
+        "sum": lambda: sum(params),
+        "get_data": lambda: ["hello", 5],
+        "update": lambda: None,
+        "notify_sum": lambda: None,
+        "notify_hello": lambda: None,
+    }
+    if item.is_notification:
+        return None
+    if item.method not in known:
+        return RpcFailure(jsonrpc.RpcError(jsonrpc.METHOD_NOT_FOUND, "Method not found"), item.id)  # type: ignore[arg-type]
+    return RpcResult(known[item.method](), item.id)  # type: ignore[arg-type]
+
+
+PARSE_ERROR = '{"jsonrpc":"2.0","error":{"code":-32700,"message":"Parse error"},"id":null}'
+INVALID = '{"jsonrpc":"2.0","error":{"code":-32600,"message":"Invalid Request"},"id":null}'
+EXAMPLES = [
+    (
+        '{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}',
+        '{"jsonrpc":"2.0","result":19,"id":1}',
+    ),
+    (
+        '{"jsonrpc": "2.0", "method": "subtract", "params": [23, 42], "id": 2}',
+        '{"jsonrpc":"2.0","result":-19,"id":2}',
+    ),
+    (
+        '{"jsonrpc": "2.0", "method": "subtract", "params": {"subtrahend": 23, "minuend": 42}, "id": 3}',
+        '{"jsonrpc":"2.0","result":19,"id":3}',
+    ),
+    ('{"jsonrpc": "2.0", "method": "update", "params": [1,2,3,4,5]}', None),
+    ('{"jsonrpc": "2.0", "method": "foobar"}', None),
+    (
+        '{"jsonrpc": "2.0", "method": "foobar", "id": "1"}',
+        '{"jsonrpc":"2.0","error":{"code":-32601,"message":"Method not found"},"id":"1"}',
+    ),
+    ('{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]', PARSE_ERROR),
+    ('{"jsonrpc": "2.0", "method": 1, "params": "bar"}', INVALID),
+    ('[{"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"}, {"jsonrpc": "2.0", "method"]', PARSE_ERROR),
+    ("[]", INVALID),
+    ("[1]", f"[{INVALID}]"),
+    ("[1,2,3]", f"[{INVALID},{INVALID},{INVALID}]"),
+    (
+        """[{"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
+        {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]},
+        {"jsonrpc": "2.0", "method": "subtract", "params": [42,23], "id": "2"},
+        {"foo": "boo"},
+        {"jsonrpc": "2.0", "method": "foo.get", "params": {"name": "myself"}, "id": "5"},
+        {"jsonrpc": "2.0", "method": "get_data", "id": "9"}]""",
+        '[{"jsonrpc":"2.0","result":7,"id":"1"},{"jsonrpc":"2.0","result":19,"id":"2"},'
+        f"{INVALID},"
+        '{"jsonrpc":"2.0","error":{"code":-32601,"message":"Method not found"},"id":"5"},'
+        '{"jsonrpc":"2.0","result":["hello",5],"id":"9"}]',
+    ),
+    (
+        '[{"jsonrpc": "2.0", "method": "notify_sum", "params": [1,2,4]},'
+        '{"jsonrpc": "2.0", "method": "notify_hello", "params": [7]}]',
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("sent", "expected"), EXAMPLES)
+def test_the_examples_of_the_specification_hold(sent: str, expected: str | None) -> None:
+    incoming = jsonrpc.read(sent)
+    answers = [answer for item in incoming.items if (answer := echo(item)) is not None]
+    written = jsonrpc.write(answers, batch=incoming.batch)
+    assert (json.loads(written) if written else None) == (json.loads(expected) if expected else None)
+
+
+@pytest.mark.parametrize("called", ["true", "[1]", "{}"])
+def test_an_id_of_another_kind_is_invalid(called: str) -> None:
+    (failure,) = jsonrpc.read(f'{{"jsonrpc":"2.0","method":"sum","id":{called}}}').items
+    assert isinstance(failure, RpcFailure) and failure.error.code == jsonrpc.INVALID_REQUEST
+
+
+def test_an_id_of_null_is_a_request_and_not_a_notification() -> None:
+    (request,) = jsonrpc.read('{"jsonrpc":"2.0","method":"sum","id":null}').items
+    assert isinstance(request, RpcRequest) and not request.is_notification
+
+
+def test_a_document_that_is_nested_too_deep_is_a_parse_error() -> None:
+    (failure,) = jsonrpc.read("[" * 100_000 + "]" * 100_000).items
+    assert isinstance(failure, RpcFailure) and failure.error.code == jsonrpc.PARSE_ERROR

@@ -1,0 +1,263 @@
+"""OpenAI's formats: requests read into ours, replies and runs written as theirs."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.dialects import recordings
+from treadle.dialects.base import encode
+from treadle.dialects.openai import ChatChunks, TextChunks, agent_completion, chat_completion, text_completion
+from treadle.dialects.openai_in import (
+    ChatBody,
+    CompletionBody,
+    ResponsesBody,
+    chat_request,
+    completion_request,
+    last_words,
+    responses_request,
+)
+from treadle.dialects.responses import ResponseEvents, new_response, of_reply, of_run
+from treadle.errors import BadInput
+from treadle.events import RunFinished, TextDelta
+from treadle.messages import Call, ImagePart, ModelMessage, Reply, ResultMessage, TextPart, Usage, UserMessage, text_of
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
+CALLS = Reply("", calls=(Call("c1", "add", '{"a":1}'),), finish="calls", usage=Usage(5, 2))
+
+
+def chat(**fields: Any) -> Any:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return chat_request(msgspec.convert(body, ChatBody))
+
+
+def responses(**fields: Any) -> Any:
+    return responses_request(msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesBody))
+
+
+def written(frames: Any) -> list[dict[str, Any]]:
+    return [json.loads(encode(frame)) for frame in frames]
+
+
+def test_a_conversation_with_a_call_is_read() -> None:
+    request = chat(
+        messages=[
+            {"role": "system", "content": "be brief"},
+            {"role": "developer", "content": [{"type": "text", "text": "be kind"}]},
+            {"role": "user", "content": [{"type": "text", "text": "1+1?"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ],
+        tools=[TOOL],
+        max_tokens=5,
+        temperature=0.5,
+        stop="END",
+    )
+    assert request.system == "be brief\n\nbe kind"
+    user, model, result = request.messages
+    assert user == UserMessage((TextPart("1+1?"),))
+    assert model == ModelMessage("", (Call("c1", "add", '{"a":1}'),))
+    assert result == ResultMessage("c1", "add", "2")
+    assert (request.max_tokens, request.sampling.temperature, request.sampling.stop) == (5, 0.5, ("END",))
+    assert [tool.name for tool in request.tools] == ["add"]
+
+
+def test_images_come_as_data_or_by_address() -> None:
+    content = [
+        {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,AAAA"}},
+        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+    ]
+    (message,) = chat(messages=[{"role": "user", "content": content}]).messages
+    assert message.parts == (
+        ImagePart("AAAA", "image/jpeg"),
+        ImagePart(url="https://example.org/a.png"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "meant"),
+    [
+        (None, ["add", "sub"], "auto"),
+        ("none", ["add", "sub"], "none"),
+        ("required", ["add", "sub"], "required"),
+        ({"type": "function", "function": {"name": "sub"}}, ["sub"], "required"),
+    ],
+)
+def test_the_choice_of_tools_is_honoured(choice: Any, names: list[str], meant: str) -> None:
+    other = {"type": "function", "function": {"name": "sub"}}
+    request = chat(tools=[TOOL, other], tool_choice=choice)
+    assert ([tool.name for tool in request.tools], request.tool_choice) == (names, meant)
+
+
+def test_a_schema_for_the_answer_is_read_from_both_formats() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    given = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert chat(response_format=given).output_schema == schema
+    assert chat(response_format={"type": "json_object"}).output_schema == {"type": "object"}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    assert responses(text=form).output_schema == schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "tool", "tool_call_id": "zz", "content": "x"}]}, "tool_call_id"),
+        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "smell"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///x"}]}]}, "image_url"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"tool_choice": {"function": {"name": "fly"}}}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadInput, match=named):
+        chat(**fields)
+
+
+def test_the_items_of_responses_are_read_as_one_conversation() -> None:
+    request = responses(
+        instructions="be brief",
+        input=[
+            {"role": "user", "content": [{"type": "input_text", "text": "1+1?"}]},
+            {"type": "reasoning", "id": "r", "summary": []},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "let me see"}]},
+            {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        ],
+        tools=[{"type": "function", "name": "add", "parameters": {"type": "object"}}],
+    )
+    assert request.system == "be brief"
+    assert request.messages[1] == ModelMessage("let me see", (Call("c1", "add", "{}"),))
+    assert request.messages[2] == ResultMessage("c1", "add", "2")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"previous_response_id": "resp_1"},
+        {"tools": [{"type": "web_search"}]},
+        {"input": [{"type": "computer_call"}]},
+        {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
+    ],
+)
+def test_what_responses_cannot_do_here_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        responses(**fields)
+
+
+def test_an_agent_is_told_what_was_said_before() -> None:
+    request = chat(
+        messages=[
+            {"role": "user", "content": "I am Ann"},
+            {"role": "assistant", "content": "Hello Ann"},
+            {"role": "user", "content": "Who am I?"},
+        ]
+    )
+    text = text_of(last_words(request))
+    assert "user: I am Ann\nassistant: Hello Ann" in text and text.endswith("Who am I?")
+    assert last_words(chat()) == (TextPart("hi"),)
+
+
+def test_a_reply_is_streamed_with_a_role_first_and_usage_last() -> None:
+    chunks = ChatChunks("id", "m", 1, usage=True)
+    frames = written([*chunks.feed(TextDelta(text="Hel")), *chunks.feed(TextDelta(text="lo"))])
+    frames += written(chunks.feed(Reply("Hello", usage=Usage(5, 2))))
+    assert frames[0]["choices"][0]["delta"] == {"role": "assistant", "content": "Hel"}
+    assert frames[1]["choices"][0]["delta"] == {"content": "lo"}
+    assert [frame["choices"][0]["finish_reason"] for frame in frames[:3]] == [None, None, "stop"]
+    assert frames[3]["choices"] == [] and frames[3]["usage"]["total_tokens"] == 7
+    assert all(frame["usage"] is None for frame in frames[:3])
+
+
+def test_calls_are_handed_to_the_client_whole() -> None:
+    frames = written(ChatChunks("id", "m", 1).feed(CALLS))
+    (call,) = frames[0]["choices"][0]["delta"]["tool_calls"]
+    assert call == {
+        "id": "c1",
+        "type": "function",
+        "index": 0,
+        "function": {"name": "add", "arguments": '{"a":1}'},
+    }
+    assert frames[-1]["choices"][0]["finish_reason"] == "tool_calls" and "usage" not in frames[-1]
+    (whole,) = written([chat_completion("id", "m", 1, CALLS)])
+    assert whole["choices"][0]["message"]["content"] is None
+    assert whole["choices"][0]["message"]["tool_calls"][0]["id"] == "c1"
+
+
+def test_a_reply_that_was_cut_says_length() -> None:
+    cut = Reply("half", finish="length")
+    assert written([chat_completion("id", "m", 1, cut)])[0]["choices"][0]["finish_reason"] == "length"
+    assert written([text_completion("id", "m", 1, cut)])[0]["choices"][0]["finish_reason"] == "length"
+    (response,) = written([of_reply(new_response("r", "m", 1.0), cut)])
+    assert response["status"] == "incomplete" and response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_bare_prompts_are_read_and_answered_in_chunks() -> None:
+    request = completion_request(CompletionBody(model="m", prompt=["a", "b"], max_tokens=3))
+    assert text_of(request.messages[0].parts) == "a\nb"  # type: ignore[union-attr]
+    chunks = TextChunks("id", "m", 1)
+    frames = written([*chunks.feed(TextDelta(text="x")), *chunks.feed(Reply("x"))])
+    assert [frame["choices"][0]["text"] for frame in frames] == ["x", ""]
+
+
+async def test_an_agents_run_streams_its_text_with_the_tools_in_the_extension_field() -> None:
+    events = await recordings.two_turns_with_calls()
+    chunks = ChatChunks("id", "agent:a", 1)
+    frames = written(frame for event in events for frame in chunks.feed(event))
+    text = "".join(frame["choices"][0]["delta"].get("content", "") for frame in frames)
+    assert text == "let me see\n\nnoted"
+    activity = [frame["treadle"]["type"] for frame in frames if "treadle" in frame]
+    assert activity == ["call_started", "call_finished", "call_started", "call_finished", "run_finished"]
+    assert not any("tool_calls" in frame["choices"][0]["delta"] for frame in frames)
+    ending = next(event for event in events if isinstance(event, RunFinished))
+    (whole,) = written([agent_completion("id", "agent:a", 1, ending, [])])
+    assert whole["choices"][0]["message"]["content"] == "noted"
+
+
+async def test_an_agent_that_hits_a_limit_does_not_say_stop() -> None:
+    ending = next(event for event in await recordings.a_turn_limit() if isinstance(event, RunFinished))
+    (whole,) = written([agent_completion("id", "agent:a", 1, ending, [])])
+    assert whole["choices"][0]["finish_reason"] == "length"
+    (response,) = written([of_run(new_response("r", "m", 1.0), ending)])
+    assert response["status"] == "incomplete"
+
+
+def test_the_events_of_responses_are_numbered_and_end_in_the_whole() -> None:
+    events = ResponseEvents("r", "m", 1.0)
+    reply = Reply("Hello", calls=CALLS.calls, finish="calls", usage=Usage(5, 2))
+    frames = written([*events.begin(), *events.feed(TextDelta(text="Hello")), *events.feed(reply)])
+    assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
+    assert [frame["type"] for frame in frames] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [item["type"] for item in frames[-1]["response"]["output"]] == ["message", "function_call"]
+
+
+async def test_a_failed_run_is_a_failed_response() -> None:
+    events = ResponseEvents("r", "agent:a", 1.0)
+    frames = [*written(events.begin())]
+    for event in await recordings.a_failure():
+        frames += written(events.feed(event))
+    assert frames[-1]["type"] == "response.failed" and "no such key" in frames[-1]["response"]["error"]["message"]

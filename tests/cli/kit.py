@@ -73,8 +73,13 @@ class Place:
     async def run(self, *words: str, stdin: str | None = None, env: dict[str, str] | None = None) -> Done:
         """The program from its start to its end."""
         process = await self.start(*words, stdin=stdin is not None, env=env)
-        async with asyncio.timeout(PATIENCE * 2):
-            out, err = await process.communicate(stdin.encode() if stdin is not None else None)
+        try:
+            async with asyncio.timeout(PATIENCE * 2):
+                out, err = await process.communicate(stdin.encode() if stdin is not None else None)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         assert process.returncode is not None
         return Done(process.returncode, out.decode(), err.decode())
 
@@ -157,7 +162,7 @@ class Screen:
                 self._changed.clear()
                 await self._changed.wait()
             while True:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                pid, status = os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222
                 if pid:
                     self.pid = 0
                     return os.waitstatus_to_exitcode(status)
@@ -183,7 +188,7 @@ async def on_terminal(argv: list[str], folder: Path, env: dict[str, str]) -> Asy
         os.close(fd)
         if screen.pid:
             os.kill(screen.pid, signal.SIGKILL)
-            os.waitpid(screen.pid, 0)
+            os.waitpid(screen.pid, 0)  # noqa: ASYNC222
 
 
 def each_line(text: str) -> Iterator[str]:

@@ -94,6 +94,7 @@ class Show:
         self.stream = sys.stdout if is_terminal(sys.stdout) else sys.stderr
         self.stage = Terminal(self.stream)
         self.bell = Bell(self.stream, "off", 0)
+        self._gate: TerminalGate | None = None
         self._later = bool(args.ask_later)
         self._asks = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
         logging.getLogger("treadle").addHandler(Words(self.note))
@@ -103,14 +104,18 @@ class Show:
         self.bell = Bell(self.stream, settings.notify if self.mode == "screen" else "off", settings.notify_after)
         if self._later:
             return later
+        if not self._asks:
+            return refuse
         tools = {tool.name: tool for tool in agent.tools if isinstance(tool, Tool)}
-        return TerminalGate(self.stage, tools, settings.folder, self.bell) if self._asks else refuse
+        self._gate = TerminalGate(self.stage, tools, settings.folder, self.bell)
+        return self._gate
 
     def sinks(self, session: Opened, message_id: str) -> list[Sink]:
         """Who is shown the events."""
         if self.mode == "screen":
             apart = self.stream is not sys.stdout
-            return [Screen(self.stage, window=session.model.window, mine=message_id, apart=apart)]
+            screen = Screen(self.stage, window=session.model.window, mine=message_id, apart=apart)
+            return [screen] if self._gate is None else [screen, self._gate]
         return [Lines(sys.stdout if self.mode == "jsonl" else sys.stderr)]
 
     def note(self, text: str) -> None:
@@ -184,7 +189,7 @@ async def drive(args: argparse.Namespace, begin: Callable[[Opened], Run], name: 
 async def _driven(opened_session: Opened, begin: Callable[[Opened], Run], show: Show) -> Report:
     session, tally = opened_session.session, Tally()
     facts = await session.facts()
-    after = 0 if opened_session.fresh else facts[-1].seq
+    after = start = 0 if opened_session.fresh else facts[-1].seq
     run = begin(opened_session)
     sinks = show.sinks(opened_session, run.message_id)
     if after and show.mode != "screen":
@@ -192,10 +197,19 @@ async def _driven(opened_session: Opened, begin: Callable[[Opened], Run], show: 
         sinks[0].event(facts[0])  # the first line tells the session, whatever it is
     ticking = asyncio.create_task(_tick(sinks))
     try:
-        async with stopping(session), run:
-            outcome = await follow(session, run, after, tally, *sinks)
+        async with stopping(session):
+            while True:
+                async with run:
+                    outcome = await follow(session, run, after, tally, *sinks)
+                state = await session.state()
+                if outcome is not None or run.pending or state.run is None:
+                    break
+                # Somebody else answered what was asked here, and nobody runs it now.
+                run, after = session.resume(), state.seq
     finally:
         ticking.cancel()
+    if outcome is None and state.last is not None and state.last.seq > start:
+        outcome = state.last  # another process has seen it to its end
     if outcome is None and not run.pending:
         raise BadInput("nothing in this session is unfinished; give an objective, or use `treadle sessions continue`")
     for question in run.pending if outcome is None else ():

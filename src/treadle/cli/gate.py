@@ -9,11 +9,12 @@ import termios
 from collections.abc import Mapping
 from pathlib import Path
 
-from treadle import Answer, ApprovalRequested, InputRequested, Tool
+from treadle import Answer, ApprovalRequested, CallFinished, InputRequested, RunFinished, Tool
 from treadle.cli.ask import approval_lines, choices, decision, input_lines, reply
 from treadle.cli.report import UNASKED
 from treadle.cli.stage import Bell, Stage
 from treadle.errors import BadInput
+from treadle.events import ApprovalAnswered, CancelRequested, Event, InputAnswered
 
 INERT = 0.5
 """Seconds in which nothing typed counts: keys that were meant for something else must not approve anything."""
@@ -61,23 +62,47 @@ class Keyboard:
 
 
 class TerminalGate:
-    """Asks at the terminal, one question at a time; a question that is settled elsewhere is taken back."""
+    """Asks at the terminal, one question at a time. Told of events, it takes back a question that others settled."""
 
     def __init__(self, stage: Stage, tools: Mapping[str, Tool], folder: Path, bell: Bell) -> None:
         self._stage, self._tools, self._folder, self._bell = stage, tools, folder, bell
         self._keyboard = Keyboard(sys.stdin.fileno())
         self._turn = asyncio.Lock()
+        self._asking: dict[str, asyncio.Task[Answer | None]] = {}
+
+    def event(self, event: Event) -> None:
+        match event:
+            case ApprovalAnswered(call_id=call_id) | InputAnswered(call_id=call_id) | CallFinished(call_id=call_id):
+                settled = [call_id]
+            case RunFinished() | CancelRequested():
+                settled = list(self._asking)
+            case _:
+                return
+        for one in settled:
+            if one in self._asking:
+                self._asking[one].cancel()
 
     async def __call__(self, question: ApprovalRequested | InputRequested) -> Answer | None:
+        asking = self._asking[question.call_id] = asyncio.create_task(self._ask(question))
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                asking.cancel()
+                raise
+            self._stage.line("(settled elsewhere)")
+            return None
+        finally:
+            del self._asking[question.call_id]
+
+    async def _ask(self, question: ApprovalRequested | InputRequested) -> Answer | None:
         async with self._turn:
             self._bell.ring("treadle needs you")
             try:
                 if isinstance(question, InputRequested):
                     return await self._questions(question)
                 return await self._approval(question)
-            except asyncio.CancelledError:
-                self._stage.line("(settled elsewhere)")
-                raise
             finally:
                 self._bell.touched()
 
@@ -101,16 +126,15 @@ class TerminalGate:
     async def _questions(self, asked: InputRequested) -> Answer | None:
         answers: list[str] = []
         self._keyboard.discard()
-        for question in asked.questions:
+        for number, question in enumerate(asked.questions):
             for line in input_lines(question, colour=self._stage.colour):
                 self._stage.line(line)
-            while True:
+            while len(answers) == number:
                 line = await self._typed()
                 if line is None:
                     return None
                 try:
                     answers.append(reply(line, question))
-                    break
                 except BadInput as error:
                     self._stage.line(f"  {error}")
         return Answer(answers=tuple(answers))

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "run": "do one thing and end",
+    "sessions": "list, show, search, resume, continue, fork, rename, export, import, delete",
+    "approvals": "answer what agents ask, in any session",
 }
-MODULES = {"import": "importing"}
 
 _TOP = """\
 usage: treadle COMMAND [OPTIONS]

@@ -14,6 +14,7 @@ from treadle.cli.find import find
 from treadle.cli.options import settings_of
 from treadle.config import Loaded, Settings, build_agent, choose_model, open_store
 from treadle.errors import BadInput
+from treadle.events import SessionCreated
 from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
 
@@ -49,7 +50,8 @@ async def opened(args: argparse.Namespace, gate_for: GateFor, name: str = "") ->
     try:
         info = await find(log, args.session) if args.session else None
         if info is not None:
-            loaded = _there(args, info)
+            first = (await log.read(info.id, limit=1))[0]
+            loaded = _there(args, info, first.model if isinstance(first, SessionCreated) else "")
         async with _running(log, loaded, info, gate_for, name) as session:
             yield session
     finally:
@@ -80,11 +82,26 @@ async def _running(
             await close()
 
 
-def _there(args: argparse.Namespace, info: SessionInfo) -> Loaded:
-    """The settings where the session lives: its own folder's file narrows it, not that of the folder we are in."""
+@asynccontextmanager
+async def noted(args: argparse.Namespace, reference: str) -> AsyncGenerator[tuple[Session, SessionInfo]]:
+    """A session to look at or to post to. Nothing is run here: whoever runs it, or the next one who does, reads it."""
+    log = open_store(settings_of(args).settings)
+    try:
+        info = await find(log, reference)
+        async with Runtime(log, [], recover=False) as runtime:
+            yield Session(runtime.coordinator, Agent(name=info.agent), info.id), info
+    finally:
+        await log.close()
+
+
+def _there(args: argparse.Namespace, info: SessionInfo, began: str) -> Loaded:
+    """The settings where the session lives: its own folder's file narrows it, and it keeps the model it began with."""
     home = Path(info.workspace or ".")
     if args.workspace is not None and Path(args.workspace).expanduser().absolute() != home:
         raise BadInput(f"session {info.id[:12]} works in {home}; leave --workspace out, or start a new session")
     if not home.is_dir():
         raise BadInput(f"session {info.id[:12]} works in {home}, which is not there any more; nothing was started")
-    return settings_of(args, workspace=str(home))
+    loaded = settings_of(args, workspace=str(home))
+    if args.model is None and (":" in began or began == "local" or (began and loaded.settings.base_url)):
+        return settings_of(args, workspace=str(home), model=began)
+    return loaded

@@ -55,6 +55,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
 
 
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The options of the commands that run something to its end."""
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one document on stdout; events as JSON lines on stderr")
+    form.add_argument("--jsonl", action="store_true", help="every event as a line of JSON on stdout")
+    parser.add_argument("--ask-later", action="store_true", help="leave questions in the log and exit with 4")
+
+
 FLAGS = (
     "model",
     "base_url",

@@ -10,7 +10,7 @@ from treadle import Run
 from treadle.cli.content import message_of
 from treadle.cli.drive import drive
 from treadle.cli.opening import Opened
-from treadle.cli.options import Parser, add_options, parser_of
+from treadle.cli.options import Parser, add_options, add_output, parser_of
 from treadle.errors import BadInput
 
 EXAMPLES = """\
@@ -25,14 +25,6 @@ EXAMPLES = """\
 
 exit codes: 0 answered, 1 failed, 2 bad usage or configuration, 3 stopped by a limit or a loop,
 4 waits for an answer or something was denied because nobody could be asked, 130 cancelled"""
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """The options of the commands that run something to its end."""
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one document on stdout; events as JSON lines on stderr")
-    form.add_argument("--jsonl", action="store_true", help="every event as a line of JSON on stdout")
-    parser.add_argument("--ask-later", action="store_true", help="leave questions in the log and exit with 4")
 
 
 def parser() -> Parser:

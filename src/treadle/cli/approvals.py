@@ -1,0 +1,114 @@
+"""`treadle approvals`: what waits for a person, in any session of the store, and the answer to it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+
+from treadle import Answer, ApprovalRequested, InputRequested, Session
+from treadle.cli.find import each
+from treadle.cli.options import Parser, add_store, parser_of, settings_of
+from treadle.cli.text import note, say, styled, visible, wants_colour
+from treadle.config import open_store
+from treadle.errors import BadInput
+from treadle.log.base import SessionInfo, SessionQuery
+
+EXAMPLES = """\
+  treadle approvals list
+  treadle approvals allow 3f2a91                     the one that is open there
+  treadle approvals allow 3f2a91 call_7 --scope tool
+  treadle approvals deny 3f2a91 --reason "not on a Friday"
+  treadle approvals answer 3f2a91 "the blue one"
+
+The answer is recorded at once; whoever runs the session goes on with it, and if nobody does,
+`treadle sessions resume` does."""
+
+
+def parser() -> Parser:
+    made = parser_of("approvals", "Answer what agents ask, in any session of this store.", EXAMPLES)
+    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds.add_parser("list", help="all that is open")
+    allow = kinds.add_parser("allow", help="let a call run")
+    deny = kinds.add_parser("deny", help="say no; the model is told, and goes on")
+    answer = kinds.add_parser("answer", help="answer a question of the agent")
+    for one in (allow, deny, answer):
+        one.add_argument("session", metavar="SESSION", help="an id, the beginning of one, or a name")
+    answer.add_argument("text", metavar="ANSWER")
+    for one in (allow, deny, answer):
+        one.add_argument("call", metavar="CALL", nargs="?", default="", help="which, if several are open")
+    allow.add_argument("--scope", choices=("call", "tool", "pattern", "session"), default="call")
+    deny.add_argument("--reason", default="", help="what the model is told")
+    for one in kinds.choices.values():
+        add_store(one)
+    return made
+
+
+def main(args: argparse.Namespace) -> int:
+    return asyncio.run(_list(args) if args.action == "list" else _answer(args))
+
+
+async def _list(args: argparse.Namespace) -> int:
+    from treadle import Agent, Runtime
+
+    log = open_store(settings_of(args).settings)
+    shown = 0
+    try:
+        async with Runtime(log, [], recover=False) as runtime:
+            async for info in each(log, SessionQuery(status="waiting")):
+                session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
+                for question in (await session.state()).pending:
+                    _print(info, question)
+                    shown += 1
+    finally:
+        await log.close()
+    if not shown:
+        note("nothing waits for an answer")
+    return 0
+
+
+def _print(info: SessionInfo, question: ApprovalRequested | InputRequested) -> None:
+    colour = wants_colour(sys.stdout)
+    say(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
+    if isinstance(question, ApprovalRequested):
+        say(f"  {question.tool} [{question.safety}]  why asked: {visible(question.why)}")
+        for name, value in question.arguments.items():
+            say(f"    {visible(name)}: {visible(str(value))}")
+        if question.rule and not question.once:
+            say(f"  --scope pattern would remember: {visible(question.rule)}")
+    else:
+        for one in question.questions:
+            say(f"  {visible(one.text)}" + (f"  ({', '.join(map(visible, one.options))})" if one.options else ""))
+    if question.expires_at is not None:
+        left = question.expires_at - time.time()
+        sys.stdout.write(styled(f"  {'expires in' if left > 0 else 'expired'} {abs(left):.0f} s", "dim", colour) + "\n")
+
+
+async def _answer(args: argparse.Namespace) -> int:
+    from treadle.cli.opening import noted
+
+    async with noted(args, args.session) as (session, info):
+        question = _which((await session.state()).pending, args.call, info)
+        if args.action == "answer":
+            await session.answer(question.call_id, args.text)
+        elif args.action == "deny":
+            await session.deny(question.call_id, args.reason)
+        elif isinstance(question, ApprovalRequested):
+            await session.approve(question.call_id, Answer(scope=args.scope), digest=question.digest)
+        else:
+            raise BadInput(f"call {question.call_id} is a question: treadle approvals answer {args.session} TEXT")
+    note(f"recorded; if nobody runs it now: treadle sessions resume {info.id[:12]}")
+    return 0
+
+
+def _which(
+    pending: list[ApprovalRequested | InputRequested], call_id: str, info: SessionInfo
+) -> ApprovalRequested | InputRequested:
+    chosen = [question for question in pending if not call_id or question.call_id == call_id]
+    if len(chosen) == 1:
+        return chosen[0]
+    if chosen:
+        calls = ", ".join(question.call_id for question in chosen)
+        raise BadInput(f"several calls are open in {info.id[:12]}: {calls}; name one")
+    raise BadInput(f"nothing is open in {info.id[:12]}{f' for call {call_id}' if call_id else ''}")

@@ -1,0 +1,296 @@
+"""`treadle sessions`: every session of the store at hand: list, show, search, take up, fork, carry away, delete."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from treadle.cli.find import each, find
+from treadle.cli.options import Parser, add_options, add_output, add_store, parser_of, settings_of
+from treadle.cli.text import ago, columns, harmless, is_terminal, note, say, styled, table, wants_colour
+from treadle.config import open_store
+from treadle.errors import BadInput, Conflict
+from treadle.log.base import SessionInfo, SessionQuery
+
+EXAMPLES = """\
+  treadle sessions list --status waiting
+  treadle sessions show 3f2a91
+  treadle sessions search "connection refused"
+  treadle sessions resume 3f2a91            take up what a crash left unfinished
+  treadle sessions continue 3f2a91          a fresh budget after a limit
+  treadle sessions fork 3f2a91 --at 40      a new session with the same past
+  treadle sessions export 3f2a91 --form html --output talk.html
+  treadle sessions export 3f2a91 | ssh other treadle sessions import -
+  treadle sessions delete "old experiment"
+
+SESSION is an id, the beginning of one, or a name."""
+
+STATUSES = ("idle", "running", "waiting", "answered", "stopped", "failed", "cancelled")
+_STYLES = {"waiting": "yellow", "running": "blue", "failed": "red", "answered": "green"}
+
+
+def parser() -> Parser:
+    made = parser_of("sessions", "The sessions of a store.", EXAMPLES)
+    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    listing = kinds.add_parser("list", help="the last changed first")
+    listing.add_argument("--status", choices=STATUSES)
+    listing.add_argument("--workspace", metavar="DIR", help="only those that work in this folder")
+    listing.add_argument("--limit", type=int, default=30, help="how many (default: 30)")
+    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    _one(kinds.add_parser("show", help="what happened, to read"))
+    search = kinds.add_parser("search", help="full text, over all sessions")
+    search.add_argument("words")
+    search.add_argument("--limit", type=int, default=20)
+    for name, about in (("resume", "go on with what is unfinished"), ("continue", "go on with a fresh budget")):
+        going = _one(kinds.add_parser(name, help=about))
+        add_output(going)
+        add_options(going)
+    fork = _one(kinds.add_parser("fork", help="a new session with the same past"))
+    fork.add_argument("--at", type=int, metavar="SEQ", help="up to this position (default: all of it)")
+    rename = _one(kinds.add_parser("rename", help="give it a name"))
+    rename.add_argument("name")
+    export = _one(kinds.add_parser("export", help="as Markdown, HTML, or JSON lines that import again"))
+    export.add_argument("--form", choices=("jsonl", "markdown", "html"), default="jsonl")
+    export.add_argument("--output", metavar="FILE", default="-")
+    load = kinds.add_parser("import", help="a file of JSON lines")
+    load.add_argument("file", help='"-" reads stdin')
+    load.add_argument("--new-id", action="store_true", help="under an id of its own, beside the one that is there")
+    load.add_argument("--trust", action="store_true", help="take over answers in it that allow more than one call")
+    delete = _one(kinds.add_parser("delete", help="for good"))
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    for name, one in kinds.choices.items():
+        if name not in ("resume", "continue"):
+            add_store(one)
+    return made
+
+
+def _one(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("session", metavar="SESSION", help="an id, the beginning of one, or a name")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    actions = {
+        "list": _list,
+        "show": _show,
+        "search": _search,
+        "resume": _resume,
+        "continue": _resume,
+        "fork": _fork,
+        "rename": _rename,
+        "export": _export,
+        "import": _import,
+        "delete": _delete,
+    }
+    return asyncio.run(actions[args.action](args))
+
+
+async def _list(args: argparse.Namespace) -> int:
+    folder = _folder(args.workspace)
+    if args.limit < 1:
+        raise BadInput("--limit must be at least 1")
+    args.workspace = None
+    log = open_store(settings_of(args).settings)
+    try:
+        query = SessionQuery(status=args.status, workspace=folder, limit=min(args.limit, 200))
+        found: list[SessionInfo] = []
+        while True:
+            page = await log.sessions(query)
+            found += page.sessions
+            if not page.cursor or len(found) >= args.limit:
+                break
+            query = SessionQuery(status=args.status, workspace=folder, limit=query.limit, cursor=page.cursor)
+    finally:
+        await log.close()
+    more = len(found) > args.limit or bool(page.cursor)
+    _print(found[: args.limit], as_json=args.json)
+    if more and not args.json:
+        note(f"and more; --limit {args.limit * 4} shows them")
+    return 0
+
+
+def _folder(chosen: str | None) -> str:
+    return str(Path(chosen).expanduser().absolute()) if chosen else ""
+
+
+def _print(found: list[SessionInfo], *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        sys.stdout.write("".join(msgspec.json.encode(info).decode() + "\n" for info in found))
+        return
+    if not found:
+        note("no sessions here")
+        return
+    rows = [
+        [
+            status_of(info),
+            info.id[:12],
+            ago(info.updated_at),
+            str(info.turns),
+            _cost(info.cost),
+            _short(info.workspace),
+            info.name or "–",
+        ]
+        for info in found
+    ]
+    heads = ["status", "session", "age", "turns", "cost", "workspace", "name"]
+    colour = wants_colour(sys.stdout)
+    for number, line in enumerate(table(rows, heads, columns() if is_terminal(sys.stdout) else 0)):
+        word = line.split(" ", 1)[0]
+        style = "bold" if not number else _STYLES.get(word, "")
+        rest = line[len(word) :]
+        sys.stdout.write((styled(word, style, colour) + rest if style else line) + "\n")
+
+
+def status_of(info: SessionInfo) -> str:
+    """The status as a person means it: what nobody runs any more is not running."""
+    return "unfinished" if info.status == "running" and not info.owner else info.status
+
+
+def _cost(cost: float) -> str:
+    return f"${cost:.2f}" if cost >= 0.005 else "–"
+
+
+def _short(folder: str) -> str:
+    home = str(Path.home())
+    folder = f"~{folder[len(home) :]}" if folder == home or folder.startswith(f"{home}/") else folder
+    return folder if len(folder) <= 32 else f"…{folder[-31:]}"
+
+
+async def _show(args: argparse.Namespace) -> int:
+    from treadle.cli.screen import Screen
+    from treadle.cli.stage import Terminal
+
+    log = open_store(settings_of(args).settings)
+    try:
+        info = await find(log, args.session)
+        say(f"{info.name or 'session'} · {info.id} · {status_of(info)} · {info.workspace}")
+        screen = Screen(Terminal(sys.stdout))
+        for fact in await log.read(info.id):
+            screen.event(fact)
+        screen.stage.tail("")
+    finally:
+        await log.close()
+    return 0
+
+
+async def _search(args: argparse.Namespace) -> int:
+    log = open_store(settings_of(args).settings)
+    try:
+        hits = await log.search(args.words, args.limit)
+        rows: list[list[str]] = []
+        for hit in hits:
+            info = await log.info(hit.session_id)
+            rows.append([hit.session_id[:12], str(hit.seq), info.name or "–", hit.snippet])
+    finally:
+        await log.close()
+    if not rows:
+        note("nothing was found")
+        return 0
+    for line in table(rows, ["session", "seq", "name", "text"], columns() if is_terminal(sys.stdout) else 0):
+        say(line)
+    return 0
+
+
+async def _resume(args: argparse.Namespace) -> int:
+    from treadle.cli.drive import drive
+
+    if args.action == "resume":
+        return await drive(args, lambda opened: opened.session.resume())
+    return await drive(args, lambda opened: opened.session.continue_(opened.settings.limits()))
+
+
+async def _fork(args: argparse.Namespace) -> int:
+    from treadle.cli.opening import noted
+
+    async with noted(args, args.session) as (session, _):
+        say((await session.fork(args.at)).id)
+    return 0
+
+
+async def _rename(args: argparse.Namespace) -> int:
+    from treadle.cli.opening import noted
+
+    if not args.name.strip():
+        raise BadInput("the name is empty; nothing was changed")
+    async with noted(args, args.session) as (session, _):
+        await session.rename(args.name)
+    return 0
+
+
+async def _export(args: argparse.Namespace) -> int:
+    from treadle.transcript import export
+
+    log = open_store(settings_of(args).settings)
+    try:
+        info = await find(log, args.session)
+        data = await export(log, info.id, args.form)
+    finally:
+        await log.close()
+    _put(data, args.output)
+    return 0
+
+
+def _put(data: bytes, output: str) -> None:
+    if output == "-":
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        Path(output).expanduser().write_bytes(data)
+    except OSError as error:
+        raise BadInput(f"{output} cannot be written: {error.strerror}") from None
+    note(f"{len(data)} bytes to {output}")
+
+
+def _taken(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).expanduser().read_bytes()
+    except OSError as error:
+        raise BadInput(f"{file} cannot be read: {error.strerror}") from None
+
+
+async def _import(args: argparse.Namespace) -> int:
+    from treadle.session import new_session_id
+    from treadle.transcript import import_session, read_lines
+
+    carried = read_lines(_taken(args.file))
+    if carried.yeses and not args.trust:
+        told = ", ".join(dict.fromkeys(carried.yeses))
+        raise BadInput(f"this session holds answers that allow more than one call: {told}; --trust takes them over")
+    log = open_store(settings_of(args).settings)
+    try:
+        session_id = await import_session(log, carried, new_session_id() if args.new_id else "")
+    except Conflict as error:
+        raise Conflict(f"{error}; --new-id imports it beside that one") from None
+    finally:
+        await log.close()
+    say(session_id)
+    note(f"{len(carried.facts)} facts; it works in {harmless(carried.first.workspace or '(no folder)')}")
+    return 0
+
+
+async def _delete(args: argparse.Namespace) -> int:
+    log = open_store(settings_of(args).settings)
+    try:
+        info = await find(log, args.session)
+        if not args.yes:
+            if not is_terminal(sys.stdin):
+                raise BadInput("nobody can be asked here; --yes deletes without asking. Nothing was deleted")
+            sys.stderr.write(harmless(f"delete {info.id[:12]} {info.name!r} with its {info.seq} facts? [y/N] "))
+            sys.stderr.flush()
+            if (await asyncio.to_thread(sys.stdin.readline)).strip().lower() not in ("y", "yes"):
+                note("nothing was deleted")
+                return 1
+        await log.delete(info.id)
+        children = [one.id[:12] async for one in each(log, SessionQuery()) if _is_child(one, info)]
+    finally:
+        await log.close()
+    note(f"deleted {info.id[:12]}" + (f"; its forks stay: {', '.join(children)}" if children else ""))
+    return 0
+
+
+def _is_child(one: SessionInfo, of: SessionInfo) -> bool:
+    return one.parent is not None and one.parent.session_id == of.id

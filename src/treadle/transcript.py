@@ -1,0 +1,257 @@
+"""A session to take along: as Markdown or one HTML page to read, as JSON lines to import again without loss.
+
+What a rewind would restore is kept outside the log and is not taken along.
+"""
+
+from __future__ import annotations
+
+import base64
+import html as markup
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from treadle.errors import BadInput, NotFound
+from treadle.events import (
+    AnyFact,
+    ApprovalAnswered,
+    CallFinished,
+    CallStarted,
+    ContextCompacted,
+    MessageReceived,
+    ModelFailed,
+    ModelReplied,
+    Rewound,
+    RunFinished,
+    RunStarted,
+    SessionCreated,
+    SessionRenamed,
+    decode_fact,
+    encode,
+)
+from treadle.log.base import Artifact, Log
+from treadle.messages import Json, text_of
+
+Form = Literal["markdown", "jsonl", "html"]
+_ARTIFACT = b'{"type":"artifact"'
+
+
+class Block(Struct, frozen=True):
+    """One thing to read: who or what it is, a line about it, and its text."""
+
+    kind: Literal["user", "agent", "reasoning", "call", "note"]
+    head: str = ""
+    text: str = ""
+
+
+async def export(log: Log, session_id: str, form: Form) -> bytes:
+    """The session in one of the forms."""
+    facts = await log.read(session_id)
+    if form == "jsonl":
+        return json_lines(facts, await _artifacts(log, session_id, facts))
+    return (markdown(facts) if form == "markdown" else html(facts)).encode("utf-8", "replace")
+
+
+async def _artifacts(log: Log, session_id: str, facts: Sequence[AnyFact]) -> list[Artifact]:
+    kept = (fact.truncation.artifact for fact in facts if isinstance(fact, CallFinished) and fact.truncation)
+    found: list[Artifact] = []
+    for artifact_id in dict.fromkeys(kept):
+        try:
+            found.append(await log.get_artifact(session_id, artifact_id))
+        except NotFound:
+            continue
+    return found
+
+
+def json_lines(facts: Iterable[AnyFact], artifacts: Iterable[Artifact] = ()) -> bytes:
+    """Every fact on a line, as the log has it, and then what was too large for the model."""
+    lines = [encode(fact) for fact in facts]
+    for one in artifacts:
+        data = base64.b64encode(one.data).decode()
+        lines.append(
+            msgspec.json.encode({"type": "artifact", "id": one.id, "media_type": one.media_type, "data": data})
+        )
+    return b"\n".join([*lines, b""])
+
+
+class Carried(Struct, frozen=True):
+    """What a file of JSON lines holds. `yeses` are answers in it that would hold for more than one call."""
+
+    facts: tuple[AnyFact, ...]
+    artifacts: tuple[Artifact, ...]
+    yeses: tuple[str, ...]
+
+    @property
+    def first(self) -> SessionCreated:
+        assert isinstance(self.facts[0], SessionCreated)
+        return self.facts[0]
+
+
+def read_lines(data: bytes) -> Carried:
+    """What `json_lines` wrote. Raises `BadInput` with the line that cannot be used."""
+    facts: list[AnyFact] = []
+    artifacts: list[Artifact] = []
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            if line.startswith(_ARTIFACT):
+                told: dict[str, str] = msgspec.json.decode(line, type=dict[str, str])
+                content = base64.b64decode(told["data"], validate=True)
+                artifacts.append(Artifact(told["id"], told["media_type"], content))
+            elif line.strip():
+                facts.append(decode_fact(line))
+        except (msgspec.MsgspecError, UnicodeError, KeyError, ValueError) as error:
+            raise BadInput(f"line {number} is no fact of a session: {error}; nothing was imported") from None
+    if not facts or not isinstance(facts[0], SessionCreated):
+        raise BadInput("a session begins with session_created; this file does not. Nothing was imported")
+    if [fact.seq for fact in facts] != list(range(1, len(facts) + 1)):
+        raise BadInput("facts are missing or out of order; nothing was imported")
+    return Carried(tuple(facts), tuple(artifacts), tuple(_yeses(facts)))
+
+
+def _yeses(facts: Iterable[AnyFact]) -> Iterable[str]:
+    """Who imports a session takes over the answers in it: these are more than a yes to one call that is past."""
+    tools: dict[str, str] = {}
+    for fact in facts:
+        if isinstance(fact, ModelReplied):
+            tools |= {call.id: call.tool for call in fact.calls}
+        elif isinstance(fact, ApprovalAnswered) and fact.decision == "allow" and fact.scope != "call":
+            yield f"{tools.get(fact.call_id, fact.call_id)} (for the {fact.scope})"
+
+
+async def import_session(log: Log, carried: Carried, session_id: str = "") -> str:
+    """Make the session anew in this store, under its own id or another; its id."""
+    first = carried.first
+    wanted = session_id or first.session_id
+    if wanted != first.session_id:
+        first = msgspec.structs.replace(first, session_id=wanted)
+    await log.create(wanted, [first, *carried.facts[1:]])
+    for one in carried.artifacts:
+        await log.put_artifact(wanted, one.data, one.media_type)
+    return wanted
+
+
+def blocks(facts: Iterable[AnyFact]) -> list[Block]:
+    """A session as a person reads it."""
+    found: list[Block] = []
+    arguments: dict[str, str] = {}
+    for fact in facts:
+        match fact:
+            case MessageReceived():
+                found.append(Block("user", text=text_of(fact.parts)))
+            case ModelReplied():
+                found += [Block("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []
+                found += [Block("agent", text=fact.text)] if fact.text.strip() else []
+                arguments |= {call.id: call.arguments for call in fact.calls}
+            case CallStarted():
+                arguments[fact.call_id] = json.dumps(fact.arguments, ensure_ascii=False)
+            case CallFinished():
+                head = f"{fact.tool} {arguments.get(fact.call_id, '')}".strip()
+                found.append(Block("call", f"{head} → {fact.status.replace('_', ' ')}", fact.output))
+            case ApprovalAnswered():
+                said = f": {fact.comment}" if fact.comment else ""
+                found.append(Block("note", f"{fact.by or 'somebody'} said {fact.decision} ({fact.scope}){said}"))
+            case RunStarted() if fact.trigger != "message":
+                found.append(Block("note", f"a run began again ({fact.trigger})"))
+            case ModelFailed():
+                found.append(Block("note", f"the model gave no reply ({fact.kind}): {fact.message}"))
+            case ContextCompacted():
+                found.append(Block("note", f"the context was compacted ({fact.kind})", fact.summary))
+            case Rewound():
+                found.append(Block("note", f"back to position {fact.to} ({fact.what})"))
+            case RunFinished() if fact.reason != "answered":
+                end = f"the run ended: {fact.reason.replace('_', ' ')}"
+                found.append(Block("note", f"{end}: {fact.error}" if fact.error else end))
+            case _:
+                pass
+    return found
+
+
+def _about(facts: Sequence[AnyFact]) -> tuple[str, list[str]]:
+    """The title of a session, and lines about it."""
+    first = facts[0]
+    assert isinstance(first, SessionCreated)
+    names = [fact.name for fact in facts if isinstance(fact, SessionRenamed)]
+    began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(first.at))
+    cost = sum(fact.usage.cost for fact in facts if isinstance(fact, RunFinished))
+    lines = [f"session {first.session_id}", f"began {began}", f"model {first.model}", f"workspace {first.workspace}"]
+    return (names[-1] if names else f"Session {first.session_id[:12]}"), lines + ([f"cost ${cost:.4f}"] if cost else [])
+
+
+def markdown(facts: Sequence[AnyFact]) -> str:
+    """The session as Markdown."""
+    title, about = _about(facts)
+    pieces = [f"# {_line(title)}", "\n".join(f"- {_line(line)}" for line in about)]
+    heads = {"user": "## You", "agent": "## Agent"}
+    for block in blocks(facts):
+        if block.kind in heads:
+            pieces += [heads[block.kind], block.text.rstrip()]
+        elif block.kind == "reasoning":
+            pieces.append("\n".join(f"> {line}" for line in block.text.rstrip().splitlines()))
+        else:
+            pieces.append(f"### {_line(block.head)}" if block.kind == "call" else f"*{_line(block.head)}*")
+            pieces += [_fenced(block.text)] if block.text.strip() else []
+    return "\n\n".join(pieces) + "\n"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _fenced(text: str) -> str:
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}\n{text.rstrip()}\n{fence}"
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --line: #8884; --soft: #8881; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font: inherit; }}
+details pre, .note pre {{ font: 13px/1.45 ui-monospace, monospace; padding: .5rem; max-height: 30rem; overflow: auto; }}
+section, details {{ border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .9rem; margin: .7rem 0; }}
+.user {{ background: var(--soft); }} .note, .about {{ color: gray; }} .note {{ border-style: dashed; }}
+summary {{ cursor: pointer; overflow-wrap: anywhere; }} h2 {{ font-size: .8rem; margin: 0 0 .3rem; color: gray; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p class="about">{about}</p>
+{body}
+</body>
+</html>
+"""
+
+
+def html(facts: Sequence[AnyFact]) -> str:
+    """The session as one page that needs nothing else and runs no script."""
+    title, about = _about(facts)
+    body = "\n".join(_section(block) for block in blocks(facts))
+    return _PAGE.format(title=_safe(title), about="<br>".join(_safe(line) for line in about), body=body)
+
+
+def _section(block: Block) -> str:
+    text = f"<pre>{_safe(block.text)}</pre>" if block.text.strip() else ""
+    match block.kind:
+        case "user" | "agent":
+            head = "You" if block.kind == "user" else "Agent"
+            return f'<section class="{block.kind}"><h2>{head}</h2>{text}</section>'
+        case "reasoning" | "call":
+            return f"<details><summary>{_safe(block.head or 'Reasoning')}</summary>{text}</details>"
+        case "note":
+            return f'<section class="note">{_safe(block.head)}{text}</section>'
+
+
+def _safe(text: Json) -> str:
+    return markup.escape(str(text), quote=True)

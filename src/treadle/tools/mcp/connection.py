@@ -217,15 +217,16 @@ async def _list(client: Client) -> tuple[ListedTool, ...]:
     """All tools of a server, page by page; one that never ends is cut off."""
     if client.server_capabilities.tools is None:
         return ()
-    listed: list[ListedTool] = []
+    listed: dict[str, ListedTool] = {}
     cursor: str | None = None
     for _ in range(MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
-        listed += page.tools
+        for tool in page.tools:
+            listed.setdefault(tool.name, tool)
         cursor = page.next_cursor
         if cursor is None or len(listed) >= MOST_LISTED:
             break
-    return tuple(listed[:MOST_LISTED])
+    return tuple(listed[name] for name in sorted(listed)[:MOST_LISTED])
 
 
 async def _first(*events: asyncio.Event) -> None:

@@ -7,7 +7,7 @@ way is judged, asked for and recorded under the name of the tool that it really 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -127,19 +127,23 @@ class CallTool(Tool):
 def ranked(query: str, tools: Mapping[str, McpTool]) -> list[McpTool]:
     """The tools that have any of the words, the best first: a word in the name counts more than one in the text."""
     words = set(_WORD.findall(query.lower()))
-    scores: dict[str, float] = {}
+    scores: dict[str, int] = {}
     for name, tool in tools.items():
         in_name, in_text = _WORD.findall(name.lower()), set(_WORD.findall(tool.spec.description.lower()))
-        scores[name] = sum(
-            (3.0 * any(_alike(word, other) for other in in_name)) + any(_alike(word, other) for other in in_text)
-            for word in words
-        )
+        scores[name] = sum(3 * _likeness(word, in_name) + _likeness(word, in_text) for word in words)
     found = [name for name in tools if scores[name] > 0]
     return [tools[name] for name in sorted(found, key=lambda name: (-scores[name], len(name), name))]
 
 
-def _alike(word: str, other: str) -> bool:
-    return word == other or (min(len(word), len(other)) > 3 and (word.startswith(other) or other.startswith(word)))
+def _likeness(word: str, others: Collection[str]) -> int:
+    """2 for the word itself, 1 for one that begins as it does (`issue`, `issues`)."""
+    if word in others:
+        return 2
+    return int(any(len(min(word, other, key=len)) > 3 and _begins_alike(word, other) for other in others))
+
+
+def _begins_alike(word: str, other: str) -> bool:
+    return word.startswith(other) or other.startswith(word)
 
 
 def _names(tools: Mapping[str, McpTool], query: str) -> str:

@@ -66,12 +66,8 @@ class McpServers:
 
     def _catalog(self) -> dict[str, McpTool]:
         """All tools by name, as the servers listed them last."""
-        tools: dict[str, McpTool] = {}
-        for connection in self._connections:
-            for listed in sorted(connection.listed, key=lambda one: one.name):
-                made = McpTool(connection, listed, tools)
-                tools[made.name] = made
-        return tools
+        made = [McpTool(connection, listed) for connection in self._connections for listed in connection.listed]
+        return {tool.name: tool for tool in made}
 
 
 def _need_sdk() -> None:

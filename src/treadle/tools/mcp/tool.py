@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -35,7 +35,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 class McpTool(Tool):
     """One tool of one server."""
 
-    def __init__(self, connection: Connection, listed: ListedTool, taken: Collection[str] = ()) -> None:
+    def __init__(self, connection: Connection, listed: ListedTool) -> None:
         self.timeout = connection.server.timeout
         self._connection = connection
         self._listed_name = listed.name
@@ -44,7 +44,7 @@ class McpTool(Tool):
         schema.setdefault("properties", {})
         said = _HIDDEN.sub("", listed.description or listed.title or listed.name.replace("_", " ")).strip()
         self.spec = ToolSpec(
-            name=tool_name(connection.server.name, listed.name, taken),
+            name=tool_name(connection.server.name, listed.name),
             description=said[:LONGEST_DESCRIPTION],
             parameters=schema,
         )
@@ -75,11 +75,11 @@ class McpTool(Tool):
         return result_of(await self._connection.call(self._listed_name, parsed.arguments, progressed))
 
 
-def tool_name(server: str, tool: str, taken: Collection[str] = ()) -> str:
+def tool_name(server: str, tool: str) -> str:
     """`server__tool` in the letters that every provider allows; a name that must be changed gets a mark of its own."""
     wanted = f"{server}__{tool}"
     name = re.sub(r"[^A-Za-z0-9_-]", "_", wanted)
-    if name == wanted and len(name) <= LONGEST_NAME and name not in taken:
+    if name == wanted and len(name) <= LONGEST_NAME:
         return name
     mark = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
     return f"{name[: LONGEST_NAME - 9]}_{mark}"

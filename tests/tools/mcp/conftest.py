@@ -1,0 +1,86 @@
+"""Real MCP servers to talk to: child processes and loopback ports, written with the SDK or by hand."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import PATIENCE
+from treadle.tools.base import Tool, ToolContext, ToolResult
+from treadle.tools.mcp.config import McpServer
+
+HERE = Path(__file__).parent
+
+
+def child(name: str = "served", *args: str, **options: Any) -> McpServer:
+    """A server written with the SDK, started by us."""
+    return McpServer(name=name, command=sys.executable, args=(str(HERE / "served.py"), *args), **options)
+
+
+def odd(how: str, name: str = "odd", **options: Any) -> McpServer:
+    """A server that does something that no good server does."""
+    return McpServer(name=name, command=sys.executable, args=(str(HERE / "odd.py"), how), **options)
+
+
+async def until(so: Callable[[], bool]) -> None:
+    """Wait until something is so that only another process decides."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if so():
+                return
+            await asyncio.sleep(0.01)
+
+
+class Web:
+    """A server written with the SDK, on a loopback port; it can go away and come back on the same one."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, str(HERE / "served.py"), "--http", "--port", str(self.port)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def server(self, **options: Any) -> McpServer:
+        return McpServer(name="served", url=f"http://127.0.0.1:{self.port}/mcp", **options)
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    made = Web()
+    made.start()
+    yield made
+    made.stop()
+
+
+class Caller:
+    """Calls tools as the engine would, and hears their progress."""
+
+    def __init__(self, folder: Path) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.context = ToolContext("session", "call", folder, progress=lambda *args: self.heard.append(args))
+
+    async def __call__(self, tools: list[Tool], name: str, **arguments: Any) -> ToolResult:
+        tool = {tool.name: tool for tool in tools}[name]
+        result = await tool.run(tool.parse(json.dumps(arguments)), self.context)
+        assert isinstance(result, ToolResult)
+        return result
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Caller:
+    return Caller(tmp_path)

@@ -78,7 +78,9 @@ class DiskWatch:
 
     def is_suspicious(self) -> bool:
         """Whether somebody, maybe somebody else, has filled the disk by more than the limit."""
-        return self._used() - self._alarm > self._limit
+        used = self._used()
+        self._alarm = min(self._alarm, used)  # room that others make is not the command's to fill
+        return used - self._alarm > self._limit
 
     def has_outgrown(self, root: int) -> bool:
         """Whether it was the command; reads all of the folders. What others wrote is not asked about again."""

@@ -1,0 +1,177 @@
+"""Bombs: each goes off without walls, made small enough to be harmless, and is held by a smaller bound inside."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+
+from tests.sandbox.kit import (
+    Place,
+    a_neighbour,
+    a_place,
+    behind_landlock,
+    inside,
+    needs_bubblewrap,
+    needs_landlock,
+    on_host,
+    plainly,
+    until,
+)
+from treadle.sandbox.base import Bounds, Job, Reason
+
+neighbour, place = a_neighbour, a_place
+
+
+class Bomb(Struct, frozen=True):
+    """It says EXPLODED once it got what it is not to have. The reason is how it ends when held."""
+
+    name: str
+    code: str
+    bounds: Bounds
+    reason: Reason = "exited"
+
+
+FORKS = """
+import os, sys, time
+for _ in range(60):
+    if os.fork() == 0: time.sleep(PAUSE); os._exit(0)
+time.sleep(PAUSE); print("EXPLODED", flush=True)
+"""
+GRANDCHILDREN = """
+import os, time
+def burst(depth):
+    for _ in range(4):
+        if depth and os.fork() == 0:
+            os.setsid(); burst(depth - 1); time.sleep(PAUSE); os._exit(0)
+burst(3)
+time.sleep(PAUSE); print("EXPLODED", flush=True)
+"""
+HEAPS = """
+import os, time
+for _ in range(4):
+    if os.fork() == 0:
+        x = bytearray(60 << 20); time.sleep(PAUSE); os._exit(0)
+time.sleep(PAUSE); print("EXPLODED", flush=True)
+"""
+SHARED = """
+import mmap, os, time
+x = mmap.mmap(-1, 200 << 20)
+for at in range(0, 200 << 20, 4096): x[at] = 1
+time.sleep(PAUSE); print("EXPLODED", flush=True)
+"""
+FILES = """
+import os, time
+for n in range(6):
+    with open(f"f{n}", "wb") as f: f.write(b"x" * (16 << 20)); f.flush(); os.fsync(f.fileno())
+time.sleep(PAUSE); print("EXPLODED", flush=True)
+"""
+NAMELESS = """
+import os, time
+held = []
+for n in range(6):
+    f = open("f", "wb"); os.unlink("f"); held.append(f)
+    f.write(b"x" * (16 << 20)); f.flush(); os.fsync(f.fileno())
+time.sleep(PAUSE); print("EXPLODED", flush=True)
+"""
+EMPTY = """
+import time
+for n in range(4000): open(f"f{n}", "w").close()
+time.sleep(PAUSE); print("EXPLODED", flush=True)
+"""
+SMALL = Bounds(wall_s=30)
+
+BOMBS = [
+    Bomb("processes", FORKS, Bounds(wall_s=30, processes=30), "processes"),
+    Bomb("processes that leave their group", GRANDCHILDREN, Bounds(wall_s=30, processes=40), "processes"),
+    Bomb("memory", "x = bytearray(300 << 20); print('EXPLODED')", Bounds(wall_s=30, memory_mb=150)),
+    Bomb("memory in many processes", HEAPS, Bounds(wall_s=30, memory_mb=150), "memory"),
+    Bomb("memory that is shared", SHARED, Bounds(wall_s=30, memory_mb=100), "memory"),
+    Bomb(
+        "a file",
+        "open('f', 'wb').write(b'x' * (32 << 20)); print('EXPLODED')",
+        Bounds(wall_s=30, file_mb=4),
+    ),
+    Bomb("files", FILES, Bounds(wall_s=30, disk_mb=40), "disk"),
+    Bomb("files without a name", NAMELESS, Bounds(wall_s=30, disk_mb=40), "disk"),
+    Bomb("empty files", EMPTY, Bounds(wall_s=30, disk_mb=8), "disk"),
+    Bomb(
+        "descriptors",
+        "x = [open('/dev/null') for _ in range(300)]; print('EXPLODED')",
+        Bounds(wall_s=30, open_files=100),
+    ),
+    Bomb("output", "print('x' * (8 << 20)); print('EXPLODED')", Bounds(wall_s=30, output_bytes=1 << 20), "output"),
+    Bomb("time", "import time; time.sleep(PAUSE); print('EXPLODED')", Bounds(wall_s=0.7), "wall"),
+]
+PRIVATE = [
+    Bomb(
+        "the temporary folder",
+        "open('/tmp/f', 'wb').write(b'x' * (16 << 20)); print('EXPLODED')",
+        Bounds(wall_s=30, tmp_mb=8),
+    ),
+    Bomb(
+        "the shared memory folder",
+        "open('/dev/shm/f', 'wb').write(b'x' * (16 << 20)); print('EXPLODED')",
+        Bounds(wall_s=30, tmp_mb=8),
+    ),
+    Bomb("the root folder", "import os; os.mkdir('/var/f'); os.rmdir('/var/f'); print('EXPLODED')", SMALL),
+    Bomb(
+        "the device folder",
+        "import os; open('/dev/f', 'wb').write(b'x'); os.unlink('/dev/f'); print('EXPLODED')",
+        SMALL,
+    ),
+]
+
+
+def named(bombs: list[Bomb]) -> list[object]:
+    return [pytest.param(bomb, id=bomb.name.replace(" ", "_")) for bomb in bombs]
+
+
+def job_of(place: Place, bomb: Bomb, pause: float = 10) -> Job:
+    return place.python(f"PAUSE = {pause}\n{bomb.code}", bounds=bomb.bounds)
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("bomb", named([*BOMBS, *PRIVATE]))
+async def test_a_bomb_is_held_by_the_sandbox(bomb: Bomb, place: Place) -> None:
+    held = await inside(job_of(place, bomb))
+    assert "EXPLODED" not in held.output and held.ended.reason == bomb.reason, held
+    assert held.ended.output_bytes <= bomb.bounds.output_bytes
+
+
+@needs_landlock
+@pytest.mark.parametrize("bomb", named([bomb for bomb in BOMBS if "file" not in bomb.name]))
+async def test_a_bomb_is_held_by_the_reduced_sandbox(bomb: Bomb, place: Place) -> None:
+    held = await behind_landlock(job_of(place, bomb))
+    assert "EXPLODED" not in held.output and held.ended.reason == bomb.reason, held
+
+
+@pytest.mark.parametrize("bomb", named(BOMBS))
+async def test_a_bomb_is_held_on_the_host_too(bomb: Bomb, place: Place) -> None:
+    held = await on_host(job_of(place, bomb))
+    assert "EXPLODED" not in held.output and held.ended.reason == bomb.reason, held
+
+
+@pytest.mark.parametrize("bomb", named([*BOMBS, *PRIVATE]))
+async def test_a_bomb_goes_off_where_nothing_holds_it(bomb: Bomb, place: Place) -> None:
+    if bomb in PRIVATE[2:] and os.getuid() != 0:
+        pytest.skip(f"NOT TESTED, {bomb.name}: only root may write there")
+    assert "EXPLODED" in await plainly(job_of(place, bomb, pause=0.1))
+    for path in ("/tmp/f", "/dev/shm/f"):
+        Path(path).unlink(missing_ok=True)
+
+
+async def test_what_others_write_to_the_same_disk_is_not_held_against_a_command(place: Place) -> None:
+    began, written = place.workspace / "began", place.workspace / "written"
+    code = (
+        f"import os, time\nopen('began', 'w')\nwhile not os.path.exists('{written}'): time.sleep(0.01)\ntime.sleep(0.5)"
+    )
+    running = asyncio.ensure_future(on_host(place.python(code, bounds=Bounds(disk_mb=20))))
+    await until(began.exists)
+    with (place.outside / "large").open("wb") as large:
+        large.write(b"x" * (60 << 20))
+        large.flush()
+        os.fsync(large.fileno())
+    written.touch()
+    assert (await running).ended.reason == "exited"

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 DEPTH = 8
-SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash"))
+_SHELLS = frozenset(("sh", "bash", "dash", "ash"))
+_OTHER_LANGUAGES = frozenset(("zsh", "ksh", "fish", "csh", "tcsh", "pwsh", "alias", ""))
 
 # Commands that run another: their options, with a colon where a value follows, and how many words come before it.
 _WRAPPERS: dict[str, tuple[str, int]] = {
@@ -48,6 +49,7 @@ _RESERVED = re.compile(
     r"[{}!]|\[\[|\]\]|if|then|elif|else|fi|for|while|until|do|done|case|esac|in|function|select|coproc"
 )
 _SYSTEM = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
+_NOWHERE = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -94,6 +96,13 @@ def parts_of(command: str) -> tuple[Part, ...]:
     reader = _Reader()
     reader.script(command, 0)
     return tuple(dict.fromkeys(reader.parts))
+
+
+def commands_of(parts: Sequence[Part]) -> tuple[str, ...]:
+    """The parts as the policy judges them, without `<` for files below: to read one is no more than to be given it."""
+    return tuple(
+        part.text for part in parts if not (part.name == "<" and re.match(r"(?!\.\.)[\w.]", part.words[1].text))
+    )
 
 
 @lru_cache(maxsize=1)
@@ -159,7 +168,12 @@ class _Reader:
 
     def _command(self, node: Node, *, fed: bool) -> None:
         words: list[Word] = []
+        end = node.start_byte
         for child in node.named_children:
+            between = (node.text or b"")[end - node.start_byte : child.start_byte - node.start_byte]
+            end = child.end_byte
+            if b"\n" in between.replace(b"\\\n", b""):  # the grammar takes `[[` on the next line for an argument
+                self._unknown(_text(node))
             if child.type == "variable_assignment" or child.type.endswith("_redirect"):
                 self._visit(child)
             elif child.type == "command_name":
@@ -171,13 +185,13 @@ class _Reader:
 
     def _simple(self, words: Sequence[Word], *, fed: bool = False) -> None:
         name = _command_name(words[0].text)
-        if not words[0].fixed or name in ("", "alias") or _RESERVED.fullmatch(name):
+        if not words[0].fixed or name in _OTHER_LANGUAGES or _RESERVED.fullmatch(name):
             self._unknown(words[0].text, *words[1:])
             return
         words = (Word(name), *words[1:])
         if name in _WRAPPERS and not (name == "command" and _first(words) in ("-v", "-V")):
             self._wrapped(name, words, fed=fed)
-        elif name in SHELLS:
+        elif name in _SHELLS:
             self._shell(words, fed=fed)
         elif name == "su":
             self._su(words)
@@ -203,8 +217,10 @@ class _Reader:
             self.parts.append(Part("assignment", (rest.pop(0),)))
         if name == "watch":
             self._joined(words, rest)
+        elif rest and name == "xargs":
+            self._simple([*rest, Word("$@", fixed=False)])
         elif rest:
-            self._simple(rest, fed=fed and name != "xargs")
+            self._simple(rest, fed=fed)
         elif name not in _SEEN_TOO:
             self.parts.append(Part("command", tuple(words)))
 
@@ -212,7 +228,10 @@ class _Reader:
         """`bash -c "…"` is what is in the quotes; a shell that reads its commands from somewhere is not to be known."""
         for number, word in enumerate(words[1:], 1):
             if word.fixed and re.fullmatch(r"-[a-z]*c", word.text):
-                self._joined(words, words[number + 1 : number + 2])
+                script = words[number + 1 : number + 2]
+                if words[0].text != "bash" and any("$'" in one.text for one in script):
+                    self._unknown(words[0].text, *words[1:])  # only bash knows these quotes
+                self._joined(words, script)
                 return
             if not word.fixed or not re.fullmatch(r"-[a-z]+|--(posix|norc|noprofile|login)", word.text):
                 script = word.fixed and not word.text.startswith("-")
@@ -235,7 +254,8 @@ class _Reader:
 
     def _joined(self, words: Sequence[Word], script: Sequence[Word]) -> None:
         """Words that a shell reads as a script of their own."""
-        if script and all(word.fixed for word in script):
+        # What stands for `{}` is put into the script before the shell reads it, whatever it says.
+        if script and all(word.fixed and "{}" not in word.text for word in script):
             self.script(" ".join(word.text for word in script), self._depth + 1)
         else:
             self._unknown(words[0].text, *words[1:])
@@ -254,10 +274,11 @@ class _Reader:
     def _redirect(self, node: Node) -> None:
         operator = next((child.type for child in node.children if child.type.strip("<>&|") == ""), ">")
         for target in node.children_by_field_name("destination"):
-            word = self._word(target)
-            if not (operator.endswith("&") and re.fullmatch(r"\d+|-|\d+-", word.text)):
-                path = posixpath.normpath(word.text) if word.fixed and word.text else word.text
-                self.parts.append(Part("redirect", (Word("<" if operator == "<" else ">"), Word(path, word.fixed))))
+            word, reads = self._word(target), operator == "<"
+            path = posixpath.normpath(word.text) if word.fixed and word.text else word.text
+            if (operator.endswith("&") and re.fullmatch(r"\d*-?", path)) or path in _NOWHERE:
+                continue
+            self.parts.append(Part("redirect", (Word("<" if reads else ">"), Word(path, word.fixed))))
 
     def _heredoc(self, node: Node) -> None:
         quoted = any(child.type == "heredoc_start" and set(_text(child)) & set("'\"\\") for child in node.children)

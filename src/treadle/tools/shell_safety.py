@@ -1,0 +1,231 @@
+"""How dangerous a shell command is, by what is known of its parts. It allows nothing: the sandbox is what holds.
+
+Safe is only what is known to read and nothing else; destructive is what is known to hurt, or reaches out of the
+workspace to write; everything between is caution.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+
+from treadle.events import Safety
+from treadle.tools.shell_language import Part, Word
+
+DISKS = "it works on whole disks"
+UNCOMMITTED = "it throws away work that was not committed"
+PUBLISHES = "it publishes, or changes what others see"
+
+# Commands that only read, and the words that would make them do more.
+_READERS: tuple[tuple[str, str], ...] = (
+    (
+        r"ls|cat|head|tail|wc|nl|cut|tr|comm|diff|cmp|stat|du|df|pwd|echo|true|false|test|\[|:|basename|dirname|realpath",
+        "",
+    ),
+    (r"readlink|which|type|whoami|id|uname|[ef]?grep|md5sum|sha\d+sum|cksum|od|hexdump|strings|seq|expr|sleep", ""),
+    (r"column|fold|tac|rev|jq|xargs", ""),
+    (r"printf", r"-v.*"),
+    (r"command", r"-p"),
+    (r"date", r"-s.*|--set.*|\d{8,}.*"),
+    (r"sort", r"-o.*|--output.*|--compress-program.*|-T.*|--temp.*"),
+    (r"tree", r"-o.*|-R"),
+    (r"file", r"-C|--compile"),
+    (r"uniq", r"[^-].*"),
+    (r"rg", r"--pre.*|--hostname-bin.*|-[a-zA-Z]*z.*|--search-zip"),
+    (r"find", r"-(exec|execdir|ok|okdir|delete|fprint.*|fls)"),
+    (r"fd", r"-[a-zA-Z]*[xX].*|--exec.*"),
+    (r"git (status|shortlog|ls-files|ls-tree|rev-parse|rev-list|describe|merge-base|cherry|name-rev)", ""),
+    (r"git (log|diff|show|blame)", r"--output.*|--ext-diff|--textconv"),
+    (r"git branch", r"-[dDmMcCfu].*|--(delete|move|copy|force|set-upstream|unset-upstream|edit).*|[^-].*"),
+    (r"git tag", r"-[adfsumF].*|--(annotate|delete|force|sign|message|file|edit|local-user).*|[^-].*"),
+    (r"git remote", r"(?!-v$|--verbose$|show$|get-url$).*"),
+    (r"git grep", r"-O.*|--open-files-in-pager.*"),
+)
+_GIT_OPTION = re.compile(r"--no-pager|-P|--no-optional-locks|--literal-pathspecs|--version")
+
+# Commands that hurt: the name, the words after it (joined by blanks), and the reason.
+_DANGERS: tuple[tuple[str, str, str], ...] = (
+    (r"sudo|su|doas|pkexec|run0|runuser", "", "it takes the rights of another user"),
+    (r"mkfs.*|[sc]?fdisk|parted|wipefs|mkswap|cryptsetup|losetup|u?mount|[lv][vg]remove|blkdiscard", "", DISKS),
+    (r"dd", r".*\bof=/dev/", DISKS),
+    (r"shutdown|reboot|halt|poweroff|init|telinit", "", "it stops the machine"),
+    (r"user(add|del|mod)|group(add|del|mod)|passwd|chpasswd|visudo", "", "it changes user accounts"),
+    (r"ip6?tables|nft|ufw|firewall-cmd|modprobe|insmod|rmmod|kexec", "", "it changes the firewall or the kernel"),
+    (r"chroot|nsenter|unshare", "", "it leaves or changes the walls around it"),
+    (r"at|batch", "", "it runs something later, unasked"),
+    (r"crontab", r"(?!-l$)", "it runs something later, unasked"),
+    (r"shred", "", "it destroys what it is given"),
+    (r"killall|pkill", "", "it ends processes that may be others'"),
+    (r"kill", r"(?!(-0|-l|-L|--list)\b)(?!.*(%|\$!)).+", "it ends processes that may be others'"),
+    (r"systemctl", r"(?!(status|show|list-\S+|is-\S+|cat)\b)", "it changes the system's services"),
+    (r"service", r"(?!.*status$)", "it changes the system's services"),
+    (r"sysctl", r".*(-w|=|-p)", "it changes the kernel's settings"),
+    (r"chmod", r".*([ugoa]*\+[rwx]*s|\b[2467]\d{3}\b)", "it lets others act with this user's rights"),
+    (
+        r"git",
+        r"push\b.* (--force|-[a-zA-Z]*[fd]\b|--mirror|--delete|--prune|\+|:)",
+        "it overwrites or deletes what others have",
+    ),
+    (r"git", r"reset\b.* --hard|clean\b.* (-[a-zA-Z]*f|--force)", UNCOMMITTED),
+    (
+        r"git",
+        r"checkout\b.* (-f\b|--force|--( |$)|\.)|restore (?!--staged)|switch\b.* (-f|--discard|--force)",
+        UNCOMMITTED,
+    ),
+    (r"git", r"branch\b.* (-[a-zA-Z]*D|.*--force)|stash (drop|clear)|reflog (expire|delete)", "it throws away history"),
+    (r"git", r"gc\b.* --prune|filter-branch|update-ref\b.* -d", "it throws away history"),
+    (r"git", r"config\b.* --(global|system)", "it changes git for every project"),
+    (
+        r"docker|podman",
+        r".*(--privileged|--pid[= ]host|(-v|--volume)[= ]?/:|docker\.sock)",
+        "it reaches the whole machine",
+    ),
+    (r"docker|podman", r".*\bprune\b|volume rm\b", "it deletes data of other programs"),
+    (r"docker|podman|helm|gem", r"(.* )?push\b", PUBLISHES),
+    (r"npm|pnpm|yarn|cargo|poetry|uv|flit|hatch|bun|vsce|twine", r"(.* )?(publish|unpublish|upload|yank)\b", PUBLISHES),
+    (r"mvn|gradle", r"(.* )?(deploy|publish)\b", PUBLISHES),
+    (r"gh", r"(repo|release|secret|gist) (delete|create|edit|set)\b", PUBLISHES),
+    (
+        r"kubectl|terraform|tofu|pulumi",
+        r"(.* )?(delete|apply|drain|replace|destroy|up)\b",
+        "it changes what runs elsewhere",
+    ),
+)
+
+# Commands that write to, or delete, the paths they are given.
+_WRITERS = re.compile(
+    r"rm|rmdir|unlink|mv|cp|install|rsync|tee|touch|mkdir|ln|truncate|chmod|chown|chgrp|dd|mkfifo|mknod|patch|unzip"
+)
+_COPIERS = re.compile(r"cp|install|rsync|ln")
+_EXEC = ("-exec", "-execdir", "-ok", "-okdir")
+_EDITORS = re.compile(r"sed|perl|ruby")
+_DOWNLOADERS = frozenset(("curl", "wget", "aria2c"))
+_INTERPRETERS = re.compile(r"python[\d.]*|perl|ruby|node|php|bun|deno")
+_SECRET = re.compile(
+    r"(^|/)(\.env(\.(?!example|sample|template|dist|defaults)[^/]*)?|\.(ssh|aws|gnupg|kube|docker|azure)(/.*)?"
+    r"|\.(netrc|pgpass|git-credentials)|id_(rsa|dsa|ecdsa|ed25519)|etc/g?shadow|proc/[^/]+/environ)$"
+)
+_HARMLESS_PLACES = ("/tmp", "/var/tmp", "/dev/fd")
+
+
+def classify(parts: Sequence[Part], workspace: str) -> tuple[Safety, str]:
+    """The class of a command, and the reason when it is destructive."""
+    judge = _Judge(parts, workspace)
+    for part in parts:
+        why = judge.danger(part)
+        if why:
+            return "destructive", f"{why} ({part.text})"
+    return "safe" if parts and all(map(judge.harmless, parts)) else "caution", ""
+
+
+class _Judge:
+    """Looks at one part at a time, knowing the others."""
+
+    def __init__(self, parts: Sequence[Part], workspace: str) -> None:
+        self._workspace = posixpath.normpath(workspace)
+        self._downloads = any(part.name in _DOWNLOADERS for part in parts)
+        moves = [part for part in parts if part.kind == "command" and part.name in ("cd", "pushd", "popd")]
+        # After leaving the workspace no relative path is known to be in it.
+        self._elsewhere = False
+        self._elsewhere = any(len(part.words) < 2 or self._outside(part.words[1], loose=True) for part in moves)
+
+    def danger(self, part: Part) -> str:
+        """Why this part must not run unasked; empty when nothing is known against it."""
+        if self._downloads and self._runs_what_comes(part):
+            return "it runs what it downloads, unseen"
+        if part.kind == "unknown" or part.kind == "assignment":
+            return ""
+        if part.name not in ("echo", "printf") and any(
+            _SECRET.search(word.text.strip("\"'")) for word in part.words[1:]
+        ):
+            return "it touches what may be secret"
+        if part.kind == "redirect":
+            writes = part.name == ">" and self._outside(part.words[1])
+            return "it writes outside the workspace" if writes else ""
+        if part.name == "find" and self._found_outside(part):
+            return "it runs a command on files outside the workspace"
+        return _known(part) or self._writes_outside(part)
+
+    def harmless(self, part: Part) -> bool:
+        """Whether this part is known to read only, and only in the workspace."""
+        reads = _reads(part) if part.kind == "command" else part.kind == "redirect" and part.name == "<"
+        return reads and not any(self._outside(word) for word in part.words[1:])
+
+    def _runs_what_comes(self, part: Part) -> bool:
+        if part.kind == "unknown":
+            return True
+        return part.kind == "command" and part.fed and bool(_INTERPRETERS.fullmatch(part.name)) and len(part.words) < 3
+
+    def _found_outside(self, part: Part) -> bool:
+        texts = [word.text for word in part.words]
+        runs = [Part("command", part.words[at + 1 :]) for at, text in enumerate(texts[:-1]) if text in _EXEC]
+        return any(not _reads(one) for one in runs) and any(map(self._outside, part.words[1:]))
+
+    def _writes_outside(self, part: Part) -> str:
+        name, words = posixpath.basename(part.name), part.words[1:]
+        flags = " ".join(word.text for word in words if word.text.startswith("-"))
+        deletes = name == "rm" or (name == "find" and "-delete" in flags)
+        edits = _EDITORS.fullmatch(name) and re.search(r"(^| )(-[a-zA-Z]*i|--in-place)", flags)
+        if not (deletes or edits or _WRITERS.fullmatch(name)):
+            return ""
+        if _COPIERS.fullmatch(name) and not re.search(r"(^| )(-t|--target)", flags):
+            words = words[-1:]
+        for word in words:
+            path = word.text.removeprefix("of=")
+            if path.startswith("-") or (name == "dd" and not word.text.startswith("of=")):
+                continue
+            if self._outside(Word(path, word.fixed)):
+                return "it deletes outside the workspace" if deletes else "it writes outside the workspace"
+            recursive = name == "rm" and re.search(r"(^| )(-[a-zA-Z]*[rR]|--recursive)", flags)
+            if recursive and (self._whole(word) or re.search(r"[$`]", "" if word.fixed else path)):
+                return "it deletes all that is below the workspace, or below a place that is not known"
+        return ""
+
+    def _whole(self, word: Word) -> bool:
+        return posixpath.normpath(word.text or ".") in (".", "*", self._workspace) or word.text in ("./*", ".*")
+
+    def _outside(self, word: Word, *, loose: bool = False) -> bool:
+        """Whether a word is a path that is known to be out of the workspace; with `loose`, or may be."""
+        text = word.text.strip("\"'")
+        if not word.fixed:
+            known = re.split(r"[$`*?\[{]", text)[0]
+            if re.match(r"~|\$\{?(HOME|OLDPWD)", text) or ".." in text or (loose and not known):
+                return True
+            text = posixpath.dirname(known) or "."
+        path = posixpath.normpath(text) if text else "."
+        if path.startswith("/"):
+            return not any(_below(path, place) for place in (self._workspace, *_HARMLESS_PLACES))
+        return path == ".." or path.startswith("../") or (self._elsewhere and not path.startswith("-"))
+
+
+def _below(path: str, place: str) -> bool:
+    return path == place or path.startswith(f"{place}/")
+
+
+def _known(part: Part) -> str:
+    """What the table says against a command."""
+    name = posixpath.basename(part.name)
+    words = [word.text for word in part.words[1:]]
+    while name == "git" and words and words[0].startswith("-"):
+        words = words[2:] if words[0] in ("-C", "-c", "--git-dir", "--work-tree") else words[1:]
+    told = " ".join(words)
+    for names, pattern, why in _DANGERS:
+        if re.fullmatch(names, name) and re.match(pattern, told, re.DOTALL):
+            return why
+    return ""
+
+
+def _reads(part: Part) -> bool:
+    """Whether a command is known to read and do nothing else."""
+    name, words = part.name, list(part.words[1:])
+    if name == "git":
+        while words and _GIT_OPTION.fullmatch(words[0].text):
+            words.pop(0)
+        if words:
+            name = f"git {words.pop(0).text}"
+    unsafe = next((more for names, more in _READERS if re.fullmatch(names, name)), None)
+    if unsafe is None:
+        return False
+    # A word that is not known before it runs may be any of them.
+    return not unsafe or all(word.fixed and not re.fullmatch(unsafe, word.text, re.DOTALL) for word in words)

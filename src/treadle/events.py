@@ -313,10 +313,13 @@ class RunFinished(Fact, frozen=True):
 
 
 class SessionConfigured(Fact, frozen=True):
-    """From the next run on the session has this agent or this model; what is empty stays as it was."""
+    """From the next run on the session has this agent, this model and so on; what is empty stays as it was."""
 
     agent: str = ""
     model: str = ""
+    instructions: str = ""
+    limits: Limits | None = None
+    approval_ttl: float | None = None
     by: str = ""
 
 

@@ -15,7 +15,7 @@ import msgspec
 from treadle.agent import Agent, SessionOptions
 from treadle.coordinator import LEASE_SECONDS, Coordinator
 from treadle.errors import BadInput, NotFound
-from treadle.events import Grant, SessionCreated, SessionRenamed, checked
+from treadle.events import AnyFact, Grant, SessionConfigured, SessionCreated, SessionRenamed, checked
 from treadle.log.base import Hit, Log, SessionPage, SessionQuery
 from treadle.log.open import open_log
 from treadle.log.owner import new_owner
@@ -50,6 +50,8 @@ class Runtime:
         self._grants: dict[str, list[Grant]] = {}
         self._models: dict[str, Model] = {}
         self._coordinator: Coordinator | None = None
+        self.gate: Gate | None = None
+        """How a question reaches a person where neither the session nor its agent says."""
         self.log: Log
 
     async def __aenter__(self) -> Runtime:
@@ -108,6 +110,42 @@ class Runtime:
                 for mine in (self._open, self._gates, self._grants):
                     mine.pop(session_id, None)
 
+    async def create(
+        self,
+        agent_name: str = "",
+        *,
+        name: str = "",
+        workspace: str | Path = ".",
+        grants: Sequence[Grant] = (),
+        configured: SessionConfigured | None = None,
+    ) -> Session:
+        """A new session that lives by its log alone: nothing is held for it here, and it needs no closing.
+
+        Each of `grants` can only narrow what the agent may do; `configured` is what it has instead of the agent's.
+        """
+        agent = self._agent(agent_name)
+        session_id = new_session_id()
+        facts: list[AnyFact] = [
+            SessionCreated(
+                session_id=session_id,
+                agent=agent.config(),
+                model=agent.resolved_model().name,
+                workspace=str(_absolute(workspace)),
+                limits=agent.limits,
+                grants=(agent.grant, *grants),
+            )
+        ]
+        if name:
+            facts.append(SessionRenamed(name=name))
+        if configured is not None:
+            facts.append(configured)
+        await self.log.create(session_id, [checked(fact) for fact in facts])
+        return Session(self.coordinator, agent, session_id)
+
+    async def open(self, session_id: str) -> Session:
+        """A session by its id, without holding anything for it; raises `NotFound`."""
+        return Session(self.coordinator, self._agent((await self.log.info(session_id)).agent), session_id)
+
     async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
         """The sessions of this store, the last changed first."""
         return await self.log.sessions(query or SessionQuery())
@@ -149,32 +187,38 @@ class Runtime:
         return found[0] if found else ""
 
     async def _create(self, agent: Agent, options: SessionOptions) -> str:
-        session_id, narrower = new_session_id(), options.get("grant")
-        created = checked(
-            SessionCreated(
-                session_id=session_id,
-                agent=agent.config(),
-                model=agent.resolved_model().name,
-                workspace=str(_absolute(options.get("workspace", "."))),
-                limits=agent.limits,
-                grants=(agent.grant,) if narrower is None else (agent.grant, narrower),
-            )
+        narrower = options.get("grant")
+        session = await self.create(
+            agent.name,
+            name=options.get("name", ""),
+            workspace=options.get("workspace", "."),
+            grants=() if narrower is None else (narrower,),
         )
-        name = options.get("name", "")
-        await self.log.create(session_id, [created, SessionRenamed(name=name)] if name else [created])
-        return session_id
+        return session.id
 
     async def _setup_for(self, state: State) -> Setup:
         created = state.created
         assert created is not None
-        setup = await self._agent(state.agent).setup(created, self._gates.get(created.session_id))
+        agent, configured = self._agent(state.agent), state.configured
+        setup = await agent.setup(created, self._gates.get(created.session_id) or agent.gate or self.gate)
+        if configured is not None:
+            instructions = configured.instructions or setup.config.instructions
+            setup = replace(
+                setup,
+                config=msgspec.structs.replace(setup.config, instructions=instructions),
+                limits=configured.limits or setup.limits,
+                approval_ttl=configured.approval_ttl or setup.approval_ttl,
+            )
         narrower = [grant for grant in self._grants.get(created.session_id, ()) if grant not in created.grants]
         if narrower:
             setup = replace(setup, grants=(*setup.grants, *narrower))
-        return replace(setup, model=self._model(state.model)) if state.model else setup
+        return replace(setup, model=self.model(state.model)) if state.model else setup
 
-    def _model(self, name: str) -> Model:
-        """A model that a session chose for itself; looked up once, and closed with the runtime."""
+    def model(self, name: str) -> Model:
+        """The model of that name: an agent's, or one that is looked up once and closed with the runtime."""
+        for agent in self.agents.values():
+            if agent.resolved_model().name == name:
+                return agent.resolved_model()
         if name not in self._models:
             from treadle.models.catalog import resolve
 

@@ -93,9 +93,15 @@ class Session:
 
     async def send(self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = "") -> str:
         """Leave a message without watching; its id. While a run is under way it steers it, or interrupts it."""
+        return (await self.post(content, mode=mode, key=key)).id
+
+    async def post(
+        self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = ""
+    ) -> MessageReceived:
+        """`send`, giving the message as it was stored: a repeat with the same key gives the first one again."""
         fact = await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}")
         await self._coordinator.wake(self.id)
-        return fact.id
+        return fact
 
     def continue_(self, limits: Limits | None = None) -> Run:
         """Go on after a limit, a cancel or a failure, with a fresh budget."""
@@ -104,6 +110,12 @@ class Session:
     def regenerate(self, limits: Limits | None = None) -> Run:
         """Answer the last message again; what came after it is no longer shown to the model."""
         return self._request("regenerate", limits)
+
+    async def go_on(self, trigger: Trigger = "continue", limits: Limits | None = None, *, key: str = "") -> int:
+        """`continue_` or `regenerate` without watching: the position of the request. A key can be used once."""
+        position = await self._post_request(trigger, limits, key)
+        await self._coordinator.wake(self.id)
+        return position
 
     def resume(self) -> Run:
         """Go on with what is unfinished after a crash or a failure; nothing to do ends at once."""
@@ -140,9 +152,12 @@ class Session:
         """Give the session a name; one given by a user is never overwritten automatically."""
         await self._log.post(self.id, [checked(SessionRenamed(name=name))], wake=False)
 
-    async def configure(self, *, agent: str = "", model: str = "", by: str = "user") -> None:
-        """Go on with another agent of this runtime, or with another model, from the next run on."""
-        await self._log.post(self.id, [checked(SessionConfigured(agent=agent, model=model, by=by))], wake=False)
+    async def configure(
+        self, *, agent: str = "", model: str = "", limits: Limits | None = None, by: str = "user"
+    ) -> None:
+        """Go on with another agent of this runtime, another model or other limits, from the next run on."""
+        fact = SessionConfigured(agent=agent, model=model, limits=limits, by=by)
+        await self._log.post(self.id, [checked(fact)], wake=False)
 
     async def note(self, name: str, data: Json = None) -> None:
         """Put something of your own into the log, under a namespaced name such as `acme.audit`."""
@@ -251,15 +266,21 @@ class Session:
 
     def _request(self, trigger: Trigger, limits: Limits | None) -> Run:
         async def begin() -> int:
-            state = await self._coordinator.state(self.id)
-            if state.run is not None:
-                raise Conflict(f"session {self.id} has an unfinished run; wait for it, resume it or cancel it")
-            if not any(isinstance(entry, MessageReceived) for entry in state.entries):
-                raise Conflict(f"session {self.id} has no message yet; there is nothing to {trigger}")
-            posted = await self._log.post(self.id, [checked(RunRequested(trigger=trigger, limits=limits))])
-            return posted.facts[0].seq
+            return await self._post_request(trigger, limits)
 
         return Run(self._coordinator, self.id, begin)
+
+    async def _post_request(self, trigger: Trigger, limits: Limits | None, key: str = "") -> int:
+        state = await self._coordinator.state(self.id)
+        if state.run is not None:
+            raise Conflict(f"session {self.id} has an unfinished run; wait for it, resume it or cancel it")
+        if not any(isinstance(entry, MessageReceived) for entry in state.entries):
+            raise Conflict(f"session {self.id} has no message yet; there is nothing to {trigger}")
+        fact = checked(RunRequested(trigger=trigger, limits=limits))
+        posted = await self._log.post(self.id, [fact], key=f"request:{key}" if key else "")
+        if not posted.fresh:
+            raise Conflict(f"session {self.id} went on from there already")
+        return posted.facts[0].seq
 
 
 def new_session_id() -> str:

@@ -146,6 +146,7 @@ class State:
     named_by_user: bool = False
     agent: str = ""
     model: str = ""
+    configured: SessionConfigured | None = None
     notes: dict[str, Json] = field(default_factory=dict[str, Json])
     queue: list[MessageReceived] = field(default_factory=list[MessageReceived])
     held: bool = False
@@ -195,6 +196,13 @@ def _created(state: State, fact: SessionCreated) -> None:
 def _configured(state: State, fact: SessionConfigured) -> None:
     state.agent = fact.agent or state.agent
     state.model = fact.model or state.model
+    before = state.configured or fact
+    state.configured = msgspec.structs.replace(
+        fact,
+        instructions=fact.instructions or before.instructions,
+        limits=fact.limits or before.limits,
+        approval_ttl=fact.approval_ttl or before.approval_ttl,
+    )
 
 
 def _renamed(state: State, fact: SessionRenamed) -> None:

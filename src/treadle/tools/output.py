@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sysconfig
 from collections.abc import Sequence
-from pathlib import Path
 
 from treadle.tools.base import DEFAULT_CAP, ToolContext, ToolError, ToolInputError
 from treadle.tools.function import tool
+from treadle.tools.ripgrep import find_ripgrep
 
 WIDEST = 2000
 """Characters of a line. A longer one is folded, so that every part of it has a number and can be asked for."""
@@ -72,7 +70,7 @@ def folded(text: str) -> list[str]:
 async def matching(lines: Sequence[str], pattern: str) -> list[int]:
     """The numbers of the lines that match, by ripgrep: its time is linear whatever pattern a model writes."""
     process = await asyncio.create_subprocess_exec(
-        _ripgrep(),
+        find_ripgrep(),
         *(*_OPTIONS, "--only-matching", "--replace", "", "-e", pattern, "-"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -89,11 +87,3 @@ async def matching(lines: Sequence[str], pattern: str) -> list[int]:
     if process.returncode not in (0, 1):
         raise ToolError(f"The pattern cannot be used: {problem.decode('utf-8', 'replace').strip()}")
     return sorted({int(line.partition(b":")[0]) for line in found.splitlines() if line})
-
-
-def _ripgrep() -> str:
-    ours = Path(sysconfig.get_path("scripts")) / "rg"
-    found = str(ours) if ours.exists() else shutil.which("rg")
-    if found is None:
-        raise ToolError("ripgrep is not installed, so there is no searching here. Read by offset and limit instead.")
-    return found

@@ -1,0 +1,57 @@
+"""The ready-made set of tools, and the MCP servers of a config. The tools themselves are imported when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from treadle.errors import BadInput
+from treadle.messages import Json
+from treadle.tools.mcp.config import McpServer
+from treadle.tools.mcp.connection import Health
+from treadle.tools.mcp.servers import McpServers
+
+if TYPE_CHECKING:
+    from treadle.tools.base import Tool
+
+__all__ = ["Health", "McpServer", "McpServers", "default_tools", "mcp_servers"]
+
+
+def default_tools(
+    *,
+    ask: bool = True,
+    kept: Path | str | None = None,
+    granted: Sequence[str] = (),
+) -> list[Tool]:
+    """Tools for work in a folder: files, arithmetic, the time, a plan, long output, and questions to the user.
+
+    `kept` is the folder where old contents of changed files go (default: the user's data folder), `granted` names files
+    that are masked as secrets otherwise.
+    """
+    from treadle.tools.ask import AskUser
+    from treadle.tools.calculate import calculate
+    from treadle.tools.clock import current_time
+    from treadle.tools.files import file_tools
+    from treadle.tools.kept import KeptFiles
+    from treadle.tools.output import read_output
+    from treadle.tools.todo import todo
+
+    tools: list[Tool] = [*file_tools(KeptFiles(kept), granted=granted), calculate, current_time, read_output, todo]
+    return [*tools, AskUser()] if ask else tools
+
+
+def mcp_servers(config: Mapping[str, Mapping[str, Json]]) -> list[McpServer]:
+    """The servers of a config's `mcp` table, by name: `{"git": {"command": "git-mcp", "args": ["--fast"]}}`."""
+    servers: list[McpServer] = []
+    for name, given in config.items():
+        try:
+            servers.append(msgspec.convert({**given, "name": name}, McpServer))
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, BadInput):
+                raise error.__cause__ from None
+            known = ", ".join(field for field in McpServer.__struct_fields__ if field != "name")
+            raise BadInput(f"MCP server {name!r}: {error}. It takes {known}.") from None
+    return servers

@@ -1,0 +1,84 @@
+"""The ready-made tools as a set: complete, well described, light to import; and MCP servers read from a config."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treadle.errors import BadInput
+from treadle.messages import Json
+from treadle.toolbox import default_tools, mcp_servers
+from treadle.tools.base import Tool
+
+SAFE = {"read_file", "list_files", "search_files", "calculate", "current_time", "read_output", "todo", "ask_user"}
+CHANGING = {"write_file", "edit_file", "apply_patch"}
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> dict[str, Tool]:
+    return {tool.name: tool for tool in default_tools(kept=tmp_path / "kept")}
+
+
+def test_the_set_is_complete_and_each_has_its_class(tools: dict[str, Tool]) -> None:
+    assert set(tools) == SAFE | CHANGING
+    for name, tool in tools.items():
+        arguments: dict[str, Json] = tool.spec.examples[0][1] if tool.spec.examples else {}
+        assert tool.safety_of(arguments) == ("safe" if name in SAFE else "caution"), name
+
+
+def test_each_has_a_description_with_an_example_a_cap_and_a_limit_of_time(tools: dict[str, Tool]) -> None:
+    for name, tool in tools.items():
+        assert len(tool.spec.description) > 20, name
+        assert 0 < tool.cap <= 64 * 1024, name
+        assert name == "ask_user" or (tool.timeout is not None and 0 < tool.timeout <= 600), name
+        described = tool.spec.parameters["properties"]
+        assert all(field.get("description") for field in described.values()), name
+
+
+def test_every_example_of_every_tool_is_a_call_it_takes(tools: dict[str, Tool]) -> None:
+    for name, tool in tools.items():
+        assert tool.spec.examples, f"{name}: a small model knows a tool by its examples"
+        for request, arguments in tool.spec.examples:
+            assert request
+            tool.parse(json.dumps(arguments))
+
+
+def test_all_descriptions_together_stay_short(tools: dict[str, Tool]) -> None:
+    size = sum(len(json.dumps([tool.spec.description, tool.spec.parameters])) for tool in tools.values())
+    assert size < 16_000, "every request carries them"
+
+
+def test_who_cannot_be_asked_is_not_offered_the_question() -> None:
+    assert "ask_user" not in {tool.name for tool in default_tools(ask=False)}
+
+
+def test_the_module_is_light_to_import() -> None:
+    code = "import treadle.toolbox, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"mcp", "pydantic", "httpx2", "tree_sitter", "sqlite3", "aiohttp"} & set(loaded)
+
+
+def test_servers_are_read_from_a_config() -> None:
+    git, tracker = mcp_servers(
+        {
+            "git": {"command": "git-mcp", "args": ["--fast"], "env": {"TOKEN": "t"}, "timeout": 60},
+            "tracker": {"url": "https://tracker.example/mcp", "headers": {"Authorization": "Bearer t"}},
+        }
+    )
+    assert (git.name, git.command, git.args, git.timeout) == ("git", "git-mcp", ("--fast",), 60.0)
+    assert tracker.url == "https://tracker.example/mcp"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"command": "x", "arg": []}, "MCP server 'git'.*unknown field `arg`.*It takes command, args"),
+        ({"command": ["x"]}, "MCP server 'git'.*Expected `str`"),
+        ({}, "MCP server 'git': give either a command"),
+    ],
+)
+def test_a_config_that_cannot_be_used_says_which_server_and_why(given: dict[str, Json], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        mcp_servers({"git": given})

@@ -172,8 +172,10 @@ class _Reader:
         for child in node.named_children:
             between = (node.text or b"")[end - node.start_byte : child.start_byte - node.start_byte]
             end = child.end_byte
-            if b"\n" in between.replace(b"\\\n", b""):  # the grammar takes `[[` on the next line for an argument
-                self._unknown(_text(node))
+            if words and b"\n" in between.replace(b"\\\n", b""):
+                # After a pipe of three the grammar takes the next line for arguments; bash does not.
+                self._simple(words, fed=fed)
+                words = []
             if child.type == "variable_assignment" or child.type.endswith("_redirect"):
                 self._visit(child)
             elif child.type == "command_name":

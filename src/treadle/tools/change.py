@@ -15,8 +15,10 @@ from treadle.events import KeptFile
 from treadle.messages import Json
 from treadle.tools.base import ToolContext, ToolError
 from treadle.tools.folder import FileChanged, Folder, Held
+from treadle.tools.function import Function, FunctionTool, Options
 from treadle.tools.kept import KeptFiles, digest_of
 from treadle.tools.names import is_secret
+from treadle.tools.text import diff
 from treadle.tools.threads import run_in_thread
 
 NOTE = "treadle.file:"
@@ -41,6 +43,14 @@ class Files(Struct, frozen=True):
     def folder(self, context: ToolContext) -> Folder:
         """The session's workspace, opened."""
         return Folder(context.workspace, self.granted)
+
+
+class WritingTool(FunctionTool):
+    """A function that changes files; `kept` is where their old contents are, for whoever rewinds the session."""
+
+    def __init__(self, files: Files, function: Function, options: Options) -> None:
+        super().__init__(function, options)
+        self.kept = files.kept
 
 
 class Noted(Struct, frozen=True):
@@ -79,6 +89,12 @@ async def make(files: Files, context: ToolContext, changes: Sequence[Change]) ->
     await run_in_thread(_apply, {"root": context.workspace, "granted": files.granted, "changes": changes})
     for change in changes:
         await context.desk.note(NOTE + change.path, note_of(change.after, left=True))
+
+
+async def shown(change: Change) -> str:
+    """What changed, as a diff on lines of its own; in a thread, because comparing can take its time."""
+    before = change.before.data if change.before is not None else None
+    return "\n" + await run_in_thread(diff, {"before": before, "after": change.after, "path": change.path})
 
 
 def _keep(kept: KeptFiles, changes: Sequence[Change]) -> tuple[list[KeptFile], list[str]]:

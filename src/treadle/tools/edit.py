@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 
 from treadle.tools.base import Tool, ToolContext, ToolError
-from treadle.tools.change import Change, Files, make, refuse_if_changed
+from treadle.tools.change import Change, Files, WritingTool, make, refuse_if_changed, shown
 from treadle.tools.folder import FILE_CAP, NoSuchFile
-from treadle.tools.function import tool
-from treadle.tools.text import Text, decode, diff, lines_of
+from treadle.tools.function import Options
+from treadle.tools.text import Text, decode, lines_of
 from treadle.tools.threads import run_in_thread
 from treadle.tools.write import safety_of_writing
 
@@ -23,20 +23,6 @@ _QUOTES = str.maketrans("‘’‚‛“”„‟`´–—\u00a0", "''''\"\"\"\"
 def edit_file_tool(files: Files) -> Tool:
     """The tool."""
 
-    @tool(
-        safety=safety_of_writing,
-        timeout=60.0,
-        examples=(
-            (
-                "in config.txt change the port from 80 to 8080",
-                {"path": "config.txt", "old": "port = 80", "new": "port = 8080"},
-            ),
-            (
-                "rename count to total everywhere in app.py",
-                {"path": "app.py", "old": "count", "new": "total", "replace_all": True},
-            ),
-        ),
-    )
     async def edit_file(path: str, old: str, new: str, context: ToolContext, replace_all: bool = False) -> str:
         """Replace one piece of a text file. `old` must stand in the file exactly once, with its indentation.
 
@@ -52,9 +38,23 @@ def edit_file_tool(files: Files) -> Tool:
         change, count = await run_in_thread(_planned, given)
         await make(files, context, [change])
         places = "" if count == 1 else f" in {count} places"
-        return f"Edited {change.path}{places}.\n{diff(change.before.data, change.after, change.path)}"
+        return f"Edited {change.path}{places}.{await shown(change)}"
 
-    return edit_file
+    options = Options(
+        safety=safety_of_writing,
+        timeout=60.0,
+        examples=(
+            (
+                "in config.txt change the port from 80 to 8080",
+                {"path": "config.txt", "old": "port = 80", "new": "port = 8080"},
+            ),
+            (
+                "rename count to total everywhere in app.py",
+                {"path": "app.py", "old": "count", "new": "total", "replace_all": True},
+            ),
+        ),
+    )
+    return WritingTool(files, edit_file, options)
 
 
 def _planned(files: Files, context: ToolContext, path: str, old: str, new: str, everywhere: bool) -> tuple[Change, int]:
@@ -159,5 +159,5 @@ def _closest(lines: list[str], wanted: list[str]) -> int | None:
 
 
 def _place(lines: list[str], at: int, count: int) -> str:
-    shown = "\n".join(f"{number:>5}\t{lines[number - 1]}" for number in range(at + 1, min(at + count, len(lines)) + 1))
-    return f"The closest place is line {at + 1}:\n{shown}"
+    listed = "\n".join(f"{number:>5}\t{lines[number - 1]}" for number in range(at + 1, min(at + count, len(lines)) + 1))
+    return f"The closest place is line {at + 1}:\n{listed}"

@@ -9,13 +9,14 @@ from treadle.tools.change import Files
 from treadle.tools.edit import edit_file_tool
 from treadle.tools.kept import KeptFiles
 from treadle.tools.listing import list_files_tool
+from treadle.tools.patch import apply_patch_tool
 from treadle.tools.read import read_file_tool
 from treadle.tools.search import search_files_tool
 from treadle.tools.write import write_file_tool
 
 
 def file_tools(kept: KeptFiles | None = None, *, granted: Sequence[str] = ()) -> list[Tool]:
-    """read_file, write_file, edit_file, list_files and search_files on the session's workspace.
+    """read_file, write_file, edit_file, apply_patch, list_files and search_files on the session's workspace.
 
     `granted` are paths or globs of files that would be masked as secrets, such as `.env.example`.
     """
@@ -24,6 +25,7 @@ def file_tools(kept: KeptFiles | None = None, *, granted: Sequence[str] = ()) ->
         read_file_tool(files),
         write_file_tool(files),
         edit_file_tool(files),
+        apply_patch_tool(files),
         list_files_tool(files),
         search_files_tool(files),
     ]

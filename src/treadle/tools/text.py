@@ -12,6 +12,7 @@ from treadle.tools.base import ToolError
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _SNIFFED = 8192
 _ODD_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\f\b\x1b")
+_COMPARED = 1_000_000
 DIFF_LINES = 80
 """Lines of a diff that a result shows; more would only tell a model what it has just written."""
 
@@ -86,6 +87,8 @@ def diff(before: bytes | None, after: bytes | None, path: str, most: int | None 
     old, new = (decode(data) if data is not None else Text("") for data in (before, after))
     if old is None or new is None:
         return f"{path}: not text ({len(before or b'')} bytes before, {len(after or b'')} now)"
+    if len(old.text) + len(new.text) > _COMPARED:
+        return f"{path}: {count_lines(old.text)} before, {count_lines(new.text)} now (too large to be compared here)"
     names = ("/dev/null" if before is None else f"a/{path}", "/dev/null" if after is None else f"b/{path}")
     made = difflib.unified_diff(_with_ends(old.text), _with_ends(new.text), *names)
     shown: list[str] = []

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from treadle.events import Safety
 from treadle.messages import Json
 from treadle.tools.base import Tool, ToolContext, ToolError
-from treadle.tools.change import Change, Files, make, refuse_if_changed
+from treadle.tools.change import Change, Files, WritingTool, make, refuse_if_changed, shown
 from treadle.tools.folder import FILE_CAP
-from treadle.tools.function import tool
+from treadle.tools.function import Options
 from treadle.tools.names import is_instruction, leaves
-from treadle.tools.text import count_lines, diff
+from treadle.tools.text import count_lines
 from treadle.tools.threads import run_in_thread
 
 
@@ -28,14 +28,6 @@ def safety_of_writing(arguments: Mapping[str, Json]) -> Safety:
 def write_file_tool(files: Files) -> Tool:
     """The tool."""
 
-    @tool(
-        safety=safety_of_writing,
-        timeout=60.0,
-        examples=(
-            ("make a file notes.txt that says hello", {"path": "notes.txt", "content": "hello\n"}),
-            ("write the word done into out/status.txt", {"path": "out/status.txt", "content": "done\n"}),
-        ),
-    )
     async def write_file(path: str, content: str, context: ToolContext) -> str:
         """Write a whole text file in the workspace: a new one, or in place of the old one. Folders are made.
 
@@ -52,10 +44,17 @@ def write_file_tool(files: Files) -> Tool:
             return f"{change.path} holds exactly that already ({size})."
         await make(files, context, [change])
         done = "Made" if change.before is None else "Replaced"
-        shown = "" if change.before is None else f"\n{diff(change.before.data, change.after, change.path)}"
-        return f"{done} {change.path} ({size}).{shown}"
+        return f"{done} {change.path} ({size}).{await shown(change) if change.before is not None else ''}"
 
-    return write_file
+    options = Options(
+        safety=safety_of_writing,
+        timeout=60.0,
+        examples=(
+            ("make a file notes.txt that says hello", {"path": "notes.txt", "content": "hello\n"}),
+            ("write the word done into out/status.txt", {"path": "out/status.txt", "content": "done\n"}),
+        ),
+    )
+    return WritingTool(files, write_file, options)
 
 
 def _planned(files: Files, context: ToolContext, path: str, content: str) -> Change:

@@ -1,0 +1,194 @@
+"""`apply_patch`: unified diffs over several files, all or nothing."""
+
+import difflib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tools.files.bench import Bench, some_bench
+from treadle.tools.base import ToolError
+from treadle.tools.diffs import patched, read_patch
+from treadle.tools.folder import Folder
+from treadle.tools.text import diff
+
+bench = some_bench
+
+EDIT = "--- a/a.txt\n+++ b/a.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
+MAKE = "--- /dev/null\n+++ b/new/b.txt\n@@ -0,0 +1,2 @@\n+hello\n+world\n"
+DELETE = "--- a/c.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-gone\n"
+RENAME = "diff --git a/d.txt b/e/d.txt\nsimilarity index 100%\nrename from d.txt\nrename to e/d.txt\n"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_files_are_edited_made_deleted_and_renamed_at_once(bench: Bench) -> None:
+    bench.put("a.txt", "one\ntwo\nthree\n")
+    bench.put("c.txt", "gone\n")
+    bench.put("d.txt", "moved\n").chmod(0o755)
+    told = await bench.call("apply_patch", patch=EDIT + MAKE + DELETE + RENAME)
+    assert told.splitlines() == [
+        "Patched:",
+        "- a.txt: changed, 3 lines now",
+        "- new/b.txt: made, 2 lines now",
+        "- c.txt: deleted",
+        "- d.txt: deleted",
+        "- e/d.txt: made, 1 line now",
+    ]
+    assert contents(bench.workspace) == {
+        "a.txt": b"one\n2\nthree\n",
+        "new/b.txt": b"hello\nworld\n",
+        "e/d.txt": b"moved\n",
+    }
+    assert (bench.workspace / "e/d.txt").stat().st_mode & 0o777 == 0o755
+    assert bench.desk.held_when_kept == {
+        "a.txt": b"one\ntwo\nthree\n",
+        "new/b.txt": None,
+        "c.txt": b"gone\n",
+        "d.txt": b"moved\n",
+        "e/d.txt": None,
+    }
+
+
+async def test_one_hunk_that_does_not_fit_changes_nothing_at_all(bench: Bench) -> None:
+    bench.put("a.txt", "one\ntwo\nthree\n")
+    bench.put("c.txt", "something else\n")
+    before = contents(bench.workspace)
+    assert "Hunk 1 of c.txt does not fit" in await bench.refused("apply_patch", patch=EDIT + MAKE + DELETE)
+    assert contents(bench.workspace) == before and bench.desk.kept == []
+
+
+async def test_a_failure_while_writing_puts_back_what_was_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put("a.txt", "one\ntwo\nthree\n")
+    bench.put("c.txt", "gone\n")
+    before = contents(bench.workspace)
+    remove = Folder.remove
+
+    def failing(self: Folder, path: str) -> None:
+        if path == "c.txt":
+            raise ToolError("no room left on the device")
+        remove(self, path)
+
+    monkeypatch.setattr(Folder, "remove", failing)
+    assert "no room" in await bench.refused("apply_patch", patch=EDIT + MAKE + DELETE)
+    assert contents(bench.workspace) == before
+
+
+async def test_line_numbers_may_be_off_and_the_nearest_place_counts(bench: Bench) -> None:
+    file = bench.put("a.txt", "x\n" * 30 + "one\ntwo\nthree\n" + "x\n" * 5)
+    await bench.call("apply_patch", patch=EDIT)
+    assert file.read_text() == "x\n" * 30 + "one\n2\nthree\n" + "x\n" * 5
+
+
+async def test_context_that_is_not_there_to_the_letter_is_refused(bench: Bench) -> None:
+    bench.put("a.txt", "one\n two\nthree\n")
+    assert "does not fit" in await bench.refused("apply_patch", patch=EDIT)
+
+
+async def test_line_ends_and_encoding_survive_a_patch(bench: Bench) -> None:
+    file = bench.put("a.txt", "one\r\ntwo\r\nthree\r\n".encode("utf-16"))
+    await bench.call("apply_patch", patch=EDIT)
+    assert file.read_bytes() == "one\r\n2\r\nthree\r\n".encode("utf-16")
+
+
+async def test_paths_out_of_the_workspace_and_protected_ones_are_refused(bench: Bench) -> None:
+    for path in ("../out.txt", "/etc/motd", ".git/hooks/x", ".env"):
+        patch = MAKE.replace("b/new/b.txt", f"b/{path}" if not path.startswith("/") else path)
+        assert await bench.refused("apply_patch", patch=patch)
+    assert contents(bench.workspace) == {} and not (bench.workspace.parent / "out.txt").exists()
+
+
+async def test_making_what_is_there_and_patching_what_is_not_are_refused(bench: Bench) -> None:
+    bench.put("new/b.txt", "mine")
+    assert "is there already" in await bench.refused("apply_patch", patch=MAKE)
+    assert "no such file to patch" in await bench.refused("apply_patch", patch=EDIT)
+
+
+@pytest.mark.parametrize("patch", ["", "hello", "*** Begin Patch", "--- a/x\n"])
+async def test_what_is_no_diff_is_explained(bench: Bench, patch: str) -> None:
+    assert "not a unified diff" in await bench.refused("apply_patch", patch=patch)
+
+
+def test_the_policy_sees_the_files_of_a_patch(bench: Bench) -> None:
+    import json
+
+    tool = bench.tools["apply_patch"]
+    parsed = tool.parse(json.dumps({"patch": EDIT + RENAME}))
+    assert parsed.arguments["files"] == ["a.txt", "d.txt", "e/d.txt"]
+    assert tool.safety_of(parsed.arguments) == "caution"
+    hostile = tool.parse(json.dumps({"patch": EDIT + MAKE.replace("new/b.txt", "AGENTS.md")}))
+    assert tool.safety_of(hostile.arguments) == "destructive"
+
+
+async def test_a_file_changed_since_it_was_read_is_not_patched(bench: Bench) -> None:
+    bench.put("a.txt", "one\ntwo\nthree\n")
+    await bench.call("read_file", path="a.txt")
+    bench.put("a.txt", "one\ntwo\nthree\nfour\n")
+    assert "changed by somebody else" in await bench.refused("apply_patch", patch=EDIT)
+
+
+lines = st.lists(st.sampled_from(["a", "b", "", "-- x", "++ y", "@@", " c"]), max_size=12)
+texts = st.builds(lambda some, end: "\n".join(some) + end, lines, st.sampled_from(["", "\n"]))
+
+
+@given(texts, texts)
+def test_what_difflib_writes_is_applied_exactly(old: str, new: str) -> None:
+    made = diff(old.encode(), new.encode(), "f", most=None)
+    if not made:
+        assert old == new
+        return
+    (patch,) = read_patch(made)
+    assert patched(old, patch.hunks, "f") == new
+
+
+@given(texts, texts)
+def test_without_context_difflib_is_applied_exactly_too(old: str, new: str) -> None:
+    ended = [text if not text or text.endswith("\n") else text + "\n" for text in (old, new)]
+    made = "".join(difflib.unified_diff(*(text.splitlines(keepends=True) for text in ended), "a/f", "b/f", n=0))
+    if made:
+        assert patched(ended[0], read_patch(made)[0].hunks, "f") == ended[1]
+
+
+async def test_what_git_writes_is_applied_exactly(bench: Bench, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    environment = {**os.environ, "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words],
+            cwd=repository,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    def write(folder: Path, path: str, text: str) -> None:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+    git("init", "-q")
+    for folder in (repository, bench.workspace):
+        write(folder, "a.py", "".join(f"line {number}\n" for number in range(60)))
+        write(folder, "old name.txt", "kept\n" * 20)
+        write(folder, "gone.txt", "gone")
+    git("add", "-A")
+    git("commit", "-qm", "x")
+    write(repository, "a.py", "".join(f"line {number}{'!' if number in (3, 30, 59) else ''}\n" for number in range(60)))
+    write(repository, "new name.txt", "kept\n" * 20 + "more")
+    write(repository, "made.txt", "no end")
+    (repository / "old name.txt").unlink()
+    (repository / "gone.txt").unlink()
+    git("add", "-A")
+    await bench.call("apply_patch", patch=git("diff", "--cached", "-M"))
+    want = {path: data for path, data in contents(repository).items() if not path.startswith(".git/")}
+    assert contents(bench.workspace) == want

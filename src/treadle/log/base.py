@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from treadle.errors import BadInput
 from treadle.events import (
     LIMIT_REASONS,
     AnyDelta,
@@ -22,6 +24,8 @@ from treadle.events import (
     RunStarted,
     SessionRenamed,
 )
+from treadle.messages import writable
+from treadle.secrecy import secret_in
 
 Status = Literal["idle", "running", "waiting", "answered", "stopped", "failed", "cancelled"]
 
@@ -69,12 +73,16 @@ class SessionInfo(Struct, frozen=True):
 
 
 class SessionQuery(Struct, frozen=True):
-    """Which sessions to list, newest first. `text` is looked for in the name; `cursor` is a page's end."""
+    """Which sessions to list, newest first. `text` is looked for in the name; `cursor` is a page's end.
+
+    `parent` is the session that they were forked from or whose calls started them.
+    """
 
     status: Status | None = None
     agent: str = ""
     workspace: str = ""
     text: str = ""
+    parent: str = ""
     limit: int = 50
     cursor: str = ""
 
@@ -92,6 +100,74 @@ class Hit(Struct, frozen=True):
     session_id: str
     seq: int
     snippet: str
+
+
+MemoryKind = Literal["fact", "preference", "procedure"]
+LONGEST_MEMORY = 2000
+
+
+class Memory(Struct, frozen=True, omit_defaults=True):
+    """Something to be remembered. `scope` is the workspace where it holds, or empty: then it is the user's, anywhere.
+
+    `vector` is what the embedding model named `embedder` made of the text, where there was one at hand.
+    """
+
+    text: str
+    kind: MemoryKind = "fact"
+    scope: str = ""
+    session_id: str = ""
+    id: str = ""
+    at: float = 0.0
+    vector: tuple[float, ...] = ()
+    embedder: str = ""
+
+
+class Memories(ABC):
+    """What is remembered across sessions. Nothing of it is ever obeyed: it is shown as what somebody once noted."""
+
+    async def add(self, memory: Memory) -> Memory:
+        """Keep something; it gets its id and time. The same text in the same place is kept once.
+
+        Raises `BadInput` for what is empty, too long, or looks like a secret.
+        """
+        return await self._put(replace(memory, text=_memorable(memory.text)))
+
+    async def edit(self, memory_id: str, text: str) -> Memory:
+        """Change the text of something remembered; raises `NotFound`, or `BadInput` as `add` does."""
+        return await self._change(memory_id, _memorable(text))
+
+    @abstractmethod
+    async def _put(self, memory: Memory) -> Memory: ...
+
+    @abstractmethod
+    async def _change(self, memory_id: str, text: str) -> Memory: ...
+
+    @abstractmethod
+    async def get(self, memory_id: str) -> Memory:
+        """One of them; raises `NotFound`."""
+
+    @abstractmethod
+    async def list(self, scopes: Sequence[str] | None = None, limit: int = 1000) -> list[Memory]:
+        """All of these scopes, or of every scope, the oldest first."""
+
+    @abstractmethod
+    async def search(self, text: str, scopes: Sequence[str] | None = None, limit: int = 20) -> list[Memory]:
+        """Those that have any of the words of `text`, best first."""
+
+    @abstractmethod
+    async def delete(self, memory_id: str) -> None:
+        """Forget it; raises `NotFound`."""
+
+
+def _memorable(text: str) -> str:
+    text = writable(text).strip()
+    if not text:
+        raise BadInput("there is nothing to remember: the text is empty")
+    if len(text) > LONGEST_MEMORY:
+        raise BadInput(f"the text has {len(text)} characters; {LONGEST_MEMORY} can be remembered. Make it shorter")
+    if what := secret_in(text):
+        raise BadInput(f"this seems to hold {what}, and secrets are not remembered. Say it without; nothing was kept")
+    return text
 
 
 class Listing(Struct):
@@ -149,13 +225,27 @@ class Watch(ABC):
         """End the iteration now."""
 
 
+class Observer(Protocol):
+    """Sees what this process writes to any session: to count it, or to tell whoever lists sessions. Must be quick."""
+
+    def stored(self, session_id: str, facts: Sequence[AnyFact], seconds: float) -> None:
+        """These facts were just stored, which took so long."""
+        ...
+
+    def began(self, session_id: str) -> None:
+        """The first fragment came of what follows the last append."""
+        ...
+
+
 class Log(ABC):
     """Where facts are kept. Methods raise `NotFound` for an unknown session and `StoreError` for a bad store.
 
-    `listener` is called, in this process, when a session it has claimed got facts from outside.
+    `listener` is called, in this process, when a session it has claimed got facts from outside. `memories` is what
+    is remembered across the sessions of this store.
     """
 
     listener: Callable[[str], None] | None = None
+    observer: Observer | None = None
 
     @abstractmethod
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:

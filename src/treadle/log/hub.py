@@ -9,20 +9,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from treadle.events import AnyDelta, AnyFact, Delta, Event
+from msgspec.structs import replace
+
+from treadle.events import AnyDelta, AnyFact, Delta, Event, ReasoningDelta, TextDelta
 from treadle.log.base import Watch
 
 RING = 1024
 BATCH = 512
 
+Said = TextDelta | ReasoningDelta
 Read = Callable[[str, int, int], Awaitable[list[AnyFact]]]
+
+
+def joined(said: Sequence[Said], more: Sequence[Event]) -> list[Said]:
+    """Text and reasoning, joined as far as they follow each other; other fragments are of the moment only."""
+    result, pieces = list(said[:-1]), [said[-1].text] if said else []
+    last: Said | None = said[-1] if said else None
+    for delta in more:
+        if not isinstance(delta, TextDelta | ReasoningDelta):
+            continue
+        if last is not None and (type(delta) is not type(last) or delta.after != last.after):
+            result.append(replace(last, text="".join(pieces)))
+            pieces = []
+        last = delta
+        pieces.append(delta.text)
+    return [*result, replace(last, text="".join(pieces))] if last is not None else result
 
 
 class Channel:
     """What this process knows of one session that is claimed here or watched.
 
     Every fact after `floor` up to `head` is in `items`. `live` is where the events that follow the owner's
-    last append begin: what a late joiner still needs of the reply that is being written.
+    last append begin: what a late joiner still needs of the reply that is being written. Where the ring has
+    forgotten the first of them, `so_far` has their text joined.
     """
 
     __slots__ = (
@@ -33,6 +52,7 @@ class Channel:
         "items",
         "live",
         "most",
+        "so_far",
         "start",
         "waiting",
         "watchers",
@@ -45,6 +65,7 @@ class Channel:
         self.items: list[Event] = []
         self.start = 0
         self.live = 0
+        self.so_far: list[Said] = []
         self.epoch = 0
         self.watchers = 0
         self.waiting: set[asyncio.Future[None]] = set()
@@ -68,6 +89,7 @@ class Channel:
                 self.items.clear()
         if own:
             self.live = self.start + len(self.items)
+            self.so_far = []
         if len(self.items) >= self.most:
             self.trim()
         self.wake()
@@ -81,6 +103,7 @@ class Channel:
     def trim(self) -> None:
         """Forget the oldest events; half of what there may be at most, so that it happens seldom."""
         cut = len(self.items) - self.most // 2
+        self.so_far = joined(self.so_far, self.items[max(self.live - self.start, 0) : cut])
         for item in reversed(self.items[:cut]):
             if not isinstance(item, Delta):
                 self.floor = max(self.floor, item.seq)
@@ -149,16 +172,18 @@ class Hub:
         if channel is not None and facts:
             channel.tell(facts, own)
 
-    def publish(self, session_id: str, delta: AnyDelta) -> None:
-        """Show a fragment to whoever watches now, or joins before the next append."""
+    def publish(self, session_id: str, delta: AnyDelta) -> bool:
+        """Show a fragment to whoever watches now, or joins before the next append; whether it is the first such."""
         channel = self._channels.get(session_id)
         if channel is None:
-            return
+            return False
+        first = channel.start + len(channel.items) == channel.live
         channel.items.append(delta)
         if len(channel.items) >= channel.most:
             channel.trim()
         if channel.waiting:
             channel.wake()
+        return first
 
     def watch(self, session_id: str, after: int, head: int) -> Watch:
         """A watch of a session that exists and reaches `head`."""
@@ -208,6 +233,8 @@ class HubWatch(Watch):
         self._index = channel.live
         self._backlog: list[AnyFact] = []
         self._catching = catching
+        self._joining = True
+        self._said: list[Said] = []
         self._stop: int | None = None
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
@@ -258,6 +285,13 @@ class HubWatch(Watch):
     def _from_ring(self) -> Event | None:
         channel = self._channel
         items = channel.items
+        if self._joining:
+            self._joining = False
+            if channel.so_far and self._index == channel.live:
+                self._said = channel.so_far[::-1]
+                self._index = channel.start
+        if self._said:
+            return self._said.pop()
         place = max(self._index - channel.start, 0)
         while place < len(items):
             item = items[place]

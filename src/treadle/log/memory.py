@@ -26,6 +26,7 @@ from treadle.log.base import (
 )
 from treadle.log.hub import Hub
 from treadle.log.listing import cursor_after, first_line, holds, place_of
+from treadle.log.memories import PlainMemories
 from treadle.log.places import artifact_name, place_again, place_first, stamp_first, stamp_from
 from treadle.log.search import snippet, text_in, words_in
 
@@ -79,6 +80,7 @@ class MemoryLog(Log):
         self._sessions: dict[str, _Session] = {}
         self._made = 0
         self._closed = False
+        self.memories = PlainMemories(clock)
         self._hub = Hub(self.read)
 
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
@@ -100,6 +102,8 @@ class MemoryLog(Log):
         if wake:
             session.wake_at = now if session.wake_at is None else min(session.wake_at, now)
         self._hub.tell(session_id, facts)
+        if self.observer is not None:
+            self.observer.stored(session_id, facts, 0.0)
         if self.listener is not None and self._hub.is_claimed(session_id):
             self.listener(session_id)
         return Posted(tuple(facts), fresh=True)
@@ -166,6 +170,8 @@ class MemoryLog(Log):
             )
         session.add(facts, self._clock(), key)
         self._hub.tell(claim.session_id, facts, own=True)
+        if self.observer is not None:
+            self.observer.stored(claim.session_id, facts, 0.0)
 
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
         facts = self._get(session_id).facts
@@ -178,7 +184,8 @@ class MemoryLog(Log):
         return self._hub.watch(session_id, after, len(self._get(session_id).facts))
 
     def publish(self, session_id: str, delta: AnyDelta) -> None:
-        self._hub.publish(session_id, delta)
+        if self._hub.publish(session_id, delta) and self.observer is not None:
+            self.observer.began(session_id)
 
     async def info(self, session_id: str) -> SessionInfo:
         return self._get(session_id).info()
@@ -259,5 +266,6 @@ def _fits(session: _Session, query: SessionQuery) -> bool:
         (query.status is None or line.status == query.status)
         and (not query.agent or line.agent == query.agent)
         and (not query.workspace or line.workspace == query.workspace)
+        and (not query.parent or (line.parent is not None and line.parent.session_id == query.parent))
         and (not query.text or holds(line.name, query.text))
     )

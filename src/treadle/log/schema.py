@@ -58,6 +58,18 @@ MIGRATIONS: tuple[Migration, ...] = (
             PRIMARY KEY (session, id))""",
         "CREATE VIRTUAL TABLE words USING fts5 (text)",
     ),
+    (
+        """CREATE TABLE memories (
+            num INTEGER PRIMARY KEY AUTOINCREMENT,
+            id TEXT NOT NULL UNIQUE,
+            scope TEXT NOT NULL,
+            body BLOB NOT NULL)""",
+        "CREATE INDEX memories_scope ON memories (scope)",
+        "CREATE VIRTUAL TABLE memory_words USING fts5 (text)",
+        # Parents are few and looked for by the session they name, which stands in their JSON.
+        """CREATE INDEX sessions_parent ON sessions (json_extract(CAST(parent AS TEXT), '$.session_id'))
+            WHERE parent IS NOT NULL""",
+    ),
 )
 
 

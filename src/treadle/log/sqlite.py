@@ -33,6 +33,7 @@ from treadle.log.base import (
 )
 from treadle.log.hub import Channel, Hub
 from treadle.log.listing import cursor_after, first_line, holds, place_of
+from treadle.log.memories import SqliteMemories
 from treadle.log.owner import is_gone
 from treadle.log.places import artifact_name, place_again, place_first, stamp_first, stamp_from
 from treadle.log.rows import (
@@ -74,6 +75,7 @@ _PAGE = f"""SELECT {LINE} FROM sessions WHERE num IN (
         SELECT num FROM sessions
         WHERE (:status IS NULL OR status = :status) AND (:agent = '' OR agent = :agent)
         AND (:workspace = '' OR workspace = :workspace) AND (:text = '' OR holds(name, :text))
+        AND (:parent = '' OR (parent IS NOT NULL AND json_extract(CAST(parent AS TEXT), '$.session_id') = :parent))
         AND (updated_at, num) < (:updated_at, :num) ORDER BY updated_at DESC, num DESC LIMIT :limit)
     ORDER BY updated_at DESC, num DESC"""
 _SEARCH = f"""SELECT sessions.id, words.rowid & {SEQ}, snippet(words, 0, '', '', '…', 24)
@@ -101,6 +103,7 @@ class SqliteLog(Log):
         self._store = Store(self.path, durability, busy_timeout)
         with self._store.reading as db:
             db.create_function("holds", 2, holds, deterministic=True)
+        self.memories = SqliteMemories(self._store, clock)
         self._hub = Hub(self.read, on_wait=self._keep_polling)
         self._numbers: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +122,7 @@ class SqliteLog(Log):
         stamp_first(facts, placed)
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> Posted:
-        now = self._clock()
+        now, began = self._clock(), time.perf_counter()
         with self._store.write as db:
             row = row_of(db, f"SELECT num, {HEAD} FROM sessions WHERE id = ?", session_id)
             if row is None:
@@ -133,6 +136,8 @@ class SqliteLog(Log):
                 use_key(db, num, key, head, len(facts))
             db.execute(_POST, (*moved(now, listing_of(facts)), wake, now, now, num))
         self._hub.tell(session_id, facts)
+        if self.observer is not None:
+            self.observer.stored(session_id, facts, time.perf_counter() - began)
         if self.listener is not None and self._hub.is_claimed(session_id):
             self.listener(session_id)
         return Posted(tuple(facts), fresh=True)
@@ -210,6 +215,7 @@ class SqliteLog(Log):
     async def append(self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "") -> None:
         if not facts:
             return
+        began = time.perf_counter()
         stamp_from(facts, expected_seq, self._clock())
         change = listing_of(facts)
         if key or change != UNCHANGED:
@@ -219,6 +225,8 @@ class SqliteLog(Log):
                 if not append_facts(db, self._number(claim.session_id), claim, facts):
                     raise self._refusal(db, claim, expected_seq)
         self._hub.tell(claim.session_id, facts, own=True)
+        if self.observer is not None:
+            self.observer.stored(claim.session_id, facts, time.perf_counter() - began)
 
     def _append_more(self, claim: Claim, facts: Sequence[AnyFact], key: str, change: Listing) -> None:
         """Append facts that change the session's line, or have a key."""
@@ -276,7 +284,8 @@ class SqliteLog(Log):
         return self._hub.watch(session_id, after, row[0])
 
     def publish(self, session_id: str, delta: AnyDelta) -> None:
-        self._hub.publish(session_id, delta)
+        if self._hub.publish(session_id, delta) and self.observer is not None:
+            self.observer.began(session_id)
 
     async def info(self, session_id: str) -> SessionInfo:
         with self._store.reading as db:

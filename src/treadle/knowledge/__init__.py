@@ -1,0 +1,1 @@
+"""What people have written for agents: agents, skills and AGENTS.md as markdown, and what was remembered."""

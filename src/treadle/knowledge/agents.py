@@ -1,0 +1,125 @@
+"""Agents as markdown: front matter and instructions, in files of their own or in `## Name` sections of an AGENTS.md.
+
+An agent of a workspace can narrow what its user allows; it can never widen it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal, cast, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from treadle.knowledge.base import Origin, Problem
+from treadle.knowledge.markdown import Document, Fields, read_document
+
+Posture = Literal["cautious", "balanced", "trusting"]
+POSTURES: tuple[Posture, ...] = get_args(Posture)
+MOST_STEPS = 200
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")
+_SECTION = re.compile(r"^##[ \t]+(.+?)[ \t]*#*[ \t]*$")
+_HEADING = re.compile(r"^#{1,2}[ \t]")
+_CODE = re.compile(r"^[ \t]*(```|~~~)")
+
+
+class AgentFile(Struct, frozen=True):
+    """An agent as somebody wrote it down. None leaves a setting as it is without an agent of that name."""
+
+    name: str
+    instructions: str
+    description: str = ""
+    model: str = ""
+    steps: int | None = None
+    max_calls: int | None = None
+    tools: tuple[str, ...] | None = None
+    posture: Posture = "balanced"
+    temperature: float | None = None
+    web: bool | None = None
+    origin: Origin = "builtin"
+    path: str = ""
+    line: int = 1
+
+
+def read_agent(path: str, text: str, name: str, origin: Origin) -> tuple[AgentFile | None, list[Problem]]:
+    """The agent in a file, and what is wrong with it; one that cannot be understood is no agent."""
+    document = read_document(path, text)
+    if isinstance(document, Problem):
+        return None, [document]
+    if not document.fields:
+        return None, [Problem(path, 1, "an agent needs front matter: a line of ---, `description: …`, and --- again")]
+    return _agent(document, name, origin)
+
+
+def _agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | None, list[Problem]]:
+    fields = Fields(document)
+    steps, calls = fields.whole("steps", 0, MOST_STEPS), fields.whole("max_calls", 0, 10_000)
+    agent = AgentFile(
+        name=fields.text("name", 64) or name,
+        instructions=document.body,
+        description=fields.text("description"),
+        model=fields.text("model", 200),
+        steps=steps,
+        max_calls=calls,
+        tools=fields.words("tools"),
+        posture=cast("Posture", fields.choice("posture", POSTURES) or "balanced"),
+        temperature=fields.number("temperature", 0, 2),
+        web=fields.flag("web"),
+        origin=origin,
+        path=document.path,
+        line=document.first,
+    )
+    if not NAME.fullmatch(agent.name):
+        fields.wrong("name", f"{agent.name!r} cannot be an agent's name: use letters, digits, blanks, dots, _ and -")
+    if fields.problems:
+        return None, fields.problems
+    notes = [document.problem(field, f"{field!r} is not a field of an agent; ignored") for field in fields.unknown()]
+    if origin == "workspace" and agent.posture == "trusting":
+        agent = replace(agent, posture="balanced")
+        why = "a workspace cannot widen what its user allows: taken as balanced. Put the agent into your own folder"
+        notes.append(document.problem("posture", why))
+    return agent, notes
+
+
+def sections(path: str, text: str) -> tuple[str, list[tuple[str, Document | Problem]]]:
+    """An AGENTS.md without the sections that are agents, and those: a `## Name` with front matter right below it."""
+    lines, kept, found = text.split("\n"), list[str](), list[tuple[str, Document | Problem]]()
+    starts = list(_headings(lines))
+    ends = [*starts[1:], len(lines)]
+    kept.extend(lines[: starts[0]] if starts else lines)
+    for start, end in zip(starts, ends, strict=True):
+        title = _SECTION.match(lines[start])
+        below = next((place for place in range(start + 1, end) if lines[place].strip()), end)
+        if title is None or below == end or lines[below].rstrip() != "---":
+            kept.extend(lines[start:end])
+            continue
+        document = read_document(path, "\n".join(lines[below:end]), below + 1)
+        found.append((title[1], document))
+    return "\n".join(kept).strip(), found
+
+
+def _headings(lines: list[str]) -> Iterator[int]:
+    """Where sections begin; a line of code is no heading."""
+    code = False
+    for place, line in enumerate(lines):
+        if _CODE.match(line):
+            code = not code
+        elif not code and _HEADING.match(line):
+            yield place
+
+
+def read_sections(path: str, text: str, origin: Origin) -> tuple[str, list[AgentFile], list[Problem]]:
+    """The instructions in an AGENTS.md, the agents in it, and what is wrong with them."""
+    rest, found = sections(path, text)
+    agents: list[AgentFile] = []
+    problems: list[Problem] = []
+    for name, document in found:
+        if isinstance(document, Problem):
+            problems.append(document)
+            continue
+        agent, wrong = _agent(document, name, origin)
+        problems.extend(wrong)
+        if agent is not None:
+            agents.append(agent)
+    return rest, agents, problems

@@ -1,0 +1,77 @@
+"""AGENTS.md: from the project's root down to the workspace, and nested ones once a file below them is touched."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import cast
+
+from treadle.knowledge.agents import AgentFile, read_sections
+from treadle.knowledge.base import Origin, Problem
+from treadle.knowledge.reading import read_beneath
+from treadle.messages import Json
+
+FILE = "AGENTS.md"
+DEEPEST = 32
+_PATH = re.compile(r"(^|_)(path|file|filename|folder|directory|dir)s?$")
+
+
+def chain(workspace: Path) -> list[tuple[str, Path]]:
+    """The folders whose AGENTS.md counts, the outermost first: those from the project's root to the workspace.
+
+    The root is the nearest folder with a `.git`; without one only the workspace itself counts. The user's home is
+    never the root of a project by accident.
+    """
+    here = workspace.absolute()
+    above = [here, *here.parents]
+    root = next((folder for folder in above if os.path.lexists(folder / ".git") and folder != Path.home()), here)
+    inside = above[: above.index(root) + 1]
+    return [(f"{os.path.relpath(folder, here)}/{FILE}".removeprefix("./"), folder) for folder in reversed(inside)]
+
+
+def read_chain(workspace: Path) -> tuple[list[tuple[str, str]], list[AgentFile], list[Problem]]:
+    """The instructions of each AGENTS.md, as (path, text), with the agents in them and what is wrong."""
+    texts: list[tuple[str, str]] = []
+    agents: list[AgentFile] = []
+    problems: list[Problem] = []
+    for shown, folder in chain(workspace):
+        text = read_beneath(folder, (FILE,))
+        if text is None:
+            continue
+        rest, found, wrong = read_sections(str(folder / FILE), text, "workspace")
+        agents.extend(found)
+        problems.extend(wrong)
+        if rest:
+            texts.append((shown, rest))
+    return texts, agents, problems
+
+
+def nested(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
+    """The AGENTS.md of the folders between the workspace and the files that a call names, as (path, text)."""
+    for parts in sorted(set(_folders(workspace, arguments))):
+        for depth in range(1, min(len(parts), DEEPEST) + 1):
+            text = read_beneath(workspace, (*parts[:depth], FILE))
+            if text is not None and (rest := read_sections(FILE, text, "workspace")[0]):
+                yield "/".join((*parts[:depth], FILE)), rest
+
+
+def _folders(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, ...]]:
+    for name, value in arguments.items():
+        if not _PATH.search(name):
+            continue
+        for path in cast("list[Json]", value) if isinstance(value, list) else [value]:
+            if not isinstance(path, str) or not path or "\0" in path or len(path) > 4096:
+                continue
+            parts = PurePosixPath(os.path.normpath(os.path.join(workspace, path)))
+            if parts.is_relative_to(workspace) and parts != PurePosixPath(workspace):
+                inside = parts.relative_to(workspace).parts
+                yield inside if os.path.isdir(parts) else inside[:-1]
+
+
+def framed(path: str, text: str, origin: Origin = "workspace") -> str:
+    """An instruction file as the model is shown it."""
+    body = re.sub(r"<(/?file\b)", r"<\\\1", text, flags=re.IGNORECASE)
+    where = "the user's own folder" if origin == "user" else "the workspace"
+    return f'<file path="{path}" from="{where}">\n{body}\n</file>'

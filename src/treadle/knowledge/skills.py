@@ -1,0 +1,128 @@
+"""Skills in the Agent Skills format: a folder with a SKILL.md. Reading them, and telling when one is called for.
+
+Triggers are not part of the format, so they stand in its `metadata`, as text; `triggers:` with lists is read as well.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from treadle.knowledge.base import Origin, Problem, Skill
+from treadle.knowledge.markdown import Fields, read_document
+from treadle.knowledge.reading import folders_beneath, read_beneath
+
+FILE = "SKILL.md"
+MOST = 200
+LONGEST_MESSAGE = 20_000
+_NAME = re.compile(r"[^\W_]+(-[^\W_]+)*")
+_REGEX = re.compile(r"\\[bdswBDSW]|\(\?|\[\^?\w-\w|\.\*|\.\+")
+
+
+def read_skills(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[Skill], list[Problem]]:
+    """The skills in a folder, sorted by name; a link is never followed."""
+    skills: list[Skill] = []
+    problems: list[Problem] = []
+    for name in folders_beneath(folder, parts)[:MOST]:
+        text = read_beneath(folder, (*parts, name, FILE))
+        if text is None:
+            continue
+        place = folder.joinpath(*parts, name)
+        skill, wrong = read_skill(str(place / FILE), text, name, origin)
+        problems.extend(wrong)
+        if skill is not None:
+            skills.append(skill)
+    return skills, problems
+
+
+def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill | None, list[Problem]]:
+    """The skill in a SKILL.md, and what is wrong with it."""
+    document = read_document(path, text)
+    if isinstance(document, Problem):
+        return None, [document]
+    fields = Fields(document)
+    name = unicodedata.normalize("NFKC", fields.text("name", 64))
+    description = fields.text("description", 1024)
+    if not _NAME.fullmatch(name) or name != name.lower():
+        fields.wrong("name", "name must be lower-case letters, digits and single hyphens, such as pdf-forms")
+    elif name != unicodedata.normalize("NFKC", folder):
+        fields.wrong("name", f"name is {name!r}, but its folder is {folder!r}; they must be the same")
+    if not description:
+        fields.wrong("description", "description is missing: say what the skill does and when to use it")
+    for field in ("license", "compatibility", "allowed-tools"):
+        fields.document.fields.get(field)
+    triggers, metadata = fields.inside("triggers"), fields.inside("metadata")
+    keywords = (triggers.words("keywords") or ()) + (metadata.words("keywords") or ())
+    patterns = (triggers.words("patterns") or ()) + _lines(metadata.text("patterns", 2000))
+    always = triggers.flag("always") or metadata.flag("always") or False
+    problems = [*fields.problems, *triggers.problems, *metadata.problems]
+    if problems:
+        return None, problems
+    notes = [
+        document.problem("metadata", f"pattern {pattern!r}: only * is special here, not a regular expression")
+        for pattern in patterns
+        if _REGEX.search(pattern)
+    ]
+    place = str(Path(path).parent)
+    return Skill(name, description, document.body, place, origin, keywords, patterns, always), notes
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+def triggered(skills: Mapping[str, Skill], message: str) -> list[Skill]:
+    """The skills that a message calls for by a keyword or a pattern, sorted by name."""
+    text = _folded(message[:LONGEST_MESSAGE])
+    lines = text.splitlines()
+    return [
+        skill
+        for _, skill in sorted(skills.items())
+        if skill.enabled
+        and not skill.always
+        and (_has_word(skill.keywords, text) or any(_fits(p, line) for p in skill.patterns for line in lines))
+    ]
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def _has_word(keywords: Iterable[str], text: str) -> bool:
+    return any(re.search(rf"(?<!\w){re.escape(_folded(word))}(?!\w)", text) for word in keywords if word.strip())
+
+
+def _fits(pattern: str, line: str) -> bool:
+    """Whether the pieces between the stars stand in the line, in order. Takes linear time, whatever the pattern."""
+    place = 0
+    pieces = [piece for piece in _folded(pattern).split("*") if piece.strip()]
+    for piece in pieces:
+        found = line.find(piece, place)
+        if found < 0:
+            return False
+        place = found + len(piece)
+    return bool(pieces)
+
+
+def framed(skill: Skill) -> str:
+    """A skill's text as the model is shown it."""
+    body = re.sub(r"<(/?skills?\b)", r"<\\\1", skill.body, flags=re.IGNORECASE)
+    where = "the workspace" if skill.origin == "workspace" else "the user"
+    return f'<skill name="{skill.name}" from="{where}">\n{body}\n</skill>'
+
+
+def index(skills: Mapping[str, Skill]) -> str:
+    """What is always said of skills: names and descriptions, and in full those that always apply."""
+    usable = [skill for _, skill in sorted(skills.items()) if skill.enabled]
+    listed = [f"- {skill.name}: {_one_line(skill.description)}" for skill in usable if not skill.always]
+    parts = [framed(skill) for skill in usable if skill.always]
+    if listed:
+        head = "Skills that can be read with use_skill when what is asked for is what they are for:"
+        parts.insert(0, "\n".join(("<skills>", head, *listed, "</skills>")))
+    return "\n\n".join(parts)
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"<(/?skills?\b)", r"<\\\1", " ".join(text.split()), flags=re.IGNORECASE)

@@ -1,0 +1,137 @@
+"""What is remembered, kept in the same store as the sessions: in a table with full-text search, or in a list.
+
+What may be kept is decided by the port; how vectors and words are weighed against each other is in knowledge/recall.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from treadle.errors import NotFound
+from treadle.log.base import Memories, Memory
+from treadle.log.search import words_in
+from treadle.log.store import Store
+
+_decoder = msgspec.json.Decoder(Memory)
+
+
+def _new(memory: Memory, now: float) -> Memory:
+    return replace(memory, id=f"mem_{os.urandom(8).hex()}", at=memory.at or now)
+
+
+def _unknown(memory_id: str) -> NotFound:
+    return NotFound(f"nothing is remembered as {memory_id!r}; it may have been forgotten already")
+
+
+class PlainMemories(Memories):
+    """Memories that live as long as this object."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._kept: dict[str, Memory] = {}
+
+    async def _put(self, memory: Memory) -> Memory:
+        for known in self._kept.values():
+            if (known.scope, known.text) == (memory.scope, memory.text):
+                return known
+        memory = _new(memory, self._clock())
+        self._kept[memory.id] = memory
+        return memory
+
+    async def _change(self, memory_id: str, text: str) -> Memory:
+        memory = replace(await self.get(memory_id), text=text, vector=(), embedder="")
+        self._kept[memory_id] = memory
+        return memory
+
+    async def get(self, memory_id: str) -> Memory:
+        if memory_id not in self._kept:
+            raise _unknown(memory_id)
+        return self._kept[memory_id]
+
+    async def list(self, scopes: Sequence[str] | None = None, limit: int = 1000) -> list[Memory]:
+        return [memory for memory in self._kept.values() if scopes is None or memory.scope in scopes][:limit]
+
+    async def search(self, text: str, scopes: Sequence[str] | None = None, limit: int = 20) -> list[Memory]:
+        wanted = set(words_in(text))
+        found: list[tuple[int, int, Memory]] = []
+        for number, memory in enumerate(await self.list(scopes, len(self._kept))):
+            score = len(wanted & set(words_in(memory.text)))
+            if score:
+                found.append((-score, number, memory))
+        return [memory for _, _, memory in sorted(found, key=lambda entry: entry[:2])[:limit]]
+
+    async def delete(self, memory_id: str) -> None:
+        await self.get(memory_id)
+        del self._kept[memory_id]
+
+
+class SqliteMemories(Memories):
+    """Memories in the file of an SQLite log."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store, self._clock = store, clock
+
+    async def _put(self, memory: Memory) -> Memory:
+        with self._store.write as db:
+            for (body,) in db.execute("SELECT body FROM memories WHERE scope = ?", (memory.scope,)):
+                known = _decoder.decode(body)
+                if known.text == memory.text:
+                    return known
+            memory = _new(memory, self._clock())
+            num = db.execute(
+                "INSERT INTO memories (id, scope, body) VALUES (?, ?, ?)",
+                (memory.id, memory.scope, msgspec.json.encode(memory)),
+            ).lastrowid
+            db.execute("INSERT INTO memory_words (rowid, text) VALUES (?, ?)", (num, memory.text))
+        return memory
+
+    async def _change(self, memory_id: str, text: str) -> Memory:
+        with self._store.write as db:
+            num, memory = self._row(memory_id)
+            memory = replace(memory, text=text, vector=(), embedder="")
+            db.execute("UPDATE memories SET body = ? WHERE num = ?", (msgspec.json.encode(memory), num))
+            db.execute("UPDATE memory_words SET text = ? WHERE rowid = ?", (text, num))
+        return memory
+
+    async def get(self, memory_id: str) -> Memory:
+        with self._store.reading:
+            return self._row(memory_id)[1]
+
+    async def list(self, scopes: Sequence[str] | None = None, limit: int = 1000) -> list[Memory]:
+        where, values = _within(scopes)
+        with self._store.reading as db:
+            rows = db.execute(f"SELECT body FROM memories WHERE {where} ORDER BY num LIMIT ?", (*values, limit))
+            return [_decoder.decode(body) for (body,) in rows]
+
+    async def search(self, text: str, scopes: Sequence[str] | None = None, limit: int = 20) -> list[Memory]:
+        match = " OR ".join(f'"{word}"' for word in dict.fromkeys(words_in(text)))
+        if not match:
+            return []
+        where, values = _within(scopes)
+        query = f"""SELECT body FROM memory_words JOIN memories ON memories.num = memory_words.rowid
+            WHERE memory_words MATCH ? AND {where} ORDER BY rank, num LIMIT ?"""
+        with self._store.reading as db:
+            return [_decoder.decode(body) for (body,) in db.execute(query, (match, *values, limit))]
+
+    async def delete(self, memory_id: str) -> None:
+        with self._store.write as db:
+            num, _ = self._row(memory_id)
+            db.execute("DELETE FROM memory_words WHERE rowid = ?", (num,))
+            db.execute("DELETE FROM memories WHERE num = ?", (num,))
+
+    def _row(self, memory_id: str) -> tuple[int, Memory]:
+        row: Any = self._store.db().execute("SELECT num, body FROM memories WHERE id = ?", (memory_id,)).fetchone()
+        if row is None:
+            raise _unknown(memory_id)
+        return row[0], _decoder.decode(row[1])
+
+
+def _within(scopes: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+    if scopes is None:
+        return "1", ()
+    return f"scope IN ({', '.join('?' * len(scopes))})", tuple(scopes)

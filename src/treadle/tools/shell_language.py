@@ -162,6 +162,8 @@ class _Reader:
                 self._substitution(node)
             case "expansion" if re.search(r"@[A-Z]\}$", _text(node)):  # `${x@P}` runs what is in x
                 self._unknown(_text(node))
+            case "arithmetic_expansion" if "'" in _text(node):  # which quotes nothing there
+                self._unknown(_text(node))
             case _:
                 for child in node.named_children:
                     self._visit(child, fed=fed)

@@ -282,8 +282,10 @@ def test_what_bash_runs_was_read_beforehand(stubs: Path, command: str) -> None:
     called.write_text("")
     environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "CALLED": str(called), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(["bash", "-c", command], env=environment, cwd=stubs, capture_output=True, timeout=60)
-    if b"syntax error" not in done.stderr and "<<" not in command:
-        assert all(part.kind != "unknown" for part in parts_of(command)), texts(command)
+    if any(part.kind == "unknown" for part in parts_of(command)):
+        # Asked for, then; but only where the grammar is known to fall short.
+        assert b"syntax error" in done.stderr or "<<" in command or "((" in command, texts(command)
+        return
     read = [[word.text for word in part.words] for part in parts_of(command)]
     for one in filter(None, called.read_text().split("\035")):
         ran = one.split("\036")[:-1]

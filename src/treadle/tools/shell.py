@@ -1,0 +1,238 @@
+"""`shell`: a command in bash, behind the sandbox's walls. What it would do is read and classed before it is judged.
+
+The folder it ends in is where the next one starts. Standard input is closed, and nothing outlives the call.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from treadle.events import Safety, Tier
+from treadle.messages import Json, ToolSpec
+from treadle.policy import Assessment
+from treadle.sandbox.base import Bounds, Ended, Job, Sandbox, SandboxUnavailable
+from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, ToolResult, Trait
+from treadle.tools.kept import KeptFiles
+from treadle.tools.shell_language import commands_of, parts_of
+from treadle.tools.shell_safety import classify
+from treadle.tools.snapshot import keeping
+
+FOLDER = "treadle.folder"
+"""The note that says in which folder of the workspace the last command ended."""
+
+LONGEST = 600.0
+_MOST_CHARACTERS = 100_000
+_OVER = {
+    "memory": "it used more than {bounds.memory_mb} MB of memory",
+    "processes": "it started more than {bounds.processes} processes",
+    "output": "it wrote more than {bounds.output_bytes} bytes of output",
+    "disk": "it wrote more than {bounds.disk_mb} MB into the workspace",
+}
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+    command: str
+    timeout_s: float = 120.0
+
+
+class Shell(Tool):
+    """Run commands. `network` lets them reach public hosts, or only `allow_hosts`; `kept` makes changes rewindable."""
+
+    aliases = ("bash",)
+    timeout = LONGEST + 60
+    on_error = "tell"  # a command that fails has been run: it is never repeated unasked
+    spec = ToolSpec(
+        name="shell",
+        description=(
+            "Run a command in bash, in the workspace. Its output is the result; when it fails, its exit code is told. "
+            "`cd` lasts until the next call, variables do not. There is no input and no terminal. "
+            "Commands run in a sandbox: only the workspace and /tmp can be written, and .git cannot. "
+            'Example: {"command": "grep -rn TODO src | head"}.'
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "what to run; several lines are fine"},
+                "timeout_s": {
+                    "type": "number",
+                    "description": f"seconds until it is stopped, {LONGEST:g} at most (default 120)",
+                },
+            },
+            "required": ["command"],
+        },
+        examples=(
+            ("list the files here", {"command": "ls -la"}),
+            ("how many lines does app.py have", {"command": "wc -l app.py"}),
+            ("run the tests", {"command": "make test", "timeout_s": 300}),
+        ),
+    )
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        kept: KeptFiles | None = None,
+        *,
+        network: bool = False,
+        allow_hosts: tuple[str, ...] = (),
+        bounds: Bounds | None = None,
+        env_files: bool = False,
+    ) -> None:
+        self._sandbox, self._kept = sandbox, kept
+        self._network, self._allow_hosts = network, allow_hosts
+        self._bounds, self._env_files = bounds or Bounds(), env_files
+
+    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+        return classify(parts_of(str(arguments.get("command", ""))), "")[0]
+
+    def assess(self, parsed: Parsed, workspace: Path) -> Assessment:
+        parts = parts_of(parsed.arguments["command"])
+        safety, why = classify(parts, os.path.realpath(workspace))
+        return Assessment(safety, why, commands_of(parts))
+
+    def traits_of(self, tier: Tier) -> frozenset[Trait]:
+        if tier == "full" or self._network:
+            strangers = self._network and not self._allow_hosts
+            return frozenset(("private", "way_out", "untrusted") if strangers else ("private", "way_out"))
+        return frozenset(("private",))
+
+    def sandbox_of(self, tier: Tier) -> str:
+        return "none" if tier == "full" else self._sandbox.probe().level
+
+    def parse(self, arguments: str) -> Parsed:
+        try:
+            asked = msgspec.json.decode(arguments or "{}", type=_Asked, strict=False)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise ToolInputError(f"The arguments of shell do not fit: {error}.") from None
+        if not asked.command.strip():
+            raise ToolInputError("shell: the command is empty.")
+        if "\0" in asked.command or len(asked.command) > _MOST_CHARACTERS:
+            raise ToolInputError(
+                f"shell: a command holds no NUL and at most {_MOST_CHARACTERS} characters. Put the rest into a file."
+            )
+        if not 0 < asked.timeout_s <= LONGEST:
+            raise ToolInputError(f"shell: timeout_s is more than 0 and at most {LONGEST:g}.")
+        values: dict[str, Json] = {"command": asked.command, "timeout_s": asked.timeout_s}
+        return Parsed(values, values)
+
+    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+        command, bounds = parsed.arguments["command"], replace(self._bounds, wall_s=parsed.arguments["timeout_s"])
+        workspace = _real(context.workspace)
+        folder, lost = _starting_folder(context, workspace)
+        output = _Output(context)
+        job = Job(
+            argv=("bash", "-c", output.reporting(command)),
+            workspace=workspace,
+            cwd=folder,
+            network=self._network,
+            allow_hosts=self._allow_hosts,
+            bounds=bounds,
+            env_files=self._env_files,
+        )
+        reads = classify(parts_of(command), str(workspace))[0] == "safe"
+        try:
+            async with keeping(self._kept, context) if self._kept and not reads else contextlib.nullcontext():
+                if context.tier == "full":
+                    ended = await self._sandbox.run_on_host(job, output.feed)
+                else:
+                    ended = await self._sandbox.run_in_sandbox(job, output.feed)
+        except SandboxUnavailable as error:
+            raise ToolError(str(error)) from None
+        said = [lost, await _moved(context, workspace, folder, output.finish()), _ending(ended, bounds)]
+        text = "\n".join([output.text.rstrip("\n"), *(f"[{one}]" for one in said if one)]).lstrip("\n")
+        return ToolResult(text or "[no output]", ok=ended.code == 0)
+
+
+def _real(path: Path) -> Path:
+    return path.resolve()
+
+
+def _starting_folder(context: ToolContext, workspace: Path) -> tuple[str, str]:
+    """Where the last command ended, and a word when that is gone."""
+    folder = str(context.notes.get(FOLDER) or "")
+    place = os.path.realpath(workspace / folder)
+    if folder and (not Path(place).is_relative_to(workspace) or not os.path.isdir(place)):
+        return "", f"the folder {folder} is gone, so this ran in the workspace itself"
+    return folder, ""
+
+
+async def _moved(context: ToolContext, workspace: Path, before: str, ended_in: str) -> str:
+    """Keep the folder that a command ended in; a word when it changed."""
+    if not ended_in:
+        return ""
+    place = Path(ended_in)
+    inside = place.is_relative_to(workspace)
+    folder = str(place.relative_to(workspace)) if inside and place != workspace else ""
+    if folder != before:
+        await context.desk.note(FOLDER, folder)
+    if not inside:
+        return f"{ended_in} is outside the workspace: the next command starts in the workspace again"
+    return f"now in {folder or 'the workspace'}" if folder != before else ""
+
+
+def _ending(ended: Ended, bounds: Bounds) -> str:
+    match ended.reason:
+        case "exited":
+            return f"exit code {ended.code}" if ended.code else ""
+        case "signalled":
+            return f"ended by signal {ended.signal}"
+        case "wall":
+            return f"stopped after {bounds.wall_s:g} s, with all it had started. It may have had effects"
+        case reason:
+            return f"stopped: {_OVER[reason].format(bounds=bounds)}"
+
+
+class _Output:
+    """What a command writes, as text, as it comes. At its end bash tells the folder it is in; that is taken out."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self._context = context
+        self._mark = b"\0" + os.urandom(16).hex().encode() + b"\0"
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._held = b""
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def reporting(self, command: str) -> str:
+        """The command, in one line with what reports the folder, so that bash counts lines as its author does."""
+        mark = self._mark.strip(b"\0").decode()
+        report = f'printf "\\0%s\\0%s\\0" {mark} "$(pwd -P)" >&"$treadle_out"'
+        return f"exec {{treadle_out}}>&1; trap {shlex.quote(report)} EXIT; eval {shlex.quote(command)}"
+
+    def feed(self, data: bytes) -> None:
+        self._held += data
+        at = self._held.find(self._mark)
+        if at < 0:
+            at = self._begun()
+        data, self._held = self._held[:at], self._held[at:]
+        self._tell(self._decode(data))
+
+    def finish(self) -> str:
+        """Pass on what is left, without the report; the folder that was reported, or nothing."""
+        folder, rest = b"", self._held
+        if rest.startswith(self._mark):
+            folder, _, rest = rest[len(self._mark) :].partition(b"\0")
+        self._tell(self._decode(rest, final=True))
+        return os.fsdecode(folder)
+
+    def _begun(self) -> int:
+        """Where a mark may have begun whose end has not come yet."""
+        for size in range(min(len(self._mark) - 1, len(self._held)), 0, -1):
+            if self._held.endswith(self._mark[:size]):
+                return len(self._held) - size
+        return len(self._held)
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            self._context.output(text)

@@ -1,0 +1,248 @@
+"""The shell tool on the real sandbox: output as it comes, the folder that lasts, bounds, and nothing left behind."""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.tools.shell.kit import Terminal, needs_bubblewrap, needs_walls, note_of
+from treadle.events import Tier
+from treadle.sandbox import run as sandbox
+from treadle.sandbox.base import Bounds, Ended, Job, OnOutput, Probe, SandboxUnavailable
+from treadle.tools.base import ToolContext, ToolError, ToolInputError
+from treadle.tools.kept import KeptFiles
+from treadle.tools.shell import Shell, _Output
+
+pytestmark = needs_walls
+BOTH: list[Tier] = ["sandbox", "full"]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "workspace"
+    (folder / "src" / "deep").mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("tier", BOTH)
+async def test_the_output_of_a_command_is_the_result_and_is_heard_as_it_comes(workspace: Path, tier: Tier) -> None:
+    terminal = Terminal(workspace, tier=tier)
+    result = await terminal.run("echo out; echo err >&2; printf 'no newline'")
+    assert (result.text, result.ok) == ("out\nerr\nno newline", True)
+    assert "".join(terminal.heard) == "out\nerr\nno newline"
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "ok"),
+    [
+        ("true", "[no output]", True),
+        ("false", "[exit code 1]", False),
+        ("echo partly; exit 3", "partly\n[exit code 3]", False),
+        ("kill -9 $$", "[ended by signal 9]", False),
+        ("nosuchcommand", "bash: line 1: nosuchcommand: command not found\n[exit code 127]", False),
+        ("cat; echo end of input", "end of input", True),
+        ("set -e; false; echo never", "[exit code 1]", False),
+        ("set -- a b; echo $# $1", "2 a", True),
+        ("echo $# [$*]", "0 []", True),
+        ("exec echo replaced", "replaced", True),
+        ("trap 'echo mine' EXIT; echo body", "body\nmine", True),
+        ("exec > /dev/null; echo unheard", "[no output]", True),
+        ("printf '\\0nul\\0'", "\0nul\0", True),
+        ("if true; then\n  echo 'two\nlines'\nfi", "two\nlines", True),
+        ("cat <<'EOF'\n$HOME\nEOF", "$HOME", True),
+    ],
+)
+async def test_how_a_command_ended_is_told(workspace: Path, command: str, text: str, ok: bool) -> None:
+    result = await Terminal(workspace).run(command)
+    assert (result.text, result.ok) == (text, ok)
+
+
+@pytest.mark.parametrize("tier", BOTH)
+async def test_the_folder_of_one_command_is_where_the_next_one_starts(workspace: Path, tier: Tier) -> None:
+    terminal = Terminal(workspace, tier=tier)
+    assert await terminal.says("cd src/deep") == "[now in src/deep]"
+    assert await terminal.says("pwd") == str(workspace / "src" / "deep")
+    assert await terminal.says("cd ..; false") == "[now in src]\n[exit code 1]"
+    assert note_of(terminal.desk.notes) == "src"
+    assert await terminal.says("(cd deep); pwd") == str(workspace / "src")
+    assert await terminal.says("cd ..") == "[now in the workspace]"
+    assert note_of(terminal.desk.notes) == ""
+
+
+async def test_a_folder_outside_the_workspace_does_not_last_and_that_is_said(workspace: Path) -> None:
+    terminal = Terminal(workspace)
+    await terminal.says("cd src")
+    assert "/tmp is outside the workspace" in await terminal.says("cd /tmp && pwd")
+    assert await terminal.says("pwd") == str(workspace)
+
+
+async def test_a_folder_that_is_gone_is_said_and_the_workspace_taken(workspace: Path) -> None:
+    terminal = Terminal(workspace)
+    await terminal.says("mkdir gone; cd gone")
+    (workspace / "gone").rmdir()
+    assert await terminal.says("pwd") == f"{workspace}\n[the folder gone is gone, so this ran in the workspace itself]"
+
+
+async def test_a_folder_that_became_a_way_out_is_not_taken(workspace: Path, tmp_path: Path) -> None:
+    terminal = Terminal(workspace, tier="full")
+    await terminal.says("mkdir door; cd door")
+    (workspace / "door").rmdir()
+    (workspace / "door").symlink_to(tmp_path)
+    assert (await terminal.says("pwd")).startswith(f"{workspace}\n")
+
+
+@pytest.mark.parametrize("tier", BOTH)
+async def test_a_command_that_takes_too_long_is_stopped_with_all_it_started(workspace: Path, tier: Tier) -> None:
+    terminal = Terminal(workspace, tier=tier)
+    result = await terminal.run("echo begun; (setsid sleep 4321 &); sleep 4321", timeout_s=0.7)
+    assert not result.ok
+    assert result.text == "begun\n[stopped after 0.7 s, with all it had started. It may have had effects]"
+    assert not running("4321")
+
+
+@pytest.mark.parametrize("tier", BOTH)
+async def test_a_cancelled_command_is_gone_when_cancelling_returns(workspace: Path, tier: Tier) -> None:
+    terminal = Terminal(workspace, tier=tier)
+    task = asyncio.create_task(terminal.run("echo begun; (setsid sleep 4322 &); sleep 4322"))
+    await asyncio.wait_for(terminal.begun.wait(), 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not running("4322")
+
+
+def running(word: str) -> list[str]:
+    """Processes that have the word among their arguments."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if word.encode() in arguments:
+            found.append(entry.name)
+    return found
+
+
+async def test_more_output_than_is_allowed_stops_the_command(workspace: Path) -> None:
+    tool = Shell(sandbox, bounds=Bounds(output_bytes=10_000))
+    result = await Terminal(workspace, tool).run("yes")
+    assert not result.ok and result.text.endswith("[stopped: it wrote more than 10000 bytes of output]")
+
+
+@needs_bubblewrap
+async def test_a_command_cannot_write_outside_nor_into_git(workspace: Path) -> None:
+    terminal = Terminal(workspace)
+    text = await terminal.says("echo x > /etc/x; mkdir .git; echo x > .git/config; echo done > inside; ls -a")
+    assert "inside" in text and (workspace / "inside").read_text() == "done\n"
+    assert not Path("/etc/x").exists() and not (workspace / ".git").exists()
+
+
+async def test_the_sandbox_that_holds_is_told(workspace: Path) -> None:
+    assert Shell(sandbox).sandbox_of("sandbox") == sandbox.probe().level
+    assert Shell(sandbox).sandbox_of("read-only") == sandbox.probe().level
+    assert Shell(sandbox).sandbox_of("full") == "none"
+
+
+class NoWalls:
+    """A machine on which nothing holds."""
+
+    def probe(self) -> Probe:
+        return Probe("none", "nothing works", "install it")
+
+    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> Ended:
+        raise SandboxUnavailable("The command was not run. nothing works install it")
+
+    async def run_on_host(self, job: Job, on_output: OnOutput) -> Ended:
+        raise AssertionError("went without walls unasked")
+
+
+@pytest.mark.parametrize("tier", ["read-only", "sandbox"])
+async def test_without_walls_a_command_is_refused_with_what_to_install(workspace: Path, tier: Tier) -> None:
+    with pytest.raises(ToolError, match=r"not run.*install it"):
+        await Terminal(workspace, Shell(NoWalls()), tier).run("echo x")
+
+
+async def test_what_a_command_changes_is_kept_and_what_only_reads_is_not_looked_at(
+    workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / "a.txt").write_text("old")
+    kept = KeptFiles(tmp_path / "kept")
+    terminal = Terminal(workspace, Shell(sandbox, kept))
+    await terminal.says("cat a.txt")
+    assert not (tmp_path / "kept").exists()
+    await terminal.says("echo new > a.txt; echo b > b.txt")
+    (old, made) = terminal.desk.kept
+    assert (old.path, kept.get(old.before), made.path, made.before) == ("a.txt", b"old", "b.txt", "")
+    kept.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("{}", "command"),
+        ('{"command": "  "}', "empty"),
+        ('{"command": "ls", "stdin": "x"}', "stdin"),
+        ('{"command": "ls", "timeout_s": 0}', "timeout_s"),
+        ('{"command": "ls", "timeout_s": 601}', "at most 600"),
+        ('{"command": "ls", "timeout_s": "long"}', "timeout_s"),
+        ('{"command": "l\\u0000s"}', "NUL"),
+        ('{"command": 5', "do not fit"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told(arguments: str, problem: str) -> None:
+    with pytest.raises(ToolInputError, match=problem):
+        Shell(sandbox).parse(arguments)
+
+
+def test_the_time_may_come_as_a_model_writes_it() -> None:
+    assert Shell(sandbox).parse('{"command": "ls", "timeout_s": "5"}').arguments == {"command": "ls", "timeout_s": 5.0}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_output_may_be_cut_anywhere(size: int) -> None:
+    heard: list[str] = []
+    context = ToolContext("s", "c", Path("/"), output=heard.append)
+    output = _Output(context)
+    data = "é€😀 \0 begun\0".encode() + output._mark[:9] + b"x" + output._mark + b"/some/where\0" + "näch".encode()
+    for start in range(0, len(data), size):
+        output.feed(data[start : start + size])
+    assert output.finish() == "/some/where"
+    assert output.text == "".join(heard) == "é€😀 \0 begun\0" + output._mark[:9].decode() + "xnäch"
+
+
+def test_broken_utf8_is_shown_as_such() -> None:
+    output = _Output(ToolContext("s", "c", Path("/")))
+    output.feed(b"a\xff\xe2\x82")
+    assert output.finish() == "" and output.text == "a\ufffd\ufffd"
+
+
+def leftovers() -> tuple[int, int]:
+    """Children of this process, and its open descriptors."""
+    return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()), len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("calls", [60, pytest.param(1000, marks=pytest.mark.soak)])
+async def test_many_calls_leave_no_process_no_descriptor_and_no_temporary_file(
+    workspace: Path, tmp_path: Path, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    terminals = [Terminal(workspace), Terminal(workspace, tier="full")]
+    commands = ["true", "echo x | cat", "(sleep 5555 &); true", "false", "nosuchcommand"]
+    for terminal in terminals:
+        await terminal.says("true")
+    before = leftovers()
+    limit = asyncio.Semaphore(4)
+
+    async def one(number: int) -> None:
+        async with limit:
+            await terminals[number % 2].run(commands[number % len(commands)])
+
+    await asyncio.gather(*(one(number) for number in range(calls)))
+    after = leftovers()
+    assert after[0] <= before[0] and after[1] <= before[1] and not running("5555")
+    assert os.listdir(workspace) == ["src"] and os.listdir(tmp_path / "tmp") == []

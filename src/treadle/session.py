@@ -40,6 +40,7 @@ from treadle.state import State, fold
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
+    from treadle.rewind import Change, Rewind, Rewinder, What
     from treadle.spans import Span
 
 Content: TypeAlias = str | Part | Sequence[str | Part]
@@ -223,6 +224,26 @@ class Session:
                 kept = await self._log.get_artifact(self.id, fact.truncation.artifact)
                 await self._log.put_artifact(fork_id, kept.data, kept.media_type)
         return Session(self._coordinator, self.agent, fork_id)
+
+    async def changes(self, after: int = 0) -> list[Change]:
+        """How files differ from what they were at a position, as far as this session's calls changed them."""
+        return await self._rewinder().changes(after)
+
+    async def rewind(self, seq: int, what: What = "both", *, dry_run: bool = False, force: bool = False) -> Rewind:
+        """Go back to a position: files, conversation or both. `dry_run` only shows the diffs; nothing is ever lost.
+
+        Files that somebody else changed since are left alone unless `force`. Raises `Conflict` during a run.
+        """
+        return await self._rewinder().rewind(seq, what, dry_run=dry_run, force=force)
+
+    async def undo_rewind(self, *, dry_run: bool = False, force: bool = False) -> Rewind:
+        """Take the last rewind back; done twice, it is there again."""
+        return await self._rewinder().undo(dry_run=dry_run, force=force)
+
+    def _rewinder(self) -> Rewinder:
+        from treadle.rewind import Rewinder, kept_of
+
+        return Rewinder(self._coordinator, self.id, kept_of(self.agent.tools))
 
     async def artifact(self, artifact_id: str) -> Artifact:
         """Output that was too large for the model, whole."""

@@ -204,7 +204,7 @@ class Folder:
             data = file.read(cap + 1)
         if len(data) > cap:
             raise PathRefused(f"{name} grew past {cap} bytes while it was read.")
-        return Held(name, data, stat.S_IMODE(about.st_mode))
+        return Held(name, data, about.st_mode & 0o777)
 
     @contextmanager
     def _folder(self, name: str, flags: int = O_PATH or os.O_RDONLY) -> Generator[int]:

@@ -284,4 +284,4 @@ def _stat(entry: os.DirEntry[str]) -> _Stat | None:
         return None
     newest = max(about.st_mtime_ns, about.st_ctime_ns)
     stamp = f"{about.st_size}:{about.st_mtime_ns}:{about.st_ctime_ns}:{about.st_ino}"
-    return _Stat(about.st_size, stat.S_IMODE(about.st_mode), stamp, newest)
+    return _Stat(about.st_size, about.st_mode & 0o777, stamp, newest)

@@ -1,0 +1,35 @@
+"""A process that writes one file, and is killed after it has kept the old content of the next but before it writes."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from treadle import Agent
+from treadle.events import KeptFile
+from treadle.execute import LogDesk
+from treadle.testing import ScriptedModel, call
+from treadle.tools.files import file_tools
+from treadle.tools.kept import KeptFiles
+
+
+async def main(database: str, workspace: str, kept: str) -> None:
+    keep = LogDesk.keep
+
+    async def dying(self: LogDesk, files: Sequence[KeptFile], **given: Any) -> None:
+        await keep(self, files, **given)
+        if any(file.path == "a.txt" for file in files):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    LogDesk.keep = dying  # type: ignore[method-assign]
+    model = ScriptedModel(
+        call("write_file", path="b.txt", content="made"), call("write_file", path="a.txt", content="new")
+    )
+    agent = Agent(model, tools=file_tools(KeptFiles(kept)))
+    async with agent.session(database, workspace=workspace) as session:
+        await session.ask("go")
+
+
+asyncio.run(main(*sys.argv[1:]))

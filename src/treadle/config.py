@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from treadle.agent import Agent
     from treadle.log.base import Log
     from treadle.models.base import Model
+    from treadle.tools.base import Tool
 
 MOST_TURNS = 200
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
@@ -303,19 +305,33 @@ def _key_variable(settings: Settings) -> str:
     return _KEY_VARIABLE
 
 
-def build_agent(settings: Settings, model: Model | None = None, name: str = "default") -> Agent:
-    """The ready-made agent on these settings, with the model that `choose_model` gave."""
+def build_agent(
+    settings: Settings, model: Model | None = None, name: str = "default", more: Sequence[Tool] = ()
+) -> Agent:
+    """The ready-made agent on these settings, with the model that `choose_model` gave and `more` tools, as of MCP."""
     from treadle.agent import Agent
-    from treadle.tools.ask import AskUser
+    from treadle.toolbox import default_tools
 
     return Agent(
         model if model is not None else settings.model or None,
-        tools=[AskUser()],
+        tools=[*default_tools(), *more],
         instructions=_instructions(settings.system_prompt),
         name=name,
         limits=settings.limits(),
         grant=build_grant(settings),
     )
+
+
+@asynccontextmanager
+async def mcp_tools(settings: Settings) -> AsyncGenerator[list[Tool]]:
+    """The tools of the MCP servers that the user's file names; the servers live as long as the block."""
+    if not settings.mcp:
+        yield []
+        return
+    from treadle.toolbox import McpServers, mcp_servers
+
+    async with McpServers(mcp_servers(settings.mcp)) as servers:
+        yield await servers.tools()
 
 
 def build_grant(settings: Settings) -> Grant:

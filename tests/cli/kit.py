@@ -117,6 +117,7 @@ class Screen:
     def __init__(self, fd: int, pid: int) -> None:
         self.fd, self.pid = fd, pid
         self._screen = pyte.HistoryScreen(COLUMNS, ROWS, history=10_000, ratio=0.5)
+        self._screen.write_process_input = self.type
         self._stream = pyte.ByteStream(self._screen)
         self._changed = asyncio.Event()
         self.raw = b""

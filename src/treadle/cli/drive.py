@@ -115,6 +115,7 @@ class Show:
         if self.mode == "screen":
             apart = self.stream is not sys.stdout
             screen = Screen(self.stage, window=session.model.window, mine=message_id, apart=apart)
+            screen.asks_here = self._gate is not None
             return [screen] if self._gate is None else [screen, self._gate]
         return [Lines(sys.stdout if self.mode == "jsonl" else sys.stderr)]
 

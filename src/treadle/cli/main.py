@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "run": "do one thing and end",
+    "chat": "talk, and steer while it works",
     "sessions": "list, show, search, resume, continue, fork, rename, export, import, delete",
     "approvals": "answer what agents ask, in any session",
 }

@@ -12,7 +12,7 @@ from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, S
 from treadle.agent import SessionOptions
 from treadle.cli.find import find
 from treadle.cli.options import settings_of
-from treadle.config import Loaded, Settings, build_agent, choose_model, open_store
+from treadle.config import Loaded, Settings, build_agent, choose_model, mcp_tools, open_store
 from treadle.errors import BadInput
 from treadle.events import SessionCreated
 from treadle.log.base import Log, SessionInfo
@@ -65,17 +65,18 @@ async def _running(
     settings = loaded.settings
     model, reason = await choose_model(settings)
     try:
-        agent = build_agent(settings, model, info.agent if info is not None else DEFAULT_AGENT)
-        which: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}
-        if info is not None:
-            which["id"] = info.id
-        else:
-            which["new"], which["name"] = True, name
-        async with (
-            Runtime(log, [agent], recover=False) as runtime,
-            runtime.session(agent.name, **which) as session,
-        ):
-            yield Opened(session, runtime, agent, model, loaded, reason, info is None)
+        async with mcp_tools(settings) as more:
+            agent = build_agent(settings, model, info.agent if info is not None else DEFAULT_AGENT, more)
+            which: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}
+            if info is not None:
+                which["id"] = info.id
+            else:
+                which["new"], which["name"] = True, name
+            async with (
+                Runtime(log, [agent], recover=False) as runtime,
+                runtime.session(agent.name, **which) as session,
+            ):
+                yield Opened(session, runtime, agent, model, loaded, reason, info is None)
     finally:
         close = getattr(model, "close", None)
         if close is not None:

@@ -16,6 +16,7 @@ from treadle.events import (
     CallStarted,
     ContextCompacted,
     Event,
+    InputAnswered,
     InputRequested,
     MessageReceived,
     ModelFailed,
@@ -53,7 +54,10 @@ class Screen:
         self.window = window
         self.usage, self.context = Usage(), 0
         self.running = False
+        self.asks_here = False
+        """Whether questions are put to the person by somebody else, on the same stage."""
         self._mine = mine
+        self._waiting: set[str] = set()
         self._arguments: dict[str, dict[str, Json]] = {}
         self._started: dict[str, tuple[str, float]] = {}
         self._doing = ""
@@ -106,7 +110,9 @@ class Screen:
             f"{tool} {cut(matters(self._arguments.get(call_id, {})), 40)} {elapsed(now - since)}"
             for call_id, (tool, since) in self._started.items()
         ]
-        if not doing and not self._kind:
+        if self._waiting:
+            doing = ["waits for an answer"]
+        elif not doing and not self._kind:
             doing = [f"thinking {elapsed(now - self._began)}"]
         live = [cut(harmless(self._doing), 40)] if self._doing and self._started else []
         return " · ".join([*doing, *live, *parts])
@@ -142,6 +148,7 @@ class Screen:
 
     def _finished(self, fact: CallFinished) -> None:
         self._started.pop(fact.call_id, None)
+        self._waiting.discard(fact.call_id)
         self._doing = ""
         self._calls += 1
         arguments = self._arguments.pop(fact.call_id, {})
@@ -159,6 +166,7 @@ class Screen:
         self._close()
         self.running = False
         self._started.clear()
+        self._waiting.clear()
         if fact.reason != "answered":
             self.stage.line(styled(ending(fact), "red" if fact.reason == "failed" else "yellow", self.stage.colour))
 
@@ -172,20 +180,32 @@ class Screen:
                 self._dim(_SIGNALS[event.kind])
             case ContextCompacted():
                 self._dim(f"context compacted: {count(event.tokens_before)} to {count(event.tokens_after)} tokens")
-            case ApprovalAnswered() if event.scope != "call" or event.decision == "deny":
-                scope = f" for this {event.scope}" if event.scope != "call" else ""
-                verb = "allowed" if event.decision == "allow" else "denied"
-                self._dim(f"{verb}{scope} by {event.by or 'somebody'}")
-            case ApprovalRequested():
-                self._dim(f"{event.tool} is asked for: {event.why}")
-            case InputRequested():
-                self._dim(f"the agent asks: {event.questions[0].text if event.questions else ''}")
+            case ApprovalAnswered() | InputAnswered():
+                self._answered(event)
+            case ApprovalRequested() | InputRequested():
+                self._asked(event)
             case MessageReceived() if event.id != self._mine:
                 self.stage.line(styled(harmless(f"› {text_of(event.parts)}"), "blue", self.stage.colour))
             case Rewound():
                 self._dim(f"back to position {event.to} ({event.what})")
             case _:
                 pass
+
+    def _asked(self, question: ApprovalRequested | InputRequested) -> None:
+        self._waiting.add(question.call_id)
+        if self.asks_here:
+            return
+        if isinstance(question, ApprovalRequested):
+            self._dim(f"{question.tool} is asked for: {question.why}")
+        else:
+            self._dim(f"the agent asks: {question.questions[0].text if question.questions else ''}")
+
+    def _answered(self, answer: ApprovalAnswered | InputAnswered) -> None:
+        self._waiting.discard(answer.call_id)
+        if isinstance(answer, ApprovalAnswered) and (answer.scope != "call" or answer.decision == "deny"):
+            scope = f" for this {answer.scope}" if answer.scope != "call" else ""
+            verb = "allowed" if answer.decision == "allow" else "denied"
+            self._dim(f"{verb}{scope} by {answer.by or 'somebody'}")
 
     def _dim(self, text: str) -> None:
         self.stage.line(styled(cut(harmless(text), max(20, self.stage.room * 3)), "dim", self.stage.colour))

@@ -1,0 +1,278 @@
+"""`treadle chat`: talk to an agent, steer it while it works, answer what it asks. The log is the only memory."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+
+from treadle import Run, Tool
+from treadle.cli.asking import Asking, Open
+from treadle.cli.content import message_of
+from treadle.cli.gate import INERT
+from treadle.cli.opening import Opened, opened
+from treadle.cli.options import Parser, add_options, parser_of, settings_of
+from treadle.cli.prompt import Interrupted, Line, Words
+from treadle.cli.screen import Screen
+from treadle.cli.slash import COMMANDS, obey
+from treadle.cli.stage import Bell, Stage
+from treadle.cli.text import harmless, is_terminal, note, styled
+from treadle.config import data_folder, open_store
+from treadle.errors import BadInput, Conflict, TreadleError
+from treadle.events import MessageReceived, RunFinished
+from treadle.log.base import SessionQuery
+
+EXAMPLES = """\
+  treadle chat                          a new session in this folder
+  treadle chat --continue               this folder's last session
+  treadle chat --session 3f2a91         a certain one
+  treadle chat --model ollama:qwen3 --access read-only
+
+While it works, what you type steers it. Esc or Ctrl-C stops it, a second Ctrl-C leaves; /help shows the rest."""
+
+TICK = 0.5
+PATIENCE = 2.0
+RECAP = 2
+
+
+def parser() -> Parser:
+    made = parser_of("chat", "Talk to an agent. Leaving loses nothing; the way back is printed.", EXAMPLES)
+    which = made.add_mutually_exclusive_group()
+    which.add_argument("--session", metavar="ID|NAME", default="", help="go on with this session")
+    which.add_argument("--continue", dest="latest", action="store_true", help="go on with this folder's last session")
+    made.add_argument("--name", metavar="NAME", default="", help="name the new session")
+    made.add_argument("--image", metavar="FILE", action="append", default=[], help="goes with the first message")
+    add_options(made)
+    return made
+
+
+def main(args: argparse.Namespace) -> int:
+    if not is_terminal(sys.stdin) or not is_terminal(sys.stdout):
+        raise BadInput('a chat needs a terminal; without one there is `treadle run "…"`')
+    return asyncio.run(_chat(args))
+
+
+async def _chat(args: argparse.Namespace) -> int:
+    if args.latest:
+        args.session = await _latest(args)
+    following: str | None = None
+    while following != "":
+        following = await _one(args)
+    return 0
+
+
+async def _one(args: argparse.Namespace) -> str:
+    """Chat in one session; the one to go on with, or nothing when the person left."""
+    asking = Asking()
+    async with opened(args, lambda agent, settings: asking, args.name) as session:
+        args.session = await Chat(session, asking, args.image).talk()
+        last = session.session.id[:12]
+    args.image = list[str]()
+    if not args.session:
+        note(f"session {last} · come back with: treadle chat --session {last}")
+    return args.session
+
+
+async def _latest(args: argparse.Namespace) -> str:
+    settings = settings_of(args).settings
+    log = open_store(settings)
+    try:
+        page = await log.sessions(SessionQuery(workspace=str(settings.folder), limit=1))
+    finally:
+        await log.close()
+    if not page.sessions:
+        note(f"no session works in {settings.folder} yet; this is a new one")
+    return page.sessions[0].id if page.sessions else ""
+
+
+class Chat:
+    """One session at the terminal."""
+
+    def __init__(self, opened_: Opened, asking: Asking, images: list[str]) -> None:
+        self.opened, self.session = opened_, opened_.session
+        self._asking, self._images = asking, images
+        folder = opened_.settings.folder
+        keys = {"c-c": self._stop_or_leave, "escape": self._stop}
+        self._line = Line(sys.stdout, data_folder() / "history", Words(COMMANDS, folder), keys)
+        self.stage: Stage = self._line
+        self.screen = Screen(self.stage, window=opened_.model.window)
+        self.screen.asks_here = True
+        self._bell = Bell(sys.stdout, opened_.settings.notify, opened_.settings.notify_after)
+        self._tools = {tool.name: tool for tool in opened_.agent.tools if isinstance(tool, Tool)}
+        self._driver: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[RunFinished | None] | None = None
+        self._next: str | None = None
+        self._draft = ""
+        self._warned = -PATIENCE
+        asking.changed = self._line.interrupt
+
+    @property
+    def running(self) -> bool:
+        return self._driver is not None and not self._driver.done()
+
+    def tell(self, text: str) -> None:
+        """A line beside the conversation."""
+        self.stage.line(text if "\x1b[" in text and self.stage.colour else harmless(text))
+
+    def begin(self, run: Run) -> None:
+        """Drive a run in the background; the events show themselves."""
+        self._driver = asyncio.create_task(self._drive(run))
+
+    def switch(self, session_id: str) -> None:
+        """Leave this session, for another or for good."""
+        self._next = session_id
+
+    def refuse_while_running(self, what: str) -> None:
+        if self.running:
+            raise Conflict(f"it is working: stop it with Esc before you {what}")
+
+    def position(self, text: str) -> int:
+        if not text.isdigit():
+            raise BadInput(f"{text!r} is no position; positions are numbers from 1")
+        return int(text)
+
+    async def confirmed(self, question: str) -> bool:
+        """Whether the person says yes; anything else is a no."""
+        try:
+            return (await self._line.read(question)).strip().lower() in ("y", "yes")
+        except (EOFError, Interrupted):
+            return False
+
+    def propose(self, text: str) -> None:
+        """Put a text on the line, to be changed and sent."""
+        self._draft = text
+
+    async def talk(self) -> str:
+        """Until the person leaves; the session to go on with, if it is another one."""
+        shown = await self._recap()
+        state = await self.session.state()
+        background = [asyncio.create_task(self._show(shown)), asyncio.create_task(self._tick())]
+        if state.run is not None or (state.queue and not state.held):
+            self.tell("taking up what was left unfinished")
+            self.begin(self.session.resume())
+        try:
+            while self._next is None:
+                await self._once()
+        finally:
+            await self._leave(background)
+        return self._next
+
+    async def _recap(self) -> int:
+        """Say where we are, and show the end of what was said before; the position that was reached."""
+        session, settings = self.opened, self.opened.settings
+        why = f" ({session.reason})" if session.reason else ""
+        for text in session.loaded.ignored:
+            self.tell(text)
+        self.tell(f"treadle · {session.model.name}{why} · {settings.access} access · {settings.folder}")
+        facts = await self.session.facts()
+        said = [fact.seq for fact in facts if isinstance(fact, MessageReceived)]
+        if said:
+            start = said[-RECAP] if len(said) >= RECAP else said[0]
+            if len(said) > RECAP:
+                self.tell(f"… {len(said) - RECAP} messages before; treadle sessions show {self.session.id[:12]}")
+            for fact in facts:
+                if fact.seq >= start:
+                    self.screen.event(fact)
+            self.screen.running = False
+        else:
+            self.tell("type a message; /help shows what else there is")
+        return facts[-1].seq
+
+    async def _once(self) -> None:
+        """Read one line and do what it says."""
+        question = self._asking.first
+        if question is not None and not question.shown:
+            self._bell.ring("treadle needs you")
+            question.show(self.stage, self._tools, self.opened.settings.folder)
+        try:
+            if question is None:
+                text = await self._line.read("› ", self._draft)
+            else:
+                text = await self._line.read("answer> ", inert=INERT)
+        except Interrupted as gave_way:
+            self._draft = self._draft if question else gave_way.draft
+            return
+        except EOFError:
+            self._next = ""
+            return
+        self._bell.touched()
+        try:
+            await self._typed(text, question)
+        except TreadleError as error:
+            self.tell(styled(harmless(str(error)), "red", self.stage.colour))
+
+    async def _typed(self, text: str, question: Open | None) -> None:
+        if question is not None:
+            question.take(text)
+            return
+        self._draft = ""
+        if not text.strip():
+            return
+        if text.startswith("/"):
+            await obey(self, text)
+            return
+        parts = message_of(text, self.opened.settings.folder, self._images)
+        self._images = []
+        if self.running:
+            await self.session.send(parts)
+            self.tell(styled("  it reads this at its next turn", "dim", self.stage.colour))
+        else:
+            self.begin(self.session.run(parts))
+
+    async def _drive(self, run: Run) -> None:
+        try:
+            seen = -1
+            while True:
+                async with run:
+                    await run.wait()
+                state = await self.session.state()
+                rests = state.run is None and (not state.queue or state.held)
+                if run.pending or rests or state.seq == seen:
+                    return
+                seen, run = state.seq, self.session.resume()
+        except TreadleError as error:
+            self.tell(styled(harmless(f"{error}"), "red", self.stage.colour))
+
+    async def _show(self, after: int) -> None:
+        watch = self.session.watch(after)
+        try:
+            async for event in watch:
+                self.screen.event(event)
+                self._asking.event(event)
+                if isinstance(event, RunFinished):
+                    self._bell.ring(f"treadle: {event.reason}")
+        finally:
+            watch.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self.screen.tick()
+
+    def _stop(self) -> None:
+        if self.running and (self._stopping is None or self._stopping.done()):
+            self.tell(styled("stopping …", "dim", self.stage.colour))
+            self._stopping = asyncio.create_task(self.session.cancel(why="stopped at the terminal"))
+
+    def _stop_or_leave(self) -> None:
+        if self.running and (self._stopping is None or self._stopping.done()):
+            self._stop()
+        elif self._line.draft and not self.running:
+            self._line.clear()
+        elif self.running or time.monotonic() - self._warned < PATIENCE:
+            self._line.leave()
+        else:
+            self._warned = time.monotonic()
+            self.tell(styled("Ctrl-C again, or Ctrl-D, leaves", "dim", self.stage.colour))
+
+    async def _leave(self, background: list[asyncio.Task[None]]) -> None:
+        """Stop what is under way, show its end, and give the terminal back. What waits for an answer stays open."""
+        tasks = [task for task in (self._driver, self._stopping) if task is not None and not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        self._line.close()

@@ -1,0 +1,203 @@
+"""The line a person types on while the agent works: prompt-toolkit below, the scrollback above."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.patch_stdout import StdoutProxy
+
+from treadle.cli.text import columns, cut, styled, wants_colour
+
+SHOWN_LINES = 6
+"""Rows of unfinished text that are drawn again and again; the rest of it shows once its line is whole."""
+
+ESCAPE = 0.08
+"""Seconds after which an escape is the key itself, and not the beginning of another."""
+
+
+class Interrupted(Exception):
+    """The prompt gave way to something else; `draft` is what had been typed."""
+
+    def __init__(self, draft: str) -> None:
+        super().__init__()
+        self.draft = draft
+
+
+class Line:
+    """A prompt at the bottom and a stage above it. Finished lines scroll away; the tail is part of the prompt."""
+
+    def __init__(
+        self, stream: TextIO, history: Path, completer: Completer, keys: dict[str, Callable[[], None]]
+    ) -> None:
+        self.colour = wants_colour(stream)
+        self._open = self._tail = ""
+        self._label = "› "
+        self._ending = self._inert = False
+        history.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(history, os.O_CREAT | os.O_APPEND, 0o600))
+        self._session: PromptSession[str] = PromptSession(
+            message=self._message,
+            history=FileHistory(str(history)),
+            completer=completer,
+            complete_while_typing=True,
+            reserve_space_for_menu=4,
+            multiline=True,
+            prompt_continuation="  ",
+            key_bindings=self._bindings(keys),
+            enable_open_in_editor=True,
+            erase_when_done=True,
+        )
+        self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE
+        self._proxy = StdoutProxy(sleep_between_writes=0.03, raw=True)
+
+    def close(self) -> None:
+        """Write out what is left, and give the terminal back."""
+        self._flush()
+        self._proxy.close()
+
+    async def read(self, label: str, draft: str = "", inert: float = 0.0) -> str:
+        """What is typed next. Raises `EOFError` at Ctrl-D and `Interrupted` when something else needs the line.
+
+        For the first `inert` seconds nothing that is typed counts: it was meant for something else.
+        """
+        self._label, self._inert = "wait … " if inert else label, inert > 0
+        waking = asyncio.get_running_loop().call_later(inert, self._wake, label) if inert else None
+        try:
+            text = await self._session.prompt_async(default=draft, handle_sigint=False)
+        finally:
+            if waking is not None:
+                waking.cancel()
+        if self._ending:
+            self._ending = False
+            raise Interrupted(text)
+        return text
+
+    def _wake(self, label: str) -> None:
+        self._label, self._inert = label, False
+        self.clear()
+        self._redraw()
+
+    def interrupt(self) -> None:
+        """Take the line away from whoever types on it; the draft is kept."""
+        app = self._session.app
+        if app.is_running and not app.is_done:
+            self._ending = True
+            app.exit(result=self._session.default_buffer.text)
+
+    @property
+    def draft(self) -> str:
+        """What is typed so far."""
+        return self._session.default_buffer.text
+
+    def clear(self) -> None:
+        self._session.default_buffer.reset()
+
+    def leave(self) -> None:
+        """As if Ctrl-D had been pressed."""
+        app = self._session.app
+        if app.is_running and not app.is_done:
+            app.exit(exception=EOFError)
+
+    # --- the stage
+
+    @property
+    def room(self) -> int:
+        return columns()
+
+    def write(self, text: str) -> None:
+        before, newline, after = (self._open + text).rpartition("\n")
+        if newline:
+            self._proxy.write(f"{before}\n")
+        self._open = after
+        self._redraw()
+
+    def line(self, text: str) -> None:
+        self._flush()
+        self._proxy.write(f"{text}\n")
+        self._redraw()
+
+    def tail(self, text: str) -> None:
+        if text != self._tail:
+            self._tail = text
+            self._redraw()
+
+    def _flush(self) -> None:
+        if self._open:
+            self._proxy.write(f"{self._open}\n")
+        self._open = ""
+
+    def _redraw(self) -> None:
+        self._session.app.invalidate()
+
+    def _message(self) -> ANSI:
+        room = columns() * SHOWN_LINES
+        unfinished = self._open if len(self._open) <= room else f"…{self._open[-room:]}"
+        above = f"{unfinished}\n" if unfinished else ""
+        if self._tail:
+            above += styled(cut(self._tail, columns() - 1), "dim", self.colour) + "\n"
+        return ANSI(above + styled(self._label, "bold", self.colour))
+
+    def _bindings(self, keys: dict[str, Callable[[], None]]) -> KeyBindings:
+        bindings = KeyBindings()
+
+        @bindings.add("enter")
+        @bindings.add("c-j")  # what was typed while no prompt was there comes as line feeds
+        def _(event: KeyPressEvent) -> None:
+            if not self._inert:
+                event.current_buffer.validate_and_handle()
+
+        @bindings.add("escape", "enter")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        @bindings.add("c-d")
+        def _(event: KeyPressEvent) -> None:
+            if not event.current_buffer.text:
+                event.app.exit(exception=EOFError)
+
+        for key, act in keys.items():
+            bindings.add(key)(_ignoring_the_event(act))
+        return bindings
+
+
+def _ignoring_the_event(act: Callable[[], None]) -> Callable[[KeyPressEvent], None]:
+    return lambda event: act()
+
+
+class Words(Completer):
+    """Completes slash commands at the beginning of a line, and `@path` anywhere."""
+
+    def __init__(self, commands: dict[str, str], folder: Path) -> None:
+        self._commands, self._folder = commands, folder
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        if text.startswith("/") and " " not in text:
+            for name, about in self._commands.items():
+                if name.startswith(text[1:]):
+                    yield Completion(f"/{name}", -len(text), display_meta=about)
+            return
+        word = text.split()[-1] if text and not text[-1].isspace() else ""
+        if word.startswith("@"):
+            yield from self._paths(word[1:])
+
+    def _paths(self, typed: str) -> Iterator[Completion]:
+        folder, _, start = typed.rpartition("/")
+        try:
+            entries = sorted(os.scandir(self._folder / folder), key=lambda entry: entry.name)
+        except OSError:
+            return
+        for entry in entries[:2000]:
+            if entry.name.startswith(start) and (start.startswith(".") or not entry.name.startswith(".")):
+                name = entry.name + ("/" if entry.is_dir() else "")
+                yield Completion(name, -len(start))

@@ -130,7 +130,7 @@ def _assessed(setup: Setup, state: State, tool: Tool, parsed: Parsed) -> Assessm
     if assessment.commands is not None and tool.sandbox_of(tier) == "landlock":
         doubts.append("the sandbox is reduced on this machine, so every command is asked for")
     own = tool.traits_of(tier)
-    if "way_out" in own:
+    if "way_out" in own and assessment.safety != "safe":
         seen = _seen(setup, state, tier)
         # Who wrote what was read may have chosen what is sent: a person looks before private things leave.
         if "untrusted" in seen and "private" in seen | own:

@@ -309,11 +309,11 @@ def _pieces(value: str, kind: str, commands: tuple[str, ...] | None) -> list[str
         return _readings(_normal(value))
     if kind == "text":
         return [value]
-    split = [part.strip(_AROUND) for part in _SHELL_OPERATORS.split(value)]
-    pieces = [_BLANKS.sub(" ", piece).strip() for piece in (value, *split)]
     plain = [command.removeprefix(UNKNOWN) for command in commands or ()]
-    named = [posixpath.basename(command.split(" ")[0]) + command[len(command.split(" ")[0]) :] for command in plain]
-    return [value, *plain, *named, *pieces]
+    named = [posixpath.basename(name) + blank + rest for name, blank, rest in (one.partition(" ") for one in plain)]
+    if not commands or any(command.startswith(UNKNOWN) for command in commands):
+        plain += [part.strip(_AROUND) for part in _SHELL_OPERATORS.split(value)]
+    return [value, *plain, *named, *(_BLANKS.sub(" ", piece).strip() for piece in (value, *plain))]
 
 
 def _normal(path: str) -> str:

@@ -1,0 +1,331 @@
+"""Shell commands are judged part by part: the strictest part decides, and what nobody can read is asked for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle.events import Grant, Safety, Tier
+from treadle.policy import (
+    Assessment,
+    Remembered,
+    Verdict,
+    covers,
+    decide,
+    generalise,
+    narrowed,
+    touches,
+    with_posture,
+)
+from treadle.tools.shell_language import commands_of, parts_of
+from treadle.tools.shell_safety import classify
+
+STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
+
+
+def commands(command: str) -> tuple[str, ...]:
+    return commands_of(parts_of(command))
+
+
+def judged(command: str, *grants: Grant, remembered: tuple[Remembered, ...] = (), safety: str = "") -> Verdict:
+    parts = parts_of(command)
+    found, why = classify(parts, "/work")
+    assessment = Assessment(safety or found, why, commands_of(parts))  # type: ignore[arg-type]
+    return decide(grants or (Grant(),), remembered, "shell", {"command": command}, assessment)
+
+
+ASKING = Grant(ask_all=True, approve=("shell(git *)",))
+
+
+@pytest.mark.parametrize(
+    ("command", "action"),
+    [
+        ("git log", "allow"),
+        ("/usr/bin/git log", "allow"),
+        ("git log && git status", "allow"),
+        ("git log | git apply", "allow"),
+        ("(git log; git status) || git diff", "allow"),
+        ("bash -c 'git log; git status'", "allow"),
+        ("timeout 5 git log", "allow"),
+        ("git log $(git rev-parse HEAD)", "allow"),
+        ("if git log; then git status; fi", "allow"),
+        ("git log 2>/dev/null", "allow"),
+        ("git commit -m 'rm -rf /; x'", "allow"),
+        ("git log && make", "ask"),
+        ("git log; rm x", "ask"),
+        ("git log | sh", "ask"),
+        ("git log $(make)", "ask"),
+        ("git log > /etc/x", "ask"),
+        ("git log > out.txt", "ask"),
+        ("git log >> ~/.bashrc", "ask"),
+        ("sudo git log", "ask"),
+        ("env GIT_PAGER=./x git log", "ask"),
+        ("GIT_PAGER=./x git log", "ask"),
+        ("./git log", "ask"),
+        ("gitk", "ask"),
+        ("$GIT log", "ask"),
+        ("git log\nrm x", "ask"),
+        ("git log `rm x`", "ask"),
+        ("git log <(rm x)", "ask"),
+        ("find . -exec git log {} +", "ask"),
+        ("xargs git add", "ask"),
+        ("eval $x", "ask"),
+        ("if git log; then", "ask"),
+    ],
+)
+def test_a_pattern_covers_a_command_only_with_all_its_parts(command: str, action: str) -> None:
+    assert judged(command, ASKING).action == action, commands(command)
+
+
+def test_several_patterns_cover_a_command_together_and_all_are_named() -> None:
+    grant = Grant(ask_all=True, approve=("shell(git *)", "shell(make *)", "shell(> out/*)"))
+    verdict = judged("git pull && make test > out/log", grant)
+    assert verdict == Verdict("allow", "approved by shell(git *) and shell(make *) and shell(> out/*)")
+    assert judged("git pull && make test > out/../../log", grant).action == "ask"
+    assert judged("git pull && ls", grant).action == "ask"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm x",
+        "sudo rm x",
+        "env A=1 rm x",
+        "/bin/rm x",
+        "/opt/tools/rm x",
+        "./rm x",
+        "command rm x",
+        "\\rm x",
+        "'rm' x",
+        'r"m" x',
+        "ls && rm x",
+        "ls | xargs rm",
+        "find . -exec rm {} \\;",
+        "echo $(rm x)",
+        "bash -c 'ls; rm x'",
+        "timeout 5 nohup rm x",
+        "f() { rm x; }; f",
+        "if rm x; then",
+        "su -c 'rm x'",
+        "cat <<EOF\n$(rm x)\nEOF",
+    ],
+)
+@pytest.mark.parametrize("grant", [Grant(forbid=("shell(rm *)",), yes=True, approve=("*",)), Grant(tools=("shell",))])
+def test_a_forbidden_command_is_found_behind_anything(command: str, grant: Grant) -> None:
+    remembered = () if grant.forbid else (Remembered("shell(command=rm *)", "deny", "ann"),)
+    verdict = judged(command, grant, remembered=remembered)
+    assert verdict.action == "deny" and "rm" in verdict.why
+
+
+@pytest.mark.parametrize(
+    "command", ["ls", "git rm x", "echo 'rm x'", "rmdir x", "grep rm x", "cat <<'E'\nrm x\nE", "echo 'a; rm x'"]
+)
+def test_a_forbidden_command_forbids_no_other(command: str) -> None:
+    assert judged(command, Grant(forbid=("shell(rm *)",))).action == "allow"
+
+
+def test_a_forbidden_variable_and_a_forbidden_place_are_found() -> None:
+    assert judged("LD_PRELOAD='a b' ls", Grant(forbid=("shell(LD_PRELOAD=*)",))).action == "deny"
+    assert judged("env LD_PRELOAD=x ls", Grant(forbid=("shell(LD_PRELOAD=*)",))).action == "deny"
+    assert judged("ls > docs/a.md", Grant(forbid=("shell(> docs/*)",))).action == "deny"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "command", "asked"),
+    [
+        ("shell(git push *)", "git $X", True),
+        ("shell(git push *)", "git {push,--force}", True),
+        ("shell(git push *)", "git pus*", True),
+        ("shell(git * --force)", "git push $X", True),
+        ("shell(rm *)", "$CMD x", True),
+        ("shell(rm *)", "eval $x", True),
+        ("shell(git push *)", "git log $X", False),
+        ("shell(rm *)", "ls *.py", False),
+        ("shell(git)", "git log $X", False),
+        ("write_file", "git $X", False),
+    ],
+)
+def test_what_may_be_forbidden_is_asked_and_no_approval_but_its_own_counts(
+    pattern: str, command: str, asked: bool
+) -> None:
+    grant = Grant(forbid=(pattern,), yes=True, approve=("*",), always=("*",))
+    verdict = judged(command, grant, remembered=(Remembered("*", "allow"),), safety="caution")
+    assert (verdict.action, verdict.firm) == (("ask", True) if asked else ("allow", False))
+    assert not asked or "cannot be told" in verdict.why
+
+
+# ── what is asked for each time ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "command", ["git push --force", "sudo ls", "rm -rf /etc", "curl x | sh", "$CMD x", "ls; eval $x"]
+)
+@pytest.mark.parametrize("tier", ["sandbox", "full"])
+def test_dangerous_and_unreadable_commands_are_asked_for_each_time(command: str, tier: Tier) -> None:
+    everything = (Remembered("*", "allow"), Remembered("shell", "allow"), Remembered("shell(*)", "allow"))
+    verdict = judged(command, Grant(tier=tier, always=("*", "shell", "shell(*)")), remembered=everything)
+    assert (verdict.action, verdict.firm) == ("ask", True)
+    for grant in (Grant(tier=tier, yes=True), Grant(tier=tier, approve=("shell",))):
+        assert judged(command, grant).action == "allow"
+
+
+def test_a_remembered_rule_for_a_command_does_not_reach_its_dangerous_form() -> None:
+    remembered = (Remembered("shell(command=git push *)", "allow"),)
+    cautious = Grant(cautious=True)
+    assert judged("git push", cautious, remembered=remembered).action == "allow"
+    assert judged("git push origin main", cautious, remembered=remembered).action == "allow"
+    assert judged("git push --force", cautious, remembered=remembered).action == "ask"
+    assert judged("git push && git push -f", Grant(cautious=True, always=("shell(git push *)",))).action == "ask"
+
+
+def test_a_remembered_denial_still_counts_for_what_is_asked_each_time() -> None:
+    assert judged("sudo ls", remembered=(Remembered("shell(sudo *)", "deny", "ann"),)).action == "deny"
+
+
+def test_what_only_a_tool_calls_destructive_may_be_remembered() -> None:
+    verdict = decide((Grant(),), (Remembered("drop", "allow"),), "drop", {"table": "x"}, Assessment("destructive"))
+    assert verdict.action == "allow"
+    assert not decide((Grant(),), (), "drop", {"table": "x"}, Assessment("destructive")).firm
+
+
+# ── reasons ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("command", "grant", "why"),
+    [
+        ("ls && rm -rf /", Grant(forbid=("shell(rm *)",)), "forbidden by shell(rm *) (rm -rf /)"),
+        ("ls; make x", Grant(ask=("shell(make *)",)), "asked for by shell(make *) (make x)"),
+        ("ls && sudo ls", Grant(), "destructive in tier sandbox: it takes the rights of another user (sudo ls)"),
+        ("ls; $CMD  x", Grant(), "it cannot be told what this would run: $CMD x"),
+        ("make x", Grant(tier="read-only"), "caution in tier read-only"),
+        ("make x", Grant(cautious=True), "caution, and this agent is cautious"),
+        ("make x", Grant(), "caution in tier sandbox"),
+        ("ls", Grant(), "safe in tier sandbox"),
+        (
+            "git $X",
+            Grant(forbid=("shell(git push *)",)),
+            "it cannot be told whether shell(git push *) forbids this: git $X",
+        ),
+        ("make x", Grant(ask_all=True, approve=("shell(make *)",)), "approved by shell(make *)"),
+        ("make x", Grant(cautious=True, always=("shell(make *)",)), "approved by shell(make *)"),
+        ("make x", Grant(cautious=True, yes=True), "approved by --yes"),
+    ],
+)
+def test_every_decision_says_which_rule_made_it_and_for_which_part(command: str, grant: Grant, why: str) -> None:
+    assert judged(command, grant).why == why
+
+
+def test_a_doubt_asks_for_what_would_be_allowed_until_somebody_approves() -> None:
+    doubtful = Assessment("caution", doubts=("something is odd",))
+    assert decide((Grant(),), (), "send", {}, doubtful) == Verdict("ask", "something is odd")
+    assert decide((Grant(approve=("send",)),), (), "send", {}, doubtful).action == "allow"
+    assert decide((Grant(),), (Remembered("send", "allow"),), "send", {}, doubtful).action == "allow"
+
+
+# ── rules to remember ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("command", "rule"),
+    [
+        ("git push --tags", "shell(command=git push *)"),
+        ("timeout 9 git push", "shell(command=git push *)"),
+        ("/usr/bin/git  'push'", "shell(command=git push *)"),
+        ("ls -la", "shell(command=ls *)"),
+        ("make", "shell(command=make *)"),
+        ("ls | wc", "shell(command=ls | wc)"),
+        ("cd a && make", "shell(command=cd a && make)"),
+        ("python3 -c 'x'", "shell(command=python3 -c 'x')"),
+        ("find . -name [*]", "shell(command=find . -name [[*]])"),
+        ("ls > out", "shell(command=ls > out)"),
+        ("A=1 make", "shell(command=A=1 make)"),
+    ],
+)
+def test_a_rule_is_made_of_one_plain_command_or_is_that_very_command(command: str, rule: str) -> None:
+    assert generalise("shell", {"command": command}, commands(command)) == rule
+    assert covers(rule, "shell", {"command": command}, commands(command))
+
+
+SCRIPTS = st.lists(
+    st.sampled_from(["git log", "rm -rf x", "ls", "make a", "> x", "$X", "A=1", "sudo ls", "git push", "'a b'"]),
+    min_size=1,
+).map(";".join)
+
+
+@given(SCRIPTS, SCRIPTS)
+def test_a_rule_made_of_one_command_covers_another_only_if_all_its_parts_begin_alike(one: str, other: str) -> None:
+    rule = generalise("shell", {"command": one}, commands(one))
+    assert covers(rule, "shell", {"command": one}, commands(one)) or any(
+        part.startswith("? ") for part in commands(one)
+    )
+    if covers(rule, "shell", {"command": other}, commands(other)) and one != other:
+        first = {part.split(" ")[0] for part in commands(one)}
+        assert {part.split(" ")[0] for part in commands(other)} == first
+
+
+@given(SCRIPTS, st.sampled_from(["git *", "ls", "rm *", "*", "sudo *", "> x", "A=*", "? *"]))
+def test_what_covers_a_command_also_touches_it(command: str, glob: str) -> None:
+    pattern, arguments = f"shell({glob})", {"command": command}
+    if covers(pattern, "shell", arguments, commands(command)):
+        assert touches(pattern, "shell", arguments, commands(command))
+
+
+# ── postures and narrowing ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("posture", "actions"),
+    [
+        ("cautious", ("allow", "ask", "ask", "ask")),
+        ("balanced", ("allow", "allow", "ask", "ask")),
+        ("trusting", ("allow", "allow", "allow", "ask")),
+    ],
+)
+def test_a_posture_says_what_is_asked(posture: str, actions: tuple[str, ...]) -> None:
+    grant = with_posture(Grant(), posture)  # type: ignore[arg-type]
+    classes: tuple[Safety, ...] = ("safe", "caution", "destructive")
+    told = [decide((grant,), (), "erase", {}, Assessment(safety)).action for safety in classes]
+    assert (*told, judged("sudo ls", grant).action) == actions
+
+
+def test_a_posture_allows_nothing_that_a_grant_denies() -> None:
+    grant = with_posture(Grant(tier="read-only", forbid=("note",)), "trusting")
+    assert decide((grant,), (), "note", {}, Assessment("safe")).action == "deny"
+    assert decide((grant,), (), "erase", {}, Assessment("destructive")).action == "deny"
+
+
+PATTERNS = st.lists(
+    st.sampled_from(["*", "write_*", "shell(git *)", "shell", "read_file", "shell(make *)"]), max_size=2
+)
+GRANTS = st.builds(
+    Grant,
+    tier=st.sampled_from(["read-only", "sandbox", "full"]),
+    approve=PATTERNS.map(tuple),
+    ask=PATTERNS.map(tuple),
+    forbid=PATTERNS.map(tuple),
+    tools=st.sampled_from([("*",), ("shell",), ("write_*", "sh*"), ("write_file", "shell")]),
+    yes=st.booleans(),
+    ask_all=st.booleans(),
+    cautious=st.booleans(),
+    always=PATTERNS.map(tuple),
+)
+
+
+@given(GRANTS, GRANTS, st.sampled_from(["git log", "make x", "sudo ls", "$X", "git log; make"]))
+def test_narrowing_a_grant_never_allows_more(grant: Grant, wanted: Grant, command: str) -> None:
+    narrow = narrowed(grant, wanted)
+    assert STRICTNESS[judged(command, narrow).action] >= STRICTNESS[judged(command, grant).action]
+    for safety in ("safe", "caution", "destructive"):
+        call = ((), "write_file", {"path": "a"}, Assessment(safety))
+        assert STRICTNESS[decide((narrow,), *call).action] >= STRICTNESS[decide((grant,), *call).action]
+
+
+def test_narrowing_takes_what_is_stricter_and_nothing_else() -> None:
+    wanted = Grant(
+        tier="read-only", approve=("*",), ask=("b",), forbid=("c",), tools=("write_file",), yes=True, always=("*",)
+    )
+    assert narrowed(Grant(tier="full", approve=("a",), ask=("a",)), wanted) == Grant(
+        tier="read-only", approve=("a",), ask=("a", "b"), forbid=("c",), tools=("write_file",)
+    )
+    assert narrowed(Grant(tools=("read_*",)), wanted).tools == ()
+    assert narrowed(Grant(), Grant(tier="full", cautious=True)) == Grant(cautious=True)

@@ -9,11 +9,13 @@ import pytest
 
 from treadle.errors import BadInput
 from treadle.messages import Json
+from treadle.rewind import kept_of
 from treadle.toolbox import default_tools, mcp_servers
 from treadle.tools.base import Tool
 
 SAFE = {"read_file", "list_files", "search_files", "calculate", "current_time", "read_output", "todo", "ask_user"}
 CHANGING = {"write_file", "edit_file", "apply_patch"}
+DEPENDS = {"shell"}
 
 
 @pytest.fixture
@@ -22,17 +24,19 @@ def tools(tmp_path: Path) -> dict[str, Tool]:
 
 
 def test_the_set_is_complete_and_each_has_its_class(tools: dict[str, Tool]) -> None:
-    assert set(tools) == SAFE | CHANGING
-    for name, tool in tools.items():
-        arguments: dict[str, Json] = tool.spec.examples[0][1] if tool.spec.examples else {}
-        assert tool.safety_of(arguments) == ("safe" if name in SAFE else "caution"), name
+    assert set(tools) == SAFE | CHANGING | DEPENDS
+    for name in SAFE | CHANGING:
+        arguments: dict[str, Json] = tools[name].spec.examples[0][1]
+        assert tools[name].safety_of(arguments) == ("safe" if name in SAFE else "caution"), name
+    assert tools["shell"].safety_of({"command": "sudo rm -rf /"}) == "destructive"
+    assert tools["shell"].aliases == ("bash",)
 
 
 def test_each_has_a_description_with_an_example_a_cap_and_a_limit_of_time(tools: dict[str, Tool]) -> None:
     for name, tool in tools.items():
         assert len(tool.spec.description) > 20, name
         assert 0 < tool.cap <= 64 * 1024, name
-        assert name == "ask_user" or (tool.timeout is not None and 0 < tool.timeout <= 600), name
+        assert name == "ask_user" or (tool.timeout is not None and 0 < tool.timeout <= 660), name
         described = tool.spec.parameters["properties"]
         assert all(field.get("description") for field in described.values()), name
 
@@ -50,14 +54,18 @@ def test_all_descriptions_together_stay_short(tools: dict[str, Tool]) -> None:
     assert size < 16_000, "every request carries them"
 
 
-def test_who_cannot_be_asked_is_not_offered_the_question() -> None:
-    assert "ask_user" not in {tool.name for tool in default_tools(ask=False)}
+def test_what_is_not_wanted_is_left_out() -> None:
+    assert not {"ask_user", "shell"} & {tool.name for tool in default_tools(ask=False, shell=False)}
+
+
+def test_files_and_commands_keep_old_contents_in_one_place(tools: dict[str, Tool], tmp_path: Path) -> None:
+    assert kept_of(list(tools.values())).folder == tmp_path / "kept"
 
 
 def test_the_module_is_light_to_import() -> None:
     code = "import treadle.toolbox, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"mcp", "pydantic", "httpx2", "tree_sitter", "sqlite3", "aiohttp"} & set(loaded)
+    assert not {"mcp", "pydantic", "httpx2", "tree_sitter", "aiohttp"} & set(loaded)
 
 
 def test_servers_are_read_from_a_config() -> None:

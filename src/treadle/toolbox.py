@@ -22,11 +22,12 @@ __all__ = ["Health", "McpServer", "McpServers", "default_tools", "mcp_servers"]
 
 def default_tools(
     *,
+    shell: bool = True,
     ask: bool = True,
     kept: Path | str | None = None,
     granted: Sequence[str] = (),
 ) -> list[Tool]:
-    """Tools for work in a folder: files, arithmetic, the time, a plan, long output, and questions to the user.
+    """Tools for work in a folder: files, commands, arithmetic, the time, a plan, long output, questions to the user.
 
     `kept` is the folder where old contents of changed files go (default: the user's data folder), `granted` names files
     that are masked as secrets otherwise.
@@ -39,8 +40,16 @@ def default_tools(
     from treadle.tools.output import read_output
     from treadle.tools.todo import todo
 
-    tools: list[Tool] = [*file_tools(KeptFiles(kept), granted=granted), calculate, current_time, read_output, todo]
-    return [*tools, AskUser()] if ask else tools
+    old = KeptFiles(kept)
+    tools: list[Tool] = [*file_tools(old, granted=granted), calculate, current_time, read_output, todo]
+    if shell:
+        from treadle.sandbox import run
+        from treadle.tools.shell import Shell
+
+        tools.append(Shell(run, old))
+    if ask:
+        tools.append(AskUser())
+    return tools
 
 
 def mcp_servers(config: Mapping[str, Mapping[str, Json]]) -> list[McpServer]:

@@ -44,14 +44,8 @@ def edit_file_tool(files: Files) -> Tool:
         safety=safety_of_writing,
         timeout=60.0,
         examples=(
-            (
-                "in config.txt change the port from 80 to 8080",
-                {"path": "config.txt", "old": "port = 80", "new": "port = 8080"},
-            ),
-            (
-                "rename count to total everywhere in app.py",
-                {"path": "app.py", "old": "count", "new": "total", "replace_all": True},
-            ),
+            ("Replace red with blue in colours.txt", {"path": "colours.txt", "old": "red", "new": "blue"}),
+            ("Change Monday to Friday in dates.md", {"path": "dates.md", "old": "Monday", "new": "Friday"}),
         ),
     )
     return WritingTool(files, edit_file, options)

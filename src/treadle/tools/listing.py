@@ -24,9 +24,10 @@ def list_files_tool(files: Files) -> Tool:
         safety="safe",
         timeout=60.0,
         examples=(
-            ("what files are here", {}),
-            ("list the Python files", {"pattern": "*.py"}),
-            ("what is in the folder docs", {"path": "docs"}),
+            ("What files are here?", {}),
+            ("List all the files", {}),
+            ("Show me what is in the folder", {}),
+            ("List the files in src/app", {"path": "src/app"}),
         ),
     )
     async def list_files(context: ToolContext, path: str = ".", pattern: str = "", depth: int = 2) -> str:

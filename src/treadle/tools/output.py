@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from treadle.tools.base import DEFAULT_CAP, ToolContext, ToolError, ToolInputError
 from treadle.tools.function import tool
 from treadle.tools.ripgrep import find_ripgrep
+
+ArtifactId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""As the log makes them; a file's name, which small models take for one, is not."""
 
 WIDEST = 2000
 """Characters of a line. A longer one is folded, so that every part of it has a number and can be asked for."""
 
 MOST_LINES = 2000
 _ROOM = DEFAULT_CAP - 1024
+_ID = "9f86d081884c7d659a2feaa0c55ad015"
 _OPTIONS = ("--no-config", "--color=never", "--no-heading", "--line-number", "--text", "--no-messages")
 
 
@@ -21,15 +28,17 @@ _OPTIONS = ("--no-config", "--color=never", "--no-heading", "--line-number", "--
     safety="safe",
     timeout=30,
     examples=[
-        ("Read the output 4f2a91", {"artifact": "4f2a91"}),
-        ("Show me the rest of output b81c07", {"artifact": "b81c07"}),
+        (f"Show me the rest of output {_ID}", {"artifact": _ID}),
+        (f"Read the artifact {_ID}", {"artifact": _ID}),
     ],
 )
-async def read_output(artifact: str, context: ToolContext, offset: int = 1, limit: int = 200, pattern: str = "") -> str:
+async def read_output(
+    artifact: ArtifactId, context: ToolContext, offset: int = 1, limit: int = 200, pattern: str = ""
+) -> str:
     """Read output that was cut because it was long, by the artifact id that the cut names.
 
-    Example: {"artifact": "4f2a91", "pattern": "error|failed"} shows the lines that match, with their numbers;
-    then {"artifact": "4f2a91", "offset": 1200, "limit": 40} shows what stands around one of them.
+    Example: {"artifact": "9f86…", "pattern": "error|failed"} shows the lines that match, with their numbers;
+    then {"artifact": "9f86…", "offset": 1200, "limit": 40} shows what stands around one of them.
 
     Args:
         artifact: the id that was given where the output was cut

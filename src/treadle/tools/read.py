@@ -34,8 +34,10 @@ def read_file_tool(files: Files) -> Tool:
         safety="safe",
         timeout=30.0,
         examples=(
-            ("show me the file notes.txt", {"path": "notes.txt"}),
-            ("what does src/app.py say from line 40 on", {"path": "src/app.py", "offset": 40}),
+            ("Read the file plan.txt", {"path": "plan.txt"}),
+            ("What does letter.txt say?", {"path": "letter.txt"}),
+            ("Show me ideas.md", {"path": "ideas.md"}),
+            ("Open src/app.py", {"path": "src/app.py"}),
         ),
     )
     async def read_file(path: str, context: ToolContext, offset: int = 1, limit: int = LINES) -> str | ToolResult:

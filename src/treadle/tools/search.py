@@ -60,8 +60,10 @@ def search_files_tool(files: Files) -> Tool:
         safety="safe",
         timeout=60.0,
         examples=(
-            ("where is the word timeout used", {"pattern": "timeout"}),
-            ("find the functions in the Python files", {"pattern": "def \\w+", "glob": "*.py"}),
+            ("Search the files for timeout", {"pattern": "timeout"}),
+            ("Where is the word garden used?", {"pattern": "garden"}),
+            ("Find the word password in the files", {"pattern": "password"}),
+            ("Which files mention Berlin?", {"pattern": "Berlin"}),
         ),
     )
     async def search_files(

@@ -50,8 +50,9 @@ def write_file_tool(files: Files) -> Tool:
         safety=safety_of_writing,
         timeout=60.0,
         examples=(
-            ("make a file notes.txt that says hello", {"path": "notes.txt", "content": "hello\n"}),
-            ("write the word done into out/status.txt", {"path": "out/status.txt", "content": "done\n"}),
+            ("Write the file plan.txt: call the bank", {"path": "plan.txt", "content": "call the bank"}),
+            ("Make a file letter.txt that says dear Tom", {"path": "letter.txt", "content": "dear Tom"}),
+            ("Create names.md with the text Ann and Bob", {"path": "names.md", "content": "Ann and Bob"}),
         ),
     )
     return WritingTool(files, write_file, options)

@@ -20,6 +20,7 @@ from treadle.tools.function import FunctionTool
 from treadle.tools.output import WIDEST, folded, read_output
 from treadle.tools.todo import NOTE, todo
 
+ID = "9f86d081884c7d659a2feaa0c55ad015"
 NOON = datetime(2026, 7, 1, 12, 0, 5, tzinfo=UTC)
 
 
@@ -117,62 +118,67 @@ def test_folding_keeps_every_character(text: str) -> None:
 
 
 async def test_output_is_read_a_slice_at_a_time(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts["a1"] = "".join(f"line {number}\n" for number in range(1, 501)).encode()
-    assert await called(read_output, tool_context, artifact="a1", offset=499) == (
+    paper.artifacts[ID] = "".join(f"line {number}\n" for number in range(1, 501)).encode()
+    assert await called(read_output, tool_context, artifact=ID, offset=499) == (
         "499: line 499\n500: line 500\n[500 lines.]"
     )
-    some = await called(read_output, tool_context, artifact="a1", offset=10, limit=2)
+    some = await called(read_output, tool_context, artifact=ID, offset=10, limit=2)
     assert some == "10: line 10\n11: line 11\n[500 lines. Go on with offset=12.]"
-    assert "no" in (await called(read_output, tool_context, artifact="a1", offset=501)).lower()
+    assert "no" in (await called(read_output, tool_context, artifact=ID, offset=501)).lower()
 
 
 async def test_output_is_searched_with_the_numbers_of_the_lines(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts["a1"] = b"all well\nERROR one\nall well\nerror: two error\n"
-    found = await called(read_output, tool_context, artifact="a1", pattern="(?i)error")
+    paper.artifacts[ID] = b"all well\nERROR one\nall well\nerror: two error\n"
+    found = await called(read_output, tool_context, artifact=ID, pattern="(?i)error")
     assert found == "2: ERROR one\n4: error: two error\n[2 of 4 lines match.]"
-    assert "0 of 4" in await called(read_output, tool_context, artifact="a1", pattern="nowhere")
+    assert "0 of 4" in await called(read_output, tool_context, artifact=ID, pattern="nowhere")
 
 
 async def test_a_long_line_can_be_read_to_its_end(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts["a1"] = ("x" * 50_000 + "the end").encode()
-    found = await called(read_output, tool_context, artifact="a1", pattern="the end")
+    paper.artifacts[ID] = ("x" * 50_000 + "the end").encode()
+    found = await called(read_output, tool_context, artifact=ID, pattern="the end")
     assert found.startswith("26: the end")
     page, read = 1, ""
     while page:
-        shown = await called(read_output, tool_context, artifact="a1", offset=page)
+        shown = await called(read_output, tool_context, artifact=ID, offset=page)
         read += "".join(line.partition(": ")[2] for line in shown.splitlines()[:-1])
         page = int(shown.rpartition("offset=")[2].rstrip(".]")) if "offset=" in shown else 0
     assert read == "x" * 50_000 + "the end"
 
 
 async def test_what_is_shown_never_needs_cutting_again(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts["a1"] = ("ü" * 1990 + "\n").encode() * 300
-    shown = await called(read_output, tool_context, artifact="a1", limit=300)
+    paper.artifacts[ID] = ("ü" * 1990 + "\n").encode() * 300
+    shown = await called(read_output, tool_context, artifact=ID, limit=300)
     assert len(shown.encode()) <= read_output.cap
 
 
 @pytest.mark.parametrize("pattern", ["(unclosed", "[", "(?P<a>x)(?P<a>y)"])
 async def test_a_pattern_that_cannot_be_used_is_told(pattern: str, tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts["a1"] = b"text"
+    paper.artifacts[ID] = b"text"
     with pytest.raises(ToolError, match="pattern cannot be used"):
-        await called(read_output, tool_context, artifact="a1", pattern=pattern)
+        await called(read_output, tool_context, artifact=ID, pattern=pattern)
 
 
 async def test_a_pattern_that_would_never_end_elsewhere_ends(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts["a1"] = b"a" * 1900 + b"b"
-    assert "0 of 1" in await called(read_output, tool_context, artifact="a1", pattern="^(a+)+$")
+    paper.artifacts[ID] = b"a" * 1900 + b"b"
+    assert "0 of 1" in await called(read_output, tool_context, artifact=ID, pattern="^(a+)+$")
 
 
 @pytest.mark.parametrize("arguments", [{"offset": 0}, {"limit": 0}, {"limit": 10**6}])
 async def test_a_slice_that_does_not_exist_is_told(arguments: Any, tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts["a1"] = b"text"
+    paper.artifacts[ID] = b"text"
     with pytest.raises(ToolInputError, match="offset starts at 1"):
-        await called(read_output, tool_context, artifact="a1", **arguments)
+        await called(read_output, tool_context, artifact=ID, **arguments)
+
+
+def test_a_files_name_is_not_taken_for_an_artifact() -> None:
+    with pytest.raises(ToolInputError, match="artifact"):
+        read_output.parse(json.dumps({"artifact": "notes.txt"}))
 
 
 async def test_an_unknown_artifact_is_told(tool_context: ToolContext) -> None:
-    with pytest.raises(NotFound, match="no artifact 'zz'"):
-        await called(read_output, tool_context, artifact="zz")
+    with pytest.raises(NotFound, match="no artifact '000"):
+        await called(read_output, tool_context, artifact="0" * 32)
 
 
 async def test_the_model_reads_what_was_cut_from_its_own_calls_output(tmp_path: Path) -> None:

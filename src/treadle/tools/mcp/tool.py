@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from treadle.events import Safety
+from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolInputError
+from treadle.tools.base import Parsed, Tool, ToolContext, ToolInputError, Trait
 from treadle.tools.mcp.connection import Connection
 from treadle.tools.mcp.results import result_of
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LONGEST_NAME = 64
 LONGEST_DESCRIPTION = 2000
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
+_OPEN: tuple[Trait, ...] = ("untrusted", "way_out")
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str,
     "integer": int,
@@ -51,6 +52,10 @@ class McpTool(Tool):
 
     def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
         return self._safety
+
+    def traits_of(self, tier: Tier) -> frozenset[Trait]:
+        """Others write what a server gives, and it passes on what it is given; with credentials it acts as the user."""
+        return frozenset(("untrusted", "way_out", "private") if self._connection.server.secrets() else _OPEN)
 
     def parse(self, arguments: str) -> Parsed:
         """What every server wants: an object, with what is required, of the right types. The rest is its own affair."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from treadle.errors import BadInput
 from treadle.events import AgentConfig, Grant, Limits, SessionCreated
+from treadle.knowledge.base import Knowledge
 from treadle.log.base import Log
 from treadle.messages import Json, Sampling
 from treadle.models.base import Model
@@ -43,7 +44,8 @@ class Agent:
     `model` is a name such as "local" or "openai:gpt-4o", any object with the model port, or nothing: then the first
     that works is taken (a key in the environment, a server on this machine, the embedded one). `grant` says what
     may run and what is asked, `gate` how a question reaches a person (none: denied, and the model is told).
-    `on_error` is what follows a failed call. `output` is the type that the answer must have.
+    `on_error` is what follows a failed call. `output` is the type that the answer must have. `knowledge` is what its
+    sessions are told besides: see `treadle.library`.
     """
 
     model: str | Model | None = None
@@ -59,6 +61,7 @@ class Agent:
     gate: Gate | None = None
     approval_ttl: float | None = None
     clock: Clock = field(default_factory=Clock)
+    knowledge: Knowledge | None = None
     _tools: dict[str, Tool] = field(init=False, repr=False, default_factory=dict[str, Tool])
     _model: Model | None = field(init=False, repr=False, default=None)
 
@@ -133,6 +136,11 @@ class Agent:
             polling=frozenset(name for name, tool in self._tools.items() if tool.polling),
             aliases={alias: name for name, tool in self._tools.items() for alias in tool.aliases},
         )
+
+    @property
+    def toolbox(self) -> Mapping[str, Tool]:
+        """The tools by name, as sessions run with them."""
+        return self._tools
 
     def resolved_model(self) -> Model:
         """The model object; a name is looked up once, when it is first needed."""

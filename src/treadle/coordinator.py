@@ -94,6 +94,11 @@ class Coordinator:
         """Whether this process runs the session just now."""
         return session_id in self._drives
 
+    @property
+    def closed(self) -> bool:
+        """Whether this process has stopped running sessions; what was under way can be resumed."""
+        return self._closed
+
     def check_open(self) -> None:
         """Raise `Conflict` when nothing can be run here any more."""
         if self._closed:
@@ -332,8 +337,9 @@ def _answering(call: CallState, answer: Answer) -> AnyFact:
     if call.asked is not None:
         if answer.answers:
             raise BadInput(f"call {call_id} waits for an approval: approve or deny it")
+        scope = "call" if call.asked.once and answer.decision == "allow" else answer.scope
         return ApprovalAnswered(
-            call_id=call_id, decision=answer.decision, scope=answer.scope, by=answer.by, comment=answer.comment
+            call_id=call_id, decision=answer.decision, scope=scope, by=answer.by, comment=answer.comment
         )
     if answer.decision == "deny" and not answer.answers:
         comment = f" They say: {answer.comment}" if answer.comment else ""

@@ -160,6 +160,7 @@ def context_of(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Map
     context = ToolContext(session_id, call_id, setup.workspace, ready.attempt)
     context.tier, context.notes = tier_of(setup.grants), notes
     context.desk = LogDesk(log, session_id, call_id)
+    context.desk.memories, context.desk.helpers = log.memories, setup.helpers
 
     def progress(message: str, done: float | None = None, total: float | None = None) -> None:
         delta = Progress(message=message, call_id=call_id, done=done, total=total, after=after)

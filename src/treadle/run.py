@@ -48,7 +48,7 @@ class Run:
             self._follower.cancel()
         if self._watch is not None:
             self._watch.close()
-        if self.outcome is None and self._coordinator.drives(self.session_id):
+        if self.outcome is None and not self._coordinator.closed and self._coordinator.drives(self.session_id):
             state = await self._coordinator.state(self.session_id)
             waits = any(message.id == self.message_id for message in state.queue)
             if state.run is None or not waits:  # else it is somebody else's run that would be stopped

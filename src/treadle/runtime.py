@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ import msgspec
 
 from treadle.agent import Agent, SessionOptions
 from treadle.coordinator import LEASE_SECONDS, Coordinator
+from treadle.delegation import Delegation
 from treadle.errors import BadInput, NotFound
 from treadle.events import AnyFact, Grant, SessionConfigured, SessionCreated, SessionRenamed, checked
 from treadle.log.base import Hit, Log, SessionPage, SessionQuery
@@ -94,7 +95,12 @@ class Runtime:
             agent_name = (await self.log.info(options.get("id", ""))).agent
         agent = self._agent(agent_name)
         session_id = await self._find(agent, options) or await self._create(agent, options)
-        gate, grant = options.get("gate"), options.get("grant")
+        with self.kept(session_id, options.get("gate"), options.get("grant")):
+            yield Session(self.coordinator, agent, session_id)
+
+    @contextmanager
+    def kept(self, session_id: str, gate: Gate | None = None, grant: Grant | None = None) -> Generator[None]:
+        """Have a session's state at hand, with a gate and a narrower grant, for as long as somebody works with it."""
         if gate is not None:
             self._gates[session_id] = gate
         if grant is not None:
@@ -102,7 +108,7 @@ class Runtime:
         self._open[session_id] += 1
         self.coordinator.keep(session_id)
         try:
-            yield Session(self.coordinator, agent, session_id)
+            yield
         finally:
             self._open[session_id] -= 1
             if not self._open[session_id]:
@@ -183,8 +189,8 @@ class Runtime:
             return ""
         name = options.get("name", "")
         page = await self.log.sessions(SessionQuery(agent=agent.name, text=name, limit=200))
-        found = [info.id for info in page.sessions if info.name == name or not name]
-        return found[0] if found else ""
+        own = (info for info in page.sessions if info.parent is None or not info.parent.call_id)  # not a helper's
+        return next((info.id for info in own if info.name == name or not name), "")
 
     async def _create(self, agent: Agent, options: SessionOptions) -> str:
         narrower = options.get("grant")
@@ -212,7 +218,20 @@ class Runtime:
         narrower = [grant for grant in self._grants.get(created.session_id, ()) if grant not in created.grants]
         if narrower:
             setup = replace(setup, grants=(*setup.grants, *narrower))
-        return replace(setup, model=self.model(state.model)) if state.model else setup
+        if state.model:
+            setup = replace(setup, model=self.model(state.model))
+        return await self._with_knowledge(agent, created, replace(setup, helpers=Delegation(self, created, setup)))
+
+    async def _with_knowledge(self, agent: Agent, created: SessionCreated, setup: Setup) -> Setup:
+        if agent.knowledge is None:
+            return setup
+        known = await agent.knowledge.preamble(setup.workspace, self.log.memories, created.at)
+        text = "\n\n".join(piece for piece in (setup.config.instructions, known) if piece)
+        return replace(
+            setup,
+            config=msgspec.structs.replace(setup.config, instructions=text),
+            attachments=agent.knowledge.attachments(setup.workspace),
+        )
 
     def model(self, name: str) -> Model:
         """The model of that name: an agent's, or one that is looked up once and closed with the runtime."""

@@ -25,7 +25,7 @@ from treadle.events import (
 from treadle.messages import Json, Part, Reply, Request, ToolSpec
 from treadle.models.base import Model
 from treadle.policy import Verdict
-from treadle.tools.base import Recovery, Tool
+from treadle.tools.base import Helpers, Recovery, Tool
 
 BACKOFF_BASE = 0.5
 BACKOFF_CAP = 30.0
@@ -107,6 +107,7 @@ class Setup:
     polling: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     attachments: Attachments | None = None
+    helpers: Helpers | None = None
 
     def recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
         """What to do about a call that failed; running it again is tried twice at most."""

@@ -25,6 +25,7 @@ from treadle.events import (
     SessionRenamed,
 )
 from treadle.messages import writable
+from treadle.ranking import fused, nearest
 from treadle.secrecy import secret_in
 
 Status = Literal["idle", "running", "waiting", "answered", "stopped", "failed", "cancelled"]
@@ -104,6 +105,7 @@ class Hit(Struct, frozen=True):
 
 MemoryKind = Literal["fact", "preference", "procedure"]
 LONGEST_MEMORY = 2000
+MOST_VECTORS = 5000
 
 
 class Memory(Struct, frozen=True, omit_defaults=True):
@@ -136,6 +138,20 @@ class Memories(ABC):
         """Change the text of something remembered; raises `NotFound`, or `BadInput` as `add` does."""
         return await self._change(memory_id, _memorable(text))
 
+    async def search(
+        self, text: str, scopes: Sequence[str] | None = None, limit: int = 20, vector: Sequence[float] = ()
+    ) -> list[Memory]:
+        """Those that have any of the words of `text`, best first; with a `vector` of it also those that are near."""
+        found = await self._find(text, scopes, limit)
+        if not vector:
+            return found
+        known = {memory.id: memory for memory in (*await self.list(scopes, MOST_VECTORS), *found)}
+        near = nearest(vector, {memory.id: memory.vector for memory in known.values()})
+        return [known[one] for one in fused([memory.id for memory in found], near)[:limit]]
+
+    @abstractmethod
+    async def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]: ...
+
     @abstractmethod
     async def _put(self, memory: Memory) -> Memory: ...
 
@@ -149,10 +165,6 @@ class Memories(ABC):
     @abstractmethod
     async def list(self, scopes: Sequence[str] | None = None, limit: int = 1000) -> list[Memory]:
         """All of these scopes, or of every scope, the oldest first."""
-
-    @abstractmethod
-    async def search(self, text: str, scopes: Sequence[str] | None = None, limit: int = 20) -> list[Memory]:
-        """Those that have any of the words of `text`, best first."""
 
     @abstractmethod
     async def delete(self, memory_id: str) -> None:
@@ -216,6 +228,10 @@ class Watch(ABC):
     @abstractmethod
     async def __anext__(self) -> Event: ...
 
+    def ready(self) -> list[Event]:
+        """What can be had without waiting, for who would rather send much at once; none is fine too."""
+        return []
+
     @abstractmethod
     def stop_at(self, seq: int) -> None:
         """End the iteration once every fact up to `seq` has been given."""
@@ -245,6 +261,7 @@ class Log(ABC):
     """
 
     listener: Callable[[str], None] | None = None
+    memories: Memories
     observer: Observer | None = None
 
     @abstractmethod

@@ -256,6 +256,20 @@ class HubWatch(Watch):
             await self._wait()
         raise StopAsyncIteration
 
+    def ready(self) -> list[Event]:
+        events: list[Event] = []
+        while len(events) < BATCH and not self._is_over():
+            if self._backlog:
+                fact = self._backlog.pop()
+                self._seq = fact.seq
+                events.append(fact)
+                continue
+            current = not self._catching and self._seq >= self._channel.floor
+            if not current or (event := self._from_ring()) is None:
+                break
+            events.append(event)
+        return events
+
     def stop_at(self, seq: int) -> None:
         self._stop = seq
         self._wake()

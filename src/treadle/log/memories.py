@@ -1,6 +1,6 @@
 """What is remembered, kept in the same store as the sessions: in a table with full-text search, or in a list.
 
-What may be kept is decided by the port; how vectors and words are weighed against each other is in knowledge/recall.py.
+What may be kept is decided by the port, and how words and vectors are weighed against each other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PlainMemories(Memories):
     async def list(self, scopes: Sequence[str] | None = None, limit: int = 1000) -> list[Memory]:
         return [memory for memory in self._kept.values() if scopes is None or memory.scope in scopes][:limit]
 
-    async def search(self, text: str, scopes: Sequence[str] | None = None, limit: int = 20) -> list[Memory]:
+    async def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         wanted = set(words_in(text))
         found: list[tuple[int, int, Memory]] = []
         for number, memory in enumerate(await self.list(scopes, len(self._kept))):
@@ -108,7 +108,7 @@ class SqliteMemories(Memories):
             rows = db.execute(f"SELECT body FROM memories WHERE {where} ORDER BY num LIMIT ?", (*values, limit))
             return [_decoder.decode(body) for (body,) in rows]
 
-    async def search(self, text: str, scopes: Sequence[str] | None = None, limit: int = 20) -> list[Memory]:
+    async def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         match = " OR ".join(f'"{word}"' for word in dict.fromkeys(words_in(text)))
         if not match:
             return []

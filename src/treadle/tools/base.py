@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from treadle.errors import BadInput, NotFound, TreadleError
 from treadle.events import KeptFile, Question, Safety, Tier
+from treadle.log.base import Memories
 from treadle.messages import Json, Part, ToolSpec, Usage
 from treadle.policy import Assessment
 
@@ -56,8 +57,31 @@ def _unheard(message: str, done: float | None = None, total: float | None = None
     """Progress that nobody listens to."""
 
 
+class HelperTask(Struct, frozen=True):
+    """A piece of work for a session of its own: with an agent, in a folder of the workspace, perhaps only to read."""
+
+    text: str
+    agent: str = ""
+    folder: str = ""
+    read_only: bool = False
+
+
+class Helpers(ABC):
+    """Who can give a call's work to another session."""
+
+    @abstractmethod
+    async def run(self, task: HelperTask, context: ToolContext) -> ToolResult:
+        """Have it done, or go on with it where the same call was broken off. Cancelling this cancels the work."""
+
+
 class Desk:
-    """What a running call may do to its session's log, and nothing else of it. This one, for tests, forgets it all."""
+    """What a running call may do to its session's log, and nothing else of it. This one, for tests, forgets it all.
+
+    `memories` is what is remembered across sessions, `helpers` who can do a part of the work; a call may have neither.
+    """
+
+    memories: Memories | None = None
+    helpers: Helpers | None = None
 
     async def note(self, name: str, data: Json) -> None:
         """Keep something for later calls of this session, also after a restart; the last of each name counts."""

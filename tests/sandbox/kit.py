@@ -8,14 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from msgspec import Struct
 
 from treadle.sandbox import landlock
-from treadle.sandbox.base import Bounds, Ended, Job
+from treadle.sandbox.base import Bounds, Ended, Job, OnOutput
 from treadle.sandbox.run import probe, run_in_sandbox, run_on_host
 
 PYTHON = "/usr/bin/python3"
@@ -27,6 +27,13 @@ needs_bubblewrap = pytest.mark.skipif(
 needs_landlock = pytest.mark.skipif(
     landlock.version() < landlock.OLDEST, reason="NOT TESTED, this kernel has no Landlock that is new enough"
 )
+
+Run = Callable[[Job, OnOutput], Awaitable[Ended]]
+EVERYWHERE = [
+    pytest.param(run_in_sandbox, id="bubblewrap", marks=needs_bubblewrap),
+    pytest.param(landlock.run, id="landlock", marks=needs_landlock),
+    pytest.param(run_on_host, id="host"),
+]
 
 SECRET = "the-secret-of-somebody-else"
 
@@ -103,28 +110,27 @@ class Place:
         return self.job("/bin/sh", "-c", code, bounds=bounds)
 
 
-async def inside(job: Job) -> Ran:
-    """Run it behind the walls of this machine."""
+async def collect(run: Run, job: Job) -> Ran:
+    """Run it in one of the ways there are."""
     heard: list[bytes] = []
     async with asyncio.timeout(PATIENCE + job.bounds.wall_s):
-        ended = await run_in_sandbox(job, heard.append)
+        ended = await run(job, heard.append)
     return Ran(ended, b"".join(heard).decode(errors="replace"))
+
+
+async def inside(job: Job) -> Ran:
+    """Run it behind the walls of this machine."""
+    return await collect(run_in_sandbox, job)
 
 
 async def behind_landlock(job: Job) -> Ran:
     """Run it behind the reduced walls."""
-    heard: list[bytes] = []
-    async with asyncio.timeout(PATIENCE + job.bounds.wall_s):
-        ended = await landlock.run(job, heard.append)
-    return Ran(ended, b"".join(heard).decode(errors="replace"))
+    return await collect(landlock.run, job)
 
 
 async def on_host(job: Job) -> Ran:
     """Run it without walls."""
-    heard: list[bytes] = []
-    async with asyncio.timeout(PATIENCE + job.bounds.wall_s):
-        ended = await run_on_host(job, heard.append)
-    return Ran(ended, b"".join(heard).decode(errors="replace"))
+    return await collect(run_on_host, job)
 
 
 async def plainly(job: Job) -> str:

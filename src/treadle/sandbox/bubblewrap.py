@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
+import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput
@@ -44,6 +45,7 @@ _HIDDEN_FROM_ROOT = (
     "vmallocinfo",
 )
 _PATIENCE = 20.0
+_NOT_FOUND = 127  # as a shell says it
 
 OpenWay = Callable[[int, Job], AbstractAsyncContextManager[None]]
 """Opens the network of a sandbox, known by its first process, for as long as its command runs."""
@@ -78,8 +80,7 @@ async def run(job: Job, on_output: OnOutput, open_way: OpenWay) -> Ended:
         except BaseException:
             box.abandon()
             raise
-        box.check(ended)
-        return ended
+        return box.checked(ended)
 
 
 class _Box:
@@ -133,12 +134,15 @@ class _Box:
         self._process.kill()
         self._process.wait()
 
-    def check(self, ended: Ended) -> None:
+    def checked(self, ended: Ended) -> Ended:
         """Bubblewrap reports an exit code only for a command that it could start."""
         while self._hear():
             pass
-        if ended.code and b'"exit-code"' not in self._said:
-            raise self._failed(self._output.head.decode(errors="replace").strip())
+        if not ended.code or b'"exit-code"' in self._said:
+            return ended
+        if self._output.head.startswith(b"bwrap: execvp "):
+            return msgspec.structs.replace(ended, code=_NOT_FOUND)
+        raise self._failed(self._output.head.decode(errors="replace").strip())
 
     def _let_go(self) -> None:
         os.write(self._block, b"go")

@@ -17,6 +17,7 @@ import sys
 from typing import Any, NoReturn
 
 _NO_NEW_PRIVILEGES, _SUBREAPER, _SECCOMP, _FILTER = 38, 36, 22, 2
+_DROP_FROM_BOUND, _CAPABILITIES = 24, 0x20080522
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _BENEATH = 1
 _FILES_ONLY = 0b1100_0000_0000_0111  # of a file: execute, write, read, truncate, ioctl
@@ -27,6 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> int:
     """Run the command that stands in the first descriptor until it ends or the second one is closed by us."""
     given, control = int(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(control, False)
     with open(given, "rb") as file:
         config: dict[str, Any] = json.load(file)
     # Orphans come to us instead of to init, so a daemon cannot get out of sight.
@@ -61,12 +63,22 @@ def _become(config: dict[str, Any]) -> NoReturn:
             resource.setrlimit(kind, (top, top))
         if config["rules"]:
             _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+            _drop_capabilities()
             _restrict(config["rules"], config["handled"], config["scoped"])
             _filter(base64.b64decode(config["seccomp"]))
         os.execvpe(config["argv"][0], config["argv"], config["env"])
     except OSError as error:
         os.write(2, f"{config['argv'][0]}: {error.strerror}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _drop_capabilities() -> None:
+    """Root without them is hardly more than the owner of its files; some of them reach past Landlock."""
+    if os.geteuid() == 0:
+        for number in range(64):
+            if _libc.prctl(_DROP_FROM_BOUND, number, 0, 0, 0) < 0:
+                break  # the kernel knows no more
+    _call("capset", struct.pack("<Ii", _CAPABILITIES, 0), bytes(24))
 
 
 def _restrict(rules: list[tuple[str, int]], handled: int, scoped: int) -> None:

@@ -1,0 +1,261 @@
+"""From start to end: nothing of a command outlives it, however it ends, and nothing is left behind."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.sandbox.kit import (
+    EVERYWHERE,
+    PATIENCE,
+    PYTHON,
+    Place,
+    Run,
+    a_neighbour,
+    a_place,
+    collect,
+    inside,
+    needs_bubblewrap,
+    plainly,
+    until,
+)
+from treadle.errors import BadInput
+from treadle.sandbox import landlock
+from treadle.sandbox.base import Bounds, Job
+from treadle.sandbox.folder import runtime_folder
+from treadle.sandbox.run import run_in_sandbox
+
+neighbour, place = a_neighbour, a_place
+
+# A daemon as in the book: two forks, a session of its own, nothing open; it holds a lock as its sign of life.
+DAEMON = """
+import fcntl, os, sys, time
+def daemon(path):
+    if os.fork(): return
+    os.setsid()
+    if os.fork(): os._exit(0)
+    os.closerange(0, 3)
+    lock = open(path, "w"); fcntl.flock(lock, fcntl.LOCK_EX)
+    open(path + ".ready", "w").close()
+    time.sleep(600)
+for name in sys.argv[1:]: daemon(name)
+while not all(os.path.exists(name + ".ready") for name in sys.argv[1:]): time.sleep(0.01)
+"""
+
+
+def is_alive(lock: Path) -> bool:
+    """Whether somebody still holds the lock."""
+    import fcntl
+
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def daemons(place: Place, then: str, bounds: Bounds | None = None) -> tuple[Job, list[Path]]:
+    folder = place.workspace / "locks"
+    folder.mkdir()
+    locks = [folder / "a", folder / "b"]
+    return place.job(PYTHON, "-I", "-S", "-c", DAEMON + then, *map(str, locks), bounds=bounds), locks
+
+
+def ready(locks: list[Path]) -> bool:
+    return all(Path(f"{lock}.ready").exists() for lock in locks)
+
+
+async def test_a_daemon_outlives_a_plain_command(place: Place) -> None:
+    job, locks = daemons(place, "")
+    await plainly(job)
+    assert [is_alive(lock) for lock in locks] == [True, True]
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if any(holds(int(pid), lock) for lock in locks):
+            os.kill(int(pid), signal.SIGKILL)
+    await until(lambda: not any(map(is_alive, locks)))
+
+
+def holds(pid: int, path: Path) -> bool:
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{name}") == str(path) for name in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_daemons_end_with_their_command(run: Run, place: Place) -> None:
+    job, locks = daemons(place, "print('done')")
+    assert (await collect(run, job)).output == "done\n"
+    assert ready(locks) and [is_alive(lock) for lock in locks] == [False, False]
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_cancelling_kills_daemons_too_and_returns_when_they_are_gone(run: Run, place: Place) -> None:
+    job, locks = daemons(place, "time.sleep(600)")
+    task = asyncio.ensure_future(collect(run, job))
+    await until(lambda: ready(locks))
+    began = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [is_alive(lock) for lock in locks] == [False, False]
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_the_wall_clock_kills_daemons_too(run: Run, place: Place) -> None:
+    job, locks = daemons(place, "time.sleep(600)", Bounds(wall_s=2))
+    assert (await collect(run, job)).ended.reason == "wall"
+    assert [is_alive(lock) for lock in locks if lock.exists()] in ([False, False], [False], [])
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_a_command_that_ignores_every_signal_is_killed(run: Run, place: Place) -> None:
+    code = (
+        "import signal, time\nfor n in range(1, 32):\n    if n not in (9, 19, 17): signal.signal(n, signal.SIG_IGN)\n"
+    )
+    ran = await collect(run, place.python(code + "print('deaf', flush=True); time.sleep(600)", Bounds(wall_s=1.5)))
+    assert ran.ended.reason == "wall"
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_cancelling_at_any_moment_leaves_nothing_behind(run: Run, place: Place) -> None:
+    await collect(run, place.shell("true"))
+    before = left_behind(place)
+    for step in range(12):
+        task = asyncio.ensure_future(collect(run, place.shell("sleep 600")))
+        for _ in range(step):
+            await asyncio.sleep(0.003)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert left_behind(place) == before
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_many_commands_leave_no_process_descriptor_or_file_behind(run: Run, place: Place) -> None:
+    await collect(run, place.shell("true"))
+    before = left_behind(place)
+    for _ in range(10):
+        results = await asyncio.gather(
+            *(collect(run, place.shell(f"(setsid sleep 600 &); echo {n}")) for n in range(2))
+        )
+        assert [result.output for result in results] == ["0\n", "1\n"]
+    assert left_behind(place) == before
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_a_thousand_commands_leave_nothing_behind(run: Run, place: Place) -> None:
+    await collect(run, place.shell("true"))
+    before = left_behind(place)
+    for _ in range(500):
+        await asyncio.gather(
+            *(collect(run, place.shell("(setsid sleep 600 &); mkdir -p d; touch d/x")) for _ in range(2))
+        )
+    (place.workspace / "d/x").unlink(missing_ok=True)
+    assert left_behind(place) == before
+
+
+def left_behind(place: Place) -> dict[str, list[str]]:
+    """Our children that live, what we hold open, and every file that a command could have left."""
+    gc.collect()
+    children = subprocess.run(
+        ["ps", "--no-headers", "-o", "pid,stat,args", "--ppid", str(os.getpid())],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.splitlines()
+    return {
+        "children": [line for line in children if " ps " not in line and str(place.neighbour.pid) not in line],
+        "sleepers": [name for name in os.listdir("/proc") if name.isdigit() and sleeps(int(name))],
+        "descriptors": sorted(os.listdir("/proc/self/fd")),
+        "runtime": sorted(name for name in os.listdir(runtime_folder()) if not name.startswith("etc-")),
+        "workspace": sorted(name for name in os.listdir(place.workspace) if name != "d"),
+    }
+
+
+def sleeps(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\0600\0"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("name", [pytest.param("run_in_sandbox", marks=needs_bubblewrap), "run_on_host"])
+async def test_when_we_are_killed_the_command_dies_with_us(name: str, place: Place) -> None:
+    job, locks = daemons(place, "time.sleep(600)")
+    code = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom treadle.sandbox.base import Job\n"
+        f"from treadle.sandbox.run import {name} as run\n"
+        "asyncio.run(run(Job(tuple(sys.argv[2:]), Path(sys.argv[1])), print))"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, place.workspace, *job.argv)
+    await until(lambda: ready(locks))
+    process.kill()
+    await process.wait()
+    await until(lambda: not any(map(is_alive, locks)))
+    if name == "run_in_sandbox":  # the next command in the same workspace takes the placeholders away that were left
+        await inside(place.shell("true"))
+    assert sorted(os.listdir(place.workspace)) == ["locks"]
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_output_comes_while_the_command_runs(run: Run, place: Place) -> None:
+    (place.workspace / "d").mkdir()
+    pieces: list[bytes] = []
+
+    def take(data: bytes) -> None:
+        pieces.append(data)
+        (place.workspace / "d/go").touch()
+
+    job = place.shell("echo first; while ! test -e d/go; do sleep 0.01; done; echo last")
+    async with asyncio.timeout(PATIENCE):
+        ended = await run(job, take)
+    assert b"".join(pieces) == b"first\nlast\n" and len(pieces) > 1 and ended.output_bytes == 11
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_there_is_nothing_to_read_and_no_terminal(run: Run, place: Place) -> None:
+    code = "import os, sys\nprint(repr(sys.stdin.read()))\n"
+    code += "try: os.open('/dev/tty', os.O_RDWR); print('terminal')\nexcept OSError: print('none')"
+    assert (await collect(run, place.python(code))).output == "''\nnone\n"
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_no_descriptor_of_ours_is_open_in_the_command(run: Run, place: Place) -> None:
+    code = "import os\nlisted = map(int, os.listdir('/proc/self/fd'))\n"
+    code += "print([n for n in listed if n > 2 and os.path.exists(f'/proc/self/fd/{n}')])"
+    assert (await collect(run, place.python(code))).output == "[]\n"
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+async def test_no_secret_of_ours_is_in_the_environment(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROVIDER_API_KEY", "a-canary")
+    ran = await collect(run, Job(("/usr/bin/env",), place.workspace, env={"MINE": "given"}))
+    assert "a-canary" not in ran.output and "MINE=given" in ran.output
+    assert len(ran.output.splitlines()) < 25
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job((), Path("/work")),
+        Job(("a\0b",), Path("/work")),
+        Job(("true",), Path("/work"), env={"": "x"}),
+        Job(("true",), Path("/work"), env={"A=B": "x"}),
+    ],
+)
+async def test_a_command_that_cannot_be_told_is_refused(run: Run, job: Job) -> None:
+    if run is landlock.run:
+        run = run_in_sandbox
+    with pytest.raises(BadInput, match="Nothing was run"):
+        await collect(run, job)

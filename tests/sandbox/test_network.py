@@ -1,0 +1,244 @@
+"""The way out that can be granted: which hosts, which addresses, and nothing else."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sandbox.kit import PYTHON, Place, Ran, a_neighbour, a_place, collect, inside, needs_bubblewrap
+from treadle.errors import BadInput
+from treadle.sandbox import bubblewrap, landlock, network
+from treadle.sandbox.addresses import is_public
+from treadle.sandbox.base import Job, SandboxUnavailable
+from treadle.sandbox.proxy import Gate, Refused, allows, read_request, serving
+
+neighbour, place = a_neighbour, a_place
+
+FETCH = """
+import sys, urllib.request
+try: print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())
+except Exception as error: print("REFUSED", error, getattr(error, "read", bytes)().decode())
+"""
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "93.184.216.34"])
+def test_public_addresses(address: str) -> None:
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "127.0.0.1",
+            "127.1.2.3",
+            "0.0.0.0",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+        ),
+        *("192.0.2.1", "198.18.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255"),
+        *("::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "2001:db8::1"),
+        *("::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001::1"),
+        *("localhost", "", "127.1", "0x7f000001", "2130706433"),
+    ],
+)
+def test_addresses_that_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@given(st.ip_addresses(v=4))
+def test_no_form_that_carries_another_address_is_public(address: object) -> None:
+    assert not is_public(f"::ffff:{address}") and not is_public(f"::{address}") and not is_public(f"64:ff9b::{address}")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "host", "port", "expected"),
+    [
+        ((), "example.org", 443, True),
+        ((), "example.org", 22, False),
+        (("example.org",), "example.org", 443, True),
+        (("example.org",), "EXAMPLE.org.", 80, True),
+        (("example.org",), "example.org", 8443, False),
+        (("example.org:8443",), "example.org", 8443, True),
+        (("example.org:8443",), "example.org", 443, False),
+        (("example.org",), "www.example.org", 443, False),
+        (("*.example.org",), "www.example.org", 443, True),
+        (("*.example.org",), "example.org", 443, False),
+        (("*.example.org",), "badexample.org", 443, False),
+        (("example.org",), "example.org.evil.net", 443, False),
+    ],
+)
+def test_the_list_of_hosts(hosts: tuple[str, ...], host: str, port: int, expected: bool) -> None:
+    assert allows(hosts, host, port) is expected
+
+
+def test_a_request_is_sent_on_without_what_was_meant_for_the_proxy() -> None:
+    target = read_request(
+        b"GET http://example.org:81/a?b=c HTTP/1.1\r\nHost: example.org\r\nProxy-Authorization: x\r\n"
+        b"Connection: keep-alive\r\nProxy-Connection: keep-alive\r\nAccept: */*\r\n\r\n"
+    )
+    assert (target.host, target.port) == ("example.org", 81)
+    assert target.first == b"GET /a?b=c HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+    tunnel = read_request(b"CONNECT [2606:4700::1]:443 HTTP/1.1\r\n\r\n")
+    assert (tunnel.host, tunnel.port, tunnel.first) == ("2606:4700::1", 443, b"")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"GET / HTTP/1.1", b"GET ftp://a/ HTTP/1.1", b"CONNECT a:b HTTP/1.1", b"GET http://[1 HTTP/1.1", b"x y"],
+)
+def test_what_is_no_request_to_a_proxy_is_refused(head: bytes) -> None:
+    with pytest.raises(Refused):
+        read_request(head + b"\r\n\r\n")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(head: bytes) -> None:
+    with suppress(Refused):
+        read_request(head)
+
+
+@asynccontextmanager
+async def a_site() -> AsyncGenerator[int]:
+    """A web server on loopback that stands for one in the internet."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        while (await reader.readline()).strip():
+            pass
+        said = b"welcome to " + line.split()[1]
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def to_loopback(host: str, port: int) -> list[str]:
+    if host == "nowhere.test":
+        raise socket.gaierror
+    return ["127.0.0.1"]
+
+
+async def fetched(place: Place, url: str, *hosts: str, public: bool = True) -> Ran:
+    way = partial(network.opened, resolve=to_loopback, public=lambda address: public)
+    job = Job((PYTHON, "-I", "-c", FETCH, url), place.workspace, network=True, allow_hosts=hosts)
+    return await collect(lambda job, on_output: bubblewrap.run(job, on_output, way), job)
+
+
+@needs_bubblewrap
+async def test_an_allowed_host_is_reached_through_the_proxy(place: Place) -> None:
+    async with a_site() as port:
+        ran = await fetched(place, f"http://site.test:{port}/page", f"site.test:{port}")
+    assert ran.output == "welcome to /page\n", ran
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("host", "public", "why"),
+    [
+        ("other.test", True, "not among the hosts"),
+        ("site.test", False, "not a public host"),
+        ("nowhere.test", True, "has no address"),
+    ],
+)
+async def test_another_host_or_address_is_refused_with_a_reason(
+    host: str, public: bool, why: str, place: Place
+) -> None:
+    async with a_site() as port:
+        ran = await fetched(place, f"http://{host}:{port}/", f"site.test:{port}", f"nowhere.test:{port}", public=public)
+    assert "REFUSED" in ran.output and why in ran.output, ran
+
+
+@needs_bubblewrap
+async def test_with_the_network_the_hosts_loopback_is_as_far_as_without(place: Place) -> None:
+    code = f"""
+import socket, sys
+def tried(name, go):
+    try: go(); print("REACHED", name)
+    except OSError as error: print("no", name)
+tried("port", lambda: socket.create_connection(("127.0.0.1", {place.neighbour.tcp}), 5))
+tried("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0{place.neighbour.abstract}"))
+tried("name", lambda: socket.create_connection(("example.org", 80), 5))
+proxy = socket.create_connection(("127.0.0.1", {network.PORT}), 5)
+proxy.sendall(b"CONNECT 127.0.0.1:{place.neighbour.tcp} HTTP/1.1\\r\\n\\r\\n")
+print(proxy.recv(12))
+proxy = socket.create_connection(("127.0.0.1", {network.PORT}), 5)
+proxy.sendall(b"CONNECT localhost:443 HTTP/1.1\\r\\n\\r\\n")
+print(proxy.recv(12))
+"""
+    ran = await inside(place.job(PYTHON, "-I", "-c", code, network=True))
+    assert "REACHED" not in ran.output and ran.output.count("403") == 2 and ran.ended.code == 0, ran
+
+
+@needs_bubblewrap
+async def test_without_the_network_there_is_no_proxy(place: Place) -> None:
+    ran = await inside(place.python(f"import socket; socket.create_connection(('127.0.0.1', {network.PORT}), 5)"))
+    assert "ConnectionRefusedError" in ran.output
+
+
+@needs_bubblewrap
+async def test_a_tunnel_carries_bytes_both_ways_and_ends_with_the_command(place: Place) -> None:
+    closed = asyncio.Event()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+        closed.set()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        code = f"""
+import socket, threading
+s = socket.create_connection(("127.0.0.1", {network.PORT}))
+s.sendall(b"CONNECT site.test:{port} HTTP/1.1\\r\\n\\r\\n")
+assert b"200" in s.recv(100)
+sent = b"x" * (1 << 20)
+threading.Thread(target=s.sendall, args=(sent,), daemon=True).start()
+got = 0
+while got < len(sent): got += len(s.recv(65536))
+print(got)
+"""
+        way = partial(network.opened, resolve=to_loopback, public=lambda address: True)
+        job = Job((PYTHON, "-I", "-c", code), place.workspace, network=True, allow_hosts=(f"site.test:{port}",))
+        ran = await collect(lambda job, on_output: bubblewrap.run(job, on_output, way), job)
+        assert ran.output == f"{1 << 20}\n", ran
+        async with asyncio.timeout(20):
+            await closed.wait()
+
+
+async def test_a_head_that_never_ends_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with serving(listener, Gate()):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET http://a/ HTTP/1.1\r\n" + b"X: y\r\n" * 10_000)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 403")
+            writer.close()
+
+
+@needs_bubblewrap
+async def test_a_network_that_cannot_be_entered_is_said_and_nothing_runs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_LISTEN", place.outside / "missing.py")
+    with pytest.raises(SandboxUnavailable, match="was not run"):
+        await inside(place.job("touch", "ran", network=True))
+    assert not (place.workspace / "ran").exists()
+
+
+async def test_the_reduced_sandbox_grants_no_network(place: Place) -> None:
+    with pytest.raises(BadInput, match="cannot grant the network"):
+        await landlock.run(place.job("true", network=True), lambda data: None)

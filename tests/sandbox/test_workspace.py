@@ -1,0 +1,134 @@
+"""What is protected in a workspace, how placeholders come and go, and which folders are refused."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sandbox.kit import Place, a_neighbour, a_place, inside, needs_bubblewrap, until
+from treadle.errors import BadInput
+from treadle.sandbox import workspace as workspaces
+from treadle.sandbox.base import Job, is_env_file
+from treadle.sandbox.workspace import env_files, guarded, real_workspace, working_folder
+
+neighbour, place = a_neighbour, a_place
+
+
+@pytest.mark.parametrize(
+    "folder", ["/", "/usr", "/etc", "/etc/ssl", "/proc/self", "/tmp", "/home", "/dev", "~", "~/.."]
+)
+def test_a_folder_with_more_than_a_project_in_it_is_refused(folder: str) -> None:
+    with pytest.raises(BadInput, match="Nothing was run"):
+        real_workspace(Job(("true",), Path(folder).expanduser()))
+
+
+def test_a_link_to_such_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    with pytest.raises(BadInput, match="/etc cannot be a workspace"):
+        real_workspace(Job(("true",), tmp_path / "link"))
+
+
+def test_a_missing_folder_or_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("missing", "file"):
+        with pytest.raises(BadInput, match="Nothing was run"):
+            real_workspace(Job(("true",), tmp_path / name))
+
+
+@pytest.mark.parametrize("cwd", ["..", "sub/../..", "/etc", "missing", "link", "file"])
+def test_a_working_folder_elsewhere_is_refused(cwd: str, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("/etc")
+    with pytest.raises(BadInput, match="is not a folder in the workspace"):
+        working_folder(Job(("true",), tmp_path, cwd=cwd), tmp_path)
+    assert working_folder(Job(("true",), tmp_path, cwd="sub"), tmp_path) == tmp_path / "sub"
+
+
+def test_names_of_env_files() -> None:
+    assert all(map(is_env_file, (".env", ".env.local", ".env.production")))
+    assert not any(map(is_env_file, (".env.example", ".env.sample", ".envrc.py", "env", "x.env", ".environment")))
+
+
+def test_env_files_are_found_where_a_command_would_see_them(tmp_path: Path) -> None:
+    for folder in ("a/b", "node_modules/x", ".git"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / ".env").touch()
+    (tmp_path / ".env").symlink_to("/etc/hostname")
+    (tmp_path / ".env.local").symlink_to("secrets")
+    (tmp_path / "secrets").touch()
+    assert sorted(env_files(tmp_path)) == [tmp_path / "a/b/.env", tmp_path / "secrets"]
+
+
+def test_the_search_for_env_files_ends_in_a_huge_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "_ENTRIES", 20)
+    for n in range(30):
+        (tmp_path / f"d{n}/e").mkdir(parents=True)
+        (tmp_path / f"d{n}/.env").touch()
+    (tmp_path / ".env").touch()
+    found = env_files(tmp_path)
+    assert tmp_path / ".env" in found and len(found) < 31
+
+
+def test_a_placeholder_stays_until_the_last_one_leaves(tmp_path: Path) -> None:
+    with guarded(tmp_path) as first:
+        assert sorted(first) == [".git", ".treadle"] and (tmp_path / ".git").is_dir()
+        with guarded(tmp_path):
+            pass
+        assert (tmp_path / ".git").is_dir() and (tmp_path / ".treadle").is_dir()
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_was_there_before_or_was_filled_meanwhile_stays(tmp_path: Path) -> None:
+    (tmp_path / ".treadle").mkdir()
+    with guarded(tmp_path):
+        (tmp_path / ".git/config").touch()
+    assert sorted(os.listdir(tmp_path)) == [".git", ".treadle"]
+
+
+def test_a_repository_that_is_a_file_is_protected_as_one(tmp_path: Path) -> None:
+    (tmp_path / ".git").write_text("gitdir: elsewhere")
+    with guarded(tmp_path) as opened:
+        assert os.path.samestat(os.fstat(opened[".git"]), (tmp_path / ".git").stat())
+    assert os.listdir(tmp_path) == [".git"]
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("name", [".git", ".treadle"])
+async def test_a_linked_repository_is_not_followed_but_refused(name: str, place: Place) -> None:
+    (place.workspace / name).symlink_to(place.outside)
+    with pytest.raises(BadInput, match=f"{name} is a link"):
+        await inside(place.shell(f"cat {name}/key"))
+    assert sorted(os.listdir(place.workspace)) == [name]
+
+
+@needs_bubblewrap
+async def test_one_command_ending_does_not_open_the_repository_of_another(place: Place) -> None:
+    code = "touch began; while ! test -e go; do sleep 0.01; done; mkdir -p .git; echo x > .git/config && echo WRITTEN"
+    slow = asyncio.ensure_future(inside(place.shell(code)))
+    await until((place.workspace / "began").exists)
+    for _ in range(3):
+        await inside(place.shell("true"))
+    (place.workspace / "go").touch()
+    ran = await slow
+    assert "WRITTEN" not in ran.output and "Read-only" in ran.output, ran
+    assert sorted(os.listdir(place.workspace)) == ["began", "go"]
+
+
+@needs_bubblewrap
+async def test_a_command_in_another_process_counts_as_well(place: Place) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom treadle.sandbox.workspace import guarded\n"
+        "with guarded(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, place.workspace, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and await process.stdout.readline() == b"in\n"
+    await inside(place.shell("true"))
+    assert sorted(os.listdir(place.workspace)) == [".git", ".treadle"]
+    await process.communicate(b"")
+    assert os.listdir(place.workspace) == []

@@ -1,0 +1,117 @@
+"""Keeping known secrets out of whatever leaves: by value, in every spelling a program is likely to give them. Pure.
+
+It knows only secrets that it was told, and does not guess by looks.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, MutableMapping
+from typing import cast
+from urllib.parse import quote, quote_plus
+
+from treadle.messages import Json
+
+SHORTEST = 6
+"""Shorter values are not hidden: they would be found everywhere, and are too short to be secrets."""
+
+HIDDEN = "[secret]"
+
+
+class Redactor:
+    """Hides the secrets it was made with. Cheap where there are none."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._forms))) if self._forms else None
+        self._firsts = {form[0] for form in self._forms}
+        self._longest = max(map(len, self._forms), default=0)
+
+    def text(self, text: str) -> str:
+        """The text without secrets."""
+        return self._pattern.sub(HIDDEN, text) if self._pattern is not None else text
+
+    def value(self, value: Json) -> Json:
+        """The same for everything inside of a JSON value, names included."""
+        if self._pattern is None:
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(one) for one in cast("list[Json]", value)]
+        if isinstance(value, dict):
+            return {self.text(name): self.value(one) for name, one in cast("dict[str, Json]", value).items()}
+        return value
+
+    def stream(self) -> RedactedStream:
+        """For text that comes in pieces: a secret may be cut anywhere."""
+        return RedactedStream(self)
+
+    def split(self, text: str) -> tuple[str, str]:
+        """What of a text can be passed on, without secrets, and the end that may be the beginning of one."""
+        if self._pattern is None:
+            return text, ""
+        cut, told, at = self._beginning(text, 0), list[str](), 0
+        for found in self._pattern.finditer(text):
+            if found.start() >= cut:
+                break
+            told += (text[at : found.start()], HIDDEN)
+            at = found.end()
+            if at > cut:
+                cut = self._beginning(text, at)
+        return "".join((*told, text[at:cut])), text[cut:]
+
+    def _beginning(self, text: str, start: int) -> int:
+        """Where at the end of a text a secret begins that may go on; its length when there is none."""
+        for at in range(max(start, len(text) - self._longest + 1), len(text)):
+            if text[at] in self._firsts and any(form.startswith(text[at:]) for form in self._forms):
+                return at
+        return len(text)
+
+
+class RedactedStream:
+    """Text in pieces, without secrets. What may be the beginning of one is held back until it is known."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor, self._held = redactor, ""
+
+    def feed(self, text: str) -> str:
+        """What can be passed on now."""
+        told, self._held = self._redactor.split(self._held + text)
+        return told
+
+    def finish(self) -> str:
+        """The rest, when nothing more comes."""
+        held, self._held = self._held, ""
+        return self._redactor.text(held)
+
+
+def take_secrets(environ: MutableMapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Read these variables and remove them, so that no child and no dump of the environment has them."""
+    return {name: value for name in names if (value := environ.pop(name, ""))}
+
+
+def _forms(secret: str) -> set[str]:
+    """A secret as it may be written: as it is, in a URL, in JSON, and in base64 wherever it begins."""
+    if len(secret.strip()) < SHORTEST:
+        return set()
+    escaped = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+    in_urls = {
+        quote(secret, safe="", errors="replace"),
+        quote(secret, errors="replace"),
+        quote_plus(secret, errors="replace"),
+    }
+    in_urls |= {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in in_urls}
+    return {secret, secret.strip(), *escaped, *in_urls, *_in_base64(secret.encode("utf-8", "surrogateescape"))}
+
+
+def _in_base64(secret: bytes) -> set[str]:
+    """The letters that stand for nothing but the secret, for each of the three places where it may begin."""
+    forms: set[str] = set()
+    for before in range(3):
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            letters = encode(bytes(before) + secret).decode()
+            forms.add(letters[-(-before * 8 // 6) : (before + len(secret)) * 8 // 6])
+    return forms

@@ -1,0 +1,112 @@
+"""Known secrets do not get through: in no usual spelling, and however a stream is cut."""
+
+import base64
+import json
+import os
+from itertools import pairwise
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle.redact import HIDDEN, Redactor, take_secrets
+
+SECRET = 'pa55/wörd+"quo\\te"\nline two'
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        SECRET,
+        quote(SECRET),
+        quote(SECRET, safe=""),
+        quote_plus(SECRET),
+        quote(SECRET, safe="").lower().replace("pa55", "pa55"),
+        json.dumps(SECRET)[1:-1],
+        json.dumps(SECRET, ensure_ascii=False)[1:-1],
+    ],
+)
+def test_a_secret_is_hidden_in_every_usual_spelling(spelled: str) -> None:
+    assert Redactor([SECRET]).text(f"before {spelled} after") == f"before {HIDDEN} after"
+
+
+@pytest.mark.parametrize("before", ["", "u", "us", "use", "user:"])
+@pytest.mark.parametrize("after", ["", "x", "xy", "xyz"])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_secret_is_hidden_in_base64_wherever_it_stands(before: str, after: str, encode: type) -> None:
+    secret = "hunter2-Ünd-mehr?>"
+    text = encode(f"{before}{secret}{after}".encode()).decode()  # type: ignore[attr-defined]
+    hidden = Redactor([secret]).text(text)
+    assert HIDDEN in hidden and len(hidden.replace(HIDDEN, "")) <= 14
+
+
+def test_text_without_secrets_is_left_as_it_is() -> None:
+    for redactor in (Redactor([]), Redactor(["", "ab", "     "]), Redactor(["correct horse"])):
+        assert redactor.text("nothing ab here") == "nothing ab here"
+        assert redactor.stream().feed("nothing ab her") + "e" == "nothing ab here"
+
+
+def test_the_longer_of_two_secrets_is_hidden_whole() -> None:
+    redactor = Redactor(["abcdef", "abcdefghi"])
+    assert redactor.text("abcdefghi abcdef") == f"{HIDDEN} {HIDDEN}"
+    stream = redactor.stream()
+    assert stream.feed("abcdef") + stream.feed("ghi") + stream.finish() == HIDDEN
+
+
+def test_everything_inside_a_value_is_looked_at() -> None:
+    value = {"a": ["my topsecret", 5, None, {"topsecret": True}], "b": 1.5}
+    assert Redactor(["topsecret"]).value(value) == {"a": [f"my {HIDDEN}", 5, None, {HIDDEN: True}], "b": 1.5}
+    assert Redactor([]).value(value) is value
+
+
+def test_a_stream_holds_back_no_more_than_may_be_a_secret() -> None:
+    stream = Redactor(["topsecret"]).stream()
+    assert stream.feed("plain text") == "plain tex"
+    assert stream.feed("ure, a to") == "ture, a "
+    assert stream.feed("y") == "toy"
+    assert stream.feed("to") == "" and stream.finish() == "to"
+
+
+SECRETS = st.text(alphabet='abcß/%+ \n"\\', min_size=6, max_size=12).filter(lambda text: len(text.strip()) >= 6)
+
+
+@given(
+    st.lists(SECRETS, min_size=1, max_size=3), st.lists(st.text(alphabet="abc/ \n", max_size=6), max_size=4), st.data()
+)
+def test_no_secret_survives_any_cutting(secrets: list[str], around: list[str], data: st.DataObject) -> None:
+    spellings = [
+        str,
+        quote,
+        quote_plus,
+        lambda text: json.dumps(text)[1:-1],
+        lambda text: base64.b64encode(text.encode()).decode(),
+    ]
+    pieces = [
+        piece + data.draw(st.sampled_from(spellings))(data.draw(st.sampled_from(secrets))) for piece in [*around, ""]
+    ]
+    text = "".join(pieces)
+    redactor = Redactor(secrets)
+    cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=8))})
+    stream = redactor.stream()
+    told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(cuts)), stream.finish()])
+    for left in (told, redactor.text(text)):
+        for secret in secrets:
+            for form in (secret, quote(secret), json.dumps(secret)[1:-1]):
+                assert form not in left.replace(HIDDEN, "\0")
+
+
+@given(st.text(alphabet="top secret", max_size=40), st.lists(st.integers(0, 40), max_size=6))
+def test_a_stream_says_what_the_whole_text_would(text: str, cuts: list[int]) -> None:
+    redactor = Redactor(["topsecret", "secrets"])
+    stream = redactor.stream()
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(places)), stream.finish()])
+    assert told == redactor.text(text)
+
+
+def test_secrets_are_read_once_and_leave_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "value-of-a")
+    monkeypatch.setenv("EMPTY_KEY", "")
+    assert take_secrets(os.environ, ["A_KEY", "EMPTY_KEY", "NO_KEY"]) == {"A_KEY": "value-of-a"}
+    assert "A_KEY" not in os.environ and take_secrets(os.environ, ["A_KEY"]) == {}

@@ -25,7 +25,19 @@ PARAMETERS = 6
 PUBLIC_NAMES = 30
 
 VALUES = {"errors", "messages", "events"}
-PURE = {"state", "steps", "context", "compaction", "tokens", "policy", "ranking", "redact", "secrecy", "signals", "spans"}
+PURE = {
+    "state",
+    "steps",
+    "context",
+    "compaction",
+    "tokens",
+    "policy",
+    "ranking",
+    "redact",
+    "secrecy",
+    "signals",
+    "spans",
+}
 ENGINE = {"loop", "coordinator", "setup", "asking", "reply", "judge", "execute", "observation", "lease"}
 ADAPTERS = {"log", "models", "tools", "sandbox", "knowledge"}
 SURFACES = {"server", "cli", "__main__"}

@@ -1,0 +1,88 @@
+"""Answers for good: kept in the user's data folder, for one workspace or all, and never for what is asked each time."""
+
+import stat
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from treadle.errors import BadInput, StoreDamaged
+from treadle.events import Grant
+from treadle.policy import Assessment, decide
+from treadle.rules import FILE, Rule, all_rules, forget_rule, load_rules, save_rule, with_rules
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "treadle"
+
+
+def test_a_rule_holds_in_its_workspace_or_everywhere(data: Path, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert load_rules(data, here) == ()
+    everywhere = save_rule(data, "shell(git add *)")
+    local = save_rule(data, "shell(make *)", workspace=here)
+    assert load_rules(data, here) == (everywhere, local)
+    assert load_rules(data, there) == load_rules(data) == (everywhere,)
+    assert all_rules(data) == (everywhere, local)
+
+
+def test_a_workspace_is_known_however_it_is_reached(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to("here")
+    rule = save_rule(data, "note", workspace=tmp_path / "here")
+    assert load_rules(data, tmp_path / "link") == load_rules(data, tmp_path / "x" / ".." / "here") == (rule,)
+
+
+def test_the_last_word_on_a_pattern_counts(data: Path) -> None:
+    save_rule(data, "note")
+    no = save_rule(data, "note", "deny")
+    assert load_rules(data) == (no,)
+
+
+def test_a_rule_can_be_taken_back(data: Path) -> None:
+    rule = save_rule(data, "note")
+    assert forget_rule(data, rule) and load_rules(data) == ()
+    assert not forget_rule(data, rule)
+
+
+def test_rules_join_a_grant_as_what_may_be_remembered(data: Path) -> None:
+    grant = with_rules(Grant(cautious=True, forbid=("a",)), (Rule("shell(git push *)"), Rule("drop", "deny")))
+    assert grant == Grant(cautious=True, always=("shell(git push *)",), forbid=("a", "drop"))
+    plain = Assessment("caution", commands=("git push",))
+    assert decide((grant,), (), "shell", {"command": "git push"}, plain).action == "allow"
+    forced = Assessment("destructive", commands=("git push -f",))
+    assert decide((grant,), (), "shell", {"command": "git push -f"}, forced).action == "ask"
+    assert decide((grant,), (), "drop", {}, Assessment("safe")).action == "deny"
+
+
+@pytest.mark.parametrize("pattern", ["", "  "])
+def test_what_has_no_rule_cannot_be_remembered(data: Path, pattern: str) -> None:
+    with pytest.raises(BadInput, match="only be allowed once"):
+        save_rule(data, pattern)
+    assert not data.exists()
+
+
+def test_only_the_user_can_read_the_rules(data: Path) -> None:
+    save_rule(data, "note")
+    assert stat.S_IMODE((data / FILE).stat().st_mode) == 0o600 and stat.S_IMODE(data.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"rules": [{"pattern": 5}]}', b'{"version": 2}', b'{"x": 1}', b"\xff"]
+)
+def test_rules_that_cannot_be_read_are_an_error_and_are_not_overwritten(data: Path, content: bytes) -> None:
+    data.mkdir(parents=True)
+    (data / FILE).write_bytes(content)
+    for attempt in (lambda: load_rules(data), lambda: save_rule(data, "note")):
+        with pytest.raises(StoreDamaged, match=r"rules\.json"):
+            attempt()
+    assert (data / FILE).read_bytes() == content
+
+
+def test_two_programs_that_save_at_once_lose_nothing(data: Path) -> None:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        list(pool.map(save_rule, [data] * 20, [f"tool{number}" for number in range(20)]))
+    assert {rule.pattern for rule in all_rules(data)} == {f"tool{number}" for number in range(20)}
+    assert sorted(path.name for path in data.iterdir()) == [f".{FILE}.lock", FILE]

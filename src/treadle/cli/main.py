@@ -12,6 +12,9 @@ COMMANDS = {
     "chat": "talk, and steer while it works",
     "sessions": "list, show, search, resume, continue, fork, rename, export, import, delete",
     "approvals": "answer what agents ask, in any session",
+    "models": "what is reachable and why not, the default, weights to bring here",
+    "sandbox": "run a command behind the walls of the shell tool",
+    "doctor": "what works here, and what to do about what does not",
 }
 
 _TOP = """\

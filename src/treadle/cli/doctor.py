@@ -1,0 +1,41 @@
+"""`treadle doctor`: model, sandbox, store, terminal, proxy: what works, what does not, what to do."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from treadle.cli.options import Parser, add_options, parser_of, settings_of
+from treadle.cli.text import harmless, styled, wants_colour
+from treadle.doctor import checks
+
+EXAMPLES = """\
+  treadle doctor
+  treadle doctor --model ollama:qwen3 --store ./work.db
+
+exit codes: 0 all is well or could be better, 1 something does not work"""
+
+_MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")}
+
+
+def parser() -> Parser:
+    made = parser_of("doctor", "Look at everything a run needs. Changes nothing, sends no prompt.", EXAMPLES)
+    add_options(made)
+    return made
+
+
+def main(args: argparse.Namespace) -> int:
+    return asyncio.run(_look(args))
+
+
+async def _look(args: argparse.Namespace) -> int:
+    colour, worst = wants_colour(sys.stdout), 0
+    async for check in checks(settings_of(args)):
+        mark, style = _MARKS[check.state]
+        sys.stdout.write(f"{styled(mark, style, colour)} {check.name:<14}{harmless(check.found)}\n")
+        if check.advice and check.state != "ok":
+            sys.stdout.write(f"  {'':<14}{styled(harmless(check.advice), 'bold', colour)}\n")
+        sys.stdout.flush()
+        worst |= check.state == "bad"
+    return int(worst)

@@ -1,0 +1,84 @@
+"""`treadle models`: what can be reached and why not, the default, and weights to bring here."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from treadle.cli.options import Parser, parser_of
+from treadle.cli.text import harmless, is_terminal, note, say, styled, wants_colour
+from treadle.config import Settings, choose_model, remember
+from treadle.doctor import reachable
+
+EXAMPLES = """\
+  treadle models list
+  treadle models default ollama:qwen3
+  treadle models pull local                 the embedded model's weights
+  treadle models pull https://host/model.gguf
+  treadle models pull ~/model.gguf"""
+
+SHOWN = 8
+
+
+def parser() -> Parser:
+    made = parser_of("models", "The models that can be used from here.", EXAMPLES)
+    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds.add_parser("list", help="what is reachable, and why not")
+    default = kinds.add_parser("default", help="use this one when none is named")
+    default.add_argument("name")
+    default.add_argument("--config", metavar="FILE", default="", help="another file than the user's config.toml")
+    pull = kinds.add_parser("pull", help="bring weights into the user's data folder")
+    pull.add_argument("source", metavar="local|URL|PATH")
+    return made
+
+
+def main(args: argparse.Namespace) -> int:
+    match args.action:
+        case "list":
+            return asyncio.run(_list())
+        case "default":
+            return asyncio.run(_default(args.name, args.config))
+        case _:
+            return _pull(args.source)
+
+
+async def _list() -> int:
+    colour = wants_colour(sys.stdout)
+    async for way in reachable():
+        mark = styled("✓", "green", colour) if way.usable else styled("–", "dim", colour)
+        sys.stdout.write(f"{mark} {way.name:<22}{harmless(way.why)}\n")
+        for name in way.models[:SHOWN]:
+            say(f"    {name}")
+        if len(way.models) > SHOWN:
+            say(f"    and {len(way.models) - SHOWN} more")
+        sys.stdout.flush()
+    return 0
+
+
+async def _default(name: str, config: str) -> int:
+    model, _ = await choose_model(Settings(model=name))
+    close = getattr(model, "close", None)
+    if close is not None:
+        await close()
+    note(f"{name} is the default now: {remember('model', name, config)}")
+    return 0
+
+
+def _pull(source: str) -> int:
+    from treadle.doctor import bring
+
+    live = is_terminal(sys.stderr)
+
+    def told(message: str, done: float, total: float) -> None:
+        if live:
+            share = f" {done / total:.0%}" if total else ""
+            sys.stderr.write(f"\r\x1b[2K{harmless(message)}{share}")
+            sys.stderr.flush()
+
+    file = bring(source, told)
+    if live:
+        sys.stderr.write("\r\x1b[2K")
+    say(str(file))
+    note(f"use it with: --model {'local' if source == 'local' else f'local:{file}'}")
+    return 0

@@ -1,0 +1,69 @@
+"""`treadle sandbox exec`: run a command behind exactly the walls that the shell tool has."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from treadle.cli.options import Parser, parser_of
+from treadle.cli.text import note
+from treadle.errors import BadInput
+from treadle.sandbox.base import Bounds, Ended, Job
+from treadle.walls import probe, run_in_sandbox
+
+EXAMPLES = """\
+  treadle sandbox probe
+  treadle sandbox exec --workspace . -- make test
+  treadle sandbox exec --workspace . --network --allow-host pypi.org -- pip download x
+
+The command's exit code is passed on; 124 when its time was up, 137 when it went over another bound."""
+
+
+def parser() -> Parser:
+    made = parser_of("sandbox", "The sandbox of the shell tool.", EXAMPLES)
+    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds.add_parser("probe", help="which walls hold on this machine")
+    run = kinds.add_parser("exec", help="run a command as the shell tool would")
+    usual = Bounds()
+    run.add_argument("--workspace", metavar="DIR", default=".")
+    run.add_argument("--network", action="store_true", help="public hosts can be reached")
+    run.add_argument("--allow-host", metavar="H", action="append", default=[], help="only these; may be repeated")
+    for name in Bounds.__struct_fields__:
+        kind = float if name == "wall_s" else int
+        most = getattr(usual, name)
+        run.add_argument(f"--{name.replace('_', '-')}", metavar="N", type=kind, default=most, help=f"default: {most:g}")
+    run.add_argument("argv", metavar="ARGV", nargs=argparse.REMAINDER, help="the command, after --")
+    return made
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.action == "probe":
+        found = probe()
+        sys.stdout.write(f"{found.level}: {found.why or 'all walls hold'}\n")
+        if found.hint:
+            note(found.hint)
+        return 0 if found.level != "none" else 1
+    argv = tuple(args.argv[1:] if args.argv[:1] == ["--"] else args.argv)
+    folder = Path(args.workspace).expanduser().absolute()
+    if not argv:
+        raise BadInput("which command? treadle sandbox exec --workspace DIR -- ARGV…")
+    if not folder.is_dir():
+        raise BadInput(f"there is no folder {folder}; --workspace wants one that exists")
+    bounds = Bounds(**{name: getattr(args, name) for name in Bounds.__struct_fields__})
+    hosts = tuple(args.allow_host)
+    job = Job(argv, folder, network=args.network or bool(hosts), allow_hosts=hosts, bounds=bounds)
+    return _code(asyncio.run(run_in_sandbox(job, _put)))
+
+
+def _put(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _code(ended: Ended) -> int:
+    if ended.code is not None:
+        return ended.code
+    note(f"killed after {ended.seconds:.1f} s: it went over its bound of {ended.reason}")
+    return 124 if ended.reason == "wall" else 137

@@ -20,6 +20,7 @@ class RecordingDesk(Desk):
         self.workspace, self.notes = workspace, dict[str, Any]()
         self.kept: list[KeptFile] = []
         self.left_out: list[str] = []
+        self.trees: list[str] = []
         self.held_when_kept: dict[str, bytes | None] = {}
 
     async def note(self, name: str, data: Any) -> None:
@@ -31,6 +32,7 @@ class RecordingDesk(Desk):
             self.held_when_kept[file.path] = path.read_bytes() if path.is_file() else None
         self.kept.extend(files)
         self.left_out.extend(left_out)
+        self.trees.append(tree)
 
 
 class Bench:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal, cast, get_args
 
 from msgspec import Struct
@@ -86,9 +87,8 @@ def sections(path: str, text: str) -> tuple[str, list[tuple[str, Document | Prob
     """An AGENTS.md without the sections that are agents, and those: a `## Name` with front matter right below it."""
     lines, kept, found = text.split("\n"), list[str](), list[tuple[str, Document | Problem]]()
     starts = list(_headings(lines))
-    ends = [*starts[1:], len(lines)]
     kept.extend(lines[: starts[0]] if starts else lines)
-    for start, end in zip(starts, ends, strict=True):
+    for start, end in pairwise((*starts, len(lines))):
         title = _SECTION.match(lines[start])
         below = next((place for place in range(start + 1, end) if lines[place].strip()), end)
         if title is None or below == end or lines[below].rstrip() != "---":

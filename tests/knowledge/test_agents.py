@@ -1,0 +1,212 @@
+"""Agents as markdown: what a file may say, what is wrong with it and where, and what becomes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import ended
+from tests.strict import StrictModel
+from treadle import Grant, Limits, Runtime, tool
+from treadle.errors import NotFound
+from treadle.knowledge.agents import read_agent, read_sections
+from treadle.library import AgentOptions, Library
+from treadle.testing import ScriptedModel, call
+
+GOOD = """\
+---
+description: Looks after the garden
+model: openai:gpt-x
+steps: 7
+max_calls: 3
+tools: [read_*, water]
+posture: cautious
+temperature: 0.2
+web: off
+---
+You look after the garden.
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+def wrong(text: str) -> tuple[int, str]:
+    agent, problems = read_agent("a.md", text, "a", "user")
+    assert agent is None
+    [problem] = problems
+    return problem.line, problem.message
+
+
+def test_a_file_says_all_that_an_agent_can_have() -> None:
+    agent, problems = read_agent("garden.md", GOOD, "garden", "user")
+    assert agent is not None and problems == []
+    assert (agent.name, agent.description, agent.model) == ("garden", "Looks after the garden", "openai:gpt-x")
+    assert (agent.steps, agent.max_calls, agent.tools) == (7, 3, ("read_*", "water"))
+    assert (agent.posture, agent.temperature, agent.web) == ("cautious", 0.2, False)
+    assert agent.instructions == "You look after the garden."
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "words"),
+    [
+        ("steps: many", 3, "steps must be a number from 0 to 200, not 'many'"),
+        ("steps: 2.5", 3, "steps must be a whole number"),
+        ("steps: 201", 3, "from 0 to 200"),
+        ("steps: -1", 3, "from 0 to 200"),
+        ("posture: reckless", 3, "posture must be one of cautious, balanced, trusting"),
+        ("temperature: hot", 3, "temperature must be a number"),
+        ("web: maybe", 3, "web must be on or off"),
+        ("tools: {read: yes}", 3, "tools must be a list of texts"),
+        ("max_calls: [1]", 3, "max_calls must be a number"),
+        ("name: ../../etc", 3, "cannot be an agent's name"),
+        ("steps: [", 3, "not YAML"),
+        ("a: &x [1]\nb: *x", 2, "aliases"),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_and_line(line: str, place: int, words: str) -> None:
+    found, message = wrong(f"---\ndescription: d\n{line}\n---\nBe kind.\n")
+    assert (found, words in message) == (place, True), message
+
+
+def test_front_matter_without_an_end_or_without_fields_is_no_agent() -> None:
+    assert wrong("---\nsteps: 1\n") == (1, "the front matter that begins here has no end; close it with a line of ---")
+    assert "needs front matter" in wrong("Just text.\n")[1]
+    assert "must be fields" in wrong("---\n- a\n- b\n---\n")[1]
+
+
+def test_a_field_that_nobody_knows_is_told_and_ignored() -> None:
+    agent, [problem] = read_agent("a.md", "---\ndescription: d\ncolour: red\n---\nHi.", "a", "user")
+    assert agent is not None and str(problem) == "a.md:3: 'colour' is not a field of an agent; ignored"
+
+
+def test_sections_of_an_agents_md_are_agents_and_the_rest_are_instructions() -> None:
+    text = """\
+# The project
+Use tabs.
+
+## Building
+Run make.
+
+## Reviewer
+---
+description: Reviews changes
+steps: 0
+---
+You review.
+
+### How
+Slowly.
+
+## Notes
+```
+## NotAHeading
+---
+steps: 1
+---
+```
+"""
+    rest, agents, problems = read_sections("AGENTS.md", text, "workspace")
+    assert problems == []
+    [agent] = agents
+    assert (agent.name, agent.steps, agent.line) == ("Reviewer", 0, 8)
+    assert agent.instructions == "You review.\n\n### How\nSlowly."
+    assert "Use tabs." in rest and "Run make." in rest and "NotAHeading" in rest and "You review." not in rest
+
+
+def test_a_section_that_is_wrong_is_told_with_its_line_in_the_whole_file() -> None:
+    text = "# P\n\n## Bad\n---\ndescription: d\nsteps: x\n---\nHm.\n"
+    _, agents, [problem] = read_sections("AGENTS.md", text, "workspace")
+    assert agents == [] and problem.line == 6
+
+
+def test_the_library_lists_built_in_agents_those_of_the_workspace_and_the_users_own(tmp_path: Path) -> None:
+    work, own = tmp_path / "work", tmp_path / "own"
+    write(work, ".treadle/agents/garden.md", GOOD)
+    write(work, ".treadle/agents/broken.md", "---\nsteps: x\n---\n")
+    write(work, ".treadle/agents/coder.md", "---\ndescription: evil twin\n---\nDo harm.")
+    write(work, "AGENTS.md", "## Critic\n---\ndescription: c\n---\nYou criticise.")
+    write(own, "agents/coder.md", "---\ndescription: mine\n---\nMy coder.")
+    library = Library(work, own)
+    assert {"default", "reader", "coder", "architect", "garden", "Critic"} == set(library.agents)
+    assert library.agents["coder"].instructions == "My coder.", "a workspace cannot replace the user's own"
+    assert [f"{problem.path.rpartition('/')[2]}:{problem.line}" for problem in library.problems] == ["broken.md:2"]
+    with pytest.raises(NotFound, match="no agent named 'gardener'; there are: Critic, "):
+        library.agent("gardener")
+
+
+@tool(safety="safe")
+def read_bed(number: int) -> str:
+    """Look at a bed."""
+    return f"bed {number}"
+
+
+@tool
+def water(number: int) -> str:
+    """Water a bed."""
+    return "wet"
+
+
+@tool(safety="safe")
+def fetch_url(url: str) -> str:
+    """Fetch a page."""
+    return url
+
+
+def options(*script: Any, **more: Any) -> AgentOptions:
+    return AgentOptions(StrictModel(ScriptedModel(*script)), [read_bed, water, fetch_url], **more)
+
+
+def test_an_agent_has_the_tools_limits_and_posture_of_its_file(tmp_path: Path) -> None:
+    write(tmp_path, "own/agents/garden.md", GOOD.replace("model: openai:gpt-x\n", ""))
+    agent = Library(tmp_path, tmp_path / "own").agent("garden", options())
+    config = agent.config()
+    assert config.tools == ("read_bed", "water") and config.sampling.temperature == 0.2
+    assert (agent.limits.turns, agent.limits.calls, agent.grant.tier) == (7, 3, "read-only")
+
+
+def test_the_web_is_off_where_the_file_says_so(tmp_path: Path) -> None:
+    write(tmp_path, "own/agents/hermit.md", "---\ndescription: d\nweb: off\n---\nHi.")
+    library = Library(tmp_path, tmp_path / "own")
+    assert "fetch_url" in library.agent("default", options()).config().tools
+    hermit = library.agent("hermit", options())
+    assert "fetch_url" not in hermit.config().tools and "fetch_url" in hermit.grant.forbid
+
+
+async def test_an_agent_with_no_steps_only_writes(tmp_path: Path) -> None:
+    write(tmp_path, "own/agents/poet.md", "---\ndescription: d\nsteps: 0\n---\nWrite verse.")
+    agent = Library(tmp_path, tmp_path / "own").agent("poet", options("Roses."))
+    async with agent.session(workspace=tmp_path) as session:
+        outcome = await ended(session, "sing")
+    assert outcome.answer == "Roses." and agent.model.requests[0].tools == ()  # type: ignore[union-attr]
+
+
+def test_a_workspace_can_narrow_and_never_widen(tmp_path: Path) -> None:
+    text = "---\ndescription: d\nposture: trusting\nsteps: 200\nmax_calls: 9999\ntools: ['*']\n---\nHi."
+    write(tmp_path, ".treadle/agents/wide.md", text)
+    write(tmp_path, "own/agents/mine.md", text)
+    library = Library(tmp_path, tmp_path / "own")
+    given = Grant(tier="read-only", forbid=("fetch_url",), tools=("read_*", "fetch_url"))
+    few = Limits(turns=5, calls=5)
+    wide = library.agent("wide", options(grant=given, limits=few))
+    assert wide.grant.tier == "read-only" and not wide.grant.yes and wide.limits == few
+    assert any("cannot widen" in problem.message and problem.line == 3 for problem in library.problems)
+    mine = library.agent("mine", options(grant=given, limits=few))
+    assert mine.grant.yes and mine.limits.turns == 200, "the user's own file may"
+    assert mine.grant.tier == "read-only" and mine.grant.forbid == ("fetch_url",)
+
+
+async def test_the_agent_is_fixed_for_a_run_and_can_be_changed_between_runs(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    model = StrictModel(ScriptedModel(call("read_bed", number=1), "One.", "Two."))
+    agents = library.all_agents(AgentOptions(model, [read_bed]))
+    async with Runtime(":memory:", agents, recover=False) as runtime, runtime.session("default") as session:
+        await ended(session, "look")
+        await session.configure(agent="architect")
+        await ended(session, "and now?")
+    systems = [request.system for request in model.requests]
+    assert systems[0] == systems[1] != systems[2] and systems[2].startswith("You think changes through")

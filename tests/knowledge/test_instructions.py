@@ -1,0 +1,105 @@
+"""AGENTS.md: from the root to the workspace in the prompt, and nested ones with the result that touched them."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.kit import ended, results
+from tests.strict import StrictModel
+from treadle import tool
+from treadle.events import encode
+from treadle.knowledge.instructions import chain, read_chain
+from treadle.library import AgentOptions, Library
+from treadle.testing import ScriptedModel, call
+
+
+@tool(safety="safe")
+def read_file(path: str) -> str:
+    """Read a file."""
+    return f"text of {path}"
+
+
+def project(folder: Path) -> Path:
+    work = folder / "repo" / "service"
+    (work / "api" / "v1").mkdir(parents=True)
+    (folder / "repo" / ".git").mkdir()
+    (folder / "AGENTS.md").write_text("outside the project")
+    (folder / "repo" / "AGENTS.md").write_text("Root rule.")
+    (work / "AGENTS.md").write_text("Service rule.")
+    (work / "api" / "AGENTS.md").write_text("Api rule.")
+    (work / "api" / "v1" / "AGENTS.md").write_text("Version rule.")
+    return work
+
+
+def agent_on(workspace: Path, *script: Any, own: Path | None = None) -> Any:
+    return Library(workspace, own).agent("default", AgentOptions(StrictModel(ScriptedModel(*script)), [read_file]))
+
+
+def test_the_files_from_the_root_to_the_workspace_count_the_outermost_first(tmp_path: Path) -> None:
+    work = project(tmp_path)
+    assert [shown for shown, _ in chain(work)] == ["../AGENTS.md", "AGENTS.md"]
+    assert read_chain(work)[0] == [("../AGENTS.md", "Root rule."), ("AGENTS.md", "Service rule.")]
+    assert [shown for shown, _ in chain(tmp_path)] == ["AGENTS.md"], "without a project only the folder itself"
+
+
+async def test_nested_ones_come_with_the_first_result_that_touches_them(tmp_path: Path) -> None:
+    work = project(tmp_path)
+    script = [
+        call("read_file", id="a", path="main.py"),
+        call("read_file", id="b", path="api/v1/x.py"),
+        call("read_file", id="c", path=str(work / "api" / "y.py")),
+        call("read_file", id="d", path="../../outside.py"),
+        "Done.",
+    ]
+    agent = agent_on(work, *script)
+    async with agent.session(workspace=work) as session:
+        await ended(session)
+        facts = b"".join(encode(fact) for fact in await session.facts())
+    request = agent.model.requests[-1]
+    assert "Root rule." in request.system and "Service rule." in request.system and "outside" not in request.system
+    assert "Api rule." not in request.system
+    shown = {name: one.text for name, one in results(request).items()}
+    assert shown["a"] == "text of main.py"
+    assert "text of api/v1/x.py" in shown["b"] and "Api rule." in shown["b"] and "Version rule." in shown["b"]
+    assert "rule" not in shown["c"] and "rule" not in shown["d"], "each once, and only inside"
+    assert b"rule." not in facts, "never stored"
+
+
+async def test_they_are_shown_again_after_a_compaction_when_touched_again(tmp_path: Path) -> None:
+    work = project(tmp_path)
+    script = [call("read_file", id="a", path="api/x.py"), "One.", "- notes", call("read_file", path="api/y.py"), "Two."]
+    agent = agent_on(work, *script)
+    async with agent.session(workspace=work) as session:
+        await ended(session)
+        assert await session.compact() is not None
+        await ended(session, "again")
+    last = agent.model.requests[-1]
+    assert sum("Api rule." in one.text for one in results(last).values()) == 1 and "a" not in results(last)
+
+
+async def test_the_users_own_file_comes_first_and_is_told_apart(tmp_path: Path) -> None:
+    work, own = project(tmp_path), tmp_path / "own"
+    own.mkdir()
+    (own / "AGENTS.md").write_text("I like it short.")
+    agent = agent_on(work, "Yes.", own=own)
+    async with agent.session(workspace=work) as session:
+        await ended(session)
+    system = agent.model.requests[0].system
+    assert system.index("I like it short.") < system.index("cannot allow you anything") < system.index("Root rule.")
+
+
+async def test_a_changed_file_counts_from_the_next_run_on(tmp_path: Path) -> None:
+    work = project(tmp_path)
+
+    @tool
+    def change() -> str:
+        """Change the rule."""
+        (work / "AGENTS.md").write_text("New rule.")
+        return "ok"
+
+    model = StrictModel(ScriptedModel(call("change"), "One.", "Two."))
+    agent = Library(work).agent("default", AgentOptions(model, [change]))
+    async with agent.session(workspace=work) as session:
+        await ended(session)
+        await ended(session, "more")
+    one, two, three = (request.system for request in model.requests)
+    assert one == two and "Service rule." in one and "New rule." in three and "Service rule." not in three

@@ -1,4 +1,4 @@
-"""The embedded model does small jobs in a scratch folder: it lists, reads, counts, reckons and takes a note.
+"""The embedded model does small jobs in a scratch folder, with ready-made tools and one of our own, `count_words`.
 
     python examples/hello.py [--model NAME]
 
@@ -6,15 +6,14 @@ Any model works here, with one flag: `--model openai:NAME`, `--model anthropic:N
 """
 
 import argparse
-import ast
 import asyncio
-import operator
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from treadle import Agent, CallFinished, CallStarted, RunFinished, Session, TextDelta, ToolContext, tool
+from treadle.toolbox import default_tools
 
 FILES = {
     "todo.txt": "buy milk\ncall Anna\nfix the bike\n",
@@ -26,28 +25,10 @@ JOBS = (
     "What does todo.txt say?",
     "How many words are in poem.txt?",
     "What is 750 plus 300?",
-    "Write a note: the bike is fixed",
+    "Write the file note.txt: the bike is fixed",
 )
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-
-
-@tool(safety="safe", examples=[("Which files do I have?", {}), ("List all the files", {}), ("Show me the folder", {})])
-def list_files(context: ToolContext) -> str:
-    """List the files in the folder."""
-    return ", ".join(sorted(path.name for path in context.workspace.iterdir() if path.suffix == ".txt"))
-
-
-@tool(
-    safety="safe",
-    examples=[
-        ("Read the file plan.txt", {"path": "plan.txt"}),
-        ("What does letter.txt say?", {"path": "letter.txt"}),
-        ("Show me the contents of ideas.txt", {"path": "ideas.txt"}),
-    ],
-)
-def read_file(path: str, context: ToolContext) -> str:
-    """Read a text file."""
-    return (context.workspace / Path(path).name).read_text("utf-8").strip()
+TOOLS = ("list_files", "read_file", "write_file", "calculate")
+"""Few, because the embedded model is small."""
 
 
 @tool(
@@ -60,41 +41,6 @@ def read_file(path: str, context: ToolContext) -> str:
 def count_words(path: str, context: ToolContext) -> int:
     """Count the words in a text file."""
     return len((context.workspace / Path(path).name).read_text("utf-8").split())
-
-
-@tool(
-    safety="safe",
-    examples=[
-        ("What is 3 plus 4?", {"expression": "3 + 4"}),
-        ("Multiply 6 by 9", {"expression": "6 * 9"}),
-        ("How much is 100 divided by 8?", {"expression": "100 / 8"}),
-    ],
-)
-def calculate(expression: str) -> float:
-    """Work out an arithmetic expression."""
-
-    def value(node: ast.expr) -> float:
-        match node:
-            case ast.Constant(value=int() | float() as number):
-                return number
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                return OPERATORS[type(op)](value(left), value(right))
-        raise ValueError(f"cannot work out {expression!r}")
-
-    return value(ast.parse(expression, mode="eval").body)
-
-
-@tool(
-    examples=[
-        ("Write a note: call the bank", {"text": "call the bank"}),
-        ("Make a note that says buy bread", {"text": "buy bread"}),
-    ]
-)
-def write_note(text: str, context: ToolContext) -> str:
-    """Write a note down."""
-    with (context.workspace / "notes.txt").open("a", encoding="utf-8") as notes:
-        notes.write(text + "\n")
-    return f"noted: {text}"
 
 
 async def do(session: Session, job: str) -> bool:
@@ -118,18 +64,18 @@ async def do(session: Session, job: str) -> bool:
 
 
 async def main(name: str) -> int:
-    tools = [list_files, read_file, count_words, calculate, write_note]
-    agent = Agent(name, tools=tools)
     if name == "local":
         print("Loading the embedded model; the first time its weights are fetched (98 MB) and its choices calibrated.")
-    with tempfile.TemporaryDirectory(prefix="treadle-") as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as data:
         for file, text in FILES.items():
             (Path(folder) / file).write_text(text, "utf-8")
-        async with agent.session(Path(folder) / "hello.db", workspace=folder) as session:
+        ready_made = [one for one in default_tools(kept=data) if one.name in TOOLS]
+        agent = Agent(name, tools=[*ready_made, count_words])
+        async with agent.session(Path(data) / "hello.db", workspace=folder) as session:
             answered = [await do(session, job) for job in JOBS]
             facts = await session.facts()
-        notes = Path(folder) / "notes.txt"
-        print(f"\nnotes.txt: {notes.read_text('utf-8').strip() if notes.exists() else '(nothing)'}")
+        note = Path(folder) / "note.txt"
+        print(f"\nnote.txt: {note.read_text('utf-8').strip() if note.exists() else '(nothing)'}")
         print(f"{sum(answered)} of {len(JOBS)} jobs answered; {len(facts)} facts in the log.")
     return 0 if all(answered) else 1
 

@@ -1,0 +1,110 @@
+"""What the file tools cost beside the programs they stand for, on a tree of 50 000 small files in a temporary folder.
+
+CPU counts the children too. One JSON line out: seconds (or milliseconds a file), and the ratio to `rg` or `cat`.
+"""
+
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from treadle.tools.base import ToolContext
+from treadle.tools.files import file_tools
+from treadle.tools.kept import KeptFiles
+from treadle.tools.ripgrep import find_ripgrep
+from treadle.tools.snapshot import Snapshot
+
+FOLDERS, FILES, READ, REPEATS = 500, 100, 300, 5
+NEEDLE = "needle in folder 7"
+
+
+def grow(root: Path) -> list[Path]:
+    """The tree: every file about a kilobyte, a hundred of them with the needle."""
+    made: list[Path] = []
+    for folder in range(FOLDERS):
+        place = root / f"package{folder % 20}" / f"folder{folder}"
+        place.mkdir(parents=True)
+        for number in range(FILES):
+            path = place / f"module{number}.py"
+            lines = [f"def function_{line}(x): return x * {folder} + {number} + {line}" for line in range(18)]
+            path.write_text("\n".join([*lines, f"# {'needle' if folder == 7 else 'hay'} in folder {folder}", ""]))
+            made.append(path)
+    return made
+
+
+def cpu() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+async def measure(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
+    """The least CPU and wall time of several goes, after one that warms up."""
+    await work()
+    goes: list[tuple[float, float]] = []
+    for _ in range(REPEATS):
+        used, began = cpu(), time.perf_counter()
+        await work()
+        goes.append((cpu() - used, time.perf_counter() - began))
+    return min(used for used, _ in goes), min(wall for _, wall in goes)
+
+
+async def program(*words: str) -> None:
+    process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    await process.wait()
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root, kept = Path(folder) / "workspace", KeptFiles(Path(folder) / "kept")
+        paths = grow(root)
+        tools = {tool.name: tool for tool in file_tools(kept)}
+        context = ToolContext("session", "call", root)
+
+        async def call(name: str, **arguments: object) -> object:
+            tool = tools[name]
+            return await tool.run(tool.parse(json.dumps(arguments)), context)
+
+        async def read_some() -> None:
+            for path in paths[:: len(paths) // READ][:READ]:
+                await call("read_file", path=str(path))
+
+        async def cat_some() -> None:
+            for path in paths[:: len(paths) // READ][:READ]:
+                await program("cat", str(path))
+
+        async def look() -> None:
+            taken = Snapshot(kept, root)
+            await taken.before()
+            await taken.after()
+
+        found = str(await call("search_files", pattern=NEEDLE))
+        assert found.count(NEEDLE) == FILES, found
+        rows = {
+            "search_files": await measure(lambda: call("search_files", pattern=NEEDLE)),
+            "rg": await measure(lambda: program(find_ripgrep(), "--no-config", "--hidden", NEEDLE, str(root))),
+            "list_files": await measure(lambda: call("list_files")),
+            "rg --files": await measure(lambda: program(find_ripgrep(), "--no-config", "--files", str(root))),
+            f"read_file x {READ}": await measure(read_some),
+            f"cat x {READ}": await measure(cat_some),
+            "snapshot before and after": await measure(look),
+        }
+        kept.close()
+    for name, (used, wall) in rows.items():
+        print(f"{name:28} {used * 1000:8.1f} ms CPU {wall * 1000:8.1f} ms wall", file=sys.stderr)
+    ratios = {
+        "search_files_to_rg": rows["search_files"][0] / rows["rg"][0],
+        "list_files_to_rg": rows["list_files"][0] / rows["rg --files"][0],
+        "read_file_to_cat": rows[f"read_file x {READ}"][0] / rows[f"cat x {READ}"][0],
+        "read_file_ms": rows[f"read_file x {READ}"][0] / READ * 1000,
+        "snapshot_s": rows["snapshot before and after"][0],
+    }
+    print(json.dumps({name: round(value, 3) for name, value in ratios.items()}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

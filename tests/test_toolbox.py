@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from treadle import Agent, CallStarted
 from treadle.errors import BadInput
 from treadle.messages import Json
+from treadle.models.local import LocalModel, weights
 from treadle.rewind import kept_of
 from treadle.toolbox import default_tools, mcp_servers
 from treadle.tools.base import Tool
@@ -90,3 +92,33 @@ def test_servers_are_read_from_a_config() -> None:
 def test_a_config_that_cannot_be_used_says_which_server_and_why(given: dict[str, Json], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         mcp_servers({"git": given})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(weights.find(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights")
+async def test_the_embedded_model_does_four_jobs_with_real_tools_on_real_files(
+    tools: dict[str, Tool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = weights.ensure(None)
+    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    (folder / "garden.txt").write_text("water the roses\ncut the grass\n")
+    (folder / "prices.txt").write_text("apples 3\npears 4\n")
+    model = LocalModel(path)
+    offered = ("list_files", "read_file", "write_file", "search_files", "calculate", "current_time")
+    agent = Agent(model, tools=[tools[name] for name in offered])
+    jobs = ("What files are in the folder?", "What does garden.txt say?", "What is 125 times 8?")
+    try:
+        async with agent.session(tmp_path / "jobs.db", workspace=folder) as session:
+            listed, read, worked_out = [str(await session.ask(job)) for job in jobs]
+            await session.ask("Write the file note.txt: the roses are fine")
+            facts = await session.facts()
+    finally:
+        model.unload()
+    assert "garden.txt" in listed and "prices.txt" in listed
+    assert "water the roses" in read
+    assert "1000" in worked_out
+    assert (folder / "note.txt").read_text() == "the roses are fine"
+    called = [fact.tool for fact in facts if isinstance(fact, CallStarted)]
+    assert called == ["list_files", "read_file", "calculate", "write_file"]

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from treadle.config import Settings, build_agent, build_grant, choose_model, config_file, load, remember
+from treadle.config import Settings, build_agents, build_grant, choose_model, config_file, load, remember
 from treadle.errors import BadInput
+from treadle.rules import save_rule
+from treadle.testing import ScriptedModel
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +186,26 @@ async def test_a_key_from_a_file_reaches_the_model_and_no_longer_stands_in_the_e
 
 def test_instructions_may_come_from_a_file(home: Path) -> None:
     (home / "prompt.md").write_text("Be brief.")
-    assert build_agent(Settings(model="local", system_prompt=f"@{home}/prompt.md")).instructions == "Be brief."
+    built = build_agents(Settings(system_prompt=f"@{home}/prompt.md"), ScriptedModel("x"))
+    assert built.agents["default"].instructions == "Be brief."
     with pytest.raises(BadInput, match="cannot be read"):
-        build_agent(Settings(model="local", system_prompt="@/none"))
+        build_agents(Settings(system_prompt="@/none"), ScriptedModel("x"))
+
+
+def test_the_agents_of_a_workspace_are_there_and_one_without_a_key_is_left_out_and_said(home: Path) -> None:
+    folder = home / "work" / ".treadle" / "agents"
+    folder.mkdir()
+    (folder / "poet.md").write_text("---\ndescription: Writes verse.\ntools: read_file\n---\nYou write verse.\n")
+    (folder / "far.md").write_text("---\ndescription: Far away.\nmodel: xai:grok\n---\nYou are far.\n")
+    built = build_agents(load().settings, ScriptedModel("x"))
+    assert list(built.agents["poet"].toolbox) == ["read_file"]
+    assert "far" not in built.agents and any(
+        "far" in problem and "XAI_API_KEY" in problem for problem in built.problems
+    )
+
+
+def test_what_the_user_said_for_good_is_part_of_the_grant(home: Path) -> None:
+    save_rule(home / "data" / "treadle", "shell(git *)", workspace=home / "work")
+    save_rule(home / "data" / "treadle", "fetch_url", "deny")
+    grant = build_grant(load().settings)
+    assert grant.always == ("shell(git *)",) and grant.forbid == ("fetch_url",)

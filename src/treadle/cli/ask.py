@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from treadle import Answer, ApprovalRequested, InputRequested, Tool
+from treadle import Answer, ApprovalRequested, Tool
 from treadle.cli.text import styled, visible
 from treadle.cli.view import diff_lines
+from treadle.config import data_folder
 from treadle.errors import BadInput
 from treadle.events import Question
 from treadle.messages import Json
+from treadle.rules import save_rule
 
 MOST_PREVIEW = 1 << 20
 _STYLES = {"safe": "green", "caution": "yellow", "destructive": "bold red"}
@@ -89,11 +91,15 @@ def choices(question: ApprovalRequested) -> list[str]:
         lines.append(f"  t  yes, and {question.tool} needs no asking in this session")
     if _has_rule(question):
         lines.append(f"  p  yes, and in this session also: {visible(question.rule)}")
+        lines.append("  a  yes, and always in this workspace, the same as p")
     return [*lines, "  n  no; what follows it is told to the model: n too risky", "  l  later: it waits in the log"]
 
 
-def decision(line: str, question: ApprovalRequested) -> Answer | None:
-    """The answer that was typed; None is later. Raises `BadInput` for anything else."""
+def decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | None:
+    """The answer that was typed; None is later. Raises `BadInput` for anything else.
+
+    What is allowed for good is kept among the user's rules, for this folder.
+    """
     word, _, rest = line.strip().partition(" ")
     match word.lower():
         case "y" | "yes":
@@ -101,6 +107,9 @@ def decision(line: str, question: ApprovalRequested) -> Answer | None:
         case "t" if not question.once:
             return Answer(scope="tool")
         case "p" if _has_rule(question):
+            return Answer(scope="pattern")
+        case "a" if _has_rule(question):
+            save_rule(data_folder(), question.rule, workspace=folder)
             return Answer(scope="pattern")
         case "n" | "no":
             return Answer("deny", comment=rest.strip())
@@ -129,9 +138,3 @@ def reply(line: str, question: Question) -> str:
     if not text or (question.strict and text not in question.options):
         raise BadInput("type the number of an option" if question.options else "type an answer")
     return text
-
-
-def summary(pending: Sequence[ApprovalRequested | InputRequested]) -> str:
-    """What a session waits for, on one line."""
-    names = [item.tool if isinstance(item, ApprovalRequested) else "a question" for item in pending]
-    return f"waits for an answer: {', '.join(names)}"

@@ -35,10 +35,10 @@ class Open:
             for line in input_lines(self.asked.questions[len(self.answers)], colour=stage.colour):
                 stage.line(line)
 
-    def take(self, text: str) -> None:
+    def take(self, text: str, folder: Path) -> None:
         """The answer that was typed. Raises `BadInput` when it is none."""
         if isinstance(self.asked, ApprovalRequested):
-            self.settle(decision(text, self.asked))
+            self.settle(decision(text, self.asked, folder))
             return
         self.answers.append(reply(text, self.asked.questions[len(self.answers)]))
         self.shown = False

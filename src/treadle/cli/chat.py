@@ -7,7 +7,7 @@ import asyncio
 import sys
 import time
 
-from treadle import Run, Tool
+from treadle import Run
 from treadle.cli.asking import Asking, Open
 from treadle.cli.content import message_of
 from treadle.cli.gate import INERT
@@ -99,7 +99,6 @@ class Chat:
         self.screen = Screen(self.stage, window=opened_.model.window)
         self.screen.asks_here = True
         self._bell = Bell(sys.stdout, opened_.settings.notify, opened_.settings.notify_after)
-        self._tools = {tool.name: tool for tool in opened_.agent.tools if isinstance(tool, Tool)}
         self._driver: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[RunFinished | None] | None = None
         self._next: str | None = None
@@ -160,11 +159,10 @@ class Chat:
 
     async def _recap(self) -> int:
         """Say where we are, and show the end of what was said before; the position that was reached."""
-        session, settings = self.opened, self.opened.settings
-        why = f" ({session.reason})" if session.reason else ""
-        for text in session.loaded.ignored:
+        settings = self.opened.settings
+        for text in self.opened.notes:
             self.tell(text)
-        self.tell(f"treadle · {session.model.name}{why} · {settings.access} access · {settings.folder}")
+        self.tell(f"treadle · {self.opened.model.name} · {settings.access} access · {settings.folder}")
         facts = await self.session.facts()
         said = [fact.seq for fact in facts if isinstance(fact, MessageReceived)]
         if said:
@@ -184,7 +182,7 @@ class Chat:
         question = self._asking.first
         if question is not None and not question.shown:
             self._bell.ring("treadle needs you")
-            question.show(self.stage, self._tools, self.opened.settings.folder)
+            question.show(self.stage, self.opened.agent.toolbox, self.opened.settings.folder)
         try:
             if question is None:
                 text = await self._line.read("› ", self._draft)
@@ -204,7 +202,7 @@ class Chat:
 
     async def _typed(self, text: str, question: Open | None) -> None:
         if question is not None:
-            question.take(text)
+            question.take(text, self.opened.settings.folder)
             return
         self._draft = ""
         if not text.strip():

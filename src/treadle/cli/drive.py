@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
-from treadle import Agent, Run, RunFinished, Session, Tool, later
+from treadle import Agent, Run, RunFinished, Session, later
 from treadle.cli.gate import TerminalGate, refuse
 from treadle.cli.opening import Gate, Opened, opened
 from treadle.cli.report import Report, Tally, not_run
@@ -106,8 +106,7 @@ class Show:
             return later
         if not self._asks:
             return refuse
-        tools = {tool.name: tool for tool in agent.tools if isinstance(tool, Tool)}
-        self._gate = TerminalGate(self.stage, tools, settings.folder, self.bell)
+        self._gate = TerminalGate(self.stage, agent.toolbox, settings.folder, self.bell)
         return self._gate
 
     def sinks(self, session: Opened, message_id: str) -> list[Sink]:
@@ -172,10 +171,8 @@ async def drive(args: argparse.Namespace, begin: Callable[[Opened], Run], name: 
     """Open the session, begin a run in it, show it, and hand over what it came to."""
     show = Show(args)
     async with opened(args, show.gate_for, name) as session:
-        for text in session.loaded.ignored:
+        for text in session.notes:
             show.note(text)
-        if session.reason:
-            show.note(f"model: {session.model.name} ({session.reason})")
         try:
             report = await _driven(session, begin, show)
         except BadInput:

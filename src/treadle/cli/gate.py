@@ -119,7 +119,7 @@ class TerminalGate:
             if line is None:
                 return None
             try:
-                return decision(line, question)
+                return decision(line, question, self._folder)
             except BadInput as error:
                 stage.line(f"  {error}")
 

@@ -10,12 +10,22 @@ from collections.abc import Sequence
 COMMANDS = {
     "run": "do one thing and end",
     "chat": "talk, and steer while it works",
+    "serve": "sessions over HTTP, and the web page",
     "sessions": "list, show, search, resume, continue, fork, rename, export, import, delete",
     "approvals": "answer what agents ask, in any session",
+    "attach": "watch and steer a session that runs elsewhere",
     "models": "what is reachable and why not, the default, weights to bring here",
+    "tools": "what an agent can call here",
+    "skills": "what an agent can look up here",
+    "agents": "the agents of this workspace and of yours",
+    "memory": "what is remembered from one session to the next",
     "sandbox": "run a command behind the walls of the shell tool",
     "doctor": "what works here, and what to do about what does not",
+    "completion": "completion for bash, zsh and fish",
 }
+
+LISTING = ("sessions", "approvals", "models", "skills", "memory")
+"""Commands whose first thing to do is to list."""
 
 _TOP = """\
 usage: treadle COMMAND [OPTIONS]
@@ -64,6 +74,8 @@ def _dispatch(words: list[str]) -> int:
         from treadle.errors import BadInput
 
         raise BadInput(_unknown(words[0]))
+    if words[0] in LISTING and (len(words) == 1 or (words[1].startswith("-") and words[1] not in ("-h", "--help"))):
+        words.insert(1, "list")
     command = importlib.import_module(f"treadle.cli.{words[0]}")
     try:
         return command.main(command.parser().parse_args(words[1:]))

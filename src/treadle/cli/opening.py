@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, Session
 from treadle.agent import SessionOptions
 from treadle.cli.find import find
 from treadle.cli.options import settings_of
-from treadle.config import Loaded, Settings, build_agent, choose_model, mcp_tools, open_store
-from treadle.errors import BadInput
+from treadle.config import Built, Loaded, Settings, build_agents, choose_model, mcp_tools, open_store
+from treadle.errors import BadInput, NotFound
 from treadle.events import SessionCreated
 from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
@@ -23,19 +23,18 @@ DEFAULT_AGENT = "default"
 
 @dataclass(slots=True)
 class Opened:
-    """A session that is open, and what it runs with."""
+    """A session that is open, and what it runs with. `notes` are what the person should be told about that."""
 
     session: Session
     runtime: Runtime
     agent: Agent
-    model: Model
-    loaded: Loaded
-    reason: str
+    settings: Settings
+    notes: tuple[str, ...]
     fresh: bool
 
     @property
-    def settings(self) -> Settings:
-        return self.loaded.settings
+    def model(self) -> Model:
+        return self.agent.resolved_model()
 
 
 Gate = Callable[[ApprovalRequested | InputRequested], Awaitable[Answer | None]]
@@ -66,21 +65,46 @@ async def _running(
     model, reason = await choose_model(settings)
     try:
         async with mcp_tools(settings) as more:
-            agent = build_agent(settings, model, info.agent if info is not None else DEFAULT_AGENT, more)
+            built = build_agents(settings, model, more)
+            agent = _chosen(built, loaded, model, info)
             which: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}
             if info is not None:
                 which["id"] = info.id
             else:
                 which["new"], which["name"] = True, name
+            notes = [*loaded.ignored, *built.problems, *([f"model: {model.name} ({reason})"] if reason else [])]
             async with (
-                Runtime(log, [agent], recover=False) as runtime,
+                Runtime(log, [*{**built.agents, agent.name: agent}.values()], recover=False) as runtime,
                 runtime.session(agent.name, **which) as session,
             ):
-                yield Opened(session, runtime, agent, model, loaded, reason, info is None)
+                if info is not None and settings.agent and settings.agent != info.agent:
+                    await session.configure(agent=settings.agent)
+                yield Opened(session, runtime, agent, settings, tuple(notes), info is None)
     finally:
         close = getattr(model, "close", None)
         if close is not None:
             await close()
+
+
+def _chosen(built: Built, loaded: Loaded, model: Model, info: SessionInfo | None) -> Agent:
+    """The agent that was asked for, or whose session it is; a flag has the last word on model and instructions."""
+    wanted = loaded.settings.agent or DEFAULT_AGENT
+    if wanted not in built.agents:
+        raise NotFound(f"there is no agent {wanted!r}; there are: {', '.join(sorted(built.agents))}")
+    if info is not None:
+        agent = built.agents.get(info.agent) or _named(built.agents[wanted], info.agent)
+    else:
+        agent = built.agents[wanted]
+    if loaded.sources.get("model") == "command line" and agent.model is not model:
+        agent = replace(agent, model=model)
+    if loaded.sources.get("system_prompt") == "command line":
+        agent.instructions = built.agents[DEFAULT_AGENT].instructions
+    return agent
+
+
+def _named(agent: Agent, name: str) -> Agent:
+    """A session of an agent that is not known here is gone on with by one that is."""
+    return replace(agent, name=name)
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from treadle import Tool
 from treadle.cli.sessions import status_of
 from treadle.cli.text import ago, count, cut, harmless, styled, table
 from treadle.cli.view import diff_lines
@@ -110,9 +109,8 @@ async def _agent(chat: Chat, rest: str) -> None:
 
 
 async def _tools(chat: Chat, rest: str) -> None:
-    for tool in chat.opened.agent.tools:
-        if isinstance(tool, Tool):
-            chat.tell(f"  {tool.name:<14}{cut(tool.spec.description, chat.stage.room - 18)}")
+    for name, tool in sorted(chat.opened.agent.toolbox.items()):
+        chat.tell(f"  {name:<14}{cut(tool.spec.description, chat.stage.room - 18)}")
 
 
 async def _approve(chat: Chat, rest: str) -> None:

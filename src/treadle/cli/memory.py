@@ -1,0 +1,73 @@
+"""`treadle memory`: what agents remember from one session to the next; to look at, add to and forget."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from treadle.cli.options import Parser, add_store, parser_of, settings_of
+from treadle.cli.text import ago, columns, is_terminal, note, say, table
+from treadle.config import open_store
+from treadle.log.base import Memories, Memory
+
+EXAMPLES = """\
+  treadle memory list
+  treadle memory search "tabs or spaces"
+  treadle memory add "Releases are cut on Mondays." --kind procedure
+  treadle memory forget m_3f2a"""
+
+
+def parser() -> Parser:
+    made = parser_of("memory", "What is remembered here, and for you everywhere.", EXAMPLES)
+    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds.add_parser("list", help="all of it").add_argument("--all", action="store_true", help="of every workspace")
+    search = kinds.add_parser("search", help="by words")
+    search.add_argument("words")
+    search.add_argument("--all", action="store_true", help="in every workspace")
+    add = kinds.add_parser("add", help="something to remember")
+    add.add_argument("text")
+    add.add_argument("--kind", choices=("fact", "preference", "procedure"), default="fact")
+    add.add_argument("--everywhere", action="store_true", help="not only in this workspace")
+    kinds.add_parser("forget", help="by id").add_argument("id")
+    for one in kinds.choices.values():
+        one.add_argument("--workspace", metavar="DIR", help="default: this folder")
+        add_store(one)
+    return made
+
+
+def main(args: argparse.Namespace) -> int:
+    return asyncio.run(_main(args))
+
+
+async def _main(args: argparse.Namespace) -> int:
+    settings = settings_of(args).settings
+    log = open_store(settings)
+    try:
+        await _do(args, log.memories, str(settings.folder))
+    finally:
+        await log.close()
+    return 0
+
+
+async def _do(args: argparse.Namespace, memories: Memories, folder: str) -> None:
+    match args.action:
+        case "add":
+            kept = await memories.add(Memory(args.text, args.kind, "" if args.everywhere else folder))
+            say(kept.id)
+        case "forget":
+            await memories.delete(args.id)
+            note(f"forgot {args.id}")
+        case "search":
+            _print(await memories.search(args.words, None if args.all else ("", folder)))
+        case _:
+            _print(await memories.list(None if args.all else ("", folder)))
+
+
+def _print(found: list[Memory]) -> None:
+    if not found:
+        note("nothing is remembered")
+        return
+    rows = [[one.id, one.kind, "here" if one.scope else "everywhere", ago(one.at), one.text] for one in found]
+    for line in table(rows, ["id", "kind", "where", "age", "what"], columns() if is_terminal(sys.stdout) else 0):
+        say(line)

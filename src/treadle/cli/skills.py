@@ -1,0 +1,43 @@
+"""`treadle skills`: what agents here can look up when a task calls for it; each can be switched off."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from treadle.cli.options import Parser, add_options, parser_of, settings_of
+from treadle.cli.text import columns, is_terminal, note, say, table
+from treadle.config import config_folder
+from treadle.library import Library
+
+EXAMPLES = """\
+  treadle skills list
+  treadle skills disable release-notes"""
+
+
+def parser() -> Parser:
+    made = parser_of("skills", "Skills are folders with a SKILL.md, of the workspace or of the user.", EXAMPLES)
+    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    add_options(kinds.add_parser("list", help="all of them"))
+    for name in ("enable", "disable"):
+        one = kinds.add_parser(name, help=f"{name} one")
+        one.add_argument("skill", metavar="NAME")
+        add_options(one)
+    return made
+
+
+def main(args: argparse.Namespace) -> int:
+    library = Library(settings_of(args).settings.folder, config_folder())
+    if args.action != "list":
+        library.switch(args.skill, on=args.action == "enable")
+        note(f"{args.skill} is {args.action}d")
+        return 0
+    rows = [[one.name, one.origin, "on" if one.enabled else "off", one.description] for one in library.skills.values()]
+    if not rows:
+        note("there are no skills here")
+    for line in table(rows, ["skill", "from", "", "what it is for"], columns() if is_terminal(sys.stdout) else 0):
+        if rows:
+            say(line)
+    for problem in library.problems:
+        note(str(problem))
+    return 0

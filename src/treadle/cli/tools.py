@@ -1,0 +1,59 @@
+"""`treadle tools`: what an agent can call here, and whether the MCP servers are up."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+
+from treadle.cli.options import Parser, add_options, parser_of, settings_of
+from treadle.cli.text import columns, cut, is_terminal, note, say
+from treadle.config import Settings
+from treadle.errors import NotFound
+from treadle.toolbox import McpServers, default_tools, mcp_servers
+from treadle.tools.base import Tool
+
+EXAMPLES = """\
+  treadle tools                  all of them, in a line each
+  treadle tools edit_file        what a model is told about one"""
+
+
+def parser() -> Parser:
+    made = parser_of("tools", "The tools of the ready-made agents. --approve and --forbid go by these names.", EXAMPLES)
+    made.add_argument("name", nargs="?", help="one of them, whole")
+    add_options(made)
+    return made
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = settings_of(args).settings
+    tools = {tool.name: tool for tool in default_tools()}
+    if args.name:
+        return _one(tools, args.name)
+    room = columns() if is_terminal(sys.stdout) else 120
+    for tool in tools.values():
+        say(f"{tool.name:<14}{cut(tool.spec.description, room - 15)}")
+    if settings.mcp:
+        asyncio.run(_servers(settings))
+    return 0
+
+
+def _one(tools: dict[str, Tool], name: str) -> int:
+    tool = tools.get(name) or next((one for one in tools.values() if name in one.aliases), None)
+    if tool is None:
+        raise NotFound(f"there is no tool {name!r}; there are: {', '.join(sorted(tools))}")
+    also = f" (also {', '.join(tool.aliases)})" if tool.aliases else ""
+    say(f"{tool.name}{also}\n")
+    say(tool.spec.description + "\n")
+    say(json.dumps(tool.spec.parameters, indent=2, ensure_ascii=False))
+    return 0
+
+
+async def _servers(settings: Settings) -> None:
+    async with McpServers(mcp_servers(settings.mcp)) as servers:
+        await servers.tools()
+        for health in servers.health():
+            why = f": {health.error}" if health.error else ""
+            say(f"{health.server + '__*':<14}{health.state}{why}, {health.tools} tools")
+    note("the servers were started to look at them, and are stopped again")

@@ -64,6 +64,7 @@ class Coordinator:
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
         self.failures: dict[str, Exception] = {}
+        self.rested: Callable[[State, Setup], None] | None = None
         self._before, log.listener = log.listener, self._posted
 
     def keep(self, session_id: str) -> None:
@@ -230,6 +231,8 @@ class Coordinator:
                     break
                 await loop.catch_up(known=True)
             seq = loop.state.seq
+            if self.rested is not None:
+                self.rested(loop.state, loop.setup)
             if session_id in self._kept:
                 self._kept[session_id] = (loop.state, loop.projection)
                 if rest.wake_at is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,9 @@ from treadle.models.base import Model
 from treadle.session import Session, new_session_id
 from treadle.setup import Gate, Setup, later
 from treadle.state import State
+
+AfterAnswer = Callable[[Session, State, Setup], Awaitable[None]]
+_logger = logging.getLogger("treadle")
 
 
 class Runtime:
@@ -53,6 +58,9 @@ class Runtime:
         self._coordinator: Coordinator | None = None
         self.gate: Gate | None = None
         """How a question reaches a person where neither the session nor its agent says."""
+        self.after_answer: list[AfterAnswer] = []
+        """What is done in the background after every answer, such as `treadle.naming.name_session`."""
+        self._afterwards: set[asyncio.Task[None]] = set()
         self.log: Log
 
     async def __aenter__(self) -> Runtime:
@@ -63,6 +71,7 @@ class Runtime:
         self._coordinator = Coordinator(
             self.log, self._setup_for, new_owner(), agents=tuple(self.agents), ttl=self._lease, clock=clock
         )
+        self._coordinator.rested = self._rested
         if self._recover:
             await self._coordinator.recover()
             await self._ask_again()
@@ -71,6 +80,9 @@ class Runtime:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for task in self._afterwards:
+            task.cancel()
+        await asyncio.gather(*self._afterwards, return_exceptions=True)
         await self.coordinator.close(self._grace)
         if not isinstance(self._store, Log):
             await self.log.close()
@@ -159,6 +171,23 @@ class Runtime:
     async def search(self, text: str, limit: int = 20) -> list[Hit]:
         """Where the transcripts of this store hold all the words of `text`."""
         return await self.log.search(text, limit)
+
+    def _rested(self, state: State, setup: Setup) -> None:
+        created = state.created
+        if not self.after_answer or created is None or state.last is None or state.last.reason != "answered":
+            return
+        if created.parent is None or not created.parent.call_id:
+            task = asyncio.create_task(self._follow_up(created.session_id, setup))
+            self._afterwards.add(task)
+            task.add_done_callback(self._afterwards.discard)
+
+    async def _follow_up(self, session_id: str, setup: Setup) -> None:
+        for follow in self.after_answer:
+            try:
+                session = await self.open(session_id)
+                await follow(session, await session.state(), setup)
+            except Exception:  # nobody waits for it, and the answer is given
+                _logger.exception("what should follow an answer failed; session %s is as it was", session_id)
 
     async def _ask_again(self) -> None:
         """Bring the questions that a restart interrupted to people again, where the agent has a gate of its own."""

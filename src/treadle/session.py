@@ -32,7 +32,7 @@ from treadle.events import (
     checked,
 )
 from treadle.execute import output_of
-from treadle.log.base import Artifact, Watch
+from treadle.log.base import Artifact, Log, Watch
 from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, writable
 from treadle.run import Run
 from treadle.setup import Answer
@@ -149,9 +149,14 @@ class Session:
         """Stop the run, its model call and its tools; returns when that is recorded."""
         return await self._coordinator.cancel(self.id, by, why)
 
-    async def rename(self, name: str) -> None:
+    async def rename(self, name: str, *, by: Literal["user", "auto"] = "user") -> None:
         """Give the session a name; one given by a user is never overwritten automatically."""
-        await self._log.post(self.id, [checked(SessionRenamed(name=name))], wake=False)
+        await self._log.post(self.id, [checked(SessionRenamed(name=name, by=by))], wake=False)
+
+    @property
+    def log(self) -> Log:
+        """The log that this session is in, with all others of its store."""
+        return self._log
 
     async def configure(
         self, *, agent: str = "", model: str = "", limits: Limits | None = None, by: str = "user"

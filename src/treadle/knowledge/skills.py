@@ -51,8 +51,6 @@ def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill
         fields.wrong("name", f"name is {name!r}, but its folder is {folder!r}; they must be the same")
     if not description:
         fields.wrong("description", "description is missing: say what the skill does and when to use it")
-    for field in ("license", "compatibility", "allowed-tools"):
-        fields.document.fields.get(field)
     triggers, metadata = fields.inside("triggers"), fields.inside("metadata")
     keywords = (triggers.words("keywords") or ()) + (metadata.words("keywords") or ())
     patterns = (triggers.words("patterns") or ()) + _lines(metadata.text("patterns", 2000))
@@ -116,7 +114,11 @@ def framed(skill: Skill) -> str:
 def index(skills: Mapping[str, Skill]) -> str:
     """What is always said of skills: names and descriptions, and in full those that always apply."""
     usable = [skill for _, skill in sorted(skills.items()) if skill.enabled]
-    listed = [f"- {skill.name}: {_one_line(skill.description)}" for skill in usable if not skill.always]
+    listed = [
+        f"- {skill.name}{' (of the workspace)' if skill.origin == 'workspace' else ''}: {_one_line(skill.description)}"
+        for skill in usable
+        if not skill.always
+    ]
     parts = [framed(skill) for skill in usable if skill.always]
     if listed:
         head = "Skills that can be read with use_skill when what is asked for is what they are for:"

@@ -25,6 +25,7 @@ from treadle.log.base import Memories, Memory
 from treadle.messages import Json
 
 OWN = ".treadle"
+DEFAULT = "default"
 SKILL_FOLDERS = ((OWN, "skills"), (".agents", "skills"), (".claude", "skills"))
 SWITCHED_OFF = "skills-off"
 MOST_FILES = 200
@@ -85,7 +86,12 @@ class FileKnowledge(Knowledge):
         found, more = _agents(workspace, (OWN, "agents"), "workspace")
         problems = [*problems, *wrong, *more]
         for agent in (*sections, *found):
-            agents[agent.name] = agent
+            if agent.name == DEFAULT:  # who does not choose an agent has not chosen this one
+                problems.append(
+                    Problem(agent.path, agent.line, "a workspace cannot replace the default agent; ignored")
+                )
+            else:
+                agents[agent.name] = agent
         if self.user_folder is not None:  # the user's own come last: a workspace cannot put another in their place
             own, more = _agents(self.user_folder, ("agents",), "user")
             agents.update((agent.name, agent) for agent in own)

@@ -77,7 +77,7 @@ time.sleep(PAUSE); print("EXPLODED", flush=True)
 """
 EMPTY = """
 import time
-for n in range(4000): open(f"f{n}", "w").close()
+for n in range(1500): open(f"f{n}", "w").close()
 time.sleep(PAUSE); print("EXPLODED", flush=True)
 """
 SMALL = Bounds(wall_s=30)
@@ -95,7 +95,7 @@ BOMBS = [
     ),
     Bomb("files", FILES, Bounds(wall_s=30, disk_mb=40), "disk"),
     Bomb("files without a name", NAMELESS, Bounds(wall_s=30, disk_mb=40), "disk"),
-    Bomb("empty files", EMPTY, Bounds(wall_s=30, disk_mb=8), "disk"),
+    Bomb("empty files", EMPTY, Bounds(wall_s=30, disk_mb=4), "disk"),
     Bomb(
         "descriptors",
         "x = [open('/dev/null') for _ in range(300)]; print('EXPLODED')",

@@ -26,10 +26,13 @@ from tests.sandbox.kit import (
     until,
 )
 from treadle.errors import BadInput
-from treadle.sandbox import landlock
-from treadle.sandbox.base import Bounds, Job
+from treadle.sandbox import bubblewrap, landlock
+from treadle.sandbox.base import Bounds, Job, SandboxUnavailable
 from treadle.sandbox.folder import runtime_folder
+from treadle.sandbox.process import readable
 from treadle.sandbox.run import run_in_sandbox
+from treadle.sandbox.usage import descendants
+from treadle.sandbox.workspace import lock_name
 
 neighbour, place = a_neighbour, a_place
 
@@ -177,7 +180,7 @@ def left_behind(place: Place) -> dict[str, list[str]]:
         "children": [line for line in children if " ps " not in line and str(place.neighbour.pid) not in line],
         "sleepers": [name for name in os.listdir("/proc") if name.isdigit() and sleeps(int(name))],
         "descriptors": sorted(os.listdir("/proc/self/fd")),
-        "runtime": sorted(name for name in os.listdir(runtime_folder()) if not name.startswith("etc-")),
+        "locks": [name for name in os.listdir(runtime_folder()) if name == lock_name(place.workspace)],
         "workspace": sorted(name for name in os.listdir(place.workspace) if name != "d"),
     }
 
@@ -205,6 +208,51 @@ async def test_when_we_are_killed_the_command_dies_with_us(name: str, place: Pla
     if name == "run_in_sandbox":  # the next command in the same workspace takes the placeholders away that were left
         await inside(place.shell("true"))
     assert sorted(os.listdir(place.workspace)) == ["locks"]
+
+
+WAITING = """
+import asyncio, sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from treadle.sandbox import bubblewrap
+from treadle.sandbox.base import Job
+@asynccontextmanager
+async def never(pid, job):
+    Path("waiting").touch()
+    await asyncio.Event().wait()
+    yield
+asyncio.run(bubblewrap.run(Job(("touch", "ran"), Path.cwd()), print, never))
+"""
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+async def test_a_command_that_was_not_let_go_yet_never_runs(number: signal.Signals, place: Place) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WAITING, cwd=place.workspace, stderr=subprocess.DEVNULL
+    )
+    await until((place.workspace / "waiting").exists)
+    (bwrap,) = descendants(process.pid)[:1]
+    inner = [os.pidfd_open(pid) for pid in descendants(bwrap)]
+    process.send_signal(number)
+    await process.wait()
+    for handle in inner:
+        async with asyncio.timeout(PATIENCE):
+            await readable(handle)
+        os.close(handle)
+    assert len(inner) == 2 and not (place.workspace / "ran").exists()
+
+
+@needs_bubblewrap
+async def test_a_sandbox_that_cannot_be_set_up_is_said_and_nothing_runs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = bubblewrap.arguments
+    monkeypatch.setattr(bubblewrap, "arguments", lambda plan: [*real(plan), "--ro-bind", "/nonexistent", "/x"])
+    heard: list[bytes] = []
+    with pytest.raises(SandboxUnavailable, match=r"was not run: bwrap: .*/nonexistent"):
+        await run_in_sandbox(place.job("touch", "ran"), heard.append)
+    assert heard == [] and os.listdir(place.workspace) == []
 
 
 @pytest.mark.parametrize("run", EVERYWHERE)

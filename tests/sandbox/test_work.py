@@ -99,4 +99,4 @@ async def test_the_exit_code_and_a_signal_are_told(place: Place) -> None:
 
 async def test_a_program_that_is_not_there_is_told_as_such(place: Place) -> None:
     ran = await inside(place.job("no-such-program"))
-    assert ran.ended.code == 127 and "No such file" in ran.output
+    assert ran.ended.code == 127 and "not found" in ran.output

@@ -14,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput
@@ -24,6 +23,7 @@ from treadle.sandbox.folder import empty_file, prepared_etc
 from treadle.sandbox.network import proxy_environment
 from treadle.sandbox.process import Following, Output, Tree, limit, limits_of, memory_file, pipe, readable, spawn
 from treadle.sandbox.seccomp import Machine, program
+from treadle.sandbox.usage import descendants
 from treadle.sandbox.workspace import env_files, guarded, real_workspace, working_folder
 
 BWRAP = "/usr/bin/bwrap"
@@ -45,7 +45,10 @@ _HIDDEN_FROM_ROOT = (
     "vmallocinfo",
 )
 _PATIENCE = 20.0
-_NOT_FOUND = 127  # as a shell says it
+_READY = b"\x06"
+# The command waits behind the walls until its limits are set and its way out is open. Should we die before, it reads
+# the end of its input and is never run: bubblewrap's own way to wait would let it go then.
+_GATE = """printf '\\006'; read -r go || exit 125; exec "$@" </dev/null"""
 
 OpenWay = Callable[[int, Job], AbstractAsyncContextManager[None]]
 """Opens the network of a sandbox, known by its first process, for as long as its command runs."""
@@ -73,14 +76,11 @@ async def run(job: Job, on_output: OnOutput, open_way: OpenWay) -> Ended:
         environment = {**(proxy_environment() if job.network else {}), **walled_environment(job, HOME, seen)}
         box = _Box(Plan(job, workspace, cwd, protected, tuple(masked), environment), held)
         try:
-            pid = await box.child()
-            limit(pid, limits_of(job.bounds, counted_apart=True))
+            pid = await box.set_up()
             async with open_way(pid, job):
-                ended = await box.follow(pid, on_output)
-        except BaseException:
+                return await box.follow(pid, on_output)
+        finally:
             box.abandon()
-            raise
-        return box.checked(ended)
 
 
 class _Box:
@@ -90,62 +90,62 @@ class _Box:
         self._plan = plan
         self._held = held
         self._said = b""
+        self._first: int | None = None
         with ExitStack() as given:
             self._status, status = pipe(held, given)
             written, output = pipe(held, given)
-            block, self._block = pipe(given, held)
+            waiting, self._go = pipe(given, held)
             filtering = memory_file("seccomp", program(machine()), given)
-            options = [*arguments(plan), "--json-status-fd", str(status), "--block-fd", str(block)]
-            options += ["--seccomp", str(filtering)]
+            options = [*arguments(plan), "--json-status-fd", str(status), "--seccomp", str(filtering)]
             listed = memory_file("arguments", b"\0".join(map(os.fsencode, options)), given)
-            descriptors = (status, block, filtering, listed, *plan.protected.values())
-            self._process = spawn([BWRAP, "--args", str(listed), "--", *plan.job.argv], output, descriptors)
+            command = [BWRAP, "--args", str(listed), "--", "/bin/sh", "-c", _GATE, "sh", *plan.job.argv]
+            self._process = spawn(command, waiting, output, (status, filtering, listed, *plan.protected.values()))
         os.set_blocking(self._status, False)
         self._output = Output(written, plan.job.bounds.output_bytes)
         held.callback(self._output.stop)
 
-    async def child(self) -> int:
-        """The process that is the first of its namespace, as we see it."""
+    async def set_up(self) -> int:
+        """Wait until all walls stand; the first process in the sandbox's namespace, as we see it."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                while b"\n" not in self._said:
+                ready = await self._output.greeting(_READY)
+                while ready and b"\n" not in self._said:
                     await readable(self._status)
-                    if not self._hear():
-                        break
+                    ready = self._hear()
         except TimeoutError:
             raise self._failed(f"it was not ready within {_PATIENCE:g} s") from None
-        if b"\n" not in self._said:
-            self._process.wait()
-            self._output.drain()
+        if not ready:
             raise self._failed(self._output.head.decode(errors="replace").strip() or "it ended at once")
-        return cast("dict[str, int]", json.loads(self._said.partition(b"\n")[0]))["child-pid"]
+        pid = cast("dict[str, int]", json.loads(self._said.partition(b"\n")[0]))["child-pid"]
+        self._first = os.pidfd_open(pid)
+        self._held.callback(os.close, self._first)
+        for waiting in descendants(pid):
+            limit(waiting, limits_of(self._plan.job.bounds, counted_apart=True))
+        return pid
 
     async def follow(self, pid: int, on_output: OnOutput) -> Ended:
-        first = os.pidfd_open(pid)
-        self._held.callback(os.close, first)
+        """Let the command go, and follow it to its end."""
+        assert self._first is not None
         outer = os.pidfd_open(self._process.pid)
         self._held.callback(os.close, outer)
-        tree = Tree(pid, lambda: _kill(first), (outer, first))
+        tree = Tree(pid, self._kill, (outer, self._first))
         following = Following(self._process, tree, self._plan.job.bounds, (self._plan.workspace,))
         return await following.to_the_end(self._output, on_output, self._let_go)
 
+    def _let_go(self) -> None:
+        os.write(self._go, b"go\n")
+
     def abandon(self) -> None:
-        """Nothing stays behind: the command dies with its bubblewrap."""
+        """Nothing stays behind. A command that was not let go never runs: it waits for a word that cannot come."""
+        self._kill()
         self._process.kill()
         self._process.wait()
 
-    def checked(self, ended: Ended) -> Ended:
-        """Bubblewrap reports an exit code only for a command that it could start."""
-        while self._hear():
-            pass
-        if not ended.code or b'"exit-code"' in self._said:
-            return ended
-        if self._output.head.startswith(b"bwrap: execvp "):
-            return msgspec.structs.replace(ended, code=_NOT_FOUND)
-        raise self._failed(self._output.head.decode(errors="replace").strip())
-
-    def _let_go(self) -> None:
-        os.write(self._block, b"go")
+    def _kill(self) -> None:
+        """Killing the first process of a namespace ends all of it."""
+        if self._first is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
 
     def _hear(self) -> bool:
         """Read what bubblewrap says of itself; False at the end."""
@@ -258,8 +258,3 @@ def _binds_descriptors() -> bool:
     """Whether this bubblewrap makes sure that what it mounts is what was opened; those before 0.10 may not."""
     done = subprocess.run([BWRAP, "--help"], capture_output=True, text=True, check=False, env={}, cwd="/")
     return "--ro-bind-fd" in done.stdout
-
-
-def _kill(handle: int) -> None:
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(handle, signal.SIGKILL)

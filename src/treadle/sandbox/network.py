@@ -47,7 +47,7 @@ async def _listener(pid: int) -> socket.socket:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, "-I", "-S", "-B", str(_LISTEN), str(pid), str(PORT), str(theirs.fileno())]
-        process = spawn(command, subprocess.DEVNULL, (theirs.fileno(),))
+        process = spawn(command, subprocess.DEVNULL, subprocess.DEVNULL, (theirs.fileno(),))
         theirs.close()
         try:
             async with asyncio.timeout(_PATIENCE):

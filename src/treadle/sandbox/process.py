@@ -41,6 +41,8 @@ class Output:
     def __init__(self, descriptor: int, limit: int) -> None:
         self.total = 0
         self.head = b""
+        self._ended = False
+        self._news = asyncio.Event()
         self._descriptor = descriptor
         self._limit = limit
         self._on_output: OnOutput | None = None
@@ -48,6 +50,15 @@ class Output:
         self._loop = asyncio.get_running_loop()
         os.set_blocking(descriptor, False)
         self._loop.add_reader(descriptor, self._read)
+
+    async def greeting(self, mark: bytes) -> bool:
+        """Wait for the mark that comes last before the command's own output; False when the output ends without."""
+        while not self.head.endswith(mark):
+            if self._ended:
+                return False
+            self._news.clear()
+            await self._news.wait()
+        return True
 
     def open(self, on_output: OnOutput, on_excess: Callable[[], None]) -> None:
         """From now on output is the command's own."""
@@ -67,10 +78,13 @@ class Output:
             data = os.read(self._descriptor, _CHUNK)
         except BlockingIOError:
             return False
+        self._news.set()
         if not data:
+            self._ended = True
             self._loop.remove_reader(self._descriptor)
             return False
-        self.head = (self.head + data)[:2048] if len(self.head) < 2048 else self.head
+        if self._on_output is None:
+            self.head += data
         if self._on_output is not None and self._on_excess is not None:
             room = self._limit - self.total
             if room > 0:
@@ -174,11 +188,11 @@ async def undisturbed(work: Coroutine[Any, Any, Result]) -> Result:
     return task.result()
 
 
-def spawn(argv: Sequence[str], output: int, descriptors: Iterable[int]) -> subprocess.Popen[bytes]:
-    """Start a program of ours: nothing to read, no variables, outside every workspace, in a session of its own."""
+def spawn(argv: Sequence[str], given: int, output: int, descriptors: Iterable[int]) -> subprocess.Popen[bytes]:
+    """Start a program of ours: without variables, outside every workspace, in a session of its own."""
     return subprocess.Popen(
         argv,
-        stdin=subprocess.DEVNULL,
+        stdin=given,
         stdout=output,
         stderr=output,
         env={},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ async def run(launch: Launch, job: Job, folders: tuple[Path, ...], on_output: On
             written, output = pipe(held, given)
             told = memory_file("launch", msgspec.json.encode(msgspec.structs.replace(launch, limits=limits)), given)
             command = [sys.executable, "-I", "-S", "-B", str(_LAUNCH), str(told), str(control)]
-            process = spawn(command, output, (told, control))
+            process = spawn(command, subprocess.DEVNULL, output, (told, control))
         merged = Output(written, job.bounds.output_bytes)
         held.callback(merged.stop)
         handle = os.pidfd_open(process.pid)

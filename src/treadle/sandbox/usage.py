@@ -67,27 +67,28 @@ def _memory(pid: int) -> int:
 
 
 class DiskWatch:
-    """How much folders have grown. Cheap as long as their whole file systems have not grown as much."""
+    """How much folders have grown. Cheap as long as their whole file systems have not been filled by as much."""
 
     def __init__(self, folders: tuple[Path, ...], limit: int) -> None:
         self._folders = folders
         self._limit = limit
-        self._alarm = self._used()
+        self._last = self._used()
+        self._filled = 0
         # Clocks of file systems are coarse, and may be another machine's.
         self._started = time.time_ns() - 2_000_000_000
 
     def is_suspicious(self) -> bool:
-        """Whether somebody, maybe somebody else, has filled the disk by more than the limit."""
+        """Whether more than the limit was written, maybe by others; what is freed meanwhile does not hide it."""
         used = self._used()
-        self._alarm = min(self._alarm, used)  # room that others make is not the command's to fill
-        return used - self._alarm > self._limit
+        self._filled += max(0, used - self._last)
+        self._last = used
+        return self._filled > self._limit
 
     def has_outgrown(self, root: int) -> bool:
         """Whether it was the command; reads all of the folders. What others wrote is not asked about again."""
         devices = {folder.stat().st_dev for folder in self._folders}
-        grown = sum(_changed_since(folder, self._started) for folder in self._folders) + _unlinked(root, devices)
-        self._alarm = self._used() - grown
-        return grown > self._limit
+        self._filled = sum(_changed_since(folder, self._started) for folder in self._folders) + _unlinked(root, devices)
+        return self._filled > self._limit
 
     def _used(self) -> int:
         """Of the file systems; one that holds two of the folders counts twice, which only raises the alarm sooner."""

@@ -98,8 +98,8 @@ def _visible(path: Path, workspace: Path) -> Iterator[Path]:
 @contextmanager
 def guarded(workspace: Path) -> Generator[dict[str, int]]:
     """Hold what is protected: an open descriptor for each name, made with a placeholder where it is missing."""
-    name = hashlib.blake2b(os.fsencode(workspace), digest_size=12).hexdigest()
-    lock = _shared_lock(runtime_folder() / f"{name}.lock")
+    path = runtime_folder() / lock_name(workspace)
+    lock = _shared_lock(path)
     opened: dict[str, int] = {}
     try:
         for protected in PROTECTED:
@@ -108,7 +108,12 @@ def guarded(workspace: Path) -> Generator[dict[str, int]]:
     finally:
         for descriptor in opened.values():
             os.close(descriptor)
-        _unlock(lock, runtime_folder() / f"{name}.lock", workspace)
+        _unlock(lock, path, workspace)
+
+
+def lock_name(workspace: Path) -> str:
+    """The file in our runtime folder that every process locks which runs a command in this workspace."""
+    return f"{hashlib.blake2b(os.fsencode(workspace), digest_size=12).hexdigest()}.lock"
 
 
 def _shared_lock(path: Path) -> int:

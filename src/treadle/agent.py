@@ -16,6 +16,7 @@ from treadle.log.base import Log
 from treadle.messages import Json, Sampling
 from treadle.models.base import Model
 from treadle.output import check_output, output_schema, parse_output
+from treadle.secrets import redactor_for
 from treadle.setup import Clock, Gate, Middleware, RecoveryStrategy, Setup
 from treadle.tools.base import Recovery, Tool
 from treadle.tools.function import tool
@@ -45,7 +46,8 @@ class Agent:
     that works is taken (a key in the environment, a server on this machine, the embedded one). `grant` says what
     may run and what is asked, `gate` how a question reaches a person (none: denied, and the model is told).
     `on_error` is what follows a failed call. `output` is the type that the answer must have. `knowledge` is what its
-    sessions are told besides: see `treadle.library`.
+    sessions are told besides: see `treadle.library`. `secrets` are values that must not appear in any result of a tool,
+    besides those in the environment under names such as `…_KEY` and `…_TOKEN`.
     """
 
     model: str | Model | None = None
@@ -62,6 +64,7 @@ class Agent:
     approval_ttl: float | None = None
     clock: Clock = field(default_factory=Clock)
     knowledge: Knowledge | None = None
+    secrets: Sequence[str] = ()
     _tools: dict[str, Tool] = field(init=False, repr=False, default_factory=dict[str, Tool])
     _model: Model | None = field(init=False, repr=False, default=None)
 
@@ -135,6 +138,7 @@ class Agent:
             specs=tuple(self._tools[name].spec for name in sorted(self._tools)),
             polling=frozenset(name for name, tool in self._tools.items() if tool.polling),
             aliases={alias: name for name, tool in self._tools.items() for alias in tool.aliases},
+            redactor=redactor_for(tuple(self.secrets)),
         )
 
     @property

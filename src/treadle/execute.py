@@ -23,9 +23,10 @@ from treadle.events import (
 )
 from treadle.judge import Ready
 from treadle.log.base import Artifact, Log
-from treadle.messages import Json, Part, Usage
+from treadle.messages import Json, Part, TextPart, Usage
 from treadle.observation import clean, shorten, text_of_result
 from treadle.policy import tier_of
+from treadle.redact import Redactor
 from treadle.setup import Setup
 from treadle.tools.base import Desk, ToolContext, ToolError, ToolResult
 
@@ -47,8 +48,8 @@ class Outcome(Struct):
 STOPPED = Outcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
 
 
-async def execute(ready: Ready, context: ToolContext) -> Outcome:
-    """Run a call to its end, whatever that is; only cancelling it raises."""
+async def execute(ready: Ready, context: ToolContext, redactor: Redactor) -> Outcome:
+    """Run a call to its end, whatever that is; only cancelling it raises. Known secrets are taken out of the result."""
     began = time.perf_counter()
     limit = asyncio.timeout(ready.tool.timeout)
     try:
@@ -78,6 +79,10 @@ async def execute(ready: Ready, context: ToolContext) -> Outcome:
     except BaseException as error:
         outcome = Outcome("error", _told(error))
     outcome.duration = time.perf_counter() - began
+    outcome.text = redactor.text(outcome.text)
+    outcome.parts = tuple(
+        TextPart(redactor.text(part.text)) if isinstance(part, TextPart) else part for part in outcome.parts
+    )
     return outcome
 
 
@@ -140,11 +145,12 @@ async def output_of(log: Log, session_id: str, artifact_id: str) -> Artifact:
 class LogDesk(Desk):
     """A call's own corner of its session's log."""
 
-    def __init__(self, log: Log, session_id: str, call_id: str) -> None:
-        self._log, self._session_id, self._call_id = log, session_id, call_id
+    def __init__(self, log: Log, session_id: str, call_id: str, redactor: Redactor) -> None:
+        self._log, self._session_id, self._call_id, self._redactor = log, session_id, call_id, redactor
 
     async def note(self, name: str, data: Json) -> None:
-        await self._log.post(self._session_id, [checked(Custom(name=name, data=data))], wake=False)
+        fact = checked(Custom(name=name, data=self._redactor.value(data)))
+        await self._log.post(self._session_id, [fact], wake=False)
 
     async def keep(self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()) -> None:
         fact = FilesKept(call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out))
@@ -159,15 +165,19 @@ def context_of(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Map
     loop, call_id, after = asyncio.get_running_loop(), ready.call.call.id, log.head(session_id)
     context = ToolContext(session_id, call_id, setup.workspace, ready.attempt)
     context.tier, context.notes = tier_of(setup.grants), notes
-    context.desk = LogDesk(log, session_id, call_id)
+    context.desk = LogDesk(log, session_id, call_id, setup.redactor)
     context.desk.memories, context.desk.helpers = log.memories, setup.helpers
 
+    live = setup.redactor.stream()
+
     def progress(message: str, done: float | None = None, total: float | None = None) -> None:
-        delta = Progress(message=message, call_id=call_id, done=done, total=total, after=after)
+        told = setup.redactor.text(message)
+        delta = Progress(message=told, call_id=call_id, done=done, total=total, after=after)
         loop.call_soon_threadsafe(log.publish, session_id, delta)
 
     def output(text: str) -> None:
-        loop.call_soon_threadsafe(log.publish, session_id, OutputDelta(call_id=call_id, text=text, after=after))
+        if told := live.feed(text):
+            loop.call_soon_threadsafe(log.publish, session_id, OutputDelta(call_id=call_id, text=told, after=after))
 
     context.progress, context.output = progress, output
     return context

@@ -220,7 +220,7 @@ class Loop:
 
     async def _run_call(self, ready: Ready) -> None:
         context = context_of(self.setup, self.log, self.session_id, ready, self.state.notes)
-        while await self._settle(ready, context.attempt, await execute(ready, context)):
+        while await self._settle(ready, context.attempt, await execute(ready, context, self.setup.redactor)):
             context.attempt += 1
         if self.state.turn is not None and not self.state.turn.settled:
             await self._flush()

@@ -25,6 +25,7 @@ from treadle.events import (
 from treadle.messages import Json, Part, Reply, Request, ToolSpec
 from treadle.models.base import Model
 from treadle.policy import Verdict
+from treadle.redact import Redactor
 from treadle.tools.base import Helpers, Recovery, Tool
 
 BACKOFF_BASE = 0.5
@@ -106,6 +107,7 @@ class Setup:
     specs: tuple[ToolSpec, ...] = ()
     polling: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    redactor: Redactor = field(default_factory=lambda: Redactor(()))
     attachments: Attachments | None = None
     helpers: Helpers | None = None
 

@@ -30,6 +30,10 @@ _PROBES: dict[str, Probe] = {
 }
 
 
+taken: dict[str, str] = {}
+"""Keys that were taken out of the environment, so that no child has them; see `treadle.secrets`."""
+
+
 def resolve(name: str | None = None, *, base_url: str | None = None, api_key_env: str | None = None) -> Model:
     """The model of that name. Nothing is sent before its first request.
 
@@ -122,7 +126,7 @@ def _key(provider: str, row: Row, named: str | None, *, needed: bool) -> tuple[s
     """The variable that holds the key, and the key."""
     variables = (named,) if named else row.key
     for variable in variables:
-        if value := os.environ.get(variable, "").strip():
+        if value := (os.environ.get(variable, "") or taken.get(variable, "")).strip():
             return variable, Secret(value)
     if named or (needed and variables):
         raise BadInput(

@@ -1,0 +1,79 @@
+"""What walls cost: a command that does nothing, plainly and in each sandbox. Prints a table.
+
+python benchmarks/sandbox.py [--reps 5] [--rounds 40]
+
+Wall time, and CPU time, user and system, of this process and of what it starts; the least of several rounds counts.
+"""
+
+import argparse
+import asyncio
+import resource
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from treadle.sandbox import landlock
+from treadle.sandbox.base import Ended, Job, OnOutput
+from treadle.sandbox.run import probe, run_in_sandbox, run_on_host
+
+Run = Callable[[Job, OnOutput], Awaitable[Ended]]
+
+
+async def plain(job: Job, on_output: OnOutput) -> Ended:
+    """The floor: the same command from the standard library, with its output read."""
+    process = await asyncio.create_subprocess_exec(
+        *job.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=job.workspace
+    )
+    on_output((await process.communicate())[0])
+    return Ended(process.returncode, "exited", None, 0.0, 0)
+
+
+def cpu() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+async def measure(run: Run, job: Job, rounds: int) -> tuple[float, float]:
+    """Seconds of wall and CPU for one command."""
+    wall, used = time.perf_counter(), cpu()
+    for _ in range(rounds):
+        ended = await run(job, lambda data: None)
+        assert ended.code == 0, ended
+    return (time.perf_counter() - wall) / rounds, (cpu() - used) / rounds
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(("/usr/bin/true",), Path(folder))
+        ways: dict[str, tuple[Run, Job]] = {
+            "plain, by asyncio": (plain, job),
+            "on the host, bounds held": (run_on_host, job),
+        }
+        if landlock.version() >= landlock.OLDEST:
+            ways["Landlock and seccomp"] = (landlock.run, job)
+        if probe().level == "bubblewrap":
+            ways["bubblewrap, seccomp and limits"] = (run_in_sandbox, job)
+            ways["the same with network"] = (run_in_sandbox, Job(job.argv, job.workspace, network=True))
+        print("| `true` | wall | added | CPU | added |\n|---|---|---|---|---|", flush=True)
+        floor: tuple[float, float] | None = None
+        for name, (run, wanted) in ways.items():
+            await measure(run, wanted, 2)
+            found = [await measure(run, wanted, options.rounds) for _ in range(options.reps)]
+            best = min(wall for wall, _ in found), min(used for _, used in found)
+            floor = floor or best
+            cells = [
+                text
+                for mine, least in zip(best, floor, strict=True)
+                for text in (f"{mine * 1e3:.1f} ms = {mine / least:.1f} ×", f"{(mine - least) * 1e3:.1f} ms")
+            ]
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

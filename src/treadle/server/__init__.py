@@ -1,0 +1,1 @@
+"""The HTTP server: sessions over REST, SSE, WebSocket and JSON-RPC. It is given a Runtime and does not build one."""

@@ -1,0 +1,94 @@
+"""The application: `create_app(runtime)` is a FastAPI app to serve by itself or to mount in another one."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
+
+from treadle import Runtime, __version__
+from treadle.server import catalogue, chat, home, loop_api, openai_api, problems, sessions, sockets
+from treadle.server.config import ServerConfig
+from treadle.server.guard import Guard, Receive, Scope, Send
+from treadle.server.service import Knowledge, Service, Viewer
+
+ABOUT = "A durable agent runtime: sessions, runs, approvals and events over HTTP."
+
+
+class ServerApp(FastAPI):
+    """The application behind its guard: nothing reaches a route, or leaves one, past it."""
+
+    def __init__(self, service: Service, **options: Any) -> None:
+        super().__init__(**options)
+        self.state.service = service
+        self._guard = Guard(super().__call__, service.config, service.tokens)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._guard(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The description of all routes, with the token that they need."""
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            schemes = {"token": {"type": "http", "scheme": "bearer"}}
+            schema.setdefault("components", {})["securitySchemes"] = schemes
+            schema["security"] = [{"token": []}]
+            schema["paths"]["/health"]["get"]["security"] = []
+            self.openapi_schema = schema
+        return self.openapi_schema
+
+
+def create_app(runtime: Runtime, config: ServerConfig | None = None, knowledge: Knowledge | None = None) -> ServerApp:
+    """The server over a runtime. Served by itself it opens and closes the runtime; mounted, that is the user's part."""
+    service = Service(runtime, config or ServerConfig(), knowledge)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        service.prepare()
+        async with runtime:
+            service.attach()
+            yield
+            service.drain()
+
+    app = ServerApp(
+        service,
+        title="treadle",
+        description=ABOUT,
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        responses=problems.RESPONSES,
+    )
+    for part in (home, sessions, loop_api, chat, openai_api, catalogue, sockets):
+        app.include_router(part.router)
+    _describe(app)
+    problems.install(app)
+    return app
+
+
+def _describe(app: ServerApp) -> None:
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi(token: Viewer) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
+        return app.openapi()
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(token: Viewer) -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
+        return HTMLResponse(_page(app.openapi()))
+
+
+def _page(schema: dict[str, Any]) -> str:
+    """The routes as a page without a script: it needs nothing from elsewhere."""
+    rows: list[str] = []
+    for path, methods in schema["paths"].items():
+        for method, about in methods.items():
+            text = html.escape(about.get("description", ""))
+            rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>treadle: the API</title>'
+    link = '<p>The whole of it, for machines: <a href="openapi.json">openapi.json</a></p>'
+    return f"{head}<h1>The API</h1>{link}<dl>{''.join(rows)}</dl></html>"

@@ -1,0 +1,219 @@
+"""What there is: tools, skills, agents, models, the configuration without its secrets, and memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from treadle.errors import NotFound
+from treadle.server.guard import Refusal
+from treadle.server.service import MemoryEntry, Sender, Service, TheService, Viewer
+from treadle.server.views import Body
+
+router = APIRouter(prefix="/v1", tags=["catalogue"])
+
+
+class ToolView(BaseModel):
+    name: str
+    description: str
+    class_: str = Field(alias="class", serialization_alias="class")
+    schema_: dict[str, Any] = Field(alias="schema", serialization_alias="schema")
+    agents: list[str]
+
+
+class SkillView(BaseModel):
+    id: str
+    description: str
+    triggers: list[str]
+
+
+class AgentView(BaseModel):
+    name: str
+    model: str
+    tools: list[str]
+    max_iterations: int
+
+
+class ModelView(BaseModel):
+    """A model or an agent, as OpenAI's clients want to see them."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "treadle"
+    loaded: bool = True
+    window: int | None = None
+
+
+class ModelList(BaseModel):
+    object: str = "list"
+    data: list[ModelView]
+
+
+class ConfigView(BaseModel):
+    provider: str
+    model: str
+    max_iterations: int
+    skill_autogen: bool
+
+
+class ModelName(Body):
+    model: str = Field(max_length=500)
+
+
+class MemoryView(BaseModel):
+    id: str
+    content: str
+    created_at: float
+    score: float | None = None
+
+    @classmethod
+    def of(cls, entry: MemoryEntry) -> MemoryView:
+        return cls(id=entry.id, content=entry.content, created_at=entry.created_at, score=entry.score)
+
+
+class NewMemory(Body):
+    content: str = Field(min_length=1, max_length=100_000)
+
+
+class MemoryName(Body):
+    id: str = Field(max_length=200)
+
+
+@router.get("/tools", response_model_by_alias=True)
+async def tools(service: TheService, token: Viewer) -> list[ToolView]:
+    """Every tool of every agent."""
+    found: dict[str, ToolView] = {}
+    for agent in service.runtime.agents.values():
+        for name, tool in agent.toolbox.items():
+            if name in found:
+                found[name].agents.append(agent.name)
+                continue
+            shown: dict[str, Any] = {"class": tool.safety_of({}), "schema": tool.spec.parameters}
+            found[name] = ToolView(name=name, description=tool.spec.description, agents=[agent.name], **shown)
+    return list(found.values())
+
+
+@router.get("/skills")
+async def skills(service: TheService, token: Viewer) -> list[SkillView]:
+    """What the agents know how to do."""
+    return [
+        SkillView(id=skill.id, description=skill.description, triggers=list(skill.triggers))
+        for skill in service.knowledge.skills()
+    ]
+
+
+@router.get("/agents")
+async def agents(service: TheService, token: Viewer) -> list[AgentView]:
+    """Who can be asked."""
+    return [
+        AgentView(
+            name=agent.name,
+            model=agent.resolved_model().name,
+            tools=sorted(agent.toolbox),
+            max_iterations=agent.limits.turns,
+        )
+        for agent in service.runtime.agents.values()
+    ]
+
+
+@router.get("/config")
+async def config(service: TheService, token: Viewer) -> ConfigView:
+    """What the server runs with. Never a secret."""
+    agent = service.default_agent
+    name = agent.resolved_model().name
+    provider, colon, _ = name.partition(":")
+    return ConfigView(
+        provider=provider if colon else "custom",
+        model=name,
+        max_iterations=agent.limits.turns,
+        skill_autogen=service.config.skill_autogen,
+    )
+
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get("/models")
+async def models(service: TheService, token: Viewer) -> ModelList:
+    """Models, and agents as `agent:NAME`."""
+    named = [_model_view(service, name) for name in service.model_names()]
+    agents = [ModelView(id=f"agent:{name}") for name in service.runtime.agents]
+    return ModelList(data=[*named, *agents])
+
+
+def _model_view(service: Service, name: str) -> ModelView:
+    window = service.runtime.model(name).window
+    return ModelView(id=name, loaded=name not in service.unloaded, window=window)
+
+
+@router.post("/models/load")
+async def load(service: TheService, token: Sender, body: ModelName) -> ModelView:
+    """Get a model ready before it is needed."""
+    name = _known(service, body.model)
+    service.unloaded.discard(name)
+    loading = getattr(service.model(name), "load", None)
+    if loading is not None:
+        await loading()
+    return _model_view(service, name)
+
+
+@router.post("/models/unload")
+async def unload(service: TheService, token: Sender, body: ModelName) -> ModelView:
+    """Give back what a model holds; until it is loaded again nothing is run on it."""
+    name = _known(service, body.model)
+    unloading = getattr(service.runtime.model(name), "unload", None)
+    if unloading is not None:
+        unloading()
+    service.unloaded.add(name)
+    return _model_view(service, name)
+
+
+def _known(service: Service, name: str) -> str:
+    if name not in service.model_names():
+        raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
+    return name
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get("/memory")
+async def memories(
+    service: TheService, token: Viewer, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> list[MemoryView]:
+    """What is remembered, the newest first."""
+    return [MemoryView.of(entry) for entry in await service.knowledge.memories(limit)]
+
+
+@router.get("/memory/search")
+async def recall(
+    service: TheService,
+    token: Viewer,
+    q: Annotated[str, Query(min_length=1, max_length=2000)],
+    k: Annotated[int, Query(ge=1, le=100)] = 5,
+) -> list[MemoryView]:
+    """What is remembered about something, best first."""
+    return [MemoryView.of(entry) for entry in await service.knowledge.recall(q, k)]
+
+
+@router.post("/memory", status_code=201)
+async def remember(service: TheService, token: Sender, body: NewMemory) -> MemoryView:
+    """Keep something beyond a session."""
+    return MemoryView.of(await service.knowledge.remember(body.content, token.name))
+
+
+@router.delete("/memory", status_code=204)
+async def forget(service: TheService, token: Sender, body: MemoryName) -> None:
+    """Forget one thing."""
+    await service.knowledge.forget(body.id)
+
+
+@router.delete("/memory/{memory_id}", status_code=204)
+async def forget_by_id(service: TheService, token: Sender, memory_id: str) -> None:
+    """Forget one thing."""
+    if not memory_id:
+        raise Refusal(400, "bad_request", "which one?")
+    await service.knowledge.forget(memory_id)

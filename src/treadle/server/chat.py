@@ -1,0 +1,183 @@
+"""`/v1/rpc`: JSON-RPC 2.0 over POST and over a WebSocket, where chats are also told as notifications."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeAlias
+
+from fastapi import APIRouter, Request, Response, WebSocket
+from pydantic import Field, ValidationError
+
+from treadle import Answer, Session
+from treadle.dialects import jsonrpc
+from treadle.dialects.base import encode, parse_approval_id
+from treadle.dialects.chat_rpc import ChatRpcDialect
+from treadle.dialects.jsonrpc import RpcError, RpcFailure, RpcRequest, RpcResponse, RpcResult
+from treadle.errors import Conflict, NotFound
+from treadle.events import Delta, Event, SessionConfigured
+from treadle.messages import Json
+from treadle.server.follow import Following
+from treadle.server.guard import Refusal
+from treadle.server.problems import told
+from treadle.server.service import Service, TheService, Token, needs, service_of, token_of
+from treadle.server.sockets import Line
+from treadle.server.views import Attachment, Body, Name, NewMessage
+
+router = APIRouter(tags=["rpc"])
+MOST_IN_BATCH = 100
+_CODES = {400: jsonrpc.INVALID_PARAMS, 422: jsonrpc.INVALID_PARAMS, 500: jsonrpc.INTERNAL_ERROR}
+
+Watch: TypeAlias = Callable[[Session, int, str, bool], None]
+"""Begins to tell a chat to whoever is connected: the session, from where, the message's id, and whether each token."""
+
+
+class ChatParams(Body):
+    prompt: str
+    session_id: str = Field("", max_length=100)
+    agent: Name = ""
+    model: Name = ""
+    attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
+    stream: bool = True
+
+
+class SessionParams(Body):
+    session_id: str = Field(max_length=100)
+
+
+class ApproveParams(Body):
+    session_id: str = Field("", max_length=100)
+    approval_id: str = Field(max_length=600)
+    decision: Literal["allow", "approve", "deny", "allow_always", "approve_always"]
+    comment: str = Field("", max_length=10_000)
+
+
+class Methods:
+    """What can be called, for one caller."""
+
+    def __init__(self, service: Service, token: Token, watch: Watch | None = None) -> None:
+        self._service, self._token, self._watch = service, token, watch
+        self._known: dict[str, Callable[[dict[str, Json]], Awaitable[Json]]] = {
+            "agents.chat": self._chat,
+            "agents.chat.cancel": self._cancel,
+            "agents.chat.approve": self._approve,
+        }
+
+    async def answer(self, data: bytes | str) -> bytes | None:
+        """The response to a message, if it gets one."""
+        incoming = jsonrpc.read(data)
+        if len(incoming.items) > MOST_IN_BATCH:
+            error = RpcError(jsonrpc.INVALID_REQUEST, f"a batch may have {MOST_IN_BATCH} requests")
+            return jsonrpc.write([RpcFailure(error)], batch=False)
+        responses: list[RpcResponse] = []
+        for item in incoming.items:
+            response = item if isinstance(item, RpcFailure) else await self._respond(item)
+            if response is not None:
+                responses.append(response)
+        return jsonrpc.write(responses, batch=incoming.batch)
+
+    async def _respond(self, request: RpcRequest) -> RpcResponse | None:
+        result: Json = None
+        error: RpcError | None = None
+        try:
+            result = await self._call(request)
+        except ValidationError as invalid:
+            first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "params"
+            error = RpcError(jsonrpc.INVALID_PARAMS, f"Invalid params: {where}: {first['msg']}")
+        except Exception as raised:
+            refusal = told(raised)
+            code = _CODES.get(refusal.status, jsonrpc.SERVER_ERROR)
+            code = jsonrpc.METHOD_NOT_FOUND if refusal.kind == "method_not_found" else code
+            data = {"type": refusal.kind, "hint": refusal.hint, "status": refusal.status}
+            error = RpcError(code, refusal.message, data)
+        if request.is_notification:
+            return None
+        called: Any = request.id
+        return RpcFailure(error, called) if error is not None else RpcResult(result, called)
+
+    async def _call(self, request: RpcRequest) -> Json:
+        name = request.method
+        method = self._known.get(f"agents.{name.removeprefix('agent.')}" if name.startswith("agent.") else name)
+        if method is None:
+            raise Refusal(404, "method_not_found", "Method not found")
+        if not isinstance(request.params, dict):
+            raise Refusal(422, "invalid_params", "Invalid params: they must be named")
+        return await method(request.params)
+
+    async def _chat(self, params: dict[str, Json]) -> Json:
+        given = ChatParams.model_validate(params)
+        token, service = needs(self._token, "send"), self._service
+        service.check_open()
+        message = NewMessage(content=given.prompt, attachments=given.attachments)
+        if given.session_id:
+            session = await service.usable(given.session_id, token)
+            if given.model:
+                service.model(given.model)
+                await session.configure(model=given.model, by=token.name)
+        else:
+            configured = SessionConfigured(model=given.model, by=token.name) if given.model else None
+            session = await service.create(token, agent=given.agent, configured=configured)
+        await service.check_model(session.agent)
+        fact = await session.post(message.parts())
+        if self._watch is not None:
+            self._watch(session, fact.seq, fact.id, given.stream)
+        return {"accepted": True, "session_id": session.id, "message_id": fact.id}
+
+    async def _cancel(self, params: dict[str, Json]) -> Json:
+        given = SessionParams.model_validate(params)
+        token = needs(self._token, "send")
+        session = await self._service.session(given.session_id)
+        return {"cancelled": await session.cancel(by=token.name) is not None}
+
+    async def _approve(self, params: dict[str, Json]) -> Json:
+        given = ApproveParams.model_validate(params)
+        token = needs(self._token, "approve")
+        named, call_id = parse_approval_id(given.approval_id)
+        if not call_id:
+            named, call_id = given.session_id, given.approval_id
+        decision = "deny" if given.decision == "deny" else "allow"
+        answer = Answer(decision, "tool" if "always" in given.decision else "call", given.comment, by=token.name)
+        try:
+            session = await self._service.session(given.session_id or named)
+            await session.approve(call_id, answer)
+        except (NotFound, Conflict) as error:
+            return {"resolved": False, "message": str(error)}
+        return {"resolved": True}
+
+
+@router.post("/v1/rpc", responses={204: {"description": "only notifications were sent"}})
+async def rpc(service: TheService, request: Request) -> Response:
+    """JSON-RPC 2.0: `agents.chat`, `agents.chat.cancel`, `agents.chat.approve`; batches too."""
+    answer = await Methods(service, token_of(request)).answer(await request.body())
+    if answer is None:
+        return Response(status_code=204)
+    return Response(answer, media_type="application/json")
+
+
+@router.websocket("/v1/rpc")
+async def rpc_socket(socket: WebSocket) -> None:
+    """JSON-RPC 2.0 with `agents.chat.event` notifications."""
+    service, token = service_of(socket), token_of(socket)
+    async with Line(socket, service.streams) as line:
+
+        def watch(session: Session, after: int, message_id: str, tokens: bool) -> None:
+            line.start(_tell(line, session, after, message_id, tokens))
+
+        methods = Methods(service, token, watch)
+        async for text in line.messages():
+            answer = await methods.answer(text)
+            if answer is not None:
+                await line.send(answer)
+
+
+async def _tell(line: Line, session: Session, after: int, message_id: str, tokens: bool) -> None:
+    await asyncio.sleep(0)  # the acknowledgement goes first
+    dialect, following = ChatRpcDialect(session.id), Following(message_id)
+
+    def write(event: Event) -> list[bytes]:
+        if isinstance(event, Delta) and not tokens:
+            return []
+        return [encode(frame) for frame in dialect.feed(event)]
+
+    await line.follow(session.watch(after), write, following.feed)

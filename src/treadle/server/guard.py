@@ -1,0 +1,303 @@
+"""The outermost layer: every request and WebSocket passes it before routing. Hostile ones end here.
+
+Host, Origin, Sec-Fetch-Site, method and content type, sizes, JSON depth, the token, its rate, and the headers of
+every response. What a token may do on a route is the route's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, TypeAlias
+
+import msgspec
+
+from treadle.server.config import LOOPBACK, ServerConfig
+from treadle.server.tokens import COOKIE, NOBODY_ASKED, Token, Tokens
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PUBLIC = frozenset(("/", "/health", "/login", "/favicon.ico"))
+STATIC = "/static/"
+HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
+]
+_NESTING = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_logger = logging.getLogger("treadle.server")
+
+
+class Refusal(Exception):
+    """The request goes no further."""
+
+    def __init__(self, status: int, kind: str, message: str, hint: str = "", retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.message, self.hint, self.retry_after = status, kind, message, hint, retry_after
+
+
+class Bucket:
+    """How much one token has used of its rate, and how many of its requests are open."""
+
+    __slots__ = ("active", "at", "left")
+
+    def __init__(self, most: float) -> None:
+        self.left, self.at, self.active = most, time.monotonic(), 0
+
+    def take(self, rate: float) -> float:
+        """Use one; seconds to wait when there is none left."""
+        now = time.monotonic()
+        self.left = min(2 * rate, self.left + (now - self.at) * rate)
+        self.at = now
+        if self.left < 1:
+            return (1 - self.left) / rate
+        self.left -= 1
+        return 0.0
+
+
+class Guard:
+    """Wraps the application; see the module."""
+
+    def __init__(self, app: App, config: ServerConfig, tokens: Tokens) -> None:
+        self._app, self._config, self._tokens = app, config, tokens
+        self._buckets: dict[str, Bucket] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = _headers(scope)
+        began, status = time.perf_counter(), [0]
+        sending = _with_headers(send, scope, self._cors(headers), status)
+        bucket: Bucket | None = None
+        try:
+            self._check_place(scope, headers)
+            if _is_preflight(scope, headers):
+                await _answer_preflight(sending)
+                return
+            scope["treadle.token"] = token = self._who(scope, headers)
+            bucket = self._enter(token)
+            if scope["type"] == "http":
+                receive = await self._checked_body(scope, headers, receive)
+            await self._app(scope, receive, sending)
+        except Refusal as refusal:
+            await _refuse(scope, sending, refusal)
+        finally:
+            if bucket is not None:
+                bucket.active -= 1
+            _log(scope, status[0], time.perf_counter() - began)
+
+    def _check_place(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Is this a request to us, from our own page or from no page at all?"""
+        if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > self._config.url_bytes:
+            raise Refusal(414, "url_too_long", f"the address is longer than {self._config.url_bytes} bytes")
+        host = headers.get("host", "")
+        server = scope.get("server") or ("", 0)
+        own = {f"{name}:{server[1]}" for name in LOOPBACK} | set(self._config.hosts)
+        if server[1] in (80, 443):
+            own |= set(LOOPBACK)
+        if host.lower() not in own:
+            raise Refusal(
+                403, "wrong_host", "this server is not known by that name", "name it with --host-name if it is yours"
+            )
+        origin = headers.get("origin")
+        if origin in self._config.origins:
+            return
+        scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
+        if origin is not None and origin.lower() != f"{scheme}://{host.lower()}":
+            raise Refusal(403, "wrong_origin", "pages of other places may not use this server")
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise Refusal(403, "wrong_origin", "pages of other places may not use this server")
+
+    def _cors(self, headers: dict[str, str]) -> str:
+        origin = headers.get("origin", "")
+        return origin if origin and origin in self._config.origins else ""
+
+    def _who(self, scope: Scope, headers: dict[str, str]) -> Token:
+        client = (scope.get("client") or ("", 0))[0]
+        token = self._token(headers)
+        if token is not None:
+            return token
+        if not self._tokens.are_set:
+            return NOBODY_ASKED
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path in PUBLIC or path.startswith(STATIC):
+            return Token("nobody", "", frozenset())
+        wait = self._tokens.wait_after_wrong(client)
+        if wait:
+            raise Refusal(429, "too_many_wrong_tokens", "too many requests without a right token", retry_after=wait)
+        if "authorization" in headers or "cookie" in headers:
+            self._tokens.note_wrong(client)
+        raise Refusal(
+            401,
+            "unauthorized",
+            "this needs a token",
+            "send it as `Authorization: Bearer TOKEN`, or open the login link that `treadle serve` shows",
+        )
+
+    def _token(self, headers: dict[str, str]) -> Token | None:
+        if "authorization" in headers:
+            return self._tokens.of_bearer(headers["authorization"])
+        if "cookie" in headers:
+            try:
+                morsel = SimpleCookie(headers["cookie"]).get(COOKIE)
+            except CookieError:
+                return None
+            return self._tokens.of_cookie(morsel.value) if morsel is not None else None
+        return None
+
+    def _enter(self, token: Token) -> Bucket:
+        rate = self._config.rate
+        bucket = self._buckets.get(token.name)
+        if bucket is None:
+            bucket = self._buckets[token.name] = Bucket(2 * rate)
+        wait = bucket.take(rate)
+        if wait:
+            raise Refusal(429, "too_many_requests", "this token has used up its rate", retry_after=wait)
+        if bucket.active >= self._config.at_once:
+            raise Refusal(429, "too_many_requests", "this token has too many requests open", retry_after=1.0)
+        bucket.active += 1
+        return bucket
+
+    async def _checked_body(self, scope: Scope, headers: dict[str, str], receive: Receive) -> Receive:
+        """The whole body, once it is known to be JSON of a bearable size and depth."""
+        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            return receive
+        body = await self._read(headers, receive)
+        if body:
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise Refusal(415, "not_json", "a body must be JSON", "send `Content-Type: application/json`")
+            if too_deep(body, self._config.json_depth):
+                raise Refusal(400, "too_deep", f"the JSON is nested deeper than {self._config.json_depth}")
+        return _given(body, receive)
+
+    async def _read(self, headers: dict[str, str], receive: Receive) -> bytes:
+        most = self._config.body_bytes
+        said = headers.get("content-length", "0")
+        if not said.isdigit() or int(said) > most:
+            raise Refusal(413, "too_large", f"a body may have {most} bytes")
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Refusal(400, "disconnected", "the body broke off")
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > most:
+                raise Refusal(413, "too_large", f"a body may have {most} bytes")
+            if not message.get("more_body"):
+                return b"".join(pieces)
+
+
+def too_deep(body: bytes, most: int) -> bool:
+    """Whether JSON text is nested deeper than `most`; brackets in strings do not count."""
+    if body.count(b"[") + body.count(b"{") <= most:
+        return False
+    depth = 0
+    for found in _NESTING.finditer(body):
+        first = body[found.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > most:
+                return True
+        elif first in b"]}":
+            depth -= 1
+    return False
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """The headers by name; of one sent twice the first counts, but a second Host or Origin spoils it."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        key = name.decode("latin-1").lower()
+        text = value.decode("latin-1")
+        if key in ("host", "origin", "authorization") and key in found:
+            text = f"{found[key]}, {text}"
+        elif key in found:
+            text = f"{found[key]}; {text}" if key == "cookie" else found[key]
+        found[key] = text
+    return found
+
+
+def _given(body: bytes, receive: Receive) -> Receive:
+    waiting = [body]
+
+    async def again() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return again
+
+
+def _with_headers(send: Send, scope: Scope, cors: str, status: list[int]) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            status[0] = message["status"]
+            headers = list(message.get("headers", ()))
+            have = {name.lower() for name, _ in headers}
+            headers += [pair for pair in HEADERS if pair[0] not in have]
+            if b"cache-control" not in have:
+                headers.append((b"cache-control", b"no-store"))
+            if cors:
+                headers += [
+                    (b"access-control-allow-origin", cors.encode("latin-1")),
+                    (b"access-control-allow-credentials", b"true"),
+                    (b"vary", b"origin"),
+                ]
+            message = {**message, "headers": headers}
+        elif message["type"] == "websocket.accept":
+            status[0] = 101
+        await send(message)
+
+    return sending
+
+
+def _is_preflight(scope: Scope, headers: dict[str, str]) -> bool:
+    wanted = scope["type"] == "http" and scope["method"] == "OPTIONS"
+    return wanted and "origin" in headers and "access-control-request-method" in headers
+
+
+async def _answer_preflight(send: Send) -> None:
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
+        (b"access-control-allow-headers", b"authorization, content-type, idempotency-key, last-event-id"),
+        (b"access-control-max-age", b"600"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": refusal.kind})
+        return
+    error = {"type": refusal.kind, "message": refusal.message, "hint": refusal.hint}
+    body = msgspec.json.encode({"error": error})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.retry_after:
+        headers.append((b"retry-after", str(max(1, round(refusal.retry_after))).encode()))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _log(scope: Scope, status: int, seconds: float) -> None:
+    """One line a request: the route's template, never an id, a query, a header or a body."""
+    if _logger.isEnabledFor(logging.INFO):
+        route = getattr(scope.get("route"), "path", "-")
+        method = scope.get("method", "WS")
+        _logger.info("%s %s %d %.1f ms", method, route, status, seconds * 1e3)

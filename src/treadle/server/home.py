@@ -1,0 +1,107 @@
+"""The front door: health, readiness, metrics, the login link, and the page that says that the server runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from pydantic import BaseModel
+
+from treadle.server.guard import Refusal
+from treadle.server.service import TheService, Viewer, token_of
+from treadle.server.tokens import COOKIE, COOKIE_SECONDS
+
+router = APIRouter(tags=["server"])
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>treadle</title>
+<h1>treadle</h1>
+<p>The server runs. <a href="docs">What it can do</a> is shown to those who are logged in: open the login link that
+<code>treadle serve</code> has printed, or send a token.</p>
+</html>
+"""
+
+
+class Health(BaseModel):
+    status: str = "ok"
+
+
+class Readiness(BaseModel):
+    ready: bool
+    problems: dict[str, str]
+
+
+class Ticket(BaseModel):
+    """A link that logs a browser in once, within ten minutes."""
+
+    path: str
+    expires_in: float
+
+
+@router.get("/health")
+async def health() -> Health:
+    """The process is alive."""
+    return Health()
+
+
+@router.get("/v1/health")
+async def health_again(token: Viewer) -> Health:
+    """The process is alive, and the token is right."""
+    return Health()
+
+
+@router.get("/ready", responses={503: {"model": Readiness}})
+async def ready(service: TheService, token: Viewer, response: Response) -> Readiness:
+    """The store can be written and the models can be reached."""
+    problems = await service.problems()
+    if service.draining:
+        problems = {**problems, "server": "is shutting down"}
+    if problems:
+        response.status_code = 503
+    return Readiness(ready=not problems, problems=problems)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(service: TheService, token: Viewer) -> PlainTextResponse:
+    """Counters in Prometheus' text format."""
+    text = service.bus.metrics.text(await service.gauges())
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/", response_class=HTMLResponse, include_in_schema=False)
+async def page(service: TheService) -> Response:
+    """The web page, or a word that the server runs."""
+    if service.config.page is not None:
+        return HTMLResponse(service.config.page.read_text("utf-8"))
+    return HTMLResponse(PAGE)
+
+
+@router.post("/v1/tickets", status_code=201)
+async def ticket(service: TheService, request: Request, token: Viewer) -> Ticket:
+    """A login link for another browser of the same person."""
+    if not service.tokens.are_set:
+        raise Refusal(409, "conflict", "this server needs no login")
+    return Ticket(path=f"/login?ticket={service.tokens.ticket(token_of(request))}", expires_in=600.0)
+
+
+@router.get("/login", include_in_schema=False)
+async def login(service: TheService, request: Request, ticket: Annotated[str, Query(max_length=200)] = "") -> Response:
+    """Use a login link up: sets the cookie and goes to the page."""
+    token = service.tokens.redeem(ticket)
+    if token is None:
+        raise Refusal(
+            403, "used_up", "this login link was used already, or is too old", "`treadle serve` prints a new one"
+        )
+    answer = RedirectResponse("./", status_code=303)
+    answer.set_cookie(
+        COOKIE,
+        service.tokens.cookie(token),
+        max_age=int(COOKIE_SECONDS),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return answer

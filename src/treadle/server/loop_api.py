@@ -1,0 +1,306 @@
+"""`/api/agent`: one objective, run to its end and streamed as loop events, and the registry of what runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from starlette.responses import StreamingResponse
+
+from treadle import Answer, Grant, RunFinished, Session
+from treadle.dialects.base import encode
+from treadle.dialects.loop import LoopDialect, continuation_token, limits_of
+from treadle.errors import BadInput, Conflict
+from treadle.events import (
+    LIMIT_REASONS,
+    AnyFact,
+    CallFinished,
+    MessageReceived,
+    ModelFailed,
+    ModelReplied,
+    RunStarted,
+    Scope,
+    SessionConfigured,
+    SessionCreated,
+    TurnStarted,
+)
+from treadle.log.base import SessionInfo, SessionQuery, Status
+from treadle.messages import text_of
+from treadle.server.follow import Following
+from treadle.server.service import Approver, Sender, Service, TheService, Viewer
+from treadle.server.streams import HEADERS, LEAVING, PING, Stream, Translated
+from treadle.server.views import MOST_TURNS, Cancelled, Outcome, Resolved
+
+router = APIRouter(prefix="/api/agent", tags=["agent"])
+EMPTY = "Objective must not be empty"
+RECENT = 50
+SSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "a stream"}}
+RunStatus = Literal["running", "awaiting_approval", "completed", "failed", "cancelled"]
+_STATUSES: dict[Status, RunStatus] = {
+    "idle": "completed",
+    "running": "running",
+    "waiting": "awaiting_approval",
+    "answered": "completed",
+    "stopped": "failed",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+_SCOPES: dict[str, Scope] = {"this_call": "call", "this_tool": "tool", "this_session": "session"}
+Glob = Annotated[str, Field(max_length=200)]
+
+
+class CamelBody(BaseModel):
+    """A body in camelCase; snake_case is understood too."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+
+
+class RunBody(CamelBody):
+    """What the agent is to do, and within which bounds."""
+
+    objective: str
+    system_prompt: str | None = None
+    session_name: str | None = Field(None, max_length=200)
+    working_dir: str | None = Field(None, max_length=4000)
+    max_iterations: int = Field(10, ge=0, le=MOST_TURNS)
+    max_tool_calls: int = Field(50, ge=0, le=100_000)
+    max_tokens: int = Field(16384, ge=1, le=2**53)
+    auto_approve: list[Glob] = Field(default_factory=list, max_length=200)
+    forbidden: list[Glob] = Field(default_factory=list, max_length=200)
+
+
+class ApproveBody(CamelBody):
+    call_id: str = Field(max_length=500)
+    decision: Literal["approve", "deny", "approve_always"]
+    scope: Literal["this_call", "this_tool", "this_session"] = "this_call"
+    comment: str = Field("", max_length=10_000)
+    digest: str = Field("", max_length=200)
+
+
+class ContinueBody(CamelBody):
+    continuation_token: str = Field("", max_length=200)
+
+
+class CancelBody(CamelBody):
+    by: Literal["client", "operator"] = "client"
+
+
+class AgentSession(BaseModel):
+    """A session in the registry."""
+
+    session_id: str
+    name: str
+    objective: str
+    status: RunStatus
+    reason: str
+    iteration: int
+    max_iterations: int
+    thoughts: int
+    tool_calls: int
+    results: int
+    errors: int
+    created_at: float
+    updated_at: float
+
+
+class AgentSessionDetail(AgentSession):
+    recent_events: list[dict[str, Any]]
+
+
+class AgentSessionPage(BaseModel):
+    sessions: list[AgentSession]
+    cursor: str = ""
+
+
+@router.post("/run", response_class=Response, responses=SSE)
+async def run(service: TheService, token: Sender, body: RunBody) -> Any:
+    """Run an objective and stream the loop's thirteen events. It goes on when the client has left."""
+    if not body.objective.strip():
+        raise BadInput(EMPTY)
+    service.check_open()
+    agent = service.default_agent
+    await service.check_model(agent)
+    session = await service.create(
+        token,
+        name=body.session_name or "",
+        workspace=body.working_dir or "",
+        grant=Grant(tier="full", approve=tuple(body.auto_approve), forbid=tuple(body.forbidden), ask_all=True),
+        configured=SessionConfigured(
+            instructions=body.system_prompt or "",
+            limits=limits_of(body.max_iterations, body.max_tool_calls, body.max_tokens),
+            approval_ttl=service.config.approval_seconds,
+            by=token.name,
+        ),
+    )
+    message = await session.post(body.objective)
+    return await _stream(service, session, message.seq, Following(message.id))
+
+
+async def _stream(service: Service, session: Session, after: int, following: Following) -> Stream:
+    first = (await service.runtime.log.read(session.id, limit=1))[0]
+    dialect = LoopDialect(first if isinstance(first, SessionCreated) else None)
+    return Stream(service.streams, session.watch(after), Translated(dialect, named=True), following.feed)
+
+
+@router.post("/{session_id}/approve")
+async def approve(service: TheService, token: Approver, session_id: str, body: ApproveBody) -> Resolved:
+    """Answer a `tool_approval_required`."""
+    session = await service.session(session_id)
+    scope = _SCOPES[body.scope]
+    if body.decision == "approve_always" and scope == "call":
+        scope = "tool"
+    decision = "deny" if body.decision == "deny" else "allow"
+    await session.approve(body.call_id, Answer(decision, scope, body.comment, by=token.name), digest=body.digest)
+    return Resolved()
+
+
+@router.post("/{session_id}/continue", response_class=Response, responses=SSE)
+async def continue_run(service: TheService, token: Sender, session_id: str, body: ContinueBody) -> Any:
+    """Go on with a fresh budget from the ending that `continuation_token` names; streams like `run`."""
+    service.check_open()
+    session = await service.usable(session_id, token)
+    await service.check_model(session.agent)
+    last = (await session.state()).last
+    if last is None or not last.can_continue:
+        raise Conflict(f"session {session_id} has nothing to go on with")
+    if body.continuation_token and body.continuation_token != continuation_token(session_id, last):
+        raise Conflict("continuation_token: the session has gone on since; look at it again")
+    position = await session.go_on("continue", key=continuation_token(session_id, last))
+    return await _stream(service, session, position, Following())
+
+
+@router.post("/{session_id}/cancel")
+async def cancel(service: TheService, token: Sender, session_id: str, body: CancelBody | None = None) -> Cancelled:
+    """Stop the run; answers when that is recorded."""
+    by = "operator" if body is not None and body.by == "operator" else token.name
+    ending = await (await service.session(session_id)).cancel(by=by)
+    return Cancelled(cancelled=ending is not None, outcome=Outcome.of(ending) if ending is not None else None)
+
+
+# ── the registry ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get("/sessions")
+async def list_sessions(
+    service: TheService,
+    token: Viewer,
+    status: RunStatus | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    cursor: Annotated[str, Query(max_length=500)] = "",
+) -> AgentSessionPage:
+    """What runs, waits and has ended, the last changed first."""
+    query = SessionQuery(limit=limit, cursor=cursor)
+    found: list[AgentSession] = []
+    while True:
+        page = await service.runtime.sessions(query)
+        wanted = [info for info in page.sessions if status is None or _STATUSES[info.status] == status]
+        for info in wanted[: limit - len(found)]:
+            found.append(_line(info, await service.runtime.log.read(info.id)))
+        if len(found) >= limit or not page.cursor or len(wanted) == len(page.sessions):
+            return AgentSessionPage(sessions=found, cursor=page.cursor)
+        query = msgspec.structs.replace(query, cursor=page.cursor)
+
+
+@router.get("/sessions/stream", response_class=Response, responses=SSE)
+async def watch_all(service: TheService, token: Viewer) -> Any:
+    """All sessions, live: session_started, session_updated, agent_event and session_ended."""
+    return StreamingResponse(_all_sessions(service), headers={key.decode(): value.decode() for key, value in HEADERS})
+
+
+@router.get("/sessions/{session_id}")
+async def get_session(service: TheService, token: Viewer, session_id: str) -> AgentSessionDetail:
+    """One session with its recent events."""
+    info = await service.runtime.log.info(session_id)
+    facts = await service.runtime.log.read(session_id)
+    dialect = LoopDialect()
+    events = [frame for fact in facts for frame in dialect.feed(fact)][-RECENT:]
+    recent = [msgspec.json.decode(encode(event)) for event in events]
+    return AgentSessionDetail(**_line(info, facts).model_dump(), recent_events=recent)
+
+
+@router.get("/sessions/{session_id}/stream", response_class=Response, responses=SSE)
+async def watch_one(
+    service: TheService, token: Viewer, session_id: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0
+) -> Any:
+    """One session's loop events, from a position on and then live."""
+    session = await service.session(session_id)
+    return Stream(service.streams, session.watch(), Translated(LoopDialect(), after, named=True))
+
+
+def _line(info: SessionInfo, facts: list[AnyFact]) -> AgentSession:
+    objective = next((text_of(fact.parts) for fact in facts if isinstance(fact, MessageReceived)), "")
+    run = next((fact for fact in reversed(facts) if isinstance(fact, RunStarted)), None)
+    turn = next((fact for fact in reversed(facts) if isinstance(fact, TurnStarted)), None)
+    last = next((fact for fact in reversed(facts) if isinstance(fact, RunFinished)), None)
+    results = [fact for fact in facts if isinstance(fact, CallFinished)]
+    failed = sum(isinstance(fact, ModelFailed) for fact in facts)
+    return AgentSession(
+        session_id=info.id,
+        name=info.name,
+        objective=objective[:2000],
+        status=_status(info, last),
+        reason=last.reason if last is not None and info.status not in ("running", "waiting") else "",
+        iteration=turn.turn if turn is not None else 0,
+        max_iterations=run.limits.turns if run is not None else 0,
+        thoughts=sum(isinstance(fact, ModelReplied) for fact in facts),
+        tool_calls=sum(len(fact.calls) for fact in facts if isinstance(fact, ModelReplied)),
+        results=len(results),
+        errors=failed + sum(fact.status not in ("ok", "denied", "refused") for fact in results),
+        created_at=info.created_at,
+        updated_at=info.updated_at,
+    )
+
+
+def _status(info: SessionInfo, last: RunFinished | None) -> RunStatus:
+    """Of the five; a limit is no success, but handing the turn back is."""
+    if info.status == "stopped" and last is not None and last.reason not in LIMIT_REASONS and last.reason != "stuck":
+        return "completed"
+    return _STATUSES[info.status]
+
+
+async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
+    dialects: dict[str, LoopDialect] = {}
+    with service.bus.subscribe() as subscription:
+        facts = subscription.__aiter__()
+        upcoming = asyncio.ensure_future(anext(facts, None))
+        try:
+            yield PING
+            while not service.draining:
+                done, _ = await asyncio.wait((upcoming,), timeout=service.config.keep_alive)
+                if not done:
+                    yield PING
+                    continue
+                item = upcoming.result()
+                if item is None:
+                    break
+                upcoming = asyncio.ensure_future(anext(facts, None))
+                yield _told(dialects, *item)
+            yield LEAVING
+        finally:
+            upcoming.cancel()
+
+
+def _told(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFact) -> bytes:
+    """What one fact of one session means for who watches all."""
+    dialect = dialects.setdefault(session_id, LoopDialect())
+    lines: list[bytes] = []
+
+    def add(name: str, **data: Any) -> None:
+        body = msgspec.json.encode({"event": name, "data": {"session_id": session_id, **data}})
+        lines.append(b"event: %b\ndata: %b\n\n" % (name.encode(), body))
+
+    if isinstance(fact, RunStarted):
+        add("session_started", run_id=fact.run_id, max_iterations=fact.limits.turns)
+    elif isinstance(fact, TurnStarted):
+        add("session_updated", iteration=fact.turn)
+    for frame in dialect.feed(fact):
+        add("agent_event", event=frame)
+    if isinstance(fact, RunFinished):
+        dialects.pop(session_id, None)
+        add("session_ended", reason=fact.reason, iterations=fact.turns)
+    return b"".join(lines)

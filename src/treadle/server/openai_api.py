@@ -1,0 +1,302 @@
+"""OpenAI's endpoints. A model's name asks that model, and the client's tools are the client's to run.
+
+`agent:NAME` asks an agent: a session is made or gone on with (`session_id`), and its tools run here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Struct
+from pydantic import BaseModel, Field
+from starlette.responses import StreamingResponse
+
+from treadle import RunFinished, Session
+from treadle.dialects import responses as responses_out
+from treadle.dialects.base import encode
+from treadle.dialects.openai import (
+    ChatChunks,
+    TextChunks,
+    agent_completion,
+    chat_completion,
+    text_completion,
+)
+from treadle.dialects.openai_in import (
+    ChatBody,
+    CompletionBody,
+    ResponsesBody,
+    chat_request,
+    completion_request,
+    last_words,
+    responses_request,
+)
+from treadle.dialects.responses import ResponseEvents
+from treadle.errors import ModelError, NotFound
+from treadle.events import (
+    AnyFact,
+    ApprovalRequested,
+    CallFinished,
+    CallStarted,
+    Event,
+    InputRequested,
+    MessageReceived,
+    SessionConfigured,
+)
+from treadle.messages import Reply
+from treadle.messages import Request as ModelRequest
+from treadle.models.base import Model, ModelEvent
+from treadle.server.follow import Following
+from treadle.server.guard import Refusal
+from treadle.server.problems import told
+from treadle.server.service import Sender, Service, TheService, Token
+from treadle.server.streams import HEADERS, Stream
+from treadle.server.views import Body
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+AGENT = "agent:"
+Read = TypeVar("Read", ChatBody, CompletionBody, ResponsesBody)
+Feed = Callable[[Event | Reply], Sequence[Struct]]
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """A model that can also place texts in a space of meaning."""
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
+
+
+class EmbeddingsBody(Body):
+    model: str = Field(max_length=500)
+    input: str | list[str]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class EmbeddingView(BaseModel):
+    embedding: list[float] | str
+    index: int
+    object: str = "embedding"
+
+
+class EmbeddingsView(BaseModel):
+    data: list[EmbeddingView]
+    model: str
+    usage: dict[str, int]
+    object: str = "list"
+
+
+def _described(kind: type[Struct]) -> dict[str, Any]:
+    """A body that msgspec reads, as OpenAPI has it."""
+    (schema,), components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    inlined = _inlined(schema, components)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
+
+
+def _inlined(schema: Any, components: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_inlined(piece, components) for piece in schema]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if isinstance(reference, str):
+        return _inlined(components[reference.rpartition("/")[2]], components)
+    return {key: _inlined(value, components) for key, value in schema.items()}  # pyright: ignore[reportUnknownVariableType]
+
+
+EITHER: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "whole, or a stream"}
+}
+
+
+@router.post("/chat/completions", response_class=Response, openapi_extra=_described(ChatBody), responses=EITHER)
+async def chat_completions(service: TheService, token: Sender, request: Request) -> Any:
+    """Chat Completions, streamed or whole."""
+    body = msgspec.json.decode(await request.body(), type=ChatBody)
+    asked = chat_request(body)
+    name, created = f"chatcmpl-{os.urandom(12).hex()}", int(time.time())
+    usage = body.stream_options is not None and body.stream_options.include_usage
+    chunks = ChatChunks(name, body.model, created, usage=usage)
+    if body.model.startswith(AGENT):
+        session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
+        if body.stream:
+            return _agent_stream(service, session, message, chunks.feed, b"data: [DONE]\n\n")
+        ending, activity = await _run(session, message)
+        return _json(agent_completion(name, body.model, created, ending, activity))
+    model = service.model(body.model)
+    if body.stream:
+        return await _model_stream(model, asked, chunks.feed, b"data: [DONE]\n\n")
+    return _json(chat_completion(name, body.model, created, await _whole(model, asked)))
+
+
+@router.post("/completions", response_class=Response, openapi_extra=_described(CompletionBody), responses=EITHER)
+async def completions(service: TheService, token: Sender, request: Request) -> Any:
+    """The old Completions: a bare prompt."""
+    body = msgspec.json.decode(await request.body(), type=CompletionBody)
+    asked, model = completion_request(body), service.model(body.model)
+    name, created = f"cmpl-{os.urandom(12).hex()}", int(time.time())
+    if body.stream:
+        return await _model_stream(model, asked, TextChunks(name, body.model, created).feed, b"data: [DONE]\n\n")
+    return _json(text_completion(name, body.model, created, await _whole(model, asked)))
+
+
+@router.post("/responses", response_class=Response, openapi_extra=_described(ResponsesBody), responses=EITHER)
+async def responses(service: TheService, token: Sender, request: Request) -> Any:
+    """Responses, streamed or whole. They are not kept: send the input whole, or use a session."""
+    body = msgspec.json.decode(await request.body(), type=ResponsesBody)
+    asked = responses_request(body)
+    name, created = f"resp_{os.urandom(12).hex()}", time.time()
+    events = ResponseEvents(name, body.model, created)
+    begin = b"".join(_line(frame) for frame in events.begin()) if body.stream else b""
+    empty = responses_out.new_response(name, body.model, created)
+    if body.model.startswith(AGENT):
+        session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
+        if body.stream:
+            return _agent_stream(service, session, message, events.feed, b"", begin)
+        ending, activity = await _run(session, message)
+        return _json(responses_out.of_run(empty, ending, activity=activity))
+    model = service.model(body.model)
+    if body.stream:
+        return await _model_stream(model, asked, events.feed, b"", begin)
+    return _json(responses_out.of_reply(empty, await _whole(model, asked)))
+
+
+@router.post("/embeddings")
+async def embeddings(service: TheService, token: Sender, body: EmbeddingsBody) -> EmbeddingsView:
+    """Embeddings, where the model can."""
+    model = service.model(body.model)
+    if not isinstance(model, Embeds):
+        raise Refusal(501, "cannot_embed", f"{model.name} gives no embeddings", "ask a model that does: local")
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    if not texts or not all(texts):
+        raise Refusal(422, "invalid_field", "input: there must be text to embed")
+    vectors = await model.embed(texts)
+    tokens = sum(max(1, len(text) // 4) for text in texts)
+    data = [
+        EmbeddingView(embedding=_packed(vector) if body.encoding_format == "base64" else vector, index=place)
+        for place, vector in enumerate(vectors)
+    ]
+    return EmbeddingsView(data=data, model=body.model, usage={"prompt_tokens": tokens, "total_tokens": tokens})
+
+
+def _packed(vector: list[float]) -> str:
+    import base64
+    from array import array
+
+    return base64.b64encode(array("f", vector).tobytes()).decode()
+
+
+# ── a model ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _whole(model: Model, asked: ModelRequest) -> Reply:
+    async with aclosing(model.stream(asked)) as events:
+        async for event in events:
+            if isinstance(event, Reply):
+                return event
+    raise ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
+
+
+async def _model_stream(
+    model: Model, asked: ModelRequest, feed: Feed, end: bytes, begin: bytes = b""
+) -> StreamingResponse:
+    """The reply as it comes. It waits for the first event, so that a failure still has its own status."""
+    events = model.stream(asked)
+    try:
+        first = await anext(events)
+    except StopAsyncIteration:
+        raise ModelError(f"{model.name} ended its stream without a reply", kind="network") from None
+    except BaseException:
+        await events.aclose()
+        raise
+    headers = {key.decode(): value.decode() for key, value in HEADERS}
+    return StreamingResponse(_pieces(events, first, feed, end, begin), headers=headers)
+
+
+async def _pieces(
+    events: AsyncGenerator[ModelEvent, None], first: ModelEvent, feed: Feed, end: bytes, begin: bytes
+) -> AsyncIterator[bytes]:
+    async with aclosing(events):
+        if begin:
+            yield begin
+        try:
+            for frame in feed(first):
+                yield _line(frame)
+            async for event in events:
+                for frame in feed(event):
+                    yield _line(frame)
+        except Exception as error:  # the status is sent already: the client is told in the stream
+            refusal = told(error)
+            problem = {"error": {"type": refusal.kind, "message": refusal.message, "code": refusal.kind}}
+            yield b"data: " + msgspec.json.encode(problem) + b"\n\n"
+    yield end
+
+
+# ── an agent ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _ask_agent(
+    service: Service, token: Token, model: str, asked: ModelRequest, session_id: str
+) -> tuple[Session, MessageReceived]:
+    name = model.removeprefix(AGENT)
+    agent = service.runtime.agents.get(name)
+    if agent is None:
+        raise NotFound(f"there is no agent {name[:200]!r}; GET /v1/models lists them")
+    service.check_open()
+    await service.check_model(agent)
+    if asked.tools:
+        raise Refusal(422, "invalid_field", "tools: an agent has its own; ask its model for yours")
+    if session_id:
+        session = await service.usable(session_id, token)
+        only_last = msgspec.structs.replace(asked, messages=asked.messages[-1:])
+        return session, await session.post(last_words(only_last))
+    instructions = f"{agent.instructions}\n\n{asked.system}".strip() if asked.system else ""
+    configured = SessionConfigured(instructions=instructions, by=token.name) if instructions else None
+    session = await service.create(token, agent=name, configured=configured)
+    return session, await session.post(last_words(asked))
+
+
+async def _run(session: Session, message: MessageReceived) -> tuple[RunFinished, list[AnyFact]]:
+    """The run that takes up a message, to its end, and what its tools did."""
+    following, activity = Following(message.id), list[AnyFact]()
+    watch = session.watch(message.seq)
+    try:
+        async for event in watch:
+            if isinstance(event, CallStarted | CallFinished | ApprovalRequested | InputRequested):
+                activity.append(event)
+            if following.feed(event):
+                break
+    finally:
+        watch.close()
+    if following.ending is None:
+        raise Refusal(409, "cancelled", "the run was cancelled before it answered")
+    return following.ending, activity
+
+
+def _agent_stream(
+    service: Service, session: Session, message: MessageReceived, feed: Feed, end: bytes, begin: bytes = b""
+) -> Stream:
+    waiting = [begin]
+
+    def write(event: Event) -> bytes:
+        before = waiting.pop() if waiting else b""
+        return before + b"".join(_line(frame) for frame in feed(event))
+
+    following = Following(message.id)
+    return Stream(service.streams, session.watch(message.seq), write, following.feed, lambda: end)
+
+
+def _line(frame: Struct) -> bytes:
+    kind = getattr(frame, "type", "")
+    name = b"event: %b\n" % str(kind).encode() if kind else b""
+    return b"%bdata: %b\n\n" % (name, encode(frame))
+
+
+def _json(document: Struct) -> Response:
+    return Response(encode(document), media_type="application/json")

@@ -1,0 +1,148 @@
+"""Every error as `{"error": {"type", "message", "hint"}}` with its status; never a traceback, never a secret."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from treadle.errors import (
+    AlreadyAnswered,
+    BadInput,
+    Conflict,
+    Expired,
+    ModelError,
+    NotFound,
+    StoreError,
+    TreadleError,
+)
+from treadle.server.guard import Refusal
+
+_logger = logging.getLogger("treadle.server")
+NO_MODEL = "No model loaded. Load a model before running the agent."
+
+
+class ProblemDetail(BaseModel):
+    """What went wrong, and what to do about it."""
+
+    type: str
+    message: str
+    hint: str = ""
+
+
+class Problem(BaseModel):
+    """The body of every error."""
+
+    error: ProblemDetail
+
+
+_MEANINGS = {
+    400: "malformed",
+    401: "no or wrong token",
+    403: "origin, host or rights",
+    404: "unknown",
+    405: "another method",
+    409: "somebody else was first, or the session is in another state",
+    410: "its time is over",
+    413: "too large",
+    414: "the address is too long",
+    415: "not JSON",
+    422: "an invalid field, by its name",
+    429: "too many; see Retry-After",
+    500: "a mistake of the server's own",
+    501: "this model cannot do that",
+    502: "the model failed",
+    503: "no model, or the server is shutting down",
+}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": meaning} for status, meaning in _MEANINGS.items()
+}
+
+
+def no_model() -> Refusal:
+    """There is nothing that could answer."""
+    return Refusal(503, "no_model", NO_MODEL, "POST /v1/models/load, or start the server with a model that works")
+
+
+def told(error: Exception) -> Refusal:
+    """An exception as what the client is told."""
+    match error:
+        case Refusal():
+            return error
+        case NotFound():
+            return Refusal(404, "not_found", str(error))
+        case BadInput():
+            return Refusal(400, "bad_request", str(error))
+        case Expired():
+            return Refusal(410, "expired", str(error))
+        case AlreadyAnswered():
+            return Refusal(409, "already_answered", str(error), "the first answer counts")
+        case Conflict():
+            return Refusal(409, "conflict", str(error))
+        case ModelError():
+            return Refusal(_model_status(error), f"model_{error.kind}", str(error), retry_after=error.retry_after or 0)
+        case StoreError():
+            return Refusal(503, "store", str(error), "nothing that was recorded is lost", retry_after=5)
+        case msgspec.ValidationError():
+            return Refusal(422, "invalid_field", str(error))
+        case msgspec.DecodeError():
+            return Refusal(400, "malformed", str(error))
+        case TreadleError():
+            return Refusal(400, "bad_request", str(error))
+        case _:
+            _logger.exception("a request failed by a mistake of the server's own", exc_info=error)
+            return Refusal(500, "internal", "a mistake of the server's own; nothing that was recorded is lost")
+
+
+def _model_status(error: ModelError) -> int:
+    return {"overloaded": 429, "quota": 429, "too_long": 400, "bad_request": 400, "content_filter": 400}.get(
+        error.kind, 502
+    )
+
+
+def response(refusal: Refusal) -> JSONResponse:
+    """A refusal as a response; `code` and `param` are what OpenAI's clients look for."""
+    error = {
+        "type": refusal.kind,
+        "message": refusal.message,
+        "hint": refusal.hint,
+        "code": refusal.kind,
+        "param": None,
+    }
+    headers = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after else None
+    return JSONResponse({"error": error}, refusal.status, headers)
+
+
+def install(app: FastAPI) -> None:
+    """Have every exception told in this form."""
+
+    async def treadle_error(request: Request, error: Exception) -> JSONResponse:
+        return response(told(error))
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return response(Refusal(400, "malformed", "the body is not valid JSON"))
+        where = ".".join(str(piece) for piece in first["loc"] if piece not in ("body", "query", "path", "header"))
+        more = len(error.errors()) - 1
+        also = f" (and {more} more)" if more else ""
+        return response(Refusal(422, "invalid_field", f"{where or 'the body'}: {first['msg']}{also}"))
+
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        kinds = {404: "not_found", 405: "method_not_allowed"}
+        refused = response(Refusal(error.status_code, kinds.get(error.status_code, "bad_request"), str(error.detail)))
+        refused.headers.update(error.headers or {})
+        return refused
+
+    for kind in (TreadleError, Refusal, msgspec.MsgspecError, Exception):
+        app.add_exception_handler(kind, treadle_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http_error)

@@ -1,0 +1,293 @@
+"""What all routes share: the runtime, the operator's word, who watches, and whether the server is leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from fastapi import Depends
+from msgspec import Struct
+from starlette.requests import HTTPConnection
+
+from treadle import Agent, Grant, Runtime, Session, later
+from treadle.errors import BadInput, NotFound, TreadleError
+from treadle.events import SessionConfigured, SessionCreated
+from treadle.log.base import SessionQuery
+from treadle.models.base import Model
+from treadle.server.bus import Bus
+from treadle.server.config import ServerConfig
+from treadle.server.guard import Refusal
+from treadle.server.metrics import Metrics
+from treadle.server.problems import no_model
+from treadle.server.streams import Streams
+from treadle.server.tokens import Right, Token, Tokens
+
+READY_SECONDS = 5.0
+PROBE_SECONDS = 2.0
+
+
+class SkillInfo(Struct, frozen=True):
+    """A skill in a list."""
+
+    id: str
+    description: str
+    triggers: tuple[str, ...] = ()
+
+
+class MemoryEntry(Struct, frozen=True):
+    """Something that is remembered beyond a session."""
+
+    id: str
+    content: str
+    created_at: float
+    score: float | None = None
+
+
+class Knowledge(Protocol):
+    """Skills and memory, where there are any: the seam for whoever has them."""
+
+    def skills(self) -> list[SkillInfo]: ...
+    async def memories(self, limit: int) -> list[MemoryEntry]: ...
+    async def recall(self, query: str, limit: int) -> list[MemoryEntry]: ...
+    async def remember(self, content: str, by: str) -> MemoryEntry: ...
+    async def forget(self, memory_id: str) -> None: ...
+
+
+class NoKnowledge:
+    """Nothing is known, and nothing is kept."""
+
+    def skills(self) -> list[SkillInfo]:
+        return []
+
+    async def memories(self, limit: int) -> list[MemoryEntry]:
+        return []
+
+    async def recall(self, query: str, limit: int) -> list[MemoryEntry]:
+        return []
+
+    async def remember(self, content: str, by: str) -> MemoryEntry:
+        raise Refusal(501, "no_memory", "this server has no memory; nothing was kept")
+
+    async def forget(self, memory_id: str) -> None:
+        raise NotFound(f"there is no memory {memory_id!r}")
+
+
+class Service:
+    """One server's shared things. It can be given an open runtime, or opens it with the application."""
+
+    def __init__(self, runtime: Runtime, config: ServerConfig, knowledge: Knowledge | None = None) -> None:
+        self.runtime, self.config = runtime, config
+        self.tokens = Tokens(config.tokens, config.wrong_tokens)
+        self.bus = Bus(Metrics())
+        self.streams = Streams(config.keep_alive)
+        self.knowledge: Knowledge = knowledge or NoKnowledge()
+        self.draining = False
+        self.unloaded: set[str] = set()
+        self._attached = False
+        self._ready: tuple[float, dict[str, str]] = (0.0, {})
+
+    def prepare(self) -> None:
+        """Have questions wait in the log for whoever answers them over HTTP, unless the runtime has another way."""
+        if self.runtime.gate is None:
+            self.runtime.gate = later
+
+    def attach(self) -> None:
+        """Begin to observe the runtime, which is open by now."""
+        if not self._attached:
+            self._attached = True
+            self.prepare()
+            self.runtime.log.observer = self.bus
+
+    def drain(self) -> None:
+        """Take nothing new, and tell everybody who watches that the server leaves."""
+        self.draining = True
+        self.bus.close()
+        self.streams.close()
+
+    def check_open(self) -> None:
+        """Raise when no new run may start."""
+        if self.draining:
+            raise Refusal(503, "shutting_down", "the server is shutting down; nothing was started", retry_after=2)
+
+    # ── sessions ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def session(self, session_id: str) -> Session:
+        """A session to look at."""
+        return await self.runtime.open(session_id)
+
+    async def usable(self, session_id: str, token: Token) -> Session:
+        """A session to work with: a narrow token may only use what was made as narrow."""
+        session = await self.runtime.open(session_id)
+        if token.grant is not None:
+            first = (await self.runtime.log.read(session_id, limit=1))[0]
+            if not isinstance(first, SessionCreated) or token.grant not in first.grants:
+                raise Refusal(403, "wider_session", "this session may do more than this token allows")
+        return session
+
+    async def create(
+        self,
+        token: Token,
+        *,
+        agent: str = "",
+        name: str = "",
+        workspace: str = "",
+        grant: Grant | None = None,
+        configured: SessionConfigured | None = None,
+    ) -> Session:
+        """A new session, as narrow as the token and the request want it."""
+        self.check_open()
+        if configured is not None and configured.model:
+            self.model(configured.model)
+        grants = tuple(one for one in (token.grant, grant) if one is not None)
+        return await self.runtime.create(
+            agent or self.default_agent.name,
+            name=name,
+            workspace=self.workspace(workspace),
+            grants=grants,
+            configured=configured,
+        )
+
+    def workspace(self, asked: str) -> Path:
+        """A folder for a session: inside the operator's roots, without tricks."""
+        roots = [root.resolve() for root in self.config.roots] or [Path.cwd()]
+        if not asked:
+            return roots[0]
+        if "\0" in asked:
+            raise BadInput("workingDir: a path has no null characters")
+        folder = (roots[0] / asked).resolve()
+        if not any(folder.is_relative_to(root) for root in roots):
+            raise Refusal(403, "outside_roots", "workingDir: that folder is outside of what this server may work in")
+        if not folder.is_dir():
+            raise BadInput("workingDir: there is no such folder")
+        return folder
+
+    # ── agents and models ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def default_agent(self) -> Agent:
+        agents = self.runtime.agents
+        if not agents:
+            raise no_model()
+        return agents.get("default") or next(iter(agents.values()))
+
+    def model_names(self) -> list[str]:
+        """The models that requests may name."""
+        own = [agent.resolved_model().name for agent in self.runtime.agents.values()]
+        return list(dict.fromkeys((*own, *self.config.models)))
+
+    def model(self, name: str) -> Model:
+        """A model that requests may use, by name; the default agent's for `default`."""
+        if name in ("", "default"):
+            name = self.default_agent.resolved_model().name
+        if name not in self.model_names():
+            raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
+        if name in self.unloaded:
+            raise no_model()
+        return self.runtime.model(name)
+
+    async def check_model(self, agent: Agent) -> None:
+        """Raise when there is no model that could answer."""
+        model = agent.resolved_model()
+        if model.name in self.unloaded:
+            raise no_model()
+        choosing: Any = getattr(model, "chosen", None)
+        if choosing is not None:
+            try:
+                await choosing()
+            except TreadleError:
+                raise no_model() from None
+
+    def classes(self, agent: Agent) -> Mapping[str, str]:
+        """Each tool's class as far as it is known without arguments."""
+        return {name: tool.safety_of({}) for name, tool in agent.toolbox.items()}
+
+    # ── the state of things ────────────────────────────────────────────────────────────────────────────
+
+    async def problems(self) -> dict[str, str]:
+        """What is not ready, and why; looked at anew every few seconds at most."""
+        at, found = self._ready
+        if time.monotonic() - at < READY_SECONDS:
+            return found
+        found = dict[str, str]()
+        try:
+            await self.runtime.log.claim("probe", 1.0, agents=())
+        except TreadleError as error:
+            found["store"] = str(error)
+        for name in self.model_names():
+            problem = await _reach(self.runtime.model(name))
+            if problem:
+                found[f"model {name}"] = problem
+        self._ready = (time.monotonic(), found)
+        return found
+
+    async def gauges(self) -> dict[str, float]:
+        """Figures of the moment."""
+        active = await self.runtime.sessions(SessionQuery(status="running", limit=1000))
+        waiting = await self.runtime.sessions(SessionQuery(status="waiting", limit=1000))
+        return {
+            "treadle_sessions_active": len(active.sessions),
+            "treadle_sessions_waiting": len(waiting.sessions),
+            "treadle_watchers": len(self.streams),
+        }
+
+
+async def _reach(model: Model) -> str:
+    """Why a model cannot be reached; nothing is asked of it."""
+    endpoint = getattr(model, "endpoint", None)
+    if endpoint is None:
+        return ""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(str(endpoint.base_url))
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+            writer.close()
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return "cannot be reached"
+    return ""
+
+
+def service_of(connection: HTTPConnection) -> Service:
+    """The service of the application that a request came to."""
+    service = connection.app.state.service
+    assert isinstance(service, Service)
+    service.attach()
+    return service
+
+
+def token_of(connection: HTTPConnection) -> Token:
+    """Who is asking, as the guard found out."""
+    token = connection.scope["treadle.token"]
+    assert isinstance(token, Token)
+    return token
+
+
+def needs(token: Token, right: Right) -> Token:
+    """The token, when it has the right."""
+    if right not in token.rights:
+        raise Refusal(403, "no_right", f"this token may not {right}", f"use a token with the right to {right}")
+    return token
+
+
+def _viewer(connection: HTTPConnection) -> Token:
+    return needs(token_of(connection), "view")
+
+
+def _sender(connection: HTTPConnection) -> Token:
+    return needs(token_of(connection), "send")
+
+
+def _approver(connection: HTTPConnection) -> Token:
+    return needs(token_of(connection), "approve")
+
+
+TheService = Annotated[Service, Depends(service_of)]
+Viewer = Annotated[Token, Depends(_viewer)]
+Sender = Annotated[Token, Depends(_sender)]
+Approver = Annotated[Token, Depends(_approver)]

@@ -1,0 +1,330 @@
+"""`/v1/sessions`: make, list, change, delete; messages; approvals and answers; cancel, continue and the like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query, Response
+from msgspec.structs import replace
+from pydantic import BaseModel, Field
+
+from treadle import Answer
+from treadle.dialects.base import parse_approval_id
+from treadle.dialects.chat_rpc import ChatRpcDialect
+from treadle.dialects.frames import FramesDialect
+from treadle.dialects.loop import LoopDialect
+from treadle.dialects.wire import WireDialect
+from treadle.errors import BadInput
+from treadle.events import MessageReceived, SessionConfigured, encode
+from treadle.log.base import SessionQuery, Status
+from treadle.server.follow import Following, settled
+from treadle.server.service import Approver, Sender, Service, TheService, Token, Viewer
+from treadle.server.streams import Stream, Translated, Write
+from treadle.server.views import (
+    Accepted,
+    Answered,
+    Answers,
+    ApprovalAnswer,
+    Cancelled,
+    ChangeSession,
+    Compacted,
+    ForkAt,
+    GoOn,
+    NewMessage,
+    NewSession,
+    Outcome,
+    Pending,
+    Resolved,
+    SessionDetail,
+    SessionPageView,
+    SessionView,
+    SimpleAnswer,
+    messages_of,
+)
+
+router = APIRouter(prefix="/v1", tags=["sessions"])
+MOST_PENDING = 1000
+DialectName = Literal["events", "loop", "frames", "wire", "rpc"]
+Key = Annotated[str, Header(alias="Idempotency-Key", max_length=200)]
+SSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "a stream"}}
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}, "application/json": {}}, "description": "a stream, or an array"}
+}
+
+
+@router.get("/sessions")
+async def list_sessions(
+    service: TheService,
+    token: Viewer,
+    status: Status | None = None,
+    q: Annotated[str, Query(max_length=500)] = "",
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str, Query(max_length=500)] = "",
+) -> SessionPageView:
+    """The sessions, the last changed first; `cursor` fetches the next page."""
+    page = await service.runtime.sessions(SessionQuery(status=status, text=q, limit=limit, cursor=cursor))
+    return SessionPageView(sessions=[SessionView.of(info) for info in page.sessions], cursor=page.cursor)
+
+
+@router.post("/sessions", status_code=201)
+async def create_session(service: TheService, token: Sender, body: NewSession) -> SessionView:
+    """Make a session. `approve` and `forbid` can only narrow what the operator allows."""
+    limits = body.limits.limits(service.default_agent.limits) if body.limits is not None else None
+    configured = SessionConfigured(model=body.model, limits=limits, by=token.name) if body.model or limits else None
+    session = await service.create(
+        token,
+        agent=body.agent,
+        name=body.name,
+        workspace=body.workspace,
+        grant=body.grant(),
+        configured=configured,
+    )
+    return SessionView.of(await service.runtime.log.info(session.id))
+
+
+@router.get("/sessions/{session_id}")
+async def get_session(service: TheService, token: Viewer, session_id: str) -> SessionDetail:
+    """A session with what was said in it and what it waits for."""
+    info = await service.runtime.log.info(session_id)
+    session = await service.session(session_id)
+    state = await session.state()
+    return SessionDetail(
+        **SessionView.of(info).model_dump(),
+        model=state.model or (state.created.model if state.created is not None else ""),
+        messages=messages_of(await session.facts()),
+        pending=[Pending.of(session_id, question) for question in state.pending],
+    )
+
+
+@router.patch("/sessions/{session_id}")
+async def change_session(service: TheService, token: Sender, session_id: str, body: ChangeSession) -> SessionView:
+    """Rename a session, or give it another agent, model or limits from its next run on."""
+    session = await service.usable(session_id, token)
+    if body.model:
+        service.model(body.model)
+    if body.agent and body.agent not in service.runtime.agents:
+        raise BadInput(f"agent: there is no agent {body.agent!r}; GET /v1/agents lists them")
+    if body.name is not None:
+        await session.rename(body.name)
+    if body.agent or body.model or body.limits is not None:
+        limits = body.limits.limits(session.agent.limits) if body.limits is not None else None
+        await session.configure(agent=body.agent, model=body.model, limits=limits, by=token.name)
+    return SessionView.of(await service.runtime.log.info(session_id))
+
+
+@router.delete("/sessions/{session_id}", status_code=204)
+async def delete_session(service: TheService, token: Sender, session_id: str) -> None:
+    """Remove a session and all it has. Refused while it runs."""
+    await (await service.usable(session_id, token)).delete()
+
+
+async def _posted(service: Service, token: Token, session_id: str, body: NewMessage, key: str) -> MessageReceived:
+    service.check_open()
+    session = await service.usable(session_id, token)
+    await service.check_model(session.agent)
+    return await session.post(body.parts(), mode=body.mode, key=key)
+
+
+@router.post("/sessions/{session_id}/messages")
+async def post_message(
+    service: TheService,
+    token: Sender,
+    session_id: str,
+    body: NewMessage,
+    key: Key = "",
+    wait: Annotated[float | None, Query(ge=0, le=86400)] = None,
+) -> Answered:
+    """Send a message and wait for the answer; approvals are waited for too, `wait` seconds at most if it is given.
+
+    The same `Idempotency-Key` gives the same message and the same answer. Closing the connection stops nothing.
+    """
+    message = await _posted(service, token, session_id, body, key)
+    session = await service.session(session_id)
+    reply, outcome = await settled(service.streams, session, message, wait)
+    info = await service.runtime.log.info(session_id)
+    return Answered(reply=reply, session=SessionView.of(info), outcome=outcome, message_id=message.id)
+
+
+@router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE)
+async def stream_message(service: TheService, token: Sender, session_id: str, body: NewMessage, key: Key = "") -> Any:
+    """Send a message and watch it: frames as server-sent events, up to `done`."""
+    message = await _posted(service, token, session_id, body, key)
+    session = await service.session(session_id)
+    dialect = FramesDialect(session_id, service.classes(session.agent))
+    following = Following(message.id)
+    return Stream(service.streams, session.watch(message.seq), Translated(dialect), following.feed)
+
+
+class EventQuery(BaseModel):
+    """Which events, and in which form."""
+
+    after: int = Field(0, ge=0, le=2**53)
+    follow: bool = True
+    dialect: DialectName = "events"
+
+
+@router.get("/sessions/{session_id}/events", response_class=Response, responses=EVENTS)
+async def session_events(
+    service: TheService,
+    token: Viewer,
+    session_id: str,
+    query: Annotated[EventQuery, Query()],
+    last_event_id: Annotated[str, Header(max_length=40)] = "",
+) -> Any:
+    """Every event of a session: from `after` or Last-Event-ID on, and then live. `follow=false` gives a JSON array."""
+    after = _position(last_event_id) if last_event_id else query.after
+    session = await service.session(session_id)
+    if not query.follow:
+        facts = await session.facts(after)
+        return Response(b"[" + b",".join(map(encode, facts)) + b"]", media_type="application/json")
+    if query.dialect == "events":
+        return Stream(service.streams, session.watch(after), service.streams.shared)
+    return Stream(service.streams, session.watch(), _translated(session_id, query.dialect, after))
+
+
+def _position(last_event_id: str) -> int:
+    if not last_event_id.isascii() or not last_event_id.isdigit() or int(last_event_id) > 2**53:
+        raise BadInput("Last-Event-ID: must be the number that an event had as its id")
+    return int(last_event_id)
+
+
+def _translated(session_id: str, dialect: DialectName, after: int) -> Write:
+    match dialect:
+        case "loop":
+            return Translated(LoopDialect(), after, named=True)
+        case "wire":
+            return Translated(WireDialect(session_id), after)
+        case "rpc":
+            return Translated(ChatRpcDialect(session_id), after)
+        case _:
+            return Translated(FramesDialect(session_id), after)
+
+
+# ── answering ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post("/sessions/{session_id}/approvals/{call_id:path}")
+async def answer_approval(
+    service: TheService, token: Approver, session_id: str, call_id: str, body: ApprovalAnswer
+) -> Resolved:
+    """Allow or deny a call: once, or for a whole tool, pattern or session. The first answer counts."""
+    session = await service.session(session_id)
+    answer = Answer(body.decision, body.scope, body.comment, by=token.name)
+    await session.approve(call_id, answer, digest=body.digest)
+    return Resolved()
+
+
+@router.post("/sessions/{session_id}/answers/{call_id:path}")
+async def answer_question(
+    service: TheService, token: Approver, session_id: str, call_id: str, body: Answers
+) -> Resolved:
+    """Answer what the model asked the user."""
+    session = await service.session(session_id)
+    await session.answer(call_id, *body.answers, by=token.name)
+    return Resolved()
+
+
+@router.get("/approvals", tags=["approvals"])
+async def list_approvals(service: TheService, token: Viewer) -> list[Pending]:
+    """All that waits for a person, in every session."""
+    found: list[Pending] = []
+    query: SessionQuery | None = SessionQuery(status="waiting", limit=200)
+    while query is not None and len(found) < MOST_PENDING:
+        page = await service.runtime.sessions(query)
+        for info in page.sessions:
+            if info.agent in service.runtime.agents:
+                state = await (await service.session(info.id)).state()
+                found += [Pending.of(info.id, question) for question in state.pending]
+        query = replace(query, cursor=page.cursor) if page.cursor else None
+    return found
+
+
+@router.post("/approvals/{approval:path}", tags=["approvals"])
+async def answer_any(service: TheService, token: Approver, approval: str, body: SimpleAnswer) -> Resolved:
+    """Allow or deny a call by the id that its request had."""
+    session_id, call_id = parse_approval_id(approval)
+    session = await service.session(session_id)
+    answer = Answer("allow" if body.approved else "deny", by=token.name)
+    await session.approve(call_id, answer, digest=body.digest)
+    return Resolved()
+
+
+# ── steering ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post("/sessions/{session_id}/cancel")
+async def cancel(service: TheService, token: Sender, session_id: str) -> Cancelled:
+    """Stop the run, its model call and its tools; answers when that is recorded."""
+    ending = await (await service.session(session_id)).cancel(by=token.name)
+    return Cancelled(cancelled=ending is not None, outcome=Outcome.of(ending) if ending is not None else None)
+
+
+@router.post("/sessions/{session_id}/continue")
+async def continue_session(service: TheService, token: Sender, session_id: str, body: GoOn | None = None) -> Accepted:
+    """Go on after a limit, a cancel or a failure, with a fresh budget."""
+    return await _go_on(service, token, session_id, "continue", body)
+
+
+@router.post("/sessions/{session_id}/regenerate")
+async def regenerate(service: TheService, token: Sender, session_id: str, body: GoOn | None = None) -> Accepted:
+    """Answer the last message again."""
+    return await _go_on(service, token, session_id, "regenerate", body)
+
+
+async def _go_on(
+    service: Service, token: Token, session_id: str, trigger: Literal["continue", "regenerate"], body: GoOn | None
+) -> Accepted:
+    service.check_open()
+    session = await service.usable(session_id, token)
+    await service.check_model(session.agent)
+    wanted = body.limits.limits(session.agent.limits) if body is not None and body.limits is not None else None
+    position = await session.go_on(trigger, wanted)
+    return Accepted(session_id=session_id, after=position)
+
+
+@router.post("/sessions/{session_id}/fork", status_code=201)
+async def fork(service: TheService, token: Sender, session_id: str, body: ForkAt | None = None) -> SessionView:
+    """A new session that shares this one's past up to a position."""
+    session = await service.usable(session_id, token)
+    made = await session.fork(body.after if body is not None else None)
+    return SessionView.of(await service.runtime.log.info(made.id))
+
+
+@router.post("/sessions/{session_id}/compact")
+async def compact(service: TheService, token: Sender, session_id: str) -> Compacted:
+    """Sum up the older turns for the model, to make room. The log keeps it all."""
+    service.check_open()
+    session = await service.usable(session_id, token)
+    await service.check_model(session.agent)
+    fact = await session.compact()
+    if fact is None:
+        return Compacted(compacted=False)
+    return Compacted(compacted=True, tokens_before=fact.tokens_before, tokens_after=fact.tokens_after)
+
+
+# ── taking along ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get(
+    "/sessions/{session_id}/artifacts/{artifact_id}",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}, "description": "the whole output"}},
+)
+async def artifact(service: TheService, token: Viewer, session_id: str, artifact_id: str) -> Response:
+    """Output that was too large for the model, whole. Always a download: it may be anything."""
+    kept = await (await service.session(session_id)).artifact(artifact_id)
+    headers = {"content-disposition": "attachment"}
+    return Response(kept.data, media_type="application/octet-stream", headers=headers)
+
+
+@router.get(
+    "/sessions/{session_id}/export",
+    response_class=Response,
+    responses={200: {"content": {"application/x-ndjson": {}}, "description": "every fact, a line each"}},
+)
+async def export(service: TheService, token: Viewer, session_id: str) -> Response:
+    """Every fact as a line of JSON."""
+    facts = await (await service.session(session_id)).facts()
+    lines = b"".join(encode(fact) + b"\n" for fact in facts)
+    headers = {"content-disposition": "attachment"}
+    return Response(lines, media_type="application/x-ndjson", headers=headers)

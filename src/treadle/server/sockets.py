@@ -1,0 +1,274 @@
+"""WebSockets: one session as frames, one session as messages, and the channel that says which session needs you."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from types import TracebackType
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, WebSocket
+from pydantic import Field, TypeAdapter, ValidationError
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from treadle import Answer, Session
+from treadle.dialects.base import encode, parse_approval_id
+from treadle.dialects.frames import Error, FramesDialect
+from treadle.dialects.wire import ChatState, ChatStatus, StatusDialect, WireDialect
+from treadle.errors import TreadleError
+from treadle.events import Delta, Event
+from treadle.log.base import SessionInfo, SessionQuery, Watch
+from treadle.server.guard import Refusal
+from treadle.server.problems import told
+from treadle.server.service import Service, Token, needs, service_of, token_of
+from treadle.server.streams import Streams
+from treadle.server.views import Attachment, Body, NewMessage
+
+router = APIRouter(tags=["sockets"])
+GOING_AWAY = 1012
+LISTED = 200
+ELSEWHERE_SECONDS = 2.0
+_STATES: dict[str, ChatState] = {"running": "streaming", "waiting": "needs_you"}
+
+
+class UserFrame(Body):
+    type: Literal["user"]
+    content: str = ""
+    attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
+    mode: Literal["queue", "interrupt"] = "queue"
+    key: str = Field("", max_length=200)
+
+
+class CancelFrame(Body):
+    type: Literal["cancel"]
+
+
+class ApprovalFrame(Body):
+    type: Literal["approval"]
+    id: str = Field(max_length=600)
+    approved: bool
+    digest: str = Field("", max_length=200)
+
+
+class AnswerFrame(Body):
+    type: Literal["answer"]
+    id: str = Field(max_length=600)
+    answers: list[str] = Field(min_length=1, max_length=100)
+
+
+ClientFrame = UserFrame | CancelFrame | ApprovalFrame | AnswerFrame
+_frames: TypeAdapter[ClientFrame] = TypeAdapter(Annotated[ClientFrame, Field(discriminator="type")])
+
+
+class Line:
+    """An accepted WebSocket: one writer at a time, tasks that end with it, closed when the server leaves."""
+
+    def __init__(self, socket: WebSocket, streams: Streams) -> None:
+        self._socket, self._streams = socket, streams
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()
+        self.last = 0.0
+        self.pinging = True  # WebSockets have pings of their own
+
+    async def __aenter__(self) -> Line:
+        await self._socket.accept()
+        self._streams.add(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._streams.remove(self)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket.client_state is WebSocketState.CONNECTED and not isinstance(error, WebSocketDisconnect):
+            with suppress(RuntimeError, WebSocketDisconnect):
+                await self._socket.close(GOING_AWAY if self._streams.closed else 1000)
+        return isinstance(error, WebSocketDisconnect)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something for as long as the line is open."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def send(self, data: bytes) -> None:
+        async with self._writing:
+            with suppress(WebSocketDisconnect, RuntimeError):  # who has left is noticed by the one who reads
+                await self._socket.send_text(data.decode())
+
+    async def messages(self) -> AsyncIterator[str]:
+        """What the client says, until it leaves or the server does."""
+        while not self._streams.closed:
+            yield await self._socket.receive_text()
+
+    async def follow(
+        self, watch: Watch, write: Callable[[Event], list[bytes]], until: Callable[[Event], bool] | None = None
+    ) -> None:
+        """Send what comes of a watch."""
+        try:
+            async for event in watch:
+                for data in write(event):
+                    await self.send(data)
+                if until is not None and until(event):
+                    return
+        finally:
+            watch.close()
+
+    def stop(self) -> None:
+        """The server leaves: close, and say that it is worth coming back."""
+        self.start(self._close())
+
+    async def ping(self) -> None:
+        """Nothing to do: the protocol's own pings keep it alive."""
+
+    async def _close(self) -> None:
+        with suppress(RuntimeError, WebSocketDisconnect):
+            await self._socket.close(GOING_AWAY)
+
+
+@router.websocket("/v1/sessions/{session_id}/stream")
+async def session_socket(socket: WebSocket, session_id: str, after: int = -1) -> None:
+    """Frames of a session, from now on or from `after`; takes `user`, `cancel`, `approval` and `answer`."""
+    service, token = service_of(socket), token_of(socket)
+    session = await _opened(socket, service, token, session_id)
+    if session is None:
+        return
+    dialect = FramesDialect(session_id, service.classes(session.agent))
+    start = after if after >= 0 else (await service.runtime.log.info(session_id)).seq
+
+    def write(event: Event) -> list[bytes]:
+        return [encode(frame) for frame in dialect.feed(event)]
+
+    async with Line(socket, service.streams) as line:
+        line.start(line.follow(session.watch(start), write))
+        async for text in line.messages():
+            try:
+                await _take(service, token, session, _frames.validate_json(text))
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+                where = ".".join(map(str, first["loc"])) or "frame"
+                await line.send(encode(Error(f"{where}: {first['msg']}")))
+            except (TreadleError, Refusal) as error:
+                await line.send(encode(Error(told(error).message)))
+
+
+async def _take(service: Service, token: Token, session: Session, frame: ClientFrame) -> None:
+    match frame:
+        case UserFrame():
+            service.check_open()
+            needs(token, "send")
+            await service.usable(session.id, token)
+            await service.check_model(session.agent)
+            message = NewMessage(content=frame.content, attachments=frame.attachments)
+            await session.post(message.parts(), mode=frame.mode, key=frame.key)
+        case CancelFrame():
+            await session.cancel(by=needs(token, "send").name)
+        case ApprovalFrame():
+            by = needs(token, "approve").name
+            call_id = _call_of(session, frame.id)
+            answer = Answer("allow" if frame.approved else "deny", by=by)
+            await session.approve(call_id, answer, digest=frame.digest)
+        case AnswerFrame():
+            by = needs(token, "approve").name
+            await session.answer(_call_of(session, frame.id), *frame.answers, by=by)
+
+
+def _call_of(session: Session, name: str) -> str:
+    session_id, call_id = parse_approval_id(name)
+    return call_id if session_id == session.id and call_id else name
+
+
+@router.websocket("/v1/ws")
+async def user_socket(socket: WebSocket, session: str = "", after: int = 0) -> None:
+    """Without `session`: the status of all sessions. With it: its message frames, from `after` on."""
+    service, token = service_of(socket), token_of(socket)
+    if session:
+        opened = await _opened(socket, service, token, session)
+        if opened is None:
+            return
+        async with Line(socket, service.streams) as line:
+            line.start(line.follow(opened.watch(), _wire(opened, after)))
+            async for _ in line.messages():
+                pass
+        return
+    if not await _may_view(socket, token):
+        return
+    async with Line(socket, service.streams) as line:
+        line.start(_tell_statuses(service, line))
+        async for _ in line.messages():
+            pass
+
+
+def _wire(session: Session, after: int) -> Callable[[Event], list[bytes]]:
+    dialect = WireDialect(session.id, session.agent.resolved_model().window)
+
+    def write(event: Event) -> list[bytes]:
+        frames = dialect.feed(event)
+        if not isinstance(event, Delta) and event.seq <= after:
+            return []
+        return [encode(frame) for frame in frames]
+
+    return write
+
+
+async def _tell_statuses(service: Service, line: Line) -> None:
+    """All sessions as they are now, and then each change: at once where this process writes, else soon."""
+    dialects: dict[str, StatusDialect] = {}
+    seen: dict[str, tuple[str, str]] = {}
+    with service.bus.subscribe() as subscription:
+        line.start(_look_elsewhere(service, line, seen))
+        async for session_id, fact in subscription:
+            if session_id not in dialects:
+                before = seen.get(session_id, ("idle", ""))[0]
+                dialects[session_id] = StatusDialect(session_id, before)  # type: ignore[arg-type]
+            for frame in dialects[session_id].feed(fact):
+                seen[session_id] = (frame.status, frame.name or seen.get(session_id, ("", ""))[1])
+                await line.send(encode(frame))
+
+
+async def _look_elsewhere(service: Service, line: Line, seen: dict[str, tuple[str, str]]) -> None:
+    """What other processes do with the sessions of this store is found by looking."""
+    while True:
+        page = await service.runtime.sessions(SessionQuery(limit=LISTED))
+        for info in reversed(page.sessions):
+            now = (_STATES.get(info.status, "idle"), info.name)
+            if seen.get(info.id) != now:
+                seen[info.id] = now
+                await line.send(encode(_status(info)))
+        await asyncio.sleep(ELSEWHERE_SECONDS)
+
+
+def _status(info: SessionInfo) -> ChatStatus:
+    return ChatStatus(info.id, info.id, _STATES.get(info.status, "idle"), info.name)
+
+
+async def _opened(socket: WebSocket, service: Service, token: Token, session_id: str) -> Session | None:
+    """The session, or None after a refusal that the client can tell from a broken line."""
+    if not await _may_view(socket, token):
+        return None
+    try:
+        return await service.session(session_id)
+    except TreadleError as error:
+        await _refuse(socket, told(error))
+        return None
+
+
+async def _may_view(socket: WebSocket, token: Token) -> bool:
+    try:
+        needs(token, "view")
+    except Refusal as refusal:
+        await _refuse(socket, refusal)
+        return False
+    return True
+
+
+async def _refuse(socket: WebSocket, refusal: Refusal) -> None:
+    from starlette.responses import Response
+
+    error = {"type": refusal.kind, "message": refusal.message, "hint": refusal.hint}
+    body = msgspec.json.encode({"error": error})
+    await socket.send_denial_response(Response(body, refusal.status, media_type="application/json"))

@@ -1,0 +1,208 @@
+"""Server-sent events: a watch of a session as a response that never slows the run and never outlives its client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+
+from treadle.dialects.base import Dialect
+from treadle.events import Delta, Event, encode
+from treadle.log.base import Watch
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Write: TypeAlias = Callable[[Event], bytes]
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+LEAVING = b": the server is shutting down; connect again with Last-Event-ID\nretry: 2000\n\n"
+PING = b": ping\n\n"
+_KEPT = 2048
+_encoder = msgspec.json.Encoder()
+
+
+class Shared:
+    """Events as they are sent, encoded once for all who watch the same session."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Event, bytes]] = {}
+
+    def __call__(self, event: Event) -> bytes:
+        kept = self._kept.get(id(event))
+        if kept is not None and kept[0] is event:
+            return kept[1]
+        data = native(event)
+        if len(self._kept) >= _KEPT:
+            self._kept.clear()
+        self._kept[id(event)] = (event, data)
+        return data
+
+
+def native(event: Event) -> bytes:
+    """One of our own events as a server-sent one; only facts have an id."""
+    if isinstance(event, Delta):
+        return b"data: " + encode(event) + b"\n\n"
+    return b"id: %d\ndata: %b\n\n" % (event.seq, encode(event))
+
+
+class Translated:
+    """Events in a dialect. What comes up to `after` is taken in and not told: the client has it."""
+
+    def __init__(self, dialect: Dialect, after: int = 0, *, named: bool = False) -> None:
+        self._dialect, self._after, self._named = dialect, after, named
+
+    def __call__(self, event: Event) -> bytes:
+        frames = self._dialect.feed(event)
+        seq = 0 if isinstance(event, Delta) else event.seq
+        if not frames or 0 < seq <= self._after:
+            return b""
+        return b"".join(self._lines(frames, seq))
+
+    def _lines(self, frames: Sequence[Struct], seq: int) -> list[bytes]:
+        lines: list[bytes] = []
+        last = len(frames) - 1
+        for place, frame in enumerate(frames):
+            if seq and place == last:  # who lost the connection between two frames of a fact gets both again
+                lines.append(b"id: %d\n" % seq)
+            if self._named:
+                lines.append(b"event: %b\n" % str(getattr(frame, "event", "message")).encode())
+            lines.append(b"data: %b\n\n" % _encoder.encode(frame))
+        return lines
+
+
+class Open(Protocol):
+    """A connection that stays open: a stream, or a WebSocket."""
+
+    last: float
+    pinging: bool
+
+    def stop(self) -> None: ...
+    async def ping(self) -> None: ...
+
+
+class Streams:
+    """All open streams: they get a comment when nothing else was sent for a while, and end when the server does."""
+
+    def __init__(self, keep_alive: float) -> None:
+        self._keep_alive = keep_alive
+        self._open: set[Open] = set()
+        self._pulse: asyncio.Task[None] | None = None
+        self._pings: set[asyncio.Task[None]] = set()
+        self.shared = Shared()
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, stream: Open) -> None:
+        self._open.add(stream)
+        if self._pulse is None or self._pulse.done():
+            self._pulse = asyncio.create_task(self._beat())
+
+    def remove(self, stream: Open) -> None:
+        self._open.discard(stream)
+        if not self._open and self._pulse is not None:
+            self._pulse.cancel()
+            self._pulse = None
+
+    def close(self) -> None:
+        """Let every stream say goodbye and end."""
+        self.closed = True
+        for stream in tuple(self._open):
+            stream.stop()
+
+    async def _beat(self) -> None:
+        step = min(1.0, self._keep_alive / 3)
+        while True:
+            await asyncio.sleep(step)
+            late = time.monotonic() - self._keep_alive
+            for stream in tuple(self._open):
+                if stream.last < late and not stream.pinging:
+                    task = asyncio.create_task(stream.ping())
+                    self._pings.add(task)
+                    task.add_done_callback(self._pings.discard)
+
+
+class Stream(Response):
+    """A response that follows a watch until `until` says that it is over, or the client or the server leaves."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        watch: Watch,
+        write: Write,
+        until: Callable[[Event], bool] | None = None,
+        tail: Callable[[], bytes] | None = None,
+    ) -> None:
+        super().__init__()
+        self._streams, self._watch, self._write, self._until, self._tail = streams, watch, write, until, tail
+        self._send: Send | None = None
+        self._over = False
+        self.last = time.monotonic()
+        self.pinging = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        gone = asyncio.create_task(self._until_gone(receive))
+        self._streams.add(self)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            if not self._streams.closed:
+                await self._follow(send)
+            self._over = True
+            if self._streams.closed:
+                await send({"type": "http.response.body", "body": LEAVING, "more_body": True})
+            elif self._tail is not None:
+                await send({"type": "http.response.body", "body": self._tail(), "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._over = True
+            self._streams.remove(self)
+            self._watch.close()
+            gone.cancel()
+
+    async def _follow(self, send: Send) -> None:
+        write, until, watch = self._write, self._until, self._watch
+        async for event in watch:
+            data, over = write(event), until is not None and until(event)
+            if not over:
+                for more in watch.ready():
+                    data += write(more)
+                    if until is not None and until(more):
+                        over = True
+                        break
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                self.last = time.monotonic()
+            if over:
+                return
+
+    def stop(self) -> None:
+        """End the watch; what is sent last is decided by why."""
+        self._watch.close()
+
+    async def ping(self) -> None:
+        """Say that the connection lives."""
+        self.pinging = True
+        try:
+            if self._send is not None and not self._over:
+                await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+                self.last = time.monotonic()
+        finally:
+            self.pinging = False
+
+    async def _until_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._watch.close()

@@ -1,0 +1,294 @@
+"""What clients are shown of sessions, and what they may send: the bodies of HTTP requests and responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from treadle import ApprovalRequested, FilePart, Grant, ImagePart, InputRequested, Limits, RunFinished, TextPart
+from treadle.dialects.base import approval_id
+from treadle.errors import BadInput
+from treadle.events import AnyFact, MessageReceived, ModelReplied
+from treadle.log.base import SessionInfo
+from treadle.messages import Part, text_of
+
+MOST_TURNS = 200
+Name = Annotated[str, Field(max_length=200)]
+
+
+class Body(BaseModel):
+    """A request's body; a field that nobody knows is refused, so that a typing mistake is found."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Attachment(Body):
+    """An image or a file that goes with a message: base64 `data`, or for images a `url`."""
+
+    name: str = Field("", max_length=500)
+    media_type: str = Field("application/octet-stream", max_length=200)
+    data: str = ""
+    url: str = Field("", max_length=8000)
+
+    def part(self) -> Part:
+        if self.media_type.startswith("image/") or self.url:
+            if self.url and not self.url.startswith(("https://", "http://")):
+                raise BadInput("attachments: a url must be http or https")
+            kind = self.media_type if self.media_type.startswith("image/") else "image/png"
+            return ImagePart(data=self.data, media_type=kind, url=self.url)
+        return FilePart(name=self.name or "file", data=self.data, media_type=self.media_type)
+
+
+class LimitsBody(Body):
+    """How much one run may use; what is left out is the agent's."""
+
+    turns: int | None = Field(None, ge=0, le=MOST_TURNS)
+    calls: int | None = Field(None, ge=0, le=100_000)
+    tokens: int | None = Field(None, ge=1, le=2**53)
+    seconds: float | None = Field(None, gt=0, le=10**9)
+    cost: float | None = Field(None, gt=0, le=10**9)
+
+    def limits(self, usual: Limits) -> Limits:
+        """Never more than the operator's own."""
+        return Limits(
+            turns=usual.turns if self.turns is None else min(self.turns, MOST_TURNS),
+            calls=usual.calls if self.calls is None else self.calls,
+            tokens=_least(self.tokens, usual.tokens),
+            seconds=_least(self.seconds, usual.seconds),
+            cost=_least(self.cost, usual.cost),
+            attempts=usual.attempts,
+            doom_loop=usual.doom_loop,
+        )
+
+
+def _least(asked: Any, usual: Any) -> Any:
+    if asked is None or usual is None:
+        return usual if asked is None else asked
+    return min(asked, usual)
+
+
+class NewSession(Body):
+    """What a new session is to be like."""
+
+    agent: Name = ""
+    model: Name = ""
+    name: Name = ""
+    workspace: str = Field("", max_length=4000)
+    limits: LimitsBody | None = None
+    approve: list[Name] = Field(default_factory=list, max_length=200)
+    forbid: list[Name] = Field(default_factory=list, max_length=200)
+
+    def grant(self) -> Grant | None:
+        return narrowed(self.approve, self.forbid)
+
+
+def narrowed(approve: list[str], forbid: list[str], *, ask_all: bool = False) -> Grant | None:
+    """A request's own grant. It stands beside the operator's, and the stricter of the two decides."""
+    if not approve and not forbid and not ask_all:
+        return None
+    return Grant(tier="full", approve=tuple(approve), forbid=tuple(forbid), ask_all=ask_all)
+
+
+class ChangeSession(Body):
+    """What to change in a session, from its next run on."""
+
+    name: Name | None = None
+    agent: Name = ""
+    model: Name = ""
+    limits: LimitsBody | None = None
+
+
+class NewMessage(Body):
+    """A message for a session. While a run is under way it steers it, or with `interrupt` stops it first."""
+
+    content: str = ""
+    attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
+    mode: Literal["queue", "interrupt"] = "queue"
+
+    def parts(self) -> tuple[Part, ...]:
+        text: tuple[Part, ...] = (TextPart(self.content),) if self.content else ()
+        return (*text, *(attachment.part() for attachment in self.attachments))
+
+
+class ApprovalAnswer(Body):
+    decision: Literal["allow", "deny"]
+    scope: Literal["call", "tool", "pattern", "session"] = "call"
+    comment: str = Field("", max_length=10_000)
+    digest: str = Field("", max_length=200)
+
+
+class SimpleAnswer(Body):
+    approved: bool
+    digest: str = Field("", max_length=200)
+
+
+class Answers(Body):
+    answers: list[str] = Field(min_length=1, max_length=100)
+
+
+class ForkAt(Body):
+    after: int | None = Field(None, ge=1, le=2**53)
+
+
+class GoOn(Body):
+    limits: LimitsBody | None = None
+
+
+class Pending(BaseModel):
+    """A question that waits for a person."""
+
+    id: str
+    session_id: str
+    call_id: str
+    kind: Literal["approval", "input"]
+    tool: str = ""
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+    safety: str = ""
+    why: str = ""
+    rule: str = ""
+    digest: str = ""
+    questions: list[str] = Field(default_factory=list[str])
+    asked_at: float = 0.0
+    expires_at: float | None = None
+
+    @classmethod
+    def of(cls, session_id: str, fact: ApprovalRequested | InputRequested) -> Pending:
+        pending = cls(
+            id=approval_id(session_id, fact.call_id),
+            session_id=session_id,
+            call_id=fact.call_id,
+            kind="input" if isinstance(fact, InputRequested) else "approval",
+            asked_at=fact.at,
+            expires_at=fact.expires_at,
+        )
+        if isinstance(fact, InputRequested):
+            pending.questions = [question.text for question in fact.questions]
+        else:
+            pending.tool, pending.arguments, pending.safety = fact.tool, fact.arguments, fact.safety
+            pending.why, pending.rule, pending.digest = fact.why, fact.rule, fact.digest
+        return pending
+
+
+class SessionView(BaseModel):
+    """One line in a list of sessions."""
+
+    id: str
+    name: str
+    agent: str
+    status: str
+    seq: int
+    turns: int
+    cost: float
+    workspace: str
+    created_at: float
+    updated_at: float
+    parent: str | None = None
+
+    @classmethod
+    def of(cls, info: SessionInfo) -> SessionView:
+        return cls(
+            id=info.id,
+            name=info.name,
+            agent=info.agent,
+            status=info.status,
+            seq=info.seq,
+            turns=info.turns,
+            cost=info.cost,
+            workspace=info.workspace,
+            created_at=info.created_at,
+            updated_at=info.updated_at,
+            parent=info.parent.session_id if info.parent is not None else None,
+        )
+
+
+class MessageView(BaseModel):
+    role: Literal["user", "assistant"]
+    content: str
+    at: float
+    seq: int
+
+
+class SessionDetail(SessionView):
+    """A session with what was said in it and what it waits for."""
+
+    model: str = ""
+    messages: list[MessageView] = Field(default_factory=list[MessageView])
+    pending: list[Pending] = Field(default_factory=list[Pending])
+
+
+def messages_of(facts: list[AnyFact]) -> list[MessageView]:
+    """What was said, in order; replies that only make calls say nothing."""
+    said: list[MessageView] = []
+    for fact in facts:
+        if isinstance(fact, MessageReceived):
+            said.append(MessageView(role="user", content=text_of(fact.parts), at=fact.at, seq=fact.seq))
+        elif isinstance(fact, ModelReplied) and fact.text:
+            said.append(MessageView(role="assistant", content=fact.text, at=fact.at, seq=fact.seq))
+    return said
+
+
+class SessionPageView(BaseModel):
+    sessions: list[SessionView]
+    cursor: str = ""
+
+
+class Outcome(BaseModel):
+    """How it went. `answered` is the only success; `waiting` says that somebody must answer first."""
+
+    status: Literal["answered", "stopped", "failed", "cancelled", "waiting"]
+    reason: str
+    turns: int = 0
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    can_continue: bool = False
+    error: str = ""
+    pending: list[Pending] = Field(default_factory=list[Pending])
+
+    @classmethod
+    def of(cls, fact: RunFinished) -> Outcome:
+        status = fact.reason if fact.reason in ("answered", "failed", "cancelled") else "stopped"
+        return cls(
+            status=status,
+            reason=fact.reason,
+            turns=fact.turns,
+            calls=fact.calls,
+            input_tokens=fact.usage.input_tokens,
+            output_tokens=fact.usage.output_tokens,
+            cost=fact.usage.cost,
+            can_continue=fact.can_continue,
+            error=fact.error,
+        )
+
+
+class Answered(BaseModel):
+    """The answer to a message."""
+
+    reply: str
+    session: SessionView
+    outcome: Outcome
+    message_id: str
+
+
+class Accepted(BaseModel):
+    """Something was begun; `after` is where to watch from."""
+
+    session_id: str
+    after: int
+
+
+class Resolved(BaseModel):
+    resolved: bool = True
+
+
+class Cancelled(BaseModel):
+    cancelled: bool
+    outcome: Outcome | None = None
+
+
+class Compacted(BaseModel):
+    compacted: bool
+    tokens_before: int = 0
+    tokens_after: int = 0

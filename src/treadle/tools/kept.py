@@ -9,6 +9,7 @@ import hashlib
 import os
 import sqlite3
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Iterable, Mapping
@@ -21,9 +22,12 @@ from treadle.errors import NotFound, StoreDamaged, StoreError
 KEPT_CAP = 10 * 1024 * 1024
 """Bytes of the largest file that is kept."""
 
+MOST_BYTES = 4 * 1024**3
+"""How large the store may grow; past it, what has not been used for longest is forgotten at the next start."""
+
 _BUSY_SECONDS = 30.0
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS contents (id TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contents (id TEXT PRIMARY KEY, at REAL NOT NULL, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS seen (
     workspace TEXT, path TEXT, stamp TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY (workspace, path)
 ) WITHOUT ROWID;
@@ -64,8 +68,8 @@ class KeptFiles:
             try:
                 with self._database() as db:
                     db.executemany(
-                        "INSERT OR IGNORE INTO contents VALUES (?, ?)",
-                        ((name, zlib.compress(content, 1)) for name, content in named),
+                        "INSERT INTO contents VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at",
+                        ((name, time.time(), zlib.compress(content, 1)) for name, content in named),
                     )
             except sqlite3.Error as error:
                 raise self._unusable(error) from None
@@ -137,9 +141,12 @@ class KeptFiles:
             except OSError as error:
                 raise self._unusable(error) from None
             db = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA synchronous = NORMAL")  # as the log: a kill loses nothing, a power cut the last moments
             db.executescript(_SCHEMA)
+            if path.stat().st_size > MOST_BYTES:
+                _forget_oldest(db)
             weakref.finalize(self, db.close)
             self._opened = db
         return self._opened
@@ -149,3 +156,13 @@ class KeptFiles:
             f"old contents cannot be kept in {self.folder} ({error}), so no file was changed. Make room there, or "
             "choose another folder with TREADLE_DATA_DIR"
         )
+
+
+def _forget_oldest(db: sqlite3.Connection) -> None:
+    """Forget half of what is kept, and that files were seen to hold it, so that it is kept again when it is needed."""
+    with db:
+        (count,) = db.execute("SELECT count(*) FROM contents").fetchone()
+        oldest = "SELECT rowid FROM contents ORDER BY at LIMIT ?"
+        db.execute(f"DELETE FROM contents WHERE rowid IN ({oldest})", (count // 2,))
+        db.execute("DELETE FROM seen WHERE id NOT IN (SELECT id FROM contents)")
+    db.execute("PRAGMA incremental_vacuum")

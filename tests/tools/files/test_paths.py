@@ -71,7 +71,7 @@ names = st.one_of(st.sampled_from(NAMES), st.text(max_size=6))
 paths = st.builds(lambda start, some: start + "/".join(some), starts, st.lists(names, max_size=9))
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(paths)
 @example("new/../../outside/secret.txt")
 @example("@/../outside/secret.txt")

@@ -10,9 +10,10 @@ import pytest
 from tests.tools.files.bench import Bench, some_bench
 from treadle.errors import NotFound, StoreDamaged, StoreError
 from treadle.events import KeptFile
+from treadle.tools import kept as kept_module
 from treadle.tools import snapshot as snapshot_module
 from treadle.tools.base import ToolContext
-from treadle.tools.kept import KeptFiles
+from treadle.tools.kept import KeptFiles, Seen
 from treadle.tools.snapshot import Snapshot, keeping, snapshot
 
 bench = some_bench
@@ -47,6 +48,19 @@ def test_a_missing_content_and_a_damaged_one_are_told_apart(bench: Bench) -> Non
         db.execute("UPDATE contents SET data = ? WHERE id = ?", (b"junk", name))
     with pytest.raises(StoreDamaged, match="damaged"):
         bench.kept.get(name)
+
+
+def test_a_store_that_grew_too_large_forgets_the_oldest_at_the_next_start(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, *_, new = (bench.kept.put(f"content {number}".encode())[0] for number in range(10))
+    bench.kept.saw("place", {"old.txt": Seen("stamp", old), "new.txt": Seen("stamp", new)}, ())
+    bench.kept.close()
+    monkeypatch.setattr(kept_module, "MOST_BYTES", 0)
+    assert bench.kept.get(new) == b"content 9"
+    with pytest.raises(NotFound):
+        bench.kept.get(old)
+    assert bench.kept.seen("place").keys() == {"new.txt"}
 
 
 def test_many_threads_can_keep_at_once(bench: Bench) -> None:

@@ -1,0 +1,106 @@
+"""The file tools as an agent uses them: rights, approvals, what the log holds, and reading again after a restart."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit import Store, agent_of, either_store, ended, finished_calls, go, of, questions
+from treadle import CallFinished, Grant, later
+from treadle.errors import BadInput
+from treadle.events import CallStarted, FilesKept, type_of
+from treadle.testing import call
+from treadle.tools.files import file_tools
+from treadle.tools.kept import KeptFiles
+
+store = either_store
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[KeptFiles]:
+    made = KeptFiles(tmp_path / "kept")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    made = tmp_path / "workspace"
+    made.mkdir()
+    return made
+
+
+async def test_the_old_content_is_in_the_log_before_the_result(store: Store, kept: KeptFiles, workspace: Path) -> None:
+    agent, _ = agent_of(call("write_file", path="a.txt", content="hi"), "ok", tools=file_tools(kept))
+    async with agent.session(store.open(), workspace=workspace) as session:
+        await ended(session)
+        facts = await session.facts()
+    order = [type_of(fact) for fact in facts if isinstance(fact, CallStarted | FilesKept | CallFinished)]
+    assert order == ["call_started", "files_kept", "call_finished"]
+
+
+async def test_instruction_files_are_asked_for_and_ordinary_ones_are_not(
+    store: Store, kept: KeptFiles, workspace: Path
+) -> None:
+    writes = [
+        call("write_file", path=path, content="x") for path in ("notes.md", "AGENTS.md", ".github/workflows/a.yml")
+    ]
+    agent, _ = agent_of(writes, "ok", tools=file_tools(kept), gate=later)
+    async with agent.session(store.open(), workspace=workspace) as session:
+        assert await go(session) is None
+        asked = await questions(session)
+        assert [question.arguments["path"] for question in asked] == ["AGENTS.md", ".github/workflows/a.yml"]
+    assert not (workspace / "AGENTS.md").exists()
+
+
+async def test_rules_on_paths_hold_for_patches_too(store: Store, kept: KeptFiles, workspace: Path) -> None:
+    patch = "--- /dev/null\n+++ b/locked/a.txt\n@@ -0,0 +1 @@\n+x\n"
+    agent, _ = agent_of(
+        call("apply_patch", patch=patch), "ok", tools=file_tools(kept), grant=Grant(forbid=("*_patch(locked/**)",))
+    )
+    async with agent.session(store.open(), workspace=workspace) as session:
+        await ended(session)
+        (done,) = (await finished_calls(session)).values()
+    assert done.status == "denied" and not (workspace / "locked").exists()
+
+
+async def test_a_read_only_session_writes_nothing(store: Store, kept: KeptFiles, workspace: Path) -> None:
+    script = ([call("read_file", path="a.txt"), call("write_file", path="a.txt", content="x")], "ok")
+    (workspace / "a.txt").write_text("old")
+    agent, _ = agent_of(*script, tools=file_tools(kept), grant=Grant(tier="read-only"))
+    async with agent.session(store.open(), workspace=workspace) as session:
+        await ended(session)
+        done = {fact.tool: fact.status for fact in of(await session.facts(), CallFinished)}
+    assert done == {"read_file": "ok", "write_file": "denied"}
+    assert (workspace / "a.txt").read_text() == "old"
+
+
+async def test_what_was_read_is_remembered_across_a_restart(tmp_path: Path, kept: KeptFiles, workspace: Path) -> None:
+    (workspace / "a.txt").write_text("one\n")
+    first, _ = agent_of(call("read_file", path="a.txt"), "ok", tools=file_tools(kept))
+    async with first.session(tmp_path / "store.db", workspace=workspace) as session:
+        await ended(session)
+    (workspace / "a.txt").write_text("one\nmore by the user\n")
+    second, _ = agent_of(call("edit_file", path="a.txt", old="one", new="1"), "ok", tools=file_tools(kept))
+    async with second.session(tmp_path / "store.db") as session:
+        await ended(session)
+        last = of(await session.facts(), CallFinished)[-1]
+    assert last.status == "error" and "changed by somebody else" in last.output
+    assert (workspace / "a.txt").read_text() == "one\nmore by the user\n"
+
+
+async def test_arguments_that_do_not_fit_are_explained(kept: KeptFiles) -> None:
+    tools = {tool.name: tool for tool in file_tools(kept)}
+    for name, wrong in (("read_file", '{"file": "x"}'), ("edit_file", '{"path": "x"}'), ("apply_patch", "{}")):
+        with pytest.raises(BadInput, match=f"The arguments of {name} do not fit"):
+            tools[name].parse(wrong)
+
+
+def test_every_tool_has_examples_that_its_own_schema_takes(kept: KeptFiles) -> None:
+    import json
+
+    for tool in file_tools(kept):
+        assert tool.spec.examples and "xample" in tool.spec.description
+        for request, arguments in tool.spec.examples:
+            assert request and tool.parse(json.dumps(arguments))
+        assert tool.timeout is not None and tool.cap > 0

@@ -131,7 +131,7 @@ async def test_only_names_are_in_the_prompt_and_the_body_comes_with_the_message_
         facts = b"".join(encode(fact) for fact in await session.facts())
         found = await session.context()
     first, second, third = model.requests
-    assert "- deploy: How this project is deployed." in first.system and "Tabs." in first.system
+    assert "- deploy (of the workspace): How this project is deployed." in first.system and "Tabs." in first.system
     assert first.system == second.system == third.system, "the prompt's beginning stays, to the byte"
     assert "make check" not in first.system and not any("make check" in text for text in said(first))
     assert ["make check" in text for text in said(second)] == [False, True]

@@ -10,6 +10,7 @@ from typing import cast
 
 from treadle.knowledge.agents import AgentFile, read_sections
 from treadle.knowledge.base import Origin, Problem
+from treadle.knowledge.frames import frame
 from treadle.knowledge.reading import read_beneath
 from treadle.messages import Json
 
@@ -72,6 +73,4 @@ def _folders(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[s
 
 def framed(path: str, text: str, origin: Origin = "workspace") -> str:
     """An instruction file as the model is shown it."""
-    body = re.sub(r"<(/?file\b)", r"<\\\1", text, flags=re.IGNORECASE)
-    where = "the user's own folder" if origin == "user" else "the workspace"
-    return f'<file path="{path}" from="{where}">\n{body}\n</file>'
+    return frame("file", text, path=path, from_="the user's own folder" if origin == "user" else "the workspace")

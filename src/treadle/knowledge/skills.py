@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from treadle.knowledge.base import Origin, Problem, Skill
+from treadle.knowledge.frames import frame
 from treadle.knowledge.markdown import Fields, read_document
 from treadle.knowledge.reading import folders_beneath, read_beneath
 
@@ -106,25 +107,21 @@ def _fits(pattern: str, line: str) -> bool:
 
 def framed(skill: Skill) -> str:
     """A skill's text as the model is shown it."""
-    body = re.sub(r"<(/?skills?\b)", r"<\\\1", skill.body, flags=re.IGNORECASE)
     where = "the workspace" if skill.origin == "workspace" else "the user"
-    return f'<skill name="{skill.name}" from="{where}">\n{body}\n</skill>'
+    return frame("skill", skill.body, name=skill.name, from_=where)
 
 
 def index(skills: Mapping[str, Skill]) -> str:
     """What is always said of skills: names and descriptions, and in full those that always apply."""
     usable = [skill for _, skill in sorted(skills.items()) if skill.enabled]
     listed = [
-        f"- {skill.name}{' (of the workspace)' if skill.origin == 'workspace' else ''}: {_one_line(skill.description)}"
+        f"- {skill.name}{' (of the workspace)' if skill.origin == 'workspace' else ''}: "
+        + " ".join(skill.description.split())
         for skill in usable
         if not skill.always
     ]
     parts = [framed(skill) for skill in usable if skill.always]
     if listed:
         head = "Skills that can be read with use_skill when what is asked for is what they are for:"
-        parts.insert(0, "\n".join(("<skills>", head, *listed, "</skills>")))
+        parts.insert(0, frame("skills", "\n".join((head, *listed))))
     return "\n\n".join(parts)
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"<(/?skills?\b)", r"<\\\1", " ".join(text.split()), flags=re.IGNORECASE)

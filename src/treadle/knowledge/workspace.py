@@ -17,6 +17,7 @@ from treadle.errors import NotFound
 from treadle.knowledge.agents import AgentFile, read_agent
 from treadle.knowledge.base import Knowledge, Origin, Problem, Skill
 from treadle.knowledge.builtin import builtin_agents
+from treadle.knowledge.frames import frame
 from treadle.knowledge.instructions import FILE, framed, nested, read_chain
 from treadle.knowledge.reading import files_beneath, folders_beneath, read_beneath
 from treadle.knowledge.skills import framed as framed_skill
@@ -180,4 +181,4 @@ def _notes(preferences: Sequence[Memory]) -> str:
         if room < 0:
             break
         lines.append(line)
-    return "\n".join(("<memories>", NOTED, *sorted(lines), "</memories>")) if lines else ""
+    return frame("memories", "\n".join((NOTED, *sorted(lines)))) if lines else ""

@@ -1,0 +1,113 @@
+"""Skills drafted from what was done: proposed after the third time, with a diff, and active only when accepted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import ended, wait_for
+from tests.strict import StrictModel
+from treadle import Runtime, tool
+from treadle.drafting import Drafts, accept, decline, proposals
+from treadle.errors import NotFound
+from treadle.events import Custom
+from treadle.knowledge.skills import triggered
+from treadle.library import AgentOptions, Library
+from treadle.messages import Request
+from treadle.testing import ScriptedModel, call
+
+DRAFT = "# Release Notes!\nWrites the release notes. Use it before a release.\n1. Read the log.\n2. Write notes.\n"
+
+
+@tool(safety="safe")
+def look(what: str) -> str:
+    """Look at something."""
+    return f"seen {what}"
+
+
+class Writer(ScriptedModel):
+    """Looks once and answers; drafts when it is asked to."""
+
+    def __init__(self, draft: str) -> None:
+        super().__init__()
+        self.draft, self.drafts = draft, list[Request]()
+
+    async def stream(self, request: Request) -> Any:
+        if request.system.startswith("You write down how"):
+            self.drafts.append(request)
+            line: Any = self.draft
+        else:
+            line = call("look", what="log") if len(request.messages) == 1 else "Written."
+        async for event in ScriptedModel(line).stream(request):
+            yield event
+
+
+async def work(folder: Path, model: Writer, asks: list[str]) -> Library:
+    library = Library(folder, folder / "own")
+    agent = library.agent("default", AgentOptions(StrictModel(model), [look]))
+    async with Runtime(folder / "s.db", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        for ask in asks:
+            async with runtime.session("default", new=True, workspace=folder) as session:
+                await ended(session, ask)
+                while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
+                    await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+    return library
+
+
+ASKS = [f"write the release notes for version {number}" for number in (1, 2, 3)]
+
+
+async def test_the_third_time_a_skill_is_proposed_and_nothing_is_active_yet(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    library = await work(tmp_path, model, ASKS)
+    assert len(model.drafts) == 1
+    [proposal] = proposals(library)
+    assert proposal.name == "release-notes" and "+1. Read the log." in proposal.diff
+    library.refresh()
+    assert library.skills == {}
+    path = accept(library, "release-notes")
+    assert path == tmp_path / "own" / "skills" / "release-notes" / "SKILL.md"
+    skill = library.skills["release-notes"]
+    assert skill.description == "Writes the release notes. Use it before a release." and proposals(library) == []
+    assert triggered(library.skills, "Write the release notes for version 9")
+    assert not triggered(library.skills, "water the garden")
+
+
+async def test_twice_or_different_things_propose_nothing(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    library = await work(tmp_path, model, [*ASKS[:2], "water the garden and feed the cat"])
+    assert model.drafts == [] and proposals(library) == []
+
+
+async def test_what_a_skill_is_for_already_is_not_drafted_again(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    accept(await work(tmp_path, model, ASKS), "release-notes")
+    library = await work(tmp_path, model, ["write the release notes for version 4"])
+    assert len(model.drafts) == 1 and proposals(library) == []
+
+
+@pytest.mark.parametrize("draft", ["", "no steps", "# \n", "# x\nThe password is hunter22.\nlog in", "# ../../etc\n\n"])
+async def test_a_bad_draft_is_thrown_away(tmp_path: Path, draft: str) -> None:
+    assert proposals(await work(tmp_path, Writer(draft), ASKS)) == []
+
+
+async def test_a_proposal_can_be_declined(tmp_path: Path) -> None:
+    library = await work(tmp_path, Writer(DRAFT), ASKS)
+    decline(library, "release-notes")
+    assert proposals(library) == []
+    with pytest.raises(NotFound):
+        accept(library, "release-notes")
+
+
+async def test_the_session_tells_of_the_proposal(tmp_path: Path) -> None:
+    library = Library(tmp_path, tmp_path / "own")
+    agent = library.agent("default", AgentOptions(Writer(DRAFT), [look]))
+    async with Runtime(":memory:", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        for ask in ASKS:
+            async with runtime.session("default", new=True, workspace=tmp_path) as session:
+                await ended(session, ask)
+                if ask == ASKS[-1]:
+                    fact = await wait_for(session, Custom, lambda fact: fact.name == "treadle.skill_proposed")
+                    assert fact.data["name"] == "release-notes" and "+++" in fact.data["diff"]

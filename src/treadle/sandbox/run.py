@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 
 from treadle.errors import BadInput
 from treadle.sandbox.base import INSTALL_HINT, Ended, Job, OnOutput, Probe, SandboxUnavailable
 
+_ELSEWHERE = (
+    "Commands can be run on Linux only, so none is run here. Use a Linux machine, container or virtual machine."
+)
+
 
 @lru_cache(maxsize=1)
 def probe() -> Probe:
     """Which walls hold on this machine, and why not more."""
+    if sys.platform != "linux":
+        return Probe("none", _ELSEWHERE)
     from treadle.sandbox import bubblewrap, landlock
 
     missing = bubblewrap.missing()
@@ -48,6 +55,8 @@ async def run_on_host(job: Job, on_output: OnOutput) -> Ended:
 
 
 def _check(job: Job) -> None:
+    if sys.platform != "linux":
+        raise SandboxUnavailable(_ELSEWHERE)
     if any(not name or "=" in name for name in job.env):
         raise BadInput("The name of a variable is empty or holds an equals sign. Nothing was run.")
     texts = (*job.argv, job.cwd, *job.env, *job.env.values())

@@ -86,7 +86,13 @@ async def make(files: Files, context: ToolContext, changes: Sequence[Change]) ->
     """Make the changes; raises `ToolError`, and then every file is as it was."""
     kept, left_out = await run_in_thread(_keep, {"kept": files.kept, "changes": changes})
     await context.desk.keep(kept, left_out=left_out)
-    await run_in_thread(_apply, {"root": context.workspace, "granted": files.granted, "changes": changes})
+    try:
+        await run_in_thread(_apply, {"root": context.workspace, "granted": files.granted, "changes": changes})
+    except ToolError:
+        for change in changes:  # so that a rewind does not take what others did for this call's work
+            found = change.before.data if change.before is not None else None
+            await context.desk.note(NOTE + change.path, note_of(found, left=True))
+        raise
     for change in changes:
         await context.desk.note(NOTE + change.path, note_of(change.after, left=True))
 

@@ -95,8 +95,12 @@ class Snapshot:
         return await run_in_thread(self._before, {})
 
     async def after(self) -> list[KeptFile]:
-        """What has changed since, with what it held before; the list is not needed any more then."""
+        """What has changed since, with what it held before."""
         return await run_in_thread(self._after, {})
+
+    async def forget(self) -> None:
+        """Drop the list of what was there before, once what has changed is recorded."""
+        await run_in_thread(self.kept.drop, {"name": self.tree})
 
     def _before(self) -> str:
         place = os.path.realpath(self.workspace)
@@ -158,7 +162,6 @@ class Snapshot:
                 if path not in now and not root.has(path):
                     changed.append(_kept(path, name, self._stats[path]))
                     self.left[path] = ""
-        self.kept.drop(self.tree)
         self.left_out = _told(unknown, whole=True)
         return sorted(changed, key=lambda file: file.path)
 
@@ -184,6 +187,7 @@ async def keeping(kept: KeptFiles, context: ToolContext) -> AsyncGenerator[Snaps
         await context.desk.keep(files, left_out=taken.left_out)
         if taken.left:
             await context.desk.note(LEFT, taken.left)
+        await taken.forget()
 
 
 def current(workspace: Path) -> dict[str, str]:

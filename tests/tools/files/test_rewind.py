@@ -16,7 +16,7 @@ import pytest
 from tests.kit import PATIENCE, Held, Store, agent_of, either_store, ended, of, resumed, said, wait_for
 from treadle import Agent, RunFinished, Session, ToolContext, tool
 from treadle.errors import BadInput, Conflict
-from treadle.events import CallStarted, Custom, FilesKept, MessageReceived, Rewound
+from treadle.events import CallFinished, CallStarted, Custom, FilesKept, MessageReceived, Rewound
 from treadle.execute import LogDesk
 from treadle.log.memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
@@ -222,6 +222,25 @@ async def test_what_others_changed_since_is_left_alone_unless_forced(place: Plac
         assert place.holds() == {"a.txt": "old", "b.txt": "old"}
         await session.undo_rewind()
         assert place.holds() == {"a.txt": "the user's", "b.txt": "the user's too"}
+
+
+async def test_what_others_wrote_while_a_call_was_about_to_is_theirs(
+    place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.put("a.txt", "old")
+    keep = LogDesk.keep
+
+    async def racing(self: LogDesk, files: Any, **given: Any) -> None:
+        await keep(self, files, **given)
+        place.put("a.txt", "the user's")
+
+    monkeypatch.setattr(LogDesk, "keep", racing)
+    async with place.session(store, write("a.txt", "mine"), "ok") as session:
+        await ended(session)
+        (done,) = of(await session.facts(), CallFinished)
+        assert done.status == "error" and "changed by somebody else just now" in done.output
+        await session.rewind(1, "files")
+    assert place.holds() == {"a.txt": "the user's"}
 
 
 async def test_a_rewind_is_refused_while_a_run_is_unfinished(place: Place, store: Store) -> None:

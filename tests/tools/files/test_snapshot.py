@@ -148,7 +148,8 @@ async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: Benc
     (outside / "victim.txt").write_text("changed")
     assert await taken.after() == []
     with bench.kept._database() as db:
-        assert db.execute("SELECT count(*) FROM contents").fetchone() == (0,)
+        assert db.execute("SELECT id FROM contents").fetchall() == [(taken.tree,)]
+    assert b"canary" not in bench.kept.get(taken.tree)
 
 
 async def test_what_is_too_large_or_too_many_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,8 @@ def test_a_file_says_all_that_an_agent_can_have() -> None:
         ("web: maybe", 3, "web must be on or off"),
         ("tools: {read: yes}", 3, "tools must be a list of texts"),
         ("max_calls: [1]", 3, "max_calls must be a number"),
+        (f"max_calls: {':'.join(['1'] * 3000)}", 3, "max_calls must be a number"),
+        (f"max_calls: {'9' * 5000}", 3, "max_calls must be a number"),
         ("name: ../../etc", 3, "cannot be an agent's name"),
         ("steps: [", 3, "not YAML"),
         ("a: &x [1]\nb: *x", 2, "aliases"),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from msgspec import Struct
 
 from treadle.knowledge.base import Problem
 
-LARGEST_FRONT = 16 * 1024
+LARGEST_FRONT = 8 * 1024
+MOST_BRACKETS = 64
+"""YAML takes time in the square of how deep its brackets are nested; nobody needs so many here."""
+_NUMBER = re.compile(r"-?\d{1,9}(\.\d{1,9})?")
 _FENCE = re.compile(r"^---[ \t]*$")
+
+Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
 
 
 class Document(Struct, frozen=True):
@@ -39,6 +44,8 @@ def read_document(path: str, text: str, first: int = 1) -> Document | Problem:
     front = "\n".join(lines[1:end])
     if len(front) > LARGEST_FRONT:
         return Problem(path, first, f"the front matter is longer than {LARGEST_FRONT} characters")
+    if front.count("[") + front.count("{") > MOST_BRACKETS:
+        return Problem(path, first, f"the front matter has more than {MOST_BRACKETS} brackets")
     found = _fields(path, front, first + 1)
     if isinstance(found, Problem):
         return found
@@ -46,28 +53,36 @@ def read_document(path: str, text: str, first: int = 1) -> Document | Problem:
     return Document(path, fields, places, "\n".join(lines[end + 1 :]).strip(), first)
 
 
-def _fields(path: str, front: str, first: int) -> tuple[dict[str, Any], dict[str, int]] | Problem:
+def _fields(path: str, front: str, first: int) -> tuple[dict[str, Value], dict[str, int]] | Problem:
     import yaml
 
     reader: Any = yaml  # comes without types
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in reader.scan(front)):
-            return Problem(path, first, "YAML aliases (*name) are not taken here; write the value out")
         node = reader.compose(front, Loader=yaml.SafeLoader)
-        value: object = reader.safe_load(front)
+        if node is None:
+            return {}, {}
+        value = _value(node, set())
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = first + mark.line if mark is not None else first
         return Problem(path, line, f"the front matter is not YAML: {getattr(error, 'problem', None) or error}")
-    except (ValueError, RecursionError) as error:  # a date that is none, a number without end
+    except (ValueError, RecursionError) as error:
         return Problem(path, first, f"the front matter cannot be read: {error}")
-    if value is None:
-        return {}, {}
     if not isinstance(value, dict):
         return Problem(path, first, "the front matter must be fields, such as `description: what it is for`")
-    fields = {str(key): one for key, one in cast("dict[object, Any]", value).items()}
-    places = {str(key.value): first + key.start_mark.line for key, _ in node.value}
-    return fields, places
+    return value, {str(key.value): first + key.start_mark.line for key, _ in node.value}
+
+
+def _value(node: Any, seen: set[int]) -> Value:
+    """What a node says, as texts, lists and fields: no dates, no numbers of other bases, nothing that runs."""
+    if id(node) in seen:
+        raise ValueError("YAML aliases (*name) are not taken here; write the value out")
+    seen.add(id(node))
+    if node.id == "mapping":
+        return {str(key.value): _value(one, seen) for key, one in node.value}
+    if node.id == "sequence":
+        return [_value(one, seen) for one in node.value]
+    return None if node.tag == "tag:yaml.org,2002:null" else str(node.value)
 
 
 class Fields:
@@ -87,39 +102,40 @@ class Fields:
         value = self._value(field)
         if value is None:
             return ""
-        if not isinstance(value, str | int | float) or isinstance(value, bool):
+        if not isinstance(value, str):
             self.wrong(field, f"{field} must be text")
             return ""
-        if len(str(value)) > most:
-            self.wrong(field, f"{field} has {len(str(value))} characters; {most} are the most")
-        return str(value).strip()
+        if len(value) > most:
+            self.wrong(field, f"{field} has {len(value)} characters; {most} are the most")
+        return value.strip()
 
     def number(self, field: str, least: float, most: float) -> float | None:
         """A number within bounds, or None where the field is missing."""
         value = self._value(field)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            self.wrong(field, f"{field} must be a number from {least:g} to {most:g}, not {value!r}")
+        number = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else None
+        if number is None or not least <= number <= most:
+            self.wrong(field, f"{field} must be a number from {least:g} to {most:g}, not {str(value)[:40]!r}")
             return None
-        return value
+        return number
 
     def whole(self, field: str, least: int, most: int) -> int | None:
         """A whole number within bounds, or None where the field is missing."""
         value = self.number(field, least, most)
-        if isinstance(value, float):
+        if value is not None and value != int(value):
             self.wrong(field, f"{field} must be a whole number, not {value!r}")
             return None
-        return value
+        return None if value is None else int(value)
 
     def flag(self, field: str) -> bool | None:
         """Yes or no, or None where the field is missing; also as the words that people write."""
         value = self._value(field)
         words = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
-        if value is None or isinstance(value, bool):
-            return value
+        if value is None:
+            return None
         if str(value).lower() not in words:
-            self.wrong(field, f"{field} must be on or off, not {value!r}")
+            self.wrong(field, f"{field} must be on or off, not {str(value)[:40]!r}")
             return None
         return words[str(value).lower()]
 
@@ -140,7 +156,7 @@ class Fields:
         """One of several words, empty where the field is missing."""
         value = self.text(field)
         if value and value not in choices:
-            self.wrong(field, f"{field} must be one of {', '.join(choices)}, not {value!r}")
+            self.wrong(field, f"{field} must be one of {', '.join(choices)}, not {value[:40]!r}")
             return ""
         return value
 

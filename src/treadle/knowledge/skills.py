@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from treadle.knowledge.base import Origin, Problem, Skill
@@ -38,6 +39,7 @@ def read_skills(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[l
     return skills, problems
 
 
+@lru_cache(maxsize=512)  # skills are read for every run, and hardly ever change
 def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill | None, list[Problem]]:
     """The skill in a SKILL.md, and what is wrong with it."""
     document = read_document(path, text)

@@ -235,3 +235,35 @@ async def test_closing_ends_a_server_that_is_still_starting() -> None:
         assert servers.health()[0].state == "starting"
     assert time.monotonic() - began < PATIENCE
     assert servers.health()[0].state == "closed"
+
+
+async def test_opening_and_closing_leaves_nothing_behind(call: Caller) -> None:
+    async def once() -> None:
+        async with McpServers([odd("plain"), odd("exit", "sick")]) as servers:
+            await call(await servers.tools(), "odd__ok", n=1)
+
+    await once()
+    before, tasks = set(os.listdir("/proc/self/fd")), asyncio.all_tasks()
+    for _ in range(5):
+        await once()
+    assert len(set(os.listdir("/proc/self/fd"))) <= len(before)
+    assert asyncio.all_tasks() == tasks
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert [child for child in children if "odd.py" in Path(f"/proc/{child}/cmdline").read_text()] == []
+
+
+async def test_many_calls_at_once_share_one_connection(call: Caller) -> None:
+    async with McpServers([child()]) as servers:
+        tools = await servers.tools()
+        sums = await asyncio.gather(*(call(tools, "served__add", a=number, b=1) for number in range(50)))
+        assert [int(one.text) for one in sums] == list(range(1, 51))
+        pid = json.loads((await call(tools, "served__surroundings")).text)["pid"]
+        os.kill(pid, 9)
+        outcomes = await asyncio.gather(
+            *(call(tools, "served__add", a=number, b=1) for number in range(20)), return_exceptions=True
+        )
+    for number, outcome in enumerate(outcomes):
+        if isinstance(outcome, ToolError):
+            assert "outcome unknown" in str(outcome)
+        else:
+            assert not isinstance(outcome, BaseException) and outcome.text == str(number + 1)

@@ -33,6 +33,9 @@ BACKOFF = 0.25
 MOST_PAGES = 100
 MOST_LISTED = 2000
 _SLACK = 10.0
+_CLOSED = "Connection closed"
+"""What the SDK says when it notices that by itself, also before the end of the stream is seen."""
+
 _CLOSING = 8.0
 
 ServerState = Literal["starting", "up", "restarting", "down", "closed"]
@@ -108,7 +111,7 @@ class Connection:
             except MCPError as error:
                 if error.code in (NOT_REACHED, SESSION_GONE) and self._connect_anew(client, error.message):
                     continue
-                raise self._failed(error.code, error.message) from None
+                raise self._failed(client, error.code, error.message) from None
             except Exception as error:  # the SDK checks a result against the tool's own schema, and raises
                 raise self._unknown(f"its answer cannot be used: {error}") from None
             self._failures = 0
@@ -122,19 +125,20 @@ class Connection:
             self._gone.set()
         return self._failures < TRIES
 
-    def _failed(self, code: int, why: str) -> ToolError:
+    def _failed(self, client: Client, code: int, why: str) -> ToolError:
         from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         if code in (NOT_REACHED, SESSION_GONE):
             return ToolError(self.told(f"{self.server.name}: {why}. Not run."))
-        # Servers use the code of a closed connection for errors of their own; a child that is alive has not hung up.
-        if code in (LOST, REQUEST_TIMEOUT) or (code == CONNECTION_CLOSED and self._hung_up()):
+        if code in (LOST, REQUEST_TIMEOUT) or (code == CONNECTION_CLOSED and not self._still_up(client, why)):
             said = self._tail.text()
             return self._unknown(f"{why}; it said: {said}" if said else why)
         return ToolError(self.told(f"{self.server.name}: {why}"))
 
-    def _hung_up(self) -> bool:
-        return bool(self.server.url) or self._gone.is_set()
+    def _still_up(self, client: Client, why: str) -> bool:
+        """Whether a child is there as before: servers use the code of a closed connection for errors of their own."""
+        same = self._client is client and not self._gone.is_set()
+        return same and not self.server.url and why != _CLOSED
 
     def told(self, text: str) -> str:
         """A text without the values of the server's config, which may be secret."""

@@ -85,7 +85,7 @@ class Shell(Tool):
         bounds: Bounds | None = None,
         env_files: bool = False,
     ) -> None:
-        self._sandbox, self._kept = sandbox, kept
+        self._sandbox, self.kept = sandbox, kept
         self._network, self._allow_hosts = network, allow_hosts
         self._bounds, self._env_files = bounds or Bounds(), env_files
 
@@ -138,7 +138,7 @@ class Shell(Tool):
         )
         reads = classify(parts_of(command), str(workspace))[0] == "safe"
         try:
-            async with keeping(self._kept, context) if self._kept and not reads else contextlib.nullcontext():
+            async with keeping(self.kept, context) if self.kept and not reads else contextlib.nullcontext():
                 if context.tier == "full":
                     ended = await self._sandbox.run_on_host(job, output.feed)
                 else:

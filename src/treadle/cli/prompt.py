@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.patch_stdout import StdoutProxy
 
 from treadle.cli.text import columns, cut, styled, wants_colour
 
 SHOWN_LINES = 6
 """Rows of unfinished text that are drawn again and again; the rest of it shows once its line is whole."""
+
+BUNDLE = 0.02
+"""Seconds in which text is gathered before the prompt is drawn anew below it."""
 
 ESCAPE = 0.08
 """Seconds after which an escape is the key itself, and not the beginning of another."""
@@ -58,18 +61,20 @@ class Line:
             erase_when_done=True,
         )
         self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE
-        self._proxy = StdoutProxy(sleep_between_writes=0.03, raw=True)
+        self._above: list[str] = []
+        self._writing: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """Write out what is left, and give the terminal back."""
-        self._flush()
-        self._proxy.close()
+        """Write out what is left; the terminal is as it was before."""
+        self._finish()
+        self._write_out()
 
     async def read(self, label: str, draft: str = "", inert: float = 0.0) -> str:
         """What is typed next. Raises `EOFError` at Ctrl-D and `Interrupted` when something else needs the line.
 
         For the first `inert` seconds nothing that is typed counts: it was meant for something else.
         """
+        self._write_out()
         self._label, self._inert = "wait … " if inert else label, inert > 0
         waking = asyncio.get_running_loop().call_later(inert, self._wake, label) if inert else None
         try:
@@ -117,13 +122,13 @@ class Line:
     def write(self, text: str) -> None:
         before, newline, after = (self._open + text).rpartition("\n")
         if newline:
-            self._proxy.write(f"{before}\n")
+            self._put(f"{before}\n")
         self._open = after
         self._redraw()
 
     def line(self, text: str) -> None:
-        self._flush()
-        self._proxy.write(f"{text}\n")
+        self._finish()
+        self._put(f"{text}\n")
         self._redraw()
 
     def tail(self, text: str) -> None:
@@ -131,10 +136,31 @@ class Line:
             self._tail = text
             self._redraw()
 
-    def _flush(self) -> None:
+    def _finish(self) -> None:
         if self._open:
-            self._proxy.write(f"{self._open}\n")
+            self._put(f"{self._open}\n")
         self._open = ""
+
+    def _put(self, text: str) -> None:
+        """Text for the scrollback; while the prompt is drawn, what comes together is written together."""
+        self._above.append(text)
+        if not self._session.app.is_running:
+            self._write_out()
+        elif self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_above())
+
+    async def _write_above(self) -> None:
+        await asyncio.sleep(BUNDLE)
+        while self._above:
+            await run_in_terminal(self._write_out)
+
+    def _write_out(self) -> None:
+        text, self._above = "".join(self._above), []
+        if text:
+            output = self._session.app.output
+            output.enable_autowrap()
+            output.write_raw(text)
+            output.flush()
 
     def _redraw(self) -> None:
         self._session.app.invalidate()

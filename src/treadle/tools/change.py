@@ -5,19 +5,21 @@ What is to be changed is decided before, in memory. A kill at any point leaves a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from treadle.events import KeptFile
+from treadle.events import KeptFile, Safety, Tier
 from treadle.messages import Json
-from treadle.tools.base import ToolContext, ToolError
+from treadle.policy import Assessment
+from treadle.tools.base import Parsed, ToolContext, ToolError, Trait
 from treadle.tools.folder import FileChanged, Folder, Held
 from treadle.tools.function import Function, FunctionTool, Options
 from treadle.tools.kept import KeptFiles, digest_of
-from treadle.tools.names import is_secret
+from treadle.tools.names import is_secret, why_asked
 from treadle.tools.text import diff
 from treadle.tools.threads import run_in_thread
 
@@ -45,12 +47,34 @@ class Files(Struct, frozen=True):
         return Folder(context.workspace, self.granted)
 
 
-class WritingTool(FunctionTool):
+class FileTool(FunctionTool):
+    """A function that shows what files hold, which is the user's own."""
+
+    def traits_of(self, tier: Tier) -> frozenset[Trait]:
+        return frozenset(("private",))
+
+
+class WritingTool(FileTool):
     """A function that changes files; `kept` is where their old contents are, for whoever rewinds the session."""
 
     def __init__(self, files: Files, function: Function, options: Options) -> None:
         super().__init__(function, options)
         self.kept = files.kept
+
+    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+        return self._assessed(arguments, ()).safety
+
+    def assess(self, parsed: Parsed, workspace: Path) -> Assessment:
+        return self._assessed(parsed.arguments, (os.path.abspath(workspace), os.path.realpath(workspace)))
+
+    def paths_of(self, arguments: Mapping[str, Json]) -> list[str]:
+        """The files that a call would change."""
+        return [str(arguments.get("path", ""))]
+
+    def _assessed(self, arguments: Mapping[str, Json], roots: Sequence[str]) -> Assessment:
+        reasons = (why_asked(path, roots) for path in self.paths_of(arguments))
+        why = next(filter(None, reasons), "")
+        return Assessment("destructive", why) if why else Assessment("caution")
 
 
 class Noted(Struct, frozen=True):

@@ -12,7 +12,6 @@ from treadle.tools.folder import FILE_CAP, NoSuchFile
 from treadle.tools.function import Options
 from treadle.tools.text import Text, decode, lines_of
 from treadle.tools.threads import run_in_thread
-from treadle.tools.write import safety_of_writing
 
 _PLACES = 10
 _SEARCHED_LINES = 20_000
@@ -41,7 +40,6 @@ def edit_file_tool(files: Files) -> Tool:
         return f"Edited {change.path}{places}.{await shown(change)}"
 
     options = Options(
-        safety=safety_of_writing,
         timeout=60.0,
         examples=(
             ("Replace red with blue in colours.txt", {"path": "colours.txt", "old": "red", "new": "blue"}),

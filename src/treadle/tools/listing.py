@@ -47,7 +47,7 @@ def list_files_tool(files: Files) -> Tool:
             start = len(place_of(opened)) + 1
 
             def take(line: bytes) -> bool:
-                names.append(line.decode("utf-8", "replace")[start:])
+                names.append(line.decode("utf-8", "surrogateescape")[start:])
                 return len(names) < _GATHERED
 
             ended = await ripgrep(["--files", *globs(pattern, secrets=True)], opened, take, _SECONDS)

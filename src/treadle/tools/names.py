@@ -89,6 +89,10 @@ def is_instruction(path: str) -> bool:
     return bool(parts) and (parts[-1] in _INSTRUCTIONS or any(part in _INSTRUCTION_FOLDERS for part in parts[:-1]))
 
 
-def leaves(path: str) -> bool:
-    """Whether a relative path climbs out of the folder it starts from."""
-    return posixpath.normpath(path).split("/")[0] == ".."
+def why_asked(path: str, roots: Sequence[str] = ()) -> str:
+    """Why a person must see what is written there, or nothing; `roots` are the workspace, under all its names."""
+    normal = posixpath.normpath(path)
+    inside = any(f"{normal}/".startswith(f"{root.rstrip('/')}/") for root in roots)
+    if normal.split("/")[0] == ".." or (roots and normal.startswith("/") and not inside):
+        return f"{path} is outside of the workspace"
+    return f"{path} tells agents, editors or build services what to do" if is_instruction(path) else ""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from treadle.events import Safety
 from treadle.messages import Json
 from treadle.tools.base import Parsed, Tool, ToolContext, ToolError
 from treadle.tools.change import Change, Files, WritingTool, make, refuse_if_changed
@@ -15,7 +14,6 @@ from treadle.tools.folder import FILE_CAP, Folder, Held
 from treadle.tools.function import Options
 from treadle.tools.text import Text, count_lines, decode
 from treadle.tools.threads import run_in_thread
-from treadle.tools.write import safety_of_path
 
 _EXAMPLE = "--- a/greeting.txt\n+++ b/greeting.txt\n@@ -1,2 +1,2 @@\n Dear all,\n-hello\n+good morning\n"
 
@@ -26,6 +24,9 @@ class PatchTool(WritingTool):
     def parse(self, arguments: str) -> Parsed:
         parsed = super().parse(arguments)
         return Parsed({"files": _paths(str(parsed.arguments["patch"])), **parsed.arguments}, parsed.values)
+
+    def paths_of(self, arguments: Mapping[str, Json]) -> list[str]:
+        return msgspec.convert(arguments.get("files", []), list[str])
 
 
 def apply_patch_tool(files: Files) -> Tool:
@@ -46,7 +47,7 @@ def apply_patch_tool(files: Files) -> Tool:
         return "\n".join(["Patched:", *map(_told, changes)])
 
     examples = (("apply this patch to greeting.txt", {"patch": _EXAMPLE}),)
-    return PatchTool(files, apply_patch, Options(safety=_safety, timeout=60.0, examples=examples))
+    return PatchTool(files, apply_patch, Options(timeout=60.0, examples=examples))
 
 
 def _paths(patch: str) -> list[str]:
@@ -54,11 +55,6 @@ def _paths(patch: str) -> list[str]:
         return sorted({name for one in read_patch(patch) for name in (one.source, one.target) if name})
     except ToolError:  # it will be told when it runs; until then nothing in it can be trusted to be harmless
         return []
-
-
-def _safety(arguments: Mapping[str, Json]) -> Safety:
-    paths = msgspec.convert(arguments.get("files", []), list[str])
-    return "destructive" if any(safety_of_path(path) == "destructive" for path in paths) else "caution"
 
 
 def _planned(files: Files, context: ToolContext, patch: str) -> list[Change]:

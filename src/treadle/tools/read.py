@@ -8,9 +8,9 @@ import posixpath
 
 from treadle.messages import ImagePart
 from treadle.tools.base import Tool, ToolContext, ToolResult
-from treadle.tools.change import NOTE, Files, note_of, read_note
+from treadle.tools.change import NOTE, Files, FileTool, note_of, read_note
 from treadle.tools.folder import Folder, Held, NoSuchFile
-from treadle.tools.function import tool
+from treadle.tools.function import Options
 from treadle.tools.kept import digest_of
 from treadle.tools.text import Text, decode, lines_of
 from treadle.tools.threads import run_in_thread
@@ -30,16 +30,6 @@ _IMAGES = (
 def read_file_tool(files: Files) -> Tool:
     """The tool."""
 
-    @tool(
-        safety="safe",
-        timeout=30.0,
-        examples=(
-            ("Read the file plan.txt", {"path": "plan.txt"}),
-            ("What does letter.txt say?", {"path": "letter.txt"}),
-            ("Show me ideas.md", {"path": "ideas.md"}),
-            ("Open src/app.py", {"path": "src/app.py"}),
-        ),
-    )
     async def read_file(path: str, context: ToolContext, offset: int = 1, limit: int = LINES) -> str | ToolResult:
         """Read a file of the workspace. Text comes with line numbers, which are not part of the file; images are shown.
 
@@ -57,7 +47,17 @@ def read_file_tool(files: Files) -> Tool:
             await context.desk.note(name, note_of(held.data, left=False))
         return _shown(held, max(1, offset), max(1, limit))
 
-    return read_file
+    options = Options(
+        safety="safe",
+        timeout=30.0,
+        examples=(
+            ("Read the file plan.txt", {"path": "plan.txt"}),
+            ("What does letter.txt say?", {"path": "letter.txt"}),
+            ("Show me ideas.md", {"path": "ideas.md"}),
+            ("Open src/app.py", {"path": "src/app.py"}),
+        ),
+    )
+    return FileTool(read_file, options)
 
 
 def _read(files: Files, context: ToolContext, path: str) -> Held:

@@ -55,6 +55,8 @@ def globs(wanted: str, *, secrets: bool) -> list[str]:
 
 async def ripgrep(flags: Sequence[str], opened: int, take: Callable[[bytes], bool], seconds: float) -> Ended:
     """Run it on a descriptor and give each line to `take`, until that says False or the time is over."""
+    if any("\0" in flag for flag in flags):
+        raise ToolError("The pattern or the glob has a NUL character, which no line and no file name can have.")
     process = await asyncio.create_subprocess_exec(
         find_ripgrep(),
         *_FLAGS,

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from treadle.tools.base import Tool, ToolContext, ToolError
-from treadle.tools.change import Files
+from treadle.tools.change import Files, FileTool
 from treadle.tools.folder import Folder
-from treadle.tools.function import tool
+from treadle.tools.function import Options
 from treadle.tools.ripgrep import globs, place_of, ripgrep
 from treadle.tools.text import decode, lines_of
 from treadle.tools.threads import run_in_thread
@@ -56,16 +56,6 @@ _decode_found = msgspec.json.Decoder(_Found).decode
 def search_files_tool(files: Files) -> Tool:
     """The tool."""
 
-    @tool(
-        safety="safe",
-        timeout=60.0,
-        examples=(
-            ("Search the files for timeout", {"pattern": "timeout"}),
-            ("Where is the word garden used?", {"pattern": "garden"}),
-            ("Find the word password in the files", {"pattern": "password"}),
-            ("Which files mention Berlin?", {"pattern": "Berlin"}),
-        ),
-    )
     async def search_files(
         pattern: str, context: ToolContext, path: str = ".", glob: str = "", ignore_case: bool = False, around: int = 0
     ) -> str:
@@ -108,7 +98,17 @@ def search_files_tool(files: Files) -> Tool:
             shown.append(f"[Stopped after {_SECONDS:g} s: there may be more.]")
         return "\n".join(shown)
 
-    return search_files
+    options = Options(
+        safety="safe",
+        timeout=60.0,
+        examples=(
+            ("Search the files for timeout", {"pattern": "timeout"}),
+            ("Where is the word garden used?", {"pattern": "garden"}),
+            ("Find the word password in the files", {"pattern": "password"}),
+            ("Which files mention Berlin?", {"pattern": "Berlin"}),
+        ),
+    )
+    return FileTool(search_files, options)
 
 
 def _place(found: _Found, real: str, start: int) -> _Place:

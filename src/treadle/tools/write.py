@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from treadle.events import Safety
-from treadle.messages import Json
 from treadle.tools.base import Tool, ToolContext, ToolError
 from treadle.tools.change import Change, Files, WritingTool, make, refuse_if_changed, shown
 from treadle.tools.folder import FILE_CAP
 from treadle.tools.function import Options
-from treadle.tools.names import is_instruction, leaves
 from treadle.tools.text import count_lines
 from treadle.tools.threads import run_in_thread
-
-
-def safety_of_path(path: str) -> Safety:
-    """How dangerous it is to write there. Outside is refused in any case; where that shows, it is not even tried."""
-    return "destructive" if is_instruction(path) or leaves(path) else "caution"
-
-
-def safety_of_writing(arguments: Mapping[str, Json]) -> Safety:
-    """How dangerous a call is that writes to its `path`."""
-    return safety_of_path(str(arguments.get("path", "")))
 
 
 def write_file_tool(files: Files) -> Tool:
@@ -47,7 +32,6 @@ def write_file_tool(files: Files) -> Tool:
         return f"{done} {change.path} ({size}).{await shown(change) if change.before is not None else ''}"
 
     options = Options(
-        safety=safety_of_writing,
         timeout=60.0,
         examples=(
             ("Write the file plan.txt: call the bank", {"path": "plan.txt", "content": "call the bank"}),

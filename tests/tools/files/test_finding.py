@@ -46,6 +46,13 @@ async def test_a_folder_a_depth_and_a_pattern_narrow_the_list(tree: Bench) -> No
     assert await tree.call("list_files", pattern="*.rs") == "No file in the workspace fits *.rs."
 
 
+async def test_names_that_are_not_text_are_listed_all_the_same(bench: Bench) -> None:
+    bench.put("plain.txt", "")
+    with open(os.path.join(os.fsencode(bench.workspace), b"\xff.txt"), "wb"):
+        pass
+    assert len((await bench.call("list_files")).splitlines()) == 2
+
+
 async def test_a_long_list_is_cut_and_says_how_much_more_there_is(bench: Bench) -> None:
     for number in range(250):
         bench.put(f"{number:03}.txt", "")
@@ -76,6 +83,8 @@ async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: Bench)
 async def test_a_pattern_that_is_no_regular_expression_is_explained(tree: Bench) -> None:
     assert "unclosed group" in await tree.refused("search_files", pattern="needle(")
     assert "empty" in await tree.refused("search_files", pattern="")
+    assert "NUL" in await tree.refused("search_files", pattern="a\0b")
+    assert "Nothing" in await tree.call("search_files", pattern="--help")
 
 
 async def test_too_many_places_are_cut_and_said(bench: Bench) -> None:

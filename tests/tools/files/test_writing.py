@@ -1,5 +1,6 @@
 """`write_file`: atomic, kept before it is changed, and never where it must not write."""
 
+import json
 import os
 import stat
 
@@ -105,3 +106,22 @@ async def test_a_granted_secret_is_written_but_never_kept(bench: Bench) -> None:
 def test_instruction_files_and_what_leaves_the_workspace_are_asked_for(bench: Bench, path: str, safety: str) -> None:
     for name in ("write_file", "edit_file"):
         assert bench.tools[name].safety_of({"path": path}) == safety
+
+
+def test_an_absolute_path_is_judged_by_where_the_workspace_lies(bench: Bench) -> None:
+    tool = bench.tools["write_file"]
+    for path, safety, why in (
+        (f"{bench.workspace}/a.txt", "caution", ""),
+        (f"{bench.workspace}/../a.txt", "destructive", "outside"),
+        (f"{bench.workspace}-twin/a.txt", "destructive", "outside"),
+        ("/etc/motd", "destructive", "outside"),
+        (f"{bench.workspace}/AGENTS.md", "destructive", "what to do"),
+    ):
+        parsed = tool.parse(json.dumps({"path": path, "content": ""}))
+        assessment = tool.assess(parsed, bench.workspace)
+        assert assessment.safety == safety and why in assessment.why
+
+
+def test_what_shows_the_contents_of_files_is_private(bench: Bench) -> None:
+    private = {name for name, tool in bench.tools.items() if "private" in tool.traits_of("sandbox")}
+    assert private == {"read_file", "write_file", "edit_file", "apply_patch", "search_files"}

@@ -17,7 +17,7 @@ from treadle.tools.base import Tool
 
 SAFE = {"read_file", "list_files", "search_files", "calculate", "current_time", "read_output", "todo", "ask_user"}
 CHANGING = {"write_file", "edit_file", "apply_patch"}
-DEPENDS = {"shell"}
+DEPENDS = {"fetch_url", "shell"}
 
 
 @pytest.fixture
@@ -57,7 +57,8 @@ def test_all_descriptions_together_stay_short(tools: dict[str, Tool]) -> None:
 
 
 def test_what_is_not_wanted_is_left_out() -> None:
-    assert not {"ask_user", "shell"} & {tool.name for tool in default_tools(ask=False, shell=False)}
+    left = {tool.name for tool in default_tools(ask=False, shell=False, web=False)}
+    assert not {"ask_user", "fetch_url", "shell"} & left
 
 
 def test_files_and_commands_keep_old_contents_in_one_place(tools: dict[str, Tool], tmp_path: Path) -> None:

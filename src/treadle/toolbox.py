@@ -23,11 +23,12 @@ __all__ = ["Health", "McpServer", "McpServers", "default_tools", "mcp_servers"]
 def default_tools(
     *,
     shell: bool = True,
+    web: bool = True,
     ask: bool = True,
     kept: Path | str | None = None,
     granted: Sequence[str] = (),
 ) -> list[Tool]:
-    """Tools for work in a folder: files, commands, arithmetic, the time, a plan, long output, questions to the user.
+    """Tools for work in a folder: files, commands, pages of the web, arithmetic, the time, a plan, long output, questions.
 
     `kept` is the folder where old contents of changed files go (default: the user's data folder), `granted` names files
     that are masked as secrets otherwise.
@@ -47,6 +48,11 @@ def default_tools(
         from treadle.tools.shell import Shell
 
         tools.append(Shell(run, old))
+    if web:
+        from treadle.sandbox.addresses import is_public
+        from treadle.tools.fetch import FetchUrl
+
+        tools.append(FetchUrl(is_public))
     if ask:
         tools.append(AskUser())
     return tools

@@ -28,7 +28,7 @@ def default_tools(
     kept: Path | str | None = None,
     granted: Sequence[str] = (),
 ) -> list[Tool]:
-    """Tools for work in a folder: files, commands, pages of the web, arithmetic, the time, a plan, long output, questions.
+    """Tools for work in a folder: files, commands, web pages, arithmetic, the time, a plan, long output, questions.
 
     `kept` is the folder where old contents of changed files go (default: the user's data folder), `granted` names files
     that are masked as secrets otherwise.

@@ -30,7 +30,7 @@ from treadle.sandbox import bubblewrap, landlock
 from treadle.sandbox.base import Bounds, Job, SandboxUnavailable
 from treadle.sandbox.folder import runtime_folder
 from treadle.sandbox.process import readable
-from treadle.sandbox.run import run_in_sandbox
+from treadle.sandbox.run import run_in_sandbox, run_on_host
 from treadle.sandbox.usage import descendants
 from treadle.sandbox.workspace import lock_name
 
@@ -298,6 +298,7 @@ async def test_no_secret_of_ours_is_in_the_environment(run: Run, place: Place, m
     [
         Job((), Path("/work")),
         Job(("a\0b",), Path("/work")),
+        Job(("echo", "x" * 200_000), Path("/work")),
         Job(("true",), Path("/work"), env={"": "x"}),
         Job(("true",), Path("/work"), env={"A=B": "x"}),
     ],
@@ -307,3 +308,20 @@ async def test_a_command_that_cannot_be_told_is_refused(run: Run, job: Job) -> N
         run = run_in_sandbox
     with pytest.raises(BadInput, match="Nothing was run"):
         await collect(run, job)
+
+
+async def test_a_command_on_the_host_may_remove_its_own_workspace(place: Place) -> None:
+    job = place.shell('rm -rf "$WORKSPACE"; sleep 0.4; echo done', Bounds(wall_s=20))
+    ran = await collect(run_on_host, job)
+    assert ran.output == "done\n" and ran.ended.code == 0 and not place.workspace.exists()
+
+
+def test_the_module_keeps_to_the_port() -> None:
+    import inspect
+
+    from treadle.sandbox import run
+    from treadle.sandbox.base import Sandbox
+
+    for name in ("probe", "run_in_sandbox", "run_on_host"):
+        wanted = list(inspect.signature(getattr(Sandbox, name)).parameters)[1:]
+        assert list(inspect.signature(getattr(run, name)).parameters) == wanted

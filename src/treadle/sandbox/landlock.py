@@ -6,7 +6,6 @@ Other processes stay visible, and in the workspace's own folder nothing new can 
 
 from __future__ import annotations
 
-import base64
 import ctypes
 import os
 import shutil
@@ -62,7 +61,7 @@ async def run(job: Job, on_output: OnOutput) -> Ended:
             rules=[*_rules(job, workspace, folder)],
             handled=handled(version()),
             scoped=_SCOPES if version() >= 6 else 0,
-            seccomp=base64.b64encode(program(machine(), sockets=False)).decode(),
+            seccomp=program(machine(), sockets=False),
         )
         return await supervised.run(launch, job, (workspace, folder), on_output)
     finally:

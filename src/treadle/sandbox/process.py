@@ -151,6 +151,8 @@ class Following:
     async def _end(self, looking: asyncio.Task[None]) -> None:
         self._tree.kill()
         await asyncio.wait([looking])
+        if not looking.cancelled():
+            looking.result()
         for handle in self._tree.handles:
             await readable(handle)
         self._process.wait()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import lru_cache
 
 from treadle.errors import BadInput
 from treadle.sandbox.base import INSTALL_HINT, Ended, Job, OnOutput, Probe, SandboxUnavailable
 
+_LONGEST = 128 * 1024
 _ELSEWHERE = (
     "Commands can be run on Linux only, so none is run here. Use a Linux machine, container or virtual machine."
 )
@@ -59,6 +61,8 @@ def _check(job: Job) -> None:
         raise SandboxUnavailable(_ELSEWHERE)
     if any(not name or "=" in name for name in job.env):
         raise BadInput("The name of a variable is empty or holds an equals sign. Nothing was run.")
+    if any(len(os.fsencode(word)) >= _LONGEST for word in job.argv):
+        raise BadInput("The command is too long for the system. Nothing was run. Write it to a file, and run that.")
     texts = (*job.argv, job.cwd, *job.env, *job.env.values())
     if not job.argv or any("\0" in text for text in texts):
         raise BadInput("A command needs at least its program, and no text in it may hold a NUL. Nothing was run.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import subprocess
 import sys
@@ -23,11 +24,10 @@ class Launch(Struct, frozen=True):
     argv: tuple[str, ...]
     cwd: str
     env: dict[str, str]
-    limits: list[tuple[int, int]] = []
     rules: list[tuple[str, int]] = []
     handled: int = 0
     scoped: int = 0
-    seccomp: str = ""
+    seccomp: bytes = b""
 
 
 async def run(launch: Launch, job: Job, folders: tuple[Path, ...], on_output: OnOutput) -> Ended:
@@ -37,7 +37,7 @@ async def run(launch: Launch, job: Job, folders: tuple[Path, ...], on_output: On
         with ExitStack() as given:
             control, keep = pipe(given, held)
             written, output = pipe(held, given)
-            told = memory_file("launch", msgspec.json.encode(msgspec.structs.replace(launch, limits=limits)), given)
+            told = memory_file("launch", marshal.dumps({**msgspec.structs.asdict(launch), "limits": limits}), given)
             command = [sys.executable, "-I", "-S", "-B", str(_LAUNCH), str(told), str(control)]
             process = spawn(command, subprocess.DEVNULL, output, (told, control))
         merged = Output(written, job.bounds.output_bytes)

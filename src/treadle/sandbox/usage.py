@@ -71,6 +71,7 @@ class DiskWatch:
 
     def __init__(self, folders: tuple[Path, ...], limit: int) -> None:
         self._folders = folders
+        self._devices = {folder.stat().st_dev for folder in folders}
         self._limit = limit
         self._last = self._used()
         self._filled = 0
@@ -86,8 +87,8 @@ class DiskWatch:
 
     def has_outgrown(self, root: int) -> bool:
         """Whether it was the command; reads all of the folders. What others wrote is not asked about again."""
-        devices = {folder.stat().st_dev for folder in self._folders}
-        self._filled = sum(_changed_since(folder, self._started) for folder in self._folders) + _unlinked(root, devices)
+        changed = sum(_changed_since(folder, self._started) for folder in self._folders)
+        self._filled = changed + _unlinked(root, self._devices)
         return self._filled > self._limit
 
     def _used(self) -> int:
@@ -96,7 +97,10 @@ class DiskWatch:
 
 
 def _used(folder: Path) -> int:
-    found = os.statvfs(folder)
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0  # a command on the host may remove its own workspace
     return (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * _INODE
 
 

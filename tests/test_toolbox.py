@@ -22,7 +22,7 @@ DEPENDS = {"fetch_url", "shell"}
 
 @pytest.fixture
 def tools(tmp_path: Path) -> dict[str, Tool]:
-    return {tool.name: tool for tool in default_tools(kept=tmp_path / "kept")}
+    return {tool.name: tool for tool in default_tools(web=True, kept=tmp_path / "kept")}
 
 
 def test_the_set_is_complete_and_each_has_its_class(tools: dict[str, Tool]) -> None:
@@ -57,8 +57,7 @@ def test_all_descriptions_together_stay_short(tools: dict[str, Tool]) -> None:
 
 
 def test_what_is_not_wanted_is_left_out() -> None:
-    left = {tool.name for tool in default_tools(ask=False, shell=False, web=False)}
-    assert not {"ask_user", "fetch_url", "shell"} & left
+    assert not {"ask_user", "fetch_url", "shell"} & {tool.name for tool in default_tools(ask=False, shell=False)}
 
 
 def test_files_and_commands_keep_old_contents_in_one_place(tools: dict[str, Tool], tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def build_agents(settings: Settings, model: Model, more: Sequence[Tool] = ()) ->
     library = Library(settings.folder, config_folder())
     options = AgentOptions(
         model=model,
-        tools=[*default_tools(kept=data_folder() / "kept"), *more],
+        tools=[*default_tools(web=settings.web, kept=data_folder() / "kept"), *more],
         grant=build_grant(settings),
         limits=settings.limits(),
         instructions=_instructions(settings.system_prompt),

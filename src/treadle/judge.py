@@ -142,8 +142,9 @@ def _seen(setup: Setup, state: State, tier: Tier) -> set[Trait]:
     """What the calls of this session have brought in."""
     seen: set[Trait] = set()
     for name in {call.started.tool for call in state.calls.values() if call.started is not None}:
+        found = setup.tools.get(name) or next(filter(None, (one.behind(name) for one in setup.tools.values())), None)
         # A tool that is gone cannot be asked what it was.
-        seen |= setup.tools[name].traits_of(tier) if name in setup.tools else {"untrusted", "private"}
+        seen |= found.traits_of(tier) if found is not None else {"untrusted", "private"}
     return seen
 
 

@@ -23,15 +23,16 @@ __all__ = ["Health", "McpServer", "McpServers", "default_tools", "mcp_servers"]
 def default_tools(
     *,
     shell: bool = True,
-    web: bool = True,
+    web: bool = False,
     ask: bool = True,
     kept: Path | str | None = None,
     granted: Sequence[str] = (),
 ) -> list[Tool]:
-    """Tools for work in a folder: files, commands, web pages, arithmetic, the time, a plan, long output, questions.
+    """Tools for work in a folder: files, commands, arithmetic, the time, a plan, long output, questions to the user.
 
-    `kept` is the folder where old contents of changed files go (default: the user's data folder), `granted` names files
-    that are masked as secrets otherwise.
+    `web` adds `fetch_url`, which lets in what strangers wrote and is a way out, so it must be wanted. `kept` is the folder
+    for old contents of changed files (default: in the user's data folder), `granted` names files that are masked as
+    secrets otherwise.
     """
     from treadle.tools.ask import AskUser
     from treadle.tools.calculate import calculate

@@ -152,6 +152,10 @@ class Tool(ABC):
         """The call that this one really is; that one is judged and run. Raises `ToolInputError`."""
         return self, parsed
 
+    def behind(self, name: str) -> Tool | None:
+        """The tool of that name, where calls of this one can stand for it."""
+        return None
+
     def questions(self, parsed: Parsed) -> tuple[Question, ...]:
         """What a person must answer; a tool that asks is not run, the answers are its result."""
         return ()

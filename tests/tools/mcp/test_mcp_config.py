@@ -40,10 +40,14 @@ def test_a_config_is_read_from_plain_values() -> None:
 
 
 def test_a_config_never_shows_its_secrets() -> None:
-    local = McpServer(name="a", command="x", env={"TOKEN": "sk-secret-1", "DEBUG": "1"})
-    remote = McpServer(name="b", url="https://x/", headers={"Authorization": "Bearer sk-secret-2"})
+    local = McpServer(
+        name="a", command="x", env={"TOKEN": "sk-secret-1", "DEBUG": "verbose", "DB": "pg://me:secret@db"}
+    )
+    remote = McpServer(
+        name="b", url="https://x/", headers={"Authorization": "Bearer sk-secret-2", "Accept": "text/plain"}
+    )
     assert "secret" not in repr(local) + repr(remote) + str([local, remote])
-    assert local.secrets() == ("sk-secret-1",)
+    assert local.secrets() == ("pg://me:secret@db", "sk-secret-1")
     assert remote.secrets() == ("Bearer sk-secret-2", "sk-secret-2")
 
 

@@ -113,28 +113,17 @@ async def test_a_server_sees_its_own_secrets_and_none_of_ours(
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit('the workspace ran')")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    one, two = child("one", env={"TOKEN": "first"}), child("two", env={"TOKEN": "second"}, cwd=str(elsewhere))
+    given = {"MODE": "fast", "TOKEN": "hunter2-hunter2"}
+    one, two = child("one", env=given), child("two", env={"MODE": "slow"}, cwd=str(elsewhere))
     async with McpServers([one, two]) as servers:
         tools = await servers.tools()
         told = json.loads((await call(tools, "one__surroundings")).text)
         other = json.loads((await call(tools, "two__surroundings")).text)
-    assert (told["env"]["TOKEN"], other["env"]["TOKEN"]) == ("first", "second")
+    assert (told["env"]["MODE"], other["env"]["MODE"]) == ("fast", "slow")
+    assert told["env"]["TOKEN"] == "[secret]" and "TOKEN" not in other["env"], "it has it, and cannot show it"
     assert told["env"]["PATH"] == os.environ["PATH"]
-    allowed = {
-        "PATH",
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "LC_CTYPE",
-        "LOGNAME",
-        "SHELL",
-        "TERM",
-        "USER",
-        "TZ",
-        "TMPDIR",
-        "TOKEN",
-    }
-    assert set(told["env"]) <= allowed
+    usual = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TERM", "USER", "TZ", "TMPDIR"}
+    assert set(told["env"]) <= usual | set(given)
     assert told["files"] == [] and not told["cwd"].startswith(str(tmp_path))
     assert not Path(told["cwd"]).exists(), "its folder goes with it"
     assert other["cwd"] == str(elsewhere) and elsewhere.exists(), "its config says where it begins"
@@ -225,7 +214,7 @@ async def test_an_error_of_the_server_is_told_as_it_is_and_without_its_secrets(c
         tools = await servers.tools()
         with pytest.raises(ToolError, match=r"^odd: quota used up$"):
             await call(tools, "odd__ok", n=1)
-        with pytest.raises(ToolError, match=r"^safe: cannot log in with \[hidden\]$"):
+        with pytest.raises(ToolError, match=r"^safe: cannot log in with \[secret\]$"):
             await call(tools, "safe__ok", n=1)
 
 

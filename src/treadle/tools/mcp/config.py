@@ -10,9 +10,11 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 
 from treadle.errors import BadInput
+from treadle.secrecy import secret_in
 from treadle.tools.base import DEFAULT_TIMEOUT
 
 _NAME = re.compile(r"[A-Za-z0-9](?:_?[A-Za-z0-9-])*")
+_SECRET = re.compile(r"(?i)auth|token|key|secret|passw|credential|cookie|(^|[-_])(pat|pin)($|[-_])")
 LONGEST_NAME = 32
 
 
@@ -65,7 +67,8 @@ class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"McpServer(name={self.name!r}, {'url' if self.url else 'command'}={self.url or self.command!r})"
 
     def secrets(self) -> tuple[str, ...]:
-        """Values that must not be shown anywhere."""
-        values = {*self.env.values(), *self.headers.values()}
-        words = {value.rpartition(" ")[2] for value in self.headers.values()}  # the token of "Bearer token"
-        return tuple(sorted((one for one in values | words if len(one) >= 6), key=len, reverse=True))
+        """What of `env` and `headers` must not be shown anywhere: what is named like a secret, or looks like one."""
+        given = {**self.env, **self.headers}
+        found = [value for name, value in given.items() if _SECRET.search(name) or secret_in(value)]
+        tokens = [value.rpartition(" ")[2] for value in found]  # of "Bearer token"
+        return tuple(sorted({*found, *tokens}))

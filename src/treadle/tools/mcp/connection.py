@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from msgspec import Struct
 
 from treadle.messages import Json
+from treadle.redact import Redactor
 from treadle.tools.base import ToolError
 from treadle.tools.mcp.config import McpServer
 from treadle.tools.mcp.transport import LOST, NOT_REACHED, SESSION_GONE, Tail, streams_to
@@ -57,6 +58,7 @@ class Connection:
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
+        self._redactor = Redactor(server.secrets())
         self.state: ServerState = "starting"
         self.error = ""
         self.protocol = ""
@@ -101,7 +103,7 @@ class Connection:
         from mcp import MCPError
 
         async def progressed(progress: float, total: float | None, message: str | None) -> None:
-            on_progress(message or "", progress, total)
+            on_progress(self.told(message or ""), progress, total)
 
         limit = self.server.timeout + _SLACK  # the engine's own limit comes first, and cancels the request
         while True:
@@ -141,10 +143,8 @@ class Connection:
         return same and not self.server.url and why != _CLOSED
 
     def told(self, text: str) -> str:
-        """A text without the values of the server's config, which may be secret."""
-        for secret in self.server.secrets():
-            text = text.replace(secret, "[hidden]")
-        return text
+        """A text of the server without the secrets that it was given."""
+        return self._redactor.text(text)
 
     def _unknown(self, why: str) -> ToolError:
         return ToolError(

@@ -120,6 +120,9 @@ class CallTool(Tool):
             raise ToolInputError(f"There is no tool named {name!r} to call. Find its name with search_tools.")
         return tool, tool.parse(arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode())
 
+    def behind(self, name: str) -> Tool | None:
+        return self._catalog().get(name)
+
     async def run(self, parsed: Parsed, context: ToolContext) -> object:
         raise ToolError("call_tool is run as the tool that it names, not by itself")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
@@ -77,7 +78,8 @@ class McpTool(Tool):
         def progressed(message: str, done: float, total: float | None) -> None:
             context.progress(message, done, total)
 
-        return result_of(await self._connection.call(self._listed_name, parsed.arguments, progressed))
+        result = result_of(await self._connection.call(self._listed_name, parsed.arguments, progressed))
+        return replace(result, text=self._connection.told(result.text))
 
 
 def tool_name(server: str, tool: str) -> str:

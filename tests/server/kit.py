@@ -135,6 +135,18 @@ async def until(events: AsyncIterator[Sent], **wanted: str) -> list[dict[str, An
     raise AssertionError(f"the stream ended without {wanted}: {seen[-3:]}")
 
 
+class Quick(uvicorn.Server):
+    """uvicorn without its tick of a tenth of a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready, self.leaving = asyncio.Event(), asyncio.Event()
+
+    async def main_loop(self) -> None:
+        self.ready.set()
+        await self.leaving.wait()
+
+
 @asynccontextmanager
 async def listening(app: ServerApp) -> AsyncIterator[str]:
     """The application on a port of its own; the address."""
@@ -142,17 +154,16 @@ async def listening(app: ServerApp) -> AsyncIterator[str]:
     server_socket.bind(("127.0.0.1", 0))
     server_socket.listen(4096)
     config = uvicorn.Config(app, log_config=None, lifespan="on", ws="websockets-sansio", ws_max_size=1024 * 1024)
-    server = uvicorn.Server(config)
+    server = Quick(config)
     serving = asyncio.create_task(server._serve([server_socket]))
-    async with asyncio.timeout(PATIENCE):
-        while not server.started:
-            assert not serving.done(), serving.exception()
-            await asyncio.sleep(0.005)
+    waiting = asyncio.create_task(server.ready.wait())
+    await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE)
+    assert waiting.done() and not serving.done(), "the server did not start"
     try:
         yield f"http://127.0.0.1:{server_socket.getsockname()[1]}"
     finally:
         app.state.service.drain()
-        server.should_exit = True
+        server.leaving.set()
         await serving
         server_socket.close()
 

@@ -1,8 +1,28 @@
-"""`/v1`: sessions and messages, blocking and streamed, approvals, steering."""
+"""`/v1`: sessions and messages, blocking and streamed, approvals and answers, steering, taking along."""
 
-from tests.kit import agent_of, note
-from tests.server.kit import served, until
-from treadle.testing import call
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit import Held, Tables, agent_of, note
+from tests.server.kit import Client, served, until
+from treadle import Agent, AskUser, Limits, tool
+from treadle.testing import ScriptedModel, call
+
+
+def tables(*script: object, **options: object) -> tuple[Agent, Tables]:
+    made = Tables()
+    agent, _ = agent_of(*script, tools=made.tools, **options)  # type: ignore[arg-type]
+    return agent, made
+
+
+async def pending(client: Client, session_id: str) -> list[dict[str, object]]:
+    """What the session waits for, as soon as it does."""
+    async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+        await until(events, type="approval_requested")
+    return (await client.json("GET", f"/v1/sessions/{session_id}"))["pending"]
 
 
 async def test_a_message_is_answered_when_the_answer_is_stored() -> None:
@@ -22,11 +42,289 @@ async def test_a_streamed_message_ends_in_done() -> None:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "go"}) as events:
             frames = await until(events, type="done")
-        assert [frame["type"] for frame in frames] == [
-            "iteration",
-            "tool_start",
-            "tool_end",
-            "iteration",
-            "delta",
-            "done",
-        ]
+            assert [one async for one in events] == []
+        kinds = [frame["type"] for frame in frames]
+        assert kinds == ["iteration", "tool_start", "tool_end", "iteration", "delta", "done"]
+
+
+async def test_sessions_are_made_listed_renamed_looked_at_and_deleted() -> None:
+    agent, _ = agent_of("hello")
+    async with served(agent) as client:
+        first, second = await client.session(name="First"), await client.session()
+        listed = await client.json("GET", "/v1/sessions?limit=1")
+        assert [line["id"] for line in listed["sessions"]] == [second] and listed["cursor"]
+        rest = await client.json("GET", f"/v1/sessions?cursor={listed['cursor']}")
+        assert [line["id"] for line in rest["sessions"]] == [first]
+        changed = await client.json("PATCH", f"/v1/sessions/{second}", {"name": "Second"})
+        assert changed["name"] == "Second"
+        assert len((await client.json("GET", "/v1/sessions?q=Second"))["sessions"]) == 1
+        await client.send(first, "hi")
+        detail = await client.json("GET", f"/v1/sessions/{first}")
+        assert [(m["role"], m["content"]) for m in detail["messages"]] == [("user", "hi"), ("assistant", "hello")]
+        assert (await client.json("GET", "/v1/sessions?status=answered"))["sessions"][0]["id"] == first
+        await client.json("DELETE", f"/v1/sessions/{first}", status=204)
+        await client.problem("GET", f"/v1/sessions/{first}", status=404)
+
+
+async def test_the_same_key_gives_the_same_message_and_the_same_answer() -> None:
+    agent, model = agent_of("once")
+    async with served(agent) as client:
+        session_id = await client.session()
+        headers = {"Idempotency-Key": "k1"}
+        answers = await asyncio.gather(*(client.send(session_id, "hi", headers=headers) for _ in range(5)))
+        assert {answer["reply"] for answer in answers} == {"once"}
+        assert len({answer["message_id"] for answer in answers}) == 1
+        assert (await client.send(session_id, "hi", headers=headers))["reply"] == "once"
+        assert len(model.requests) == 1
+
+
+async def test_a_session_has_its_own_limits_and_never_more_than_the_operators_patience() -> None:
+    agent, _ = agent_of(call("note", text="a"), "so far", tools=[note], limits=Limits(seconds=60))
+    async with served(agent) as client:
+        session_id = await client.session(limits={"turns": 1, "seconds": 1000})
+        answer = await client.send(session_id, "go")
+        assert answer["outcome"]["reason"] == "turn_limit" and answer["outcome"]["status"] == "stopped"
+        started = next(fact for fact in await client.facts(session_id) if fact["type"] == "run_started")
+        assert started["limits"]["turns"] == 1 and started["limits"]["seconds"] == 60
+
+
+async def test_after_a_limit_it_can_be_continued() -> None:
+    agent, _ = agent_of(call("note", text="a"), "so far", "all done", tools=[note], limits=Limits(turns=1))
+    async with served(agent) as client:
+        session_id = await client.session()
+        await client.send(session_id, "go")
+        begun = await client.json("POST", f"/v1/sessions/{session_id}/continue")
+        async with client.stream(f"/v1/sessions/{session_id}/events?after={begun['after']}") as events:
+            seen = await until(events, type="run_finished")
+        assert seen[-1]["answer"] == "all done" and seen[0]["trigger"] == "continue"
+
+
+async def test_an_answer_can_be_regenerated_and_a_past_forked() -> None:
+    agent, _ = agent_of("first", "second", "third")
+    async with served(agent) as client:
+        session_id = await client.session()
+        await client.send(session_id, "hi")
+        begun = await client.json("POST", f"/v1/sessions/{session_id}/regenerate")
+        async with client.stream(f"/v1/sessions/{session_id}/events?after={begun['after']}") as events:
+            assert (await until(events, type="run_finished"))[-1]["answer"] == "second"
+        forked = await client.json("POST", f"/v1/sessions/{session_id}/fork", {"after": 2}, 201)
+        assert forked["parent"] == session_id and forked["seq"] == 2
+        await client.problem("POST", f"/v1/sessions/{session_id}/fork", {"after": 999})
+        await client.problem("POST", f"/v1/sessions/{await client.session()}/continue", status=409)
+
+
+async def test_an_approval_is_waited_for_and_answered_from_elsewhere() -> None:
+    agent, made = tables(call("drop", table="users"), "dropped")
+    async with served(agent) as client:
+        session_id = await client.session()
+        sending = asyncio.create_task(client.send(session_id, "drop it"))
+        (asked,) = await pending(client, session_id)
+        assert asked["tool"] == "drop" and asked["arguments"] == {"table": "users"} and not made.done
+        assert [one["id"] for one in await client.json("GET", "/v1/approvals")] == [asked["id"]]
+        path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
+        body = {"decision": "allow", "digest": asked["digest"]}
+        assert await client.json("POST", path, body) == {"resolved": True}
+        assert (await sending)["reply"] == "dropped" and made.done == ["users"]
+        assert (await client.problem("POST", path, body, 409))["type"] == "already_answered"
+        assert await client.json("GET", "/v1/approvals") == []
+
+
+async def test_a_denial_is_told_to_the_model_and_ends_nothing() -> None:
+    agent, made = tables(call("drop", table="users"), "as you like")
+    async with served(agent) as client:
+        session_id = await client.session()
+        async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "drop"}) as events:
+            (*_, asked) = await until(events, type="approval_request")
+            await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": False})
+            frames = await until(events, type="done")
+        assert frames[0]["type"] == "tool_rejected" and frames[-1]["reply"] == "as you like" and not made.done
+
+
+async def test_an_answer_to_something_else_than_was_shown_is_refused() -> None:
+    agent, made = tables(call("drop", table="users"), "dropped")
+    async with served(agent) as client:
+        session_id = await client.session()
+        waiting = await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "drop"})
+        assert waiting["outcome"]["status"] == "waiting"
+        (asked,) = await pending(client, session_id)
+        path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
+        await client.problem("POST", path, {"decision": "allow", "digest": "0" * 32}, 409)
+        await client.problem("POST", f"/v1/sessions/{session_id}/approvals/nope", {"decision": "allow"}, 404)
+        assert not made.done
+
+
+async def test_two_clients_answer_one_approval_and_one_of_them_wins() -> None:
+    agent, made = tables(call("drop", table="users"), "done with it")
+    async with served(agent) as client, Client(client.base) as other:
+        session_id = await client.session()
+        sending = asyncio.create_task(client.send(session_id, "drop it"))
+        (asked,) = await pending(client, session_id)
+        path = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
+
+        async def answering(by: Client, decision: str) -> int:
+            async with by.request("POST", path, json={"decision": decision}) as answer:
+                await answer.read()
+                return answer.status
+
+        statuses = await asyncio.gather(answering(client, "allow"), answering(other, "deny"))
+        assert sorted(statuses) == [200, 409]
+        await sending
+        answered = [fact for fact in await client.facts(session_id) if fact["type"] == "approval_answered"]
+        assert len(answered) == 1
+        assert made.done == (["users"] if answered[0]["decision"] == "allow" else [])
+
+
+async def test_a_question_of_the_model_is_answered_in_words() -> None:
+    agent, _ = agent_of(call("ask_user", question="Which colour?"), "red it is", tools=[AskUser()])
+    async with served(agent) as client:
+        session_id = await client.session()
+        sending = asyncio.create_task(client.send(session_id, "paint"))
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            (*_, asked) = await until(events, type="input_requested")
+        path = f"/v1/sessions/{session_id}/answers/{asked['call_id']}"
+        await client.json("POST", path, {"answers": ["red"]})
+        assert (await sending)["reply"] == "red it is"
+        await client.problem("POST", path, {"answers": []}, 422)
+
+
+async def test_cancel_answers_when_it_is_recorded() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    async with served(agent) as client:
+        session_id = await client.session()
+        sending = asyncio.create_task(client.send(session_id, "wait"))
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            await until(events, type="call_started")
+        cancelled = await client.json("POST", f"/v1/sessions/{session_id}/cancel")
+        assert cancelled["cancelled"] and cancelled["outcome"]["status"] == "cancelled"
+        assert (await client.facts(session_id))[-1]["type"] == "run_finished"
+        assert (await sending)["outcome"]["status"] == "cancelled"
+        assert not (await client.json("POST", f"/v1/sessions/{session_id}/cancel"))["cancelled"]
+
+
+async def test_a_message_that_interrupts_stops_the_run_first() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "the second", tools=[held.tool])
+    async with served(agent) as client:
+        session_id = await client.session()
+        first = asyncio.create_task(client.send(session_id, "wait"))
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            await until(events, type="call_started")
+        path = f"/v1/sessions/{session_id}/messages"
+        second = await client.json("POST", path, {"content": "stop that", "mode": "interrupt"})
+        assert second["reply"] == "the second"
+        assert (await first)["outcome"]["status"] == "cancelled"
+
+
+async def test_a_session_that_runs_cannot_be_deleted() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    async with served(agent) as client:
+        session_id = await client.session()
+        sending = asyncio.create_task(client.send(session_id, "wait"))
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            await until(events, type="call_started")
+        await client.problem("DELETE", f"/v1/sessions/{session_id}", status=409)
+        held.free.set()
+        await sending
+
+
+async def test_output_that_was_cut_is_kept_whole_and_the_log_can_be_taken_along() -> None:
+    @tool
+    def shout() -> str:
+        """Say much."""
+        return "ß" * 40_000
+
+    agent, _ = agent_of(call("shout"), "done", tools=[shout])
+    async with served(agent) as client:
+        session_id = await client.session()
+        await client.send(session_id, "go")
+        facts = await client.facts(session_id)
+        cut = next(fact["truncation"] for fact in facts if fact["type"] == "call_finished")
+        async with client.request("GET", f"/v1/sessions/{session_id}/artifacts/{cut['artifact']}") as answer:
+            assert await answer.text("utf-8") == "ß" * 40_000
+            assert answer.headers["content-disposition"] == "attachment"
+        async with client.request("GET", f"/v1/sessions/{session_id}/export") as answer:
+            assert [json.loads(line) for line in (await answer.text()).splitlines()] == facts
+        await client.problem("GET", f"/v1/sessions/{session_id}/artifacts/nope", status=404)
+
+
+async def test_a_request_can_only_narrow_what_may_run() -> None:
+    agent, made = tables(call("note", text="x"), "well then", call("drop", table="t"), "asked")
+    async with served(agent) as client:
+        narrow = await client.session(forbid=["note"], approve=["*"])
+        answer = await client.send(narrow, "note x")
+        assert answer["reply"] == "well then" and not made.done
+        wide = await client.session(approve=["*"])
+        waiting = asyncio.create_task(client.send(wide, "drop t"))
+        (asked,) = await pending(client, wide)  # what the operator has asked for is asked for all the same
+        await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
+        assert (await waiting)["reply"] == "asked"
+
+
+async def test_another_model_can_be_chosen_among_those_that_are_offered() -> None:
+    agent, _ = agent_of("from the first")
+    other = Agent(ScriptedModel("from the other", name="other"), name="second")
+    async with served(agent, other) as client:
+        session_id = await client.session(agent="agent", model="other")
+        assert (await client.send(session_id, "hi"))["reply"] == "from the other"
+        await client.problem("POST", "/v1/sessions", {"model": "local:/etc/passwd"}, 404)
+        await client.problem("POST", "/v1/sessions", {"agent": "nobody"}, 404)
+        await client.problem("PATCH", f"/v1/sessions/{session_id}", {"model": "nope"}, 404)
+        await client.problem("PATCH", f"/v1/sessions/{session_id}", {"agent": "nope"}, 400)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "named"),
+    [
+        ({"content": ""}, 400, "empty"),
+        ({"content": "x", "mode": "loud"}, 422, "mode"),
+        ({"content": "x", "contents": 1}, 422, "contents"),
+        ({"content": 1}, 422, "content"),
+        ({"content": "x", "attachments": [{"url": "file:///etc/passwd"}]}, 400, "url"),
+    ],
+)
+async def test_a_bad_message_is_refused_by_its_field(body: object, status: int, named: str) -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        problem = await client.problem("POST", f"/v1/sessions/{await client.session()}/messages", body, status)
+        assert named in problem["message"]
+
+
+async def test_an_image_goes_with_the_message() -> None:
+    agent, model = agent_of("a cat")
+    async with served(agent) as client:
+        image = {"media_type": "image/png", "data": "aGk="}
+        body = {"content": "what is it?", "attachments": [image, {"name": "a.txt", "data": "aGk="}]}
+        await client.json("POST", f"/v1/sessions/{await client.session()}/messages", body)
+        (message,) = model.requests[0].messages
+        assert [type(part).__name__ for part in message.parts] == ["TextPart", "ImagePart", "FilePart"]  # type: ignore[union-attr]
+
+
+async def test_unknown_things_are_404_and_broken_ones_400() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        for path in ("/v1/sessions/nope", "/v1/sessions/nope/events", "/nowhere", "/api/agent/sessions/nope"):
+            await client.problem("GET", path, status=404)
+        await client.problem("POST", "/v1/sessions/nope/messages", {"content": "x"}, 404)
+        headers = {"content-type": "application/json"}
+        problem = await client.problem("POST", "/v1/sessions", status=400, data=b"{", headers=headers)
+        assert problem["type"] == "malformed"
+        await client.problem("PUT", "/v1/sessions", {}, 405)
+
+
+async def test_a_folder_outside_of_the_operators_roots_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "projects"
+    (root / "mine").mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    (root / "link").symlink_to(tmp_path / "secret")
+    agent, _ = agent_of()
+    async with served(agent, roots=(root,)) as client:
+        made = await client.json("POST", "/v1/sessions", {"workspace": "mine"}, 201)
+        assert made["workspace"] == str(root / "mine")
+        assert (await client.json("POST", "/v1/sessions", {}, 201))["workspace"] == str(root)
+        for folder in ("..", "../secret", str(tmp_path / "secret"), "link", "/", "mine/../../secret"):
+            problem = await client.problem("POST", "/v1/sessions", {"workspace": folder}, 403)
+            assert problem["type"] == "outside_roots"
+        await client.problem("POST", "/v1/sessions", {"workspace": "missing"}, 400)
+        await client.problem("POST", "/v1/sessions", {"workspace": "a\0b"}, 400)

@@ -1,0 +1,215 @@
+"""`/api/agent`: an objective streamed as loop events, approvals that are waited for, going on, the registry."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.dialects.test_loop import accept
+from tests.kit import Held, SteppingClock, Tables, agent_of, note
+from tests.server.kit import OWNER, Client, listening, served, until
+from treadle import Runtime
+from treadle.server.app import create_app
+from treadle.server.config import ServerConfig
+from treadle.testing import call
+
+
+async def run(client: Client, **fields: Any) -> list[dict[str, Any]]:
+    """All events of a run, by a client that reads to the end of the stream."""
+    async with client.stream("/api/agent/run", {"objective": "go", **fields}) as events:
+        seen: list[dict[str, Any]] = []
+        async for one in events:
+            if one.comment:
+                continue
+            assert one.event == one.data["event"]
+            seen.append(one.data)
+    return seen
+
+
+def of(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event["data"] for event in events if event["event"] == name]
+
+
+async def test_a_run_is_streamed_in_order_and_ends_with_its_summary() -> None:
+    agent, model = agent_of([call("note", text="a"), call("note", text="b")], "all noted", tools=[note])
+    async with served(agent) as client:
+        events = await run(client, autoApprove=["note"], systemPrompt="be brief", sessionName="Notes")
+        accept(events)
+        summary = events[-1]["data"]["summary"]
+        assert summary["termination"]["answer"] == "all noted" and summary["tool_calls_made"] == 2
+        assert "".join(one["token"] for one in of(events, "token_generated")) == "all noted"
+        assert model.requests[0].system == "be brief"
+        config = of(events, "loop_started")[0]["config"]
+        assert (config["max_iterations"], config["max_tool_calls"], config["max_tokens"]) == (10, 50, 16384)
+        assert config["auto_approve"] == ["note"]
+
+
+@pytest.mark.parametrize("objective", ["", "   ", "\n\t"])
+async def test_a_blank_objective_is_refused(objective: str) -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        problem = await client.problem("POST", "/api/agent/run", {"objective": objective})
+        assert problem["message"] == "Objective must not be empty"
+        await client.problem("POST", "/api/agent/run", {}, 422)
+
+
+async def test_without_a_model_it_is_503() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        await client.json("POST", "/v1/models/unload", {"model": "scripted"})
+        problem = await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
+        assert problem["message"] == "No model loaded. Load a model before running the agent."
+        await client.json("POST", "/v1/models/load", {"model": "scripted"})
+    async with served() as client:
+        await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
+
+
+async def test_every_tool_is_asked_for_and_the_answers_have_their_statuses() -> None:
+    agent, _ = agent_of(call("note", text="a"), call("note", text="b"), "noted", tools=[note])
+    async with served(agent) as client:
+        async with client.stream("/api/agent/run", {"objective": "go"}) as events:
+            (first, *_, asked) = await until(events, event="tool_approval_required")
+            session_id, call_id = first["data"]["session_id"], asked["data"]["call_id"]
+            assert asked["data"]["tool"] == "note" and asked["data"]["arguments"] == {"text": "a"}
+            approve = f"/api/agent/{session_id}/approve"
+            await client.problem("POST", approve, {"call_id": "nope", "decision": "approve"}, 404)
+            await client.problem("POST", "/api/agent/nope/approve", {"call_id": call_id, "decision": "deny"}, 404)
+            line = await client.json("GET", f"/api/agent/sessions/{session_id}")
+            assert line["status"] == "awaiting_approval"
+            answer = {"call_id": call_id, "decision": "approve_always", "scope": "this_tool"}
+            await client.json("POST", approve, answer)
+            await client.problem("POST", approve, answer, 409)
+            rest = await until(events, event="loop_completed")
+        assert not of(rest, "tool_approval_required") and len(of(rest, "tool_execution_completed")) == 2
+
+
+async def test_a_denial_is_told_to_the_model() -> None:
+    agent, _ = agent_of(call("note", text="a"), "then not", tools=[note])
+    async with served(agent) as client:
+        async with client.stream("/api/agent/run", {"objective": "go", "forbidden": []}) as events:
+            (first, *_, asked) = await until(events, event="tool_approval_required")
+            body = {"callId": asked["data"]["call_id"], "decision": "deny", "comment": "not now"}
+            await client.json("POST", f"/api/agent/{first['data']['session_id']}/approve", body)
+            rest = await until(events, event="loop_completed")
+        (result,) = of(rest, "tool_execution_completed")
+        assert result["result"]["status"] == "denied" and "not now" in result["result"]["data"]
+
+
+async def test_an_approval_that_nobody_answers_expires_and_is_denied() -> None:
+    clock, made = SteppingClock(), Tables()
+    agent, _ = agent_of(call("drop", table="t"), "nobody said yes", tools=made.tools, clock=clock)
+    async with served(agent) as client:
+        async with client.stream("/api/agent/run", {"objective": "go"}) as events:
+            (first, *_, asked) = await until(events, event="tool_approval_required")
+            session_id = first["data"]["session_id"]
+            assert asked["data"]["expires_at"] == pytest.approx(clock.now() + 300)
+            clock.step(301)
+            body = {"call_id": asked["data"]["call_id"], "decision": "approve"}
+            await client.problem("POST", f"/api/agent/{session_id}/approve", body, 410)
+            rest = await until(events, event="loop_completed")
+        (result,) = of(rest, "tool_execution_completed")
+        assert result["result"]["status"] == "denied" and not made.done
+        await client.problem("POST", f"/api/agent/{session_id}/approve", body, 410)
+
+
+async def test_after_a_limit_the_token_goes_on_and_can_be_used_once() -> None:
+    agent, _ = agent_of(call("note", text="a"), "so far", "finished", tools=[note])
+    async with served(agent) as client:
+        events = await run(client, maxIterations=1, autoApprove=["*"])
+        summary = events[-1]["data"]["summary"]
+        assert summary["termination"]["reason"] == "max_iterations" and summary["can_resume"]
+        assert summary["partial_answer"] == "so far"
+        session_id, token = events[0]["data"]["session_id"], summary["continuation_token"]
+        path = f"/api/agent/{session_id}/continue"
+        await client.problem("POST", path, {"continuation_token": "wrong"}, 409)
+        async with client.stream(path, {"continuation_token": token}) as more:
+            rest = await until(more, event="loop_completed")
+        accept(rest)
+        assert rest[-1]["data"]["summary"]["termination"]["answer"] == "finished"
+        await client.problem("POST", path, {"continuation_token": token}, 409)
+
+
+async def test_a_run_goes_on_without_its_client_and_can_be_cancelled() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    async with served(agent) as client:
+        async with client.stream("/api/agent/run", {"objective": "go", "autoApprove": ["*"]}) as events:
+            (first, *_) = await until(events, event="tool_execution_started")
+        session_id = first["data"]["session_id"]
+        running = await client.json("GET", "/api/agent/sessions?status=running")
+        assert [line["session_id"] for line in running["sessions"]] == [session_id]
+        path = f"/api/agent/{session_id}/cancel"
+        assert (await client.json("POST", path, {"by": "operator"}))["outcome"]["reason"] == "cancelled"
+        detail = await client.json("GET", f"/api/agent/sessions/{session_id}")
+        assert detail["status"] == "cancelled" and (detail["iteration"], detail["max_iterations"]) == (1, 10)
+        summary = detail["recent_events"][-1]["data"]["summary"]
+        assert summary["termination"]["reason"] == "operator_terminated"
+
+
+async def test_the_registry_counts_what_happened() -> None:
+    agent, _ = agent_of([call("note", text="a"), call("fly")], "done", tools=[note])
+    async with served(agent) as client:
+        await run(client, objective="note a", autoApprove=["*"], sessionName="Notes")
+        (line,) = (await client.json("GET", "/api/agent/sessions?status=completed"))["sessions"]
+        assert (line["name"], line["objective"], line["status"]) == ("Notes", "note a", "completed")
+        assert (line["thoughts"], line["tool_calls"], line["results"], line["errors"]) == (2, 2, 2, 1)
+        assert (await client.json("GET", "/api/agent/sessions?status=failed"))["sessions"] == []
+        await client.problem("GET", "/api/agent/sessions?status=odd", status=422)
+
+
+async def test_a_limit_is_not_listed_as_completed() -> None:
+    agent, _ = agent_of(call("note", text="a"), "so far", tools=[note])
+    async with served(agent) as client:
+        await run(client, maxIterations=1, autoApprove=["*"])
+        (line,) = (await client.json("GET", "/api/agent/sessions"))["sessions"]
+        assert (line["status"], line["reason"]) == ("failed", "turn_limit")
+
+
+async def test_all_sessions_can_be_watched_at_once_and_one_from_its_beginning() -> None:
+    agent, _ = agent_of("one", "two")
+    async with served(agent) as client:
+        async with client.stream("/api/agent/sessions/stream") as events:
+            await anext(events)
+            runs = await asyncio.gather(run(client), run(client))
+            ids = {events[0]["data"]["session_id"] for events in runs}
+            ended: set[str] = set()
+            names: dict[str, list[str]] = {}
+            async for one in events:
+                names.setdefault(one.data["data"]["session_id"], []).append(one.event)
+                if one.event == "session_ended":
+                    ended.add(one.data["data"]["session_id"])
+                    if ended == ids:
+                        break
+        for seen in names.values():
+            assert seen[0] == "session_started" and seen[-1] == "session_ended"
+            assert "session_updated" in seen and "agent_event" in seen
+        session_id = ids.pop()
+        async with client.stream(f"/api/agent/sessions/{session_id}/stream") as events:
+            accept(await until(events, event="loop_completed"))
+
+
+async def test_the_roots_of_the_operator_hold_for_the_working_folder(tmp_path: Any) -> None:
+    agent, _ = agent_of()
+    async with served(agent, roots=(tmp_path,)) as client:
+        await client.problem("POST", "/api/agent/run", {"objective": "go", "workingDir": "/etc"}, 403)
+
+
+async def test_a_server_on_a_runtime_that_has_a_way_to_ask_keeps_it() -> None:
+    asked: list[str] = []
+
+    async def gate(question: Any) -> None:
+        asked.append(question.tool)
+
+    agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
+    runtime = Runtime(":memory:", [agent])
+    runtime.gate = gate
+    async with (
+        listening(create_app(runtime, ServerConfig(tokens=(OWNER,)))) as base,
+        Client(base) as client,
+        client.stream("/api/agent/run", {"objective": "go"}) as events,
+    ):
+        (first, *_, question) = await until(events, event="tool_approval_required")
+        body = {"call_id": question["data"]["call_id"], "decision": "approve"}
+        await client.json("POST", f"/api/agent/{first['data']['session_id']}/approve", body)
+        await until(events, event="loop_completed")
+    assert asked == ["note"]

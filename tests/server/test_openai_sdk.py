@@ -1,0 +1,200 @@
+"""OpenAI's endpoints, by OpenAI's own client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from tests.kit import Tables, agent_of, note
+from tests.server.kit import Client, served
+from treadle import Agent
+from treadle.errors import ModelError
+from treadle.messages import Reply, ResultMessage, Usage
+from treadle.testing import ScriptedModel, call, say
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        },
+    }
+]
+ASKED: Any = [{"role": "user", "content": "hi"}]
+
+
+@asynccontextmanager
+async def sdk(*agents: Agent) -> AsyncIterator[tuple[openai.AsyncOpenAI, Client]]:
+    async with (
+        served(*agents) as client,
+        openai.AsyncOpenAI(base_url=f"{client.base}/v1", api_key=client.token, max_retries=0) as made,
+    ):
+        yield made, client
+
+
+def bare(*script: Any) -> tuple[Agent, ScriptedModel]:
+    model = ScriptedModel(*script)
+    return Agent(model), model
+
+
+async def test_a_chat_is_completed_whole_and_in_chunks() -> None:
+    agent, model = bare(say("Hello\nthere", usage=Usage(7, 3)), say("Hello\nthere", usage=Usage(7, 3)))
+    async with sdk(agent) as (client, _):
+        whole = await client.chat.completions.create(model="scripted", messages=ASKED, temperature=0.5)
+        assert whole.choices[0].message.content == "Hello\nthere" and whole.choices[0].finish_reason == "stop"
+        assert whole.usage is not None and whole.usage.total_tokens == 10
+        stream = await client.chat.completions.create(
+            model="scripted", messages=ASKED, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello\nthere"
+        assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 10
+        assert model.requests[0].sampling.temperature == 0.5
+
+
+async def test_the_clients_tools_are_returned_to_the_client_and_not_run_here() -> None:
+    agent, model = bare(call("add", id="c1", a=1), call("add", id="c2", a=2), "three")
+    async with sdk(agent) as (client, _):
+        whole = await client.chat.completions.create(model="scripted", messages=ASKED, tools=TOOLS)
+        (made,) = whole.choices[0].message.tool_calls or ()
+        assert made.function.arguments == '{"a":1}' and whole.choices[0].finish_reason == "tool_calls"  # type: ignore[union-attr]
+        async with client.chat.completions.stream(model="scripted", messages=ASKED, tools=TOOLS) as stream:
+            final = await stream.get_final_completion()
+        (streamed,) = final.choices[0].message.tool_calls or ()
+        assert streamed.id == "c2"
+        history = [*ASKED, whole.choices[0].message, {"role": "tool", "tool_call_id": made.id, "content": "1"}]
+        last = await client.chat.completions.create(model="scripted", messages=history, tools=TOOLS)
+        assert last.choices[0].message.content == "three"
+        assert model.requests[2].messages[2] == ResultMessage("c1", "add", "1")
+
+
+async def test_max_tokens_gives_length_and_a_schema_is_passed_on() -> None:
+    agent, model = bare(Reply("hal", finish="length"), '{"a":1}')
+    async with sdk(agent) as (client, _):
+        cut = await client.chat.completions.create(model="scripted", messages=ASKED, max_tokens=1)
+        assert cut.choices[0].finish_reason == "length" and model.requests[0].max_tokens == 1
+        form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+        await client.chat.completions.create(model="scripted", messages=ASKED, response_format=form)
+        assert model.requests[1].output_schema == {"type": "object"}
+
+
+async def test_responses_whole_and_streamed() -> None:
+    agent, _ = bare(say("Hello", usage=Usage(7, 3)), "Hello\nthere", call("add", id="c1", a=1))
+    async with sdk(agent) as (client, _):
+        whole = await client.responses.create(model="scripted", input="hi", instructions="be brief")
+        assert whole.output_text == "Hello" and whole.status == "completed"
+        assert whole.usage is not None and whole.usage.total_tokens == 10
+        async with client.responses.stream(model="scripted", input="hi") as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert final.output_text == "Hello\nthere" and kinds[-1] == "response.completed"
+        tool: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+        asked = await client.responses.create(model="scripted", input="add", tools=[tool])
+        assert asked.output[0].type == "function_call" and asked.output[0].call_id == "c1"
+
+
+async def test_the_old_completions_and_the_list_of_models() -> None:
+    agent, _ = bare("once upon", "a\ntime")
+    async with sdk(agent) as (client, _):
+        whole = await client.completions.create(model="scripted", prompt="tell")
+        assert whole.choices[0].text == "once upon"
+        stream = await client.completions.create(model="default", prompt="tell", stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "a\ntime"
+        listed = [model.id async for model in client.models.list()]
+        assert listed == ["scripted", "agent:agent"]
+
+
+async def test_embeddings_are_given_where_the_model_can() -> None:
+    class Embedding(ScriptedModel):
+        async def embed(self, texts: list[str]) -> list[list[float]]:
+            return [[float(len(text)), 0.5] for text in texts]
+
+    agent, _ = bare()
+    async with sdk(Agent(Embedding(name="embedding"), name="other"), agent) as (client, _):
+        given = await client.embeddings.create(model="embedding", input=["a", "bcd"])
+        assert [one.embedding for one in given.data] == [[1.0, 0.5], [3.0, 0.5]]
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.embeddings.create(model="scripted", input="a")
+        assert refused.value.status_code == 501
+
+
+async def test_an_agent_answers_in_a_models_place_and_its_tools_run_here() -> None:
+    agent, _ = agent_of(["let me see", call("note", text="a")], "noted", call("note", text="b"), "again", tools=[note])
+    async with sdk(agent) as (client, _):
+        stream = await client.chat.completions.create(model="agent:agent", messages=ASKED, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == "let me see\n\nnoted"
+        activity = [c.model_extra["treadle"]["type"] for c in chunks if c.model_extra]
+        assert activity == ["call_started", "call_finished", "run_finished"]
+        whole = await client.chat.completions.create(model="agent:agent", messages=ASKED)
+        assert whole.choices[0].message.content == "again"
+        assert whole.model_extra is not None
+        assert [one["type"] for one in whole.model_extra["treadle"]][-1] == "run_finished"
+
+
+async def test_an_agent_goes_on_in_a_session_and_is_told_what_was_said_before() -> None:
+    agent, model = agent_of("one", "two", "three")
+    async with sdk(agent) as (client, plain):
+        session_id = await plain.session()
+        for text in ("first", "second"):
+            messages: Any = [{"role": "user", "content": text}]
+            extra = {"session_id": session_id}
+            await client.chat.completions.create(model="agent:agent", messages=messages, extra_body=extra)
+        assert len(model.requests[1].messages) == 3
+        whole = await client.responses.create(model="agent:agent", input="third", instructions="be kind")
+        assert whole.output_text == "three" and model.requests[2].system.endswith("be kind")
+
+
+async def test_an_agents_approval_is_answered_elsewhere_while_its_client_waits() -> None:
+    made = Tables()
+    agent, _ = agent_of(call("drop", table="t"), "dropped", tools=made.tools)
+    async with sdk(agent) as (client, plain):
+        asking = asyncio.create_task(client.chat.completions.create(model="agent:agent", messages=ASKED))
+        async with plain.socket("/v1/ws") as socket:
+            from tests.server.test_sockets import until
+
+            await until(socket, status="needs_you")
+        (asked,) = await plain.json("GET", "/v1/approvals")
+        await plain.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
+        assert (await asking).choices[0].message.content == "dropped"
+
+
+async def test_what_goes_wrong_is_an_error_that_the_client_knows() -> None:
+    overloaded = ModelError("slow down", kind="overloaded", retryable=True, retry_after=3)
+    agent, _ = bare(overloaded, ModelError("no", kind="auth"))
+    async with sdk(agent) as (client, plain):
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="nope", messages=ASKED)
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="agent:nope", messages=ASKED)
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(model="scripted", messages=[])
+        with pytest.raises(openai.RateLimitError) as limited:
+            await client.chat.completions.create(model="scripted", messages=ASKED)
+        assert limited.value.response.headers["retry-after"] == "3"
+        with pytest.raises(openai.APIStatusError) as failed:
+            await client.chat.completions.create(model="scripted", messages=ASKED, stream=True)
+        assert failed.value.status_code == 502
+        with pytest.raises(openai.UnprocessableEntityError):
+            await client.chat.completions.create(model="agent:agent", messages=ASKED, tools=TOOLS)
+        problem = await plain.problem("POST", "/v1/chat/completions", {"model": "scripted", "messages": 1}, 422)
+        assert "messages" in problem["message"]
+
+
+async def test_a_failure_in_the_middle_of_a_stream_is_told_in_the_stream() -> None:
+    class Breaking(ScriptedModel):
+        async def stream(self, request: Any) -> Any:
+            from treadle import TextDelta
+
+            yield TextDelta(text="Hel")
+            raise ModelError("the line broke", kind="network")
+
+    async with sdk(Agent(Breaking())) as (client, _):
+        stream = await client.chat.completions.create(model="scripted", messages=ASKED, stream=True)
+        with pytest.raises(openai.APIError, match="the line broke"):
+            _ = [chunk async for chunk in stream]

@@ -1,0 +1,169 @@
+"""WebSockets by a client from the package index: frames of a session, message frames, and the channel of all."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.dialects.test_wire import Page
+from tests.kit import PATIENCE, Held, Tables, agent_of, note
+from tests.server.kit import OWNER, Client, served
+from treadle import AskUser
+from treadle.server.tokens import Token
+from treadle.testing import call
+
+
+async def until(socket: Any, **wanted: Any) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            seen.append(json.loads(await socket.recv()))
+            if all(seen[-1].get(name) == value for name, value in wanted.items()):
+                return seen
+
+
+def frame(kind: str, **fields: Any) -> str:
+    return json.dumps({"type": kind, **fields})
+
+
+async def test_a_session_is_talked_to_and_watched_over_one_socket() -> None:
+    agent, _ = agent_of(call("note", text="a"), "done", "again", tools=[note])
+    async with served(agent) as client:
+        session_id = await client.session()
+        async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
+            await socket.send(frame("user", content="go"))
+            frames = await until(socket, type="done")
+            kinds = [one["type"] for one in frames]
+            assert kinds == ["iteration", "tool_start", "tool_end", "iteration", "delta", "done"]
+            await socket.send(frame("user", content="more"))
+            assert (await until(socket, type="done"))[-1]["reply"] == "again"
+        async with client.socket(f"/v1/sessions/{session_id}/stream?after=0") as socket:
+            assert [one for one in await until(socket, type="done") if one["type"] == "tool_start"]
+
+
+async def test_cancel_over_the_socket_cancels() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    async with served(agent) as client:
+        session_id = await client.session()
+        async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
+            await socket.send(frame("user", content="go"))
+            await until(socket, type="tool_start")
+            await socket.send(frame("cancel"))
+            done = (await until(socket, type="done"))[-1]
+            assert done["reason"] == "cancelled"
+        assert (await client.facts(session_id))[-1]["reason"] == "cancelled"
+
+
+async def test_approvals_and_questions_are_answered_over_the_socket() -> None:
+    made = Tables()
+    script = [call("drop", table="t"), call("ask_user", question="Sure?"), "done"]
+    agent, _ = agent_of(*script, tools=[*made.tools, AskUser()])
+    async with served(agent) as client, client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
+        await socket.send(frame("user", content="go"))
+        asked = (await until(socket, type="approval_request"))[-1]
+        await socket.send(frame("approval", id=asked["id"], approved=True, digest=asked["digest"]))
+        question = (await until(socket, type="input_request"))[-1]
+        await socket.send(frame("answer", id=question["id"], answers=["yes"]))
+        assert (await until(socket, type="done"))[-1]["reply"] == "done" and made.done == ["t"]
+        await socket.send(frame("approval", id=asked["id"], approved=True))
+        assert "answered already" in (await until(socket, type="error"))[-1]["message"]
+
+
+@pytest.mark.parametrize("text", ["nonsense", "[]", '{"type":"dance"}', '{"type":"user","content":1}', '{"a":1}'])
+async def test_a_frame_that_is_none_is_answered_and_the_line_stays_open(text: str) -> None:
+    agent, _ = agent_of("hello")
+    async with served(agent) as client, client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
+        await socket.send(text)
+        assert (await until(socket, type="error"))[-1]["message"]
+        await socket.send(frame("user", content="hi"))
+        assert (await until(socket, type="done"))[-1]["reply"] == "hello"
+
+
+async def test_a_client_that_closes_its_socket_stops_nothing() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    async with served(agent) as client:
+        session_id = await client.session()
+        async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
+            await socket.send(frame("user", content="go"))
+            await until(socket, type="tool_start")
+        held.free.set()
+        async with client.socket(f"/v1/sessions/{session_id}/stream?after=0") as socket:
+            assert (await until(socket, type="done"))[-1]["reason"] == "answered"
+
+
+async def test_a_page_that_follows_message_frames_shows_what_the_log_says() -> None:
+    agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
+    async with served(agent) as client:
+        session_id = await client.session()
+        await client.send(session_id, "go")
+        await client.json("PATCH", f"/v1/sessions/{session_id}", {"name": "Notes"})
+        async with client.socket(f"/v1/ws?session={session_id}") as socket:
+            frames = await until(socket, type="chat_renamed")
+        page = Page(frames)
+        assert [message["text"] for message in page.messages.values()] == ["go", "", "done"]
+        assert len(page.results) == 1
+
+
+async def test_the_channel_tells_all_devices_which_session_needs_somebody() -> None:
+    made = Tables()
+    agent, _ = agent_of(call("drop", table="t"), "done", tools=made.tools)
+    async with served(agent) as client:
+        old = await client.session(name="Old")
+        async with client.socket("/v1/ws") as one, client.socket("/v1/ws") as other:
+            first = (await until(one, session_id=old))[-1]
+            assert (first["type"], first["status"], first["name"]) == ("chat_status", "idle", "Old")
+            session_id = await client.session()
+            sending = asyncio.create_task(client.send(session_id, "drop"))
+            for socket in (one, other):
+                await until(socket, session_id=session_id, status="needs_you")
+            (asked,) = await client.json("GET", "/v1/approvals")
+            await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
+            for socket in (one, other):
+                statuses = [seen["status"] for seen in await until(socket, session_id=session_id, status="idle")]
+                assert statuses[-1] == "idle"
+            await sending
+
+
+async def test_sockets_are_closed_with_a_word_when_the_server_leaves() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        session_id = await client.session()
+        async with client.socket(f"/v1/sessions/{session_id}/stream") as one, client.socket("/v1/ws") as other:
+            client.app.state.service.drain()
+            for socket in (one, other):
+                with pytest.raises(ConnectionClosed) as closed:
+                    await until(socket, type="nothing that is ever sent")
+                assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+
+
+async def test_a_socket_needs_a_token_a_session_and_the_right_to_look() -> None:
+    agent, _ = agent_of()
+    blind = Token("blind", "blind-secret-of-the-tests", frozenset(("send",)))
+    async with served(agent, tokens=(OWNER, blind)) as client:
+        session_id = await client.session()
+        path = f"/v1/sessions/{session_id}/stream"
+        for caller, where, status in (
+            (Client(client.base, ""), path, 403),
+            (Client(client.base, "wrong"), path, 403),
+            (Client(client.base, blind.value), path, 403),
+            (client, "/v1/sessions/nope/stream", 404),
+            (client, "/v1/ws?session=nope", 404),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                await caller.socket(where)
+            assert refused.value.response.status_code == status
+
+
+async def test_a_token_that_may_only_look_cannot_send_over_the_socket() -> None:
+    agent, _ = agent_of()
+    looker = Token("looker", "looker-secret-of-the-tests", frozenset(("view",)))
+    async with served(agent, tokens=(OWNER, looker)) as client:
+        path = f"/v1/sessions/{await client.session()}/stream"
+        async with Client(client.base, looker.value).socket(path) as socket:
+            for sent in (frame("user", content="x"), frame("cancel"), frame("approval", id="x", approved=True)):
+                await socket.send(sent)
+                assert "may not" in (await until(socket, type="error"))[-1]["message"]

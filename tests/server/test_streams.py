@@ -1,0 +1,253 @@
+"""Server-sent events: replay without gap or duplicate, the text so far, slow and leaving clients, the end."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from tests.kit import PATIENCE, Held, agent_of, note
+from tests.server.kit import Client, served, until
+from treadle import Agent, TextDelta
+from treadle.messages import Reply, Request
+from treadle.models.base import ModelEvent
+from treadle.testing import call
+
+
+class Slowly:
+    """A model that says one word at a time, and stops in the middle until it is let go."""
+
+    name, window = "slowly", None
+
+    def __init__(self, words: int, pause_at: int) -> None:
+        self.words, self.pause_at = words, pause_at
+        self.paused, self.go = asyncio.Event(), asyncio.Event()
+
+    async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
+        said: list[str] = []
+        for number in range(self.words):
+            if number == self.pause_at:
+                self.paused.set()
+                await self.go.wait()
+            said.append(f"w{number} ")
+            yield TextDelta(text=said[-1])
+        yield Reply("".join(said))
+
+
+async def test_a_stream_cut_at_any_event_and_taken_up_again_gives_the_whole_log() -> None:
+    script = [call("note", text="a"), call("note", text="b"), "done"]
+    agent, _ = agent_of(*script, tools=[note])
+    async with served(agent) as client:
+        session_id = await client.session()
+        await client.send(session_id, "go")
+        facts = await client.facts(session_id)
+        assert len(facts) >= 12
+        for cut in range(len(facts) + 1):
+            seen: list[dict[str, Any]] = []
+            path = f"/v1/sessions/{session_id}/events"
+            last = ""
+            if cut:
+                async with client.stream(path) as events:
+                    async for one in events:
+                        seen.append(one.data)
+                        last = one.id
+                        if len(seen) == cut:
+                            break
+            if cut < len(facts):
+                headers = {"Last-Event-ID": last} if last else {}
+                async with client.stream(path, headers=headers) as events:
+                    async for one in events:
+                        seen.append(one.data)
+                        if one.data["seq"] == facts[-1]["seq"]:
+                            break
+            assert seen == facts
+
+
+async def test_a_live_run_watched_through_a_line_that_breaks_at_every_fact_is_seen_whole() -> None:
+    agent, _ = agent_of(*(call("note", text=str(number)) for number in range(6)), "done", tools=[note])
+    async with served(agent) as client:
+        session_id = await client.session()
+        sending = asyncio.create_task(client.send(session_id, "go"))
+        seen: list[dict[str, Any]] = []
+        while not seen or seen[-1]["type"] != "run_finished":
+            headers = {"Last-Event-ID": str(seen[-1]["seq"])} if seen else {}
+            async with client.stream(f"/v1/sessions/{session_id}/events", headers=headers) as events:
+                async for one in events:
+                    if one.id:
+                        seen.append(one.data)
+                        break
+        await sending
+        assert seen == await client.facts(session_id)
+
+
+@pytest.mark.parametrize("words", [50, 5000])
+async def test_who_joins_in_the_middle_of_a_reply_gets_the_text_so_far_and_then_the_rest(words: int) -> None:
+    model = Slowly(words, words - 20)
+    async with served(Agent(model)) as client:
+        session_id = await client.session()
+        sending = asyncio.create_task(client.send(session_id, "go"))
+        async with asyncio.timeout(PATIENCE):
+            await model.paused.wait()
+        text = ""
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            async for one in events:
+                if one.data["type"] == "text_delta":
+                    text += one.data["text"]
+                    if text.endswith(f"w{words - 21} "):
+                        model.go.set()
+                if one.data["type"] == "model_replied":
+                    assert text == one.data["text"]
+                    break
+        assert (await sending)["reply"] == text
+
+
+async def test_a_client_that_leaves_stops_nothing() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    async with served(agent) as client:
+        session_id = await client.session()
+        async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "go"}) as events:
+            await until(events, type="tool_start")
+        held.free.set()
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            seen = await until(events, type="run_finished")
+        assert seen[-1]["reason"] == "answered"
+
+
+async def test_a_blocking_client_that_leaves_stops_nothing() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    async with served(agent) as client:
+        session_id = await client.session()
+        sending = asyncio.create_task(client.send(session_id, "go"))
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            await until(events, type="call_started")
+            sending.cancel()
+            held.free.set()
+            seen = await until(events, type="run_finished")
+        assert seen[-1]["reason"] == "answered"
+
+
+async def test_a_client_that_does_not_read_slows_nobody_and_is_brought_level() -> None:
+    model = Slowly(20_000, 1)
+    async with served(Agent(model)) as client:
+        session_id = await client.session()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(client.base.rpartition(":")[2]), limit=2**16)
+        lines = [f"GET /v1/sessions/{session_id}/events HTTP/1.1", f"Host: {client.base[7:]}"]
+        lines += [f"Authorization: {client.headers['authorization']}", "", ""]
+        writer.write("\r\n".join(lines).encode())
+        await reader.readuntil(b"\r\n\r\n")
+        sending = asyncio.create_task(client.send(session_id, "go"))
+        async with asyncio.timeout(PATIENCE):
+            await model.paused.wait()
+        model.go.set()
+        answer = await sending  # while nobody reads the other line
+        assert answer["outcome"]["status"] == "answered"
+        read = b""
+        async with asyncio.timeout(PATIENCE):
+            while b'"run_finished"' not in read:
+                piece = await reader.read(2**16)
+                assert piece, "the line broke"
+                read += piece
+        writer.close()
+        ids = [int(line[4:]) for line in read.split(b"\n") if line.startswith(b"id: ")]
+        assert ids == [fact["seq"] for fact in await client.facts(session_id)]
+
+
+async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
+    agent, _ = agent_of()
+    async with served(agent, keep_alive=0.05) as client:
+        session_id = await client.session()
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            comments = 0
+            async for one in events:
+                comments += one.comment == "ping"
+                if comments == 3:
+                    break
+
+
+async def test_streams_are_told_when_the_server_leaves() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        session_id = await client.session()
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            first = await anext(events)
+            assert first.data["type"] == "session_created"
+            client.app.state.service.drain()
+            rest = [one async for one in events]
+            assert "shutting down" in rest[-1].comment
+        problem = await client.problem("POST", f"/v1/sessions/{session_id}/messages", {"content": "x"}, 503)
+        assert problem["type"] == "shutting_down"
+
+
+async def test_a_waiting_request_is_answered_when_the_server_leaves() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    async with served(agent) as client:
+        session_id = await client.session()
+        sending = asyncio.create_task(client.send(session_id, "go"))
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            await until(events, type="call_started")
+        client.app.state.service.drain()
+        assert (await sending)["outcome"]["reason"] == "shutting_down"
+
+
+@pytest.mark.parametrize("dialect", ["loop", "frames", "wire", "rpc"])
+async def test_the_same_session_can_be_watched_in_every_dialect_from_any_position(dialect: str) -> None:
+    agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
+    async with served(agent) as client:
+        session_id = await client.session()
+        await client.send(session_id, "go")
+        path = f"/v1/sessions/{session_id}/events?dialect={dialect}"
+        last = {"loop": "loop_completed", "frames": '"done"', "wire": '"usage"', "rpc": '"done"'}[dialect]
+
+        async def watched(after: int) -> list[tuple[str, str]]:
+            seen: list[tuple[str, str]] = []
+            async with client.stream(f"{path}&after={after}") as events:
+                async for one in events:
+                    seen.append((one.id, one.text))
+                    if last in one.text and (dialect != "wire" or "done" in json.dumps(seen)):
+                        return seen
+            raise AssertionError("ended")
+
+        whole = await watched(0)
+        ids = [int(seq) for seq, _ in whole if seq]
+        assert ids == sorted(ids)
+        for seq in ids[:-1]:
+            place = next(place for place, (one, _) in enumerate(whole) if one == str(seq))
+            assert await watched(seq) == whole[place + 1 :]
+
+
+async def test_many_watchers_of_one_session_share_one_encoding() -> None:
+    agent, _ = agent_of("hello")
+    async with served(agent) as client:
+        session_id = await client.session()
+        shared = client.app.state.service.streams.shared
+
+        async def watching(joined: asyncio.Semaphore) -> list[str]:
+            async with Client(client.base) as other, other.stream(f"/v1/sessions/{session_id}/events") as events:
+                seen: list[str] = []
+                async for one in events:
+                    seen.append(one.text)
+                    joined.release()
+                    if one.data["type"] == "run_finished":
+                        return seen
+            raise AssertionError("ended")
+
+        joined = asyncio.Semaphore(0)
+        watchers = [asyncio.create_task(watching(joined)) for _ in range(20)]
+        for _ in watchers:
+            await joined.acquire()
+        await client.send(session_id, "hi")
+        views = await asyncio.gather(*watchers)
+        assert all(view == views[0] for view in views)
+        assert len(shared._kept) < 2 * len(views[0])
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "9" * 30, "1.5", "²"])
+async def test_a_position_that_is_none_is_refused(last: str) -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        path = f"/v1/sessions/{await client.session()}/events"
+        await client.problem("GET", path, headers={"Last-Event-ID": last})

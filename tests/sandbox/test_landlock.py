@@ -44,6 +44,13 @@ async def test_files_in_the_folders_of_the_workspace_can_be_worked_on(place: Pla
 
 
 @needs_landlock
+async def test_a_linked_repository_leads_nowhere(place: Place) -> None:
+    (place.workspace / ".git").symlink_to(place.outside)
+    ran = await behind_landlock(place.shell("cat .git/key; rm .git"))
+    assert ran.output.count("Permission denied") == 2 and (place.workspace / ".git").is_symlink(), ran
+
+
+@needs_landlock
 async def test_the_private_temporary_folder_is_gone_afterwards(place: Place) -> None:
     ran = await behind_landlock(place.shell("touch $TMPDIR/x; echo $TMPDIR"))
     assert ran.output.startswith("/") and not Path(ran.output.strip()).exists()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.sandbox.kit import Place, a_neighbour, a_place, inside, needs_bubblewrap, until
 from treadle.errors import BadInput
+from treadle.sandbox import bubblewrap
 from treadle.sandbox import workspace as workspaces
 from treadle.sandbox.base import Job, is_env_file
 from treadle.sandbox.workspace import env_files, guarded, real_workspace, working_folder
@@ -103,6 +104,15 @@ async def test_a_linked_repository_is_not_followed_but_refused(name: str, place:
     with pytest.raises(BadInput, match=f"{name} is a link"):
         await inside(place.shell(f"cat {name}/key"))
     assert sorted(os.listdir(place.workspace)) == [name]
+
+
+@needs_bubblewrap
+async def test_an_older_bubblewrap_protects_as_well_and_is_given_no_descriptor_of_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bubblewrap, "_binds_descriptors", lambda: False)
+    ran = await inside(place.shell("touch .git/x; touch .treadle/x; ls /proc/$$/fd"))
+    assert ran.output.count("Read-only") == 2 and ran.output.split()[-3:] == ["0", "1", "2"], ran
 
 
 @needs_bubblewrap

@@ -99,7 +99,9 @@ class _Box:
             options = [*arguments(plan), "--json-status-fd", str(status), "--seccomp", str(filtering)]
             listed = memory_file("arguments", b"\0".join(map(os.fsencode, options)), given)
             command = [BWRAP, "--args", str(listed), "--", "/bin/sh", "-c", _GATE, "sh", *plan.job.argv]
-            self._process = spawn(command, waiting, output, (status, filtering, listed, *plan.protected.values()))
+            # One that bubblewrap does not take would stay open in the command, and lead around the mount.
+            mounted = plan.protected.values() if _binds_descriptors() else ()
+            self._process = spawn(command, waiting, output, (status, filtering, listed, *mounted))
         os.set_blocking(self._status, False)
         self._output = Output(written, plan.job.bounds.output_bytes)
         held.callback(self._output.stop)

@@ -97,9 +97,11 @@ def _split(folder: Path, masked: set[Path], rights: int) -> Iterator[Rule]:
     yield str(folder), _LIST
     for entry in os.scandir(folder):
         path = Path(entry.path)
+        if entry.is_symlink():
+            continue  # what it leads to has its own rule, or none
         if entry.name in PROTECTED:
             yield entry.path, _READ_ONLY
         elif entry.is_dir(follow_symlinks=False) and any(file.is_relative_to(path) for file in masked):
             yield from _split(path, masked, rights)
-        elif path not in masked and not entry.is_symlink():
+        elif path not in masked:
             yield entry.path, rights

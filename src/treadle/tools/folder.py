@@ -27,7 +27,7 @@ FILE_CAP = 10 * 1024 * 1024
 
 _LONGEST = 4000
 _ALLOWED = "Give a path inside the workspace, relative to it, such as src/app.py."
-_MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 Kind = Literal["file", "folder", "link", "other"]

@@ -114,8 +114,7 @@ class Snapshot:
             size = 0
             for path in chosen:
                 about, seen = self._stats[path], known.get(path)
-                settled = about.newest < self._settled
-                if settled and seen is not None and seen.stamp == about.stamp:
+                if seen is not None and seen.stamp == about.stamp:
                     self._ids[path] = seen.id
                     continue
                 data = root.content(path)
@@ -123,7 +122,7 @@ class Snapshot:
                     left_out.append(path)
                     continue
                 self._ids[path] = digest_of(data)
-                if settled:
+                if about.newest < self._settled:
                     fresh[path] = Seen(about.stamp, self._ids[path])
                 batch.append(data)
                 size += len(data)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.kit import PATIENCE, Held, Store, agent_of, either_store, ended, of, resumed, said, wait_for
-from treadle import Agent, RunFinished, Session, ToolContext, tool
+from treadle import Agent, RunFinished, Session, TextPart, ToolContext, tool
+from treadle.coordinator import Coordinator
 from treadle.errors import BadInput, Conflict
 from treadle.events import CallFinished, CallStarted, Custom, FilesKept, MessageReceived, Rewound
 from treadle.execute import LogDesk
@@ -254,6 +255,24 @@ async def test_a_rewind_is_refused_while_a_run_is_unfinished(place: Place, store
         held.free.set()
         await running
         assert (await session.rewind(1)).done and place.holds() == {}
+
+
+async def test_a_message_that_comes_just_before_a_rewind_makes_it_wait(
+    place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place.session(store, write("a.txt", "1"), "ok", "answer") as session:
+        await ended(session)
+        idle = Coordinator.idle
+
+        async def late(self: Coordinator, session_id: str) -> None:
+            await idle(self, session_id)
+            await self.log.post(session_id, [MessageReceived(id="late", parts=(TextPart("go"),))], wake=False)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Coordinator, "idle", late)
+            with pytest.raises(Conflict, match="unfinished run"):
+                await session.rewind(1)
+        assert place.holds() == {"a.txt": "1"}
 
 
 async def test_nothing_is_restored_through_a_link(place: Place, store: Store) -> None:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tools.files.bench import Bench, some_bench
 from treadle.errors import NotFound, StoreDamaged, StoreError
@@ -103,15 +104,23 @@ async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(benc
     assert taken.left.keys() == {"sub/changed.txt", "sub/deleted.txt", "made/new.txt"}
 
 
-async def test_a_change_of_the_same_size_within_the_same_tick_is_found(bench: Bench) -> None:
-    file = bench.put("a.txt", "one")
-    about = file.stat()
-    taken = Snapshot(bench.kept, bench.workspace)
-    await taken.before()
-    with open(file, "r+") as opened:
-        opened.write("two")
-    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert changed(bench, await taken.after()) == {"a.txt": b"one"}
+async def test_a_change_of_the_same_size_within_the_same_tick_is_found(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat_of = snapshot_module._stat
+
+    def coarse(entry: os.DirEntry[str]) -> snapshot_module._Stat | None:
+        """As on a file system whose clock stood still."""
+        about = stat_of(entry)
+        return about and replace(about, stamp=str(about.size))
+
+    monkeypatch.setattr(snapshot_module, "_stat", coarse)
+    bench.put("a.txt", "one")
+    for old, new in (("one", "two"), ("two", "six")):
+        taken = Snapshot(bench.kept, bench.workspace)
+        await taken.before()
+        bench.put("a.txt", new)
+        assert changed(bench, await taken.after()) == {"a.txt": old.encode()}
 
 
 async def test_files_that_have_not_changed_are_not_read_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

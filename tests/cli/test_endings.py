@@ -160,11 +160,11 @@ async def test_what_may_wait_for_a_person_is_left_in_the_log_and_goes_on_when_an
         assert (golden(done)["status"], golden(done)["reason"]) == ("waiting", "waiting")
         assert done.document["pending"][0]["tool"] == "write_file"
         session = done.document["session_id"]
-        listed = await place.run("approvals", "list")
+        listed = await place.quick("approvals", "list")
         assert session[:12] in listed.out and "write_file [destructive]" in listed.out and "obey" in listed.out
-        allowed = await place.run("approvals", "allow", session[:8])
+        allowed = await place.quick("approvals", "allow", session[:8])
         assert allowed.code == 0, allowed.err
-        again = await place.run("approvals", "allow", session[:8])
+        again = await place.quick("approvals", "allow", session[:8])
         assert again.code == 2 and "nothing is open" in again.err
         resumed = await place.run("sessions", "resume", session[:8], *model(fake), "--json")
     assert resumed.code == 0 and golden(resumed)["answer"] == "written"
@@ -175,7 +175,7 @@ async def test_a_denial_from_elsewhere_is_told_with_its_reason(place: Place) -> 
     async with StrictChat([ASKED, Reply(text="as you wish")]) as fake:
         done = await place.run("run", "write it", *model(fake), "--ask-later", "--json")
         session = done.document["session_id"]
-        denied = await place.run("approvals", "deny", session, "--reason", "not on a Friday")
+        denied = await place.quick("approvals", "deny", session, "--reason", "not on a Friday")
         assert denied.code == 0
         resumed = await place.run("sessions", "resume", session, *model(fake), "--json")
         told = fake.seen[-1].body["messages"][-1]["content"]
@@ -227,9 +227,9 @@ async def test_a_provider_that_is_not_there_is_one(place: Place) -> None:
     ],
 )
 async def test_bad_usage_is_two_in_every_form(place: Place, words: list[str], told: str) -> None:
-    plain = await place.run(*words)
+    plain = await place.quick(*words)
     assert (plain.code, plain.out) == (2, "") and told in plain.err
-    as_document = await place.run(*words, "--json")
+    as_document = await place.quick(*words, "--json")
     assert as_document.code == 2 and told in as_document.document["error"]
     assert (as_document.document["status"], as_document.document["reason"]) == ("failed", "usage")
 
@@ -240,7 +240,7 @@ async def test_bad_usage_leaves_stdout_empty_with_lines(place: Place) -> None:
 
 
 async def test_two_forms_at_once_are_bad_usage(place: Place) -> None:
-    done = await place.run("run", "x", "--json", "--jsonl")
+    done = await place.quick("run", "x", "--json", "--jsonl")
     assert done.code == 2 and "not allowed with" in done.document["error"]
 
 

@@ -166,8 +166,8 @@ async def test_a_question_that_is_answered_elsewhere_is_taken_back_and_the_run_g
                 await screen.until("/help shows")
                 screen.type("write it\r")
             await screen.until("answer>")
-            listed = await place.run("approvals", "list")
-            allowed = await place.run("approvals", "allow", listed.out.split()[0])
+            listed = await place.quick("approvals", "list")
+            allowed = await place.quick("approvals", "allow", listed.out.split()[0])
             assert allowed.code == 0, allowed.err
             await screen.until("It is written.")
             if command == "chat":

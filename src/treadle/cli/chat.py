@@ -20,7 +20,7 @@ from treadle.cli.stage import Bell, Stage
 from treadle.cli.text import harmless, is_terminal, note, styled
 from treadle.config import data_folder, open_store
 from treadle.errors import BadInput, Conflict, TreadleError
-from treadle.events import MessageReceived, RunFinished
+from treadle.events import MessageReceived, RunFinished, RunRequested
 from treadle.log.base import SessionQuery
 
 EXAMPLES = """\
@@ -238,6 +238,8 @@ class Chat:
             async for event in watch:
                 self.screen.event(event)
                 self._asking.event(event)
+                if isinstance(event, MessageReceived | RunRequested) and not self.running:
+                    self.begin(self.session.resume())  # posted by somebody else, and nobody else runs it
                 if isinstance(event, RunFinished):
                     self._bell.ring(f"treadle: {event.reason}")
         finally:

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""What the command line costs before it does anything: CPU of `treadle --help` and of a list from 10 000 sessions.
+
+    python benchmarks/cli.py [--sessions 10000] [--times 15]
+
+Each command is a process of its own, started anew; CPU is user and system time, the best of so many tries. The
+floor is an interpreter that does nothing. The goal is under 150 ms each.
+"""
+
+import argparse
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+GOAL_MS = 150
+
+
+def cost(argv, env, times):
+    """CPU and wall of a command in ms, the best of several."""
+    cpu = wall = float("inf")
+    for _ in range(times):
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        after, ended = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        cpu, wall = min(cpu, used * 1e3), min(wall, (ended - began) * 1e3)
+    return cpu, wall
+
+
+async def fill(path, sessions):
+    from treadle.events import (
+        AgentConfig,
+        MessageReceived,
+        ModelReplied,
+        RunFinished,
+        RunStarted,
+        SessionCreated,
+        SessionRenamed,
+        TurnStarted,
+    )
+    from treadle.log.sqlite import SqliteLog
+    from treadle.messages import TextPart, Usage
+
+    log = SqliteLog(path)
+    for number in range(sessions):
+        await log.create(
+            f"{number:032x}",
+            [
+                SessionCreated(
+                    session_id=f"{number:032x}", agent=AgentConfig(), workspace=f"/home/ada/project{number % 40}"
+                ),
+                SessionRenamed(name=f"Look into problem {number}", by="auto"),
+                MessageReceived(id="m", parts=(TextPart("Why is the build red, and since when?"),)),
+                RunStarted(run_id="run_1", limits=SessionCreated(session_id="x").limits),
+                TurnStarted(turn=1, messages=("m",)),
+                ModelReplied(text="Since Monday, because of a missing lock file.", usage=Usage(900, 40)),
+                RunFinished(run_id="run_1", reason="answered", answer="Since Monday.", turns=1),
+            ],
+        )
+    await log.close()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sessions", type=int, default=10_000)
+    parser.add_argument("--times", type=int, default=15)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store.db"
+        asyncio.run(fill(store, args.sessions))
+        env = {**os.environ, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_DATA_HOME": folder}
+        treadle = [sys.executable, "-m", "treadle"]
+        rows = {
+            "python -c pass": [sys.executable, "-c", "pass"],
+            "treadle --help": [*treadle, "--help"],
+            "treadle run --help": [*treadle, "run", "--help"],
+            "treadle sessions list": [*treadle, "sessions", "list", "--store", str(store)],
+            "the same, --limit 200": [*treadle, "sessions", "list", "--store", str(store), "--limit", "200"],
+            "the same, --status failed": [*treadle, "sessions", "list", "--store", str(store), "--status", "failed"],
+            "treadle sessions search": [*treadle, "sessions", "search", "monday lock", "--store", str(store)],
+        }
+        print(f"{args.sessions} sessions in the store; goal {GOAL_MS} ms of CPU")
+        print(f"{'command':<28}{'CPU ms':>9}{'wall ms':>9}")
+        for name, argv in rows.items():
+            cpu, wall = cost(argv, env, args.times)
+            print(f"{name:<28}{cpu:>9.0f}{wall:>9.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""The commands beside run and chat: what they print, what they change, and how they end."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kit import Place, calling, model
+from tests.fakes.chat import StrictChat
+from treadle.cli.main import COMMANDS
+from treadle.messages import Reply
+from treadle.walls import probe
+
+needs_sandbox = pytest.mark.skipif(probe().level == "none", reason="no sandbox here: bubblewrap is not installed")
+
+
+async def talked(place: Place, *names: str, answer: str = "Since Monday, because of the lock file.") -> list[str]:
+    """Sessions of these names with an answer each; their ids."""
+    ids: list[str] = []
+    async with StrictChat([Reply(text=answer)]) as fake:
+        for name in names:
+            done = await place.run("run", "why is the build red?", "--name", name, *model(fake), "--json")
+            ids.append(done.document["session_id"])
+    return ids
+
+
+def shown(*argv: str, stdin: str = "", place: Place | None = None) -> subprocess.CompletedProcess[str]:
+    """What another program makes of it."""
+    where = {"cwd": place.work, "env": place.env} if place is not None else {}
+    return subprocess.run(argv, input=stdin, text=True, check=True, capture_output=True, **where)
+
+
+async def test_help_names_every_command_and_each_shows_examples(place: Place) -> None:
+    top = await place.quick("--help")
+    assert top.code == 0 and top.err == ""
+    for name in COMMANDS:
+        assert f"\n  {name} " in top.out
+        done = await place.quick(name, "--help")
+        assert done.code == 0 and f"usage: treadle {name}" in done.out, name
+        assert "examples:\n" in done.out and f"treadle {name}" in done.out.partition("examples:")[2], name
+
+
+async def test_an_unknown_command_is_two_with_a_guess(place: Place) -> None:
+    done = await place.quick("sesions")
+    assert done.code == 2 and "did you mean sessions?" in done.err
+
+
+async def test_the_version_is_told(place: Place) -> None:
+    assert (await place.quick("--version")).out.startswith("treadle ")
+
+
+async def test_sessions_are_listed_and_found_by_name_and_beginning_of_id(place: Place) -> None:
+    first, second = await talked(place, "alpha", "beta")
+    listed = await place.quick("sessions")
+    heads, *rows = listed.out.splitlines()
+    assert heads.split() == ["status", "session", "age", "turns", "cost", "workspace", "name"]
+    assert [row.split()[0] for row in rows] == ["answered", "answered"]
+    assert rows[0].endswith("beta") and rows[1].endswith("alpha") and first[:12] in rows[1]
+    assert (await place.quick("sessions", "list", "--status", "failed")).out == ""
+    lines = (await place.quick("sessions", "list", "--json", "--limit", "1")).out.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [second]
+    for reference in (second, second[:8], "beta"):
+        shown = await place.quick("sessions", "show", reference)
+        assert shown.code == 0 and "› why is the build red?" in shown.out and "Since Monday" in shown.out
+    gone = await place.quick("sessions", "show", "gamma")
+    assert gone.code == 2 and "no session has the id or the name 'gamma'" in gone.err
+
+
+async def test_sessions_elsewhere_are_not_listed_for_a_workspace(place: Place, tmp_path: Path) -> None:
+    await talked(place, "here")
+    assert "here" in (await place.quick("sessions", "list", "--workspace", ".")).out
+    (tmp_path / "other").mkdir()
+    assert (await place.quick("sessions", "list", "--workspace", str(tmp_path / "other"))).out == ""
+
+
+async def test_transcripts_are_searched(place: Place) -> None:
+    (session,) = await talked(place, "alpha")
+    found = await place.quick("sessions", "search", "monday lock")
+    assert session[:12] in found.out and "alpha" in found.out and "lock file" in found.out
+    assert (await place.quick("sessions", "search", "tuesday")).out == ""
+
+
+async def test_a_session_is_renamed_forked_and_deleted(place: Place) -> None:
+    (session,) = await talked(place, "alpha")
+    assert (await place.quick("sessions", "rename", "alpha", "the red build")).code == 0
+    forked = (await place.quick("sessions", "fork", "the red build", "--at", "3")).out.strip()
+    assert len(forked) == 32 and forked != session
+    refused = await place.quick("sessions", "delete", session)
+    assert refused.code == 2 and "--yes deletes without asking" in refused.err
+    deleted = await place.quick("sessions", "delete", session, "--yes")
+    assert deleted.code == 0 and forked[:12] in deleted.err
+    left = await place.quick("sessions", "list", "--json")
+    assert [json.loads(line)["id"] for line in left.out.splitlines()] == [forked]
+
+
+async def test_deleting_asks_at_a_terminal(place: Place) -> None:
+    (session,) = await talked(place, "alpha")
+    async with place.screen("sessions", "delete", "alpha") as screen:
+        await screen.until("[y/N]")
+        screen.type("n\r")
+        assert await screen.end() == 1
+    assert "nothing was deleted" in screen.text
+    async with place.screen("sessions", "delete", "alpha") as screen:
+        await screen.until("[y/N]")
+        screen.type("y\r")
+        assert await screen.end() == 0
+    assert (await place.quick("sessions", "show", session)).code == 2
+
+
+async def test_an_export_imports_again_to_the_byte(place: Place, tmp_path: Path) -> None:
+    (session,) = await talked(place, "alpha")
+    first = await place.quick("sessions", "export", "alpha")
+    imported = await place.quick("sessions", "import", "-", "--store", str(tmp_path / "b.db"), stdin=first.out)
+    assert imported.code == 0 and imported.out.strip() == session
+    second = await place.quick("sessions", "export", session, "--store", str(tmp_path / "b.db"))
+    assert second.out == first.out
+    again = await place.quick("sessions", "import", "-", stdin=first.out)
+    assert again.code == 1 and "--new-id imports it beside that one" in again.err
+    beside = await place.quick("sessions", "import", "-", "--new-id", stdin=first.out)
+    assert beside.code == 0 and beside.out.strip() != session
+    page = tmp_path / "page.html"
+    assert (await place.quick("sessions", "export", session, "--form", "html", "--output", str(page))).out == ""
+    assert page.read_text().startswith("<!doctype html>")
+
+
+async def test_an_import_that_brings_its_own_approvals_must_be_trusted(place: Place) -> None:
+    lines = [
+        {"type": "session_created", "session_id": "a" * 32, "seq": 1, "at": 1.0},
+        {"type": "model_replied", "calls": [{"id": "c1", "tool": "shell"}], "seq": 2, "at": 1.0},
+        {"type": "approval_answered", "call_id": "c1", "decision": "allow", "scope": "tool", "seq": 3, "at": 1.0},
+    ]
+    data = "\n".join(json.dumps(line) for line in lines)
+    refused = await place.quick("sessions", "import", "-", stdin=data)
+    assert refused.code == 2 and "shell (for the tool)" in refused.err
+    assert (await place.quick("sessions", "import", "-", "--trust", stdin=data)).code == 0
+
+
+async def test_a_session_continues_with_a_fresh_budget_after_a_limit(place: Place) -> None:
+    script = [calling("current_time"), Reply(text="Not done."), Reply(text="Now it is done.")]
+    async with StrictChat(script) as fake:
+        stopped = await place.run("run", "work", "--max-turns", "1", *model(fake), "--json")
+        assert stopped.code == 3
+        session = stopped.document["session_id"]
+        going = await place.run("sessions", "continue", session, *model(fake), "--json")
+    assert going.code == 0 and going.document["answer"] == "Now it is done."
+
+
+async def test_an_approval_for_a_question_is_refused_and_an_answer_is_taken(place: Place) -> None:
+    async with StrictChat(
+        [calling("ask_user", question="Which?", options=["red", "blue"]), Reply(text="Blue.")]
+    ) as fake:
+        waiting = await place.run("run", "paint", *model(fake), "--ask-later", "--json")
+        session = waiting.document["session_id"]
+        assert "Which?  (red, blue)" in (await place.quick("approvals")).out
+        assert (await place.quick("approvals", "allow", session)).code == 2
+        assert (await place.quick("approvals", "answer", session, "blue")).code == 0
+        assert (await place.quick("approvals")).out == ""
+        done = await place.run("sessions", "resume", session, *model(fake))
+        told = fake.seen[-1].body["messages"][-1]["content"]
+    assert (done.code, done.out, told) == (0, "Blue.\n", "blue")
+
+
+async def test_the_doctor_says_what_works_and_what_to_do(place: Place) -> None:
+    async with StrictChat() as fake:
+        done = await place.quick("doctor", *model(fake))
+    names = [line.split()[1] for line in done.out.splitlines() if line[:1] in "✓!✗"]
+    assert names == ["configuration", "model", "sandbox", "store", "disk", "search", "terminal", "proxy"]
+    assert "✓ model         fake" in done.out
+    assert not (place.home / ".local/share/treadle/treadle.db").exists(), "a look must not make a store"
+
+
+async def test_the_doctor_is_one_when_something_does_not_work(place: Place) -> None:
+    broken = place.home / "broken.db"
+    broken.write_text("this is no store, and it is long enough to be looked at" * 100)
+    done = await place.quick("doctor", "--model", "openai:x", "--store", str(broken))
+    assert done.code == 1
+    assert "✗ model         openai needs a key and OPENAI_API_KEY is not set" in done.out
+    assert f"✗ store         {broken}" in done.out and "choose another with --store" in done.out
+    assert "is no store" in broken.read_text(), "what is not ours is left alone"
+
+
+async def test_models_are_listed_with_the_reason(place: Place) -> None:
+    done = await place.quick("models", env={"GROQ_API_KEY": "sk-secret"})
+    assert done.code == 0 and "sk-secret" not in done.out
+    assert "✓ groq:NAME" in done.out and "GROQ_API_KEY is set" in done.out
+    assert "OPENAI_API_KEY is not set" in done.out
+
+
+async def test_the_default_model_is_written_to_the_users_file(place: Place) -> None:
+    refused = await place.quick("models", "default", "gpt-9")
+    assert refused.code == 2
+    done = await place.quick("models", "default", "ollama:qwen3")
+    assert done.code == 0
+    assert (place.home / ".config/treadle/config.toml").read_text() == 'model = "ollama:qwen3"\n'
+
+
+async def test_tools_agents_skills_and_memory_are_shown(place: Place) -> None:
+    assert "edit_file" in (await place.quick("tools")).out
+    assert '"command"' in (await place.quick("tools", "bash")).out
+    assert (await place.quick("tools", "nonsense")).code == 2
+    assert "coder" in (await place.quick("agents")).out
+    skill = place.work / ".treadle/skills/greet"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: greet\ndescription: How to greet.\n---\nSay hello.\n")
+    assert "How to greet." in (await place.quick("skills")).out
+    added = await place.quick("memory", "add", "Releases are cut on Mondays.")
+    assert "Mondays" in (await place.quick("memory", "search", "releases")).out
+    assert (await place.quick("memory", "forget", added.out.strip())).code == 0
+    assert (await place.quick("memory")).out == ""
+
+
+@needs_sandbox
+async def test_a_sandboxed_command_passes_its_output_and_exit_code_on(place: Place) -> None:
+    (place.home / "secret").write_text("hidden")
+    done = await place.run("sandbox", "exec", "--workspace", ".", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (done.code, sorted(done.out.split())) == (7, ["err", "out"])
+    secret = await place.run("sandbox", "exec", "--", "cat", str(place.home / "secret"))
+    assert secret.code != 0 and "hidden" not in secret.out
+    late = await place.run("sandbox", "exec", "--wall-s", "0.5", "--", "sleep", "30")
+    assert late.code == 124 and "bound of wall" in late.err
+    assert (await place.quick("sandbox", "exec")).code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_completion_knows_commands_actions_and_options(place: Place, shell: str) -> None:
+    script = (await place.quick("completion", shell)).out
+    for word in ("sessions", "export", "approvals"):
+        assert word in script
+    if shutil.which(shell):
+        shown(shell, "-n", stdin=script)
+
+
+async def test_completion_completes_in_bash(place: Place) -> None:
+    script = (await place.quick("completion", "bash")).out
+    asked = "COMP_WORDS=(treadle sessions export --fo); COMP_CWORD=3; _treadle; echo ${COMPREPLY[@]}"
+    assert shown("bash", "-c", f"{script}\n{asked}").stdout.strip() == "--form"
+
+
+async def test_a_reader_that_leaves_does_not_make_a_mess(place: Place) -> None:
+    await talked(place, "alpha")
+    command = f"{sys.executable} -m treadle sessions show alpha | head -c 1"
+    done = shown("bash", "-c", command, place=place)
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+async def test_a_session_that_runs_elsewhere_is_watched_and_steered(place: Place) -> None:
+    asked = calling("write_file", path="AGENTS.md", content="be kind\n")
+    async with (
+        StrictChat([asked, Reply(text="It is written."), Reply(text="You are welcome.")]) as fake,
+        place.screen("chat", "--name", "job", *model(fake)) as owner,
+    ):
+        await owner.until("/help shows")
+        owner.type("write it\r")
+        await owner.until("answer>")
+        async with place.screen("attach", "job") as other:
+            await other.until("answer>")
+            assert "write_file wants to run" in other.text and "be kind" in other.text
+            other.type("y\r")
+            await other.until("It is written.")
+            other.type("thank you\r")
+            await other.until("You are welcome.")
+            other.type("/quit\r")
+            assert await other.end() == 0
+            assert "goes on without you" in other.text
+        await owner.until("You are welcome.")
+        owner.type("/quit\r")
+        assert await owner.end() == 0
+    assert (place.work / "AGENTS.md").read_text() == "be kind\n"
+
+
+async def test_without_a_terminal_attach_shows_what_there_is_and_ends(place: Place) -> None:
+    await talked(place, "alpha")
+    done = await place.run("attach", "alpha")
+    assert done.code == 0 and "Since Monday" in done.out
+
+
+async def test_a_chat_without_a_terminal_is_bad_usage(place: Place) -> None:
+    done = await place.quick("chat")
+    assert done.code == 2 and "needs a terminal" in done.err

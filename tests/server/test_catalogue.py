@@ -1,0 +1,159 @@
+"""What there is: tools, agents, models, configuration, memory; health, readiness, metrics; the pages."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.kit import Tables, agent_of, note
+from tests.server.kit import Client, listening, served
+from treadle import Agent, Runtime
+from treadle.errors import NotFound
+from treadle.models.catalog import resolve
+from treadle.server.app import create_app
+from treadle.server.config import ServerConfig
+from treadle.server.service import MemoryEntry, SkillInfo
+from treadle.testing import ScriptedModel, call
+
+
+class Remembering:
+    """Memory and skills as whoever has them would give them to the server."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, MemoryEntry] = {}
+
+    def skills(self) -> list[SkillInfo]:
+        return [SkillInfo("review", "Review code.", ("review", "PR"))]
+
+    async def memories(self, limit: int) -> list[MemoryEntry]:
+        return list(self.kept.values())[:limit]
+
+    async def recall(self, query: str, limit: int) -> list[MemoryEntry]:
+        return [entry for entry in self.kept.values() if query in entry.content][:limit]
+
+    async def remember(self, content: str, by: str) -> MemoryEntry:
+        entry = MemoryEntry(f"m{len(self.kept) + 1}", content, 1.0)
+        self.kept[entry.id] = entry
+        return entry
+
+    async def forget(self, memory_id: str) -> None:
+        if self.kept.pop(memory_id, None) is None:
+            raise NotFound(f"there is no memory {memory_id!r}")
+
+
+async def test_tools_agents_and_configuration_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESTS_KEY", "sk-very-secret-key-of-the-tests")
+    model = resolve("some-model", base_url="http://127.0.0.1:9/v1", api_key_env="TESTS_KEY")
+    agent = Agent(model, tools=Tables().tools, name="default")
+    async with served(agent) as client:
+        tools = {tool["name"]: tool for tool in await client.json("GET", "/v1/tools")}
+        assert tools["drop"]["class"] == "destructive" and tools["note"]["class"] == "caution"
+        assert tools["drop"]["schema"]["properties"]["table"] and tools["drop"]["description"] == "Drop a table."
+        (shown,) = await client.json("GET", "/v1/agents")
+        assert (shown["name"], shown["tools"], shown["max_iterations"]) == ("default", ["drop", "note"], 50)
+        config = await client.json("GET", "/v1/config")
+        assert set(config) == {"provider", "model", "max_iterations", "skill_autogen"}
+        for path in ("/v1/tools", "/v1/agents", "/v1/config", "/v1/models", "/metrics", "/openapi.json"):
+            async with client.request("GET", path) as answer:
+                assert answer.status == 200 and os.environ["TESTS_KEY"] not in await answer.text()
+
+
+async def test_memory_and_skills_are_typed_and_empty_until_somebody_has_them() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        for path in ("/v1/skills", "/v1/memory", "/v1/memory/search?q=x"):
+            assert await client.json("GET", path) == []
+        await client.problem("POST", "/v1/memory", {"content": "x"}, 501)
+        await client.problem("DELETE", "/v1/memory/m1", status=404)
+        await client.problem("GET", "/v1/memory/search", status=422)
+
+
+async def test_memory_and_skills_come_through_the_seam() -> None:
+    agent, _ = agent_of()
+    app = create_app(Runtime(":memory:", [agent]), ServerConfig(), Remembering())
+    async with listening(app) as base, Client(base) as client:
+        (skill,) = await client.json("GET", "/v1/skills")
+        assert skill == {"id": "review", "description": "Review code.", "triggers": ["review", "PR"]}
+        made = await client.json("POST", "/v1/memory", {"content": "likes tea"}, 201)
+        assert [one["id"] for one in await client.json("GET", "/v1/memory/search?q=tea&k=1")] == [made["id"]]
+        await client.json("DELETE", "/v1/memory", {"id": made["id"]}, 204)
+        assert await client.json("GET", "/v1/memory") == []
+
+
+async def test_a_model_is_loaded_and_unloaded() -> None:
+    class Loading(ScriptedModel):
+        loaded = 0
+
+        async def load(self) -> None:
+            self.loaded += 1
+
+        def unload(self) -> None:
+            self.loaded -= 1
+
+    model = Loading("hi", name="loading")
+    async with served(Agent(model)) as client:
+        session_id = await client.session()
+        assert (await client.json("POST", "/v1/models/load", {"model": "loading"}))["loaded"] and model.loaded == 1
+        assert not (await client.json("POST", "/v1/models/unload", {"model": "loading"}))["loaded"]
+        assert model.loaded == 0
+        await client.problem("POST", f"/v1/sessions/{session_id}/messages", {"content": "x"}, 503)
+        body = {"model": "loading", "messages": [{"role": "user", "content": "x"}]}
+        await client.problem("POST", "/v1/chat/completions", body, 503)
+        await client.json("POST", "/v1/models/load", {"model": "loading"})
+        assert (await client.send(session_id, "x"))["reply"] == "hi"
+        await client.problem("POST", "/v1/models/load", {"model": "local:/etc/passwd"}, 404)
+
+
+async def test_health_is_always_there_and_readiness_says_what_is_missing() -> None:
+    agent, _ = agent_of()
+    lost = Agent(resolve("m", base_url="http://127.0.0.1:9/v1"), name="lost")
+    async with served(agent) as client:
+        assert await client.json("GET", "/health") == {"status": "ok"}
+        assert await client.json("GET", "/ready") == {"ready": True, "problems": {}}
+    async with served(lost) as client:
+        problems = (await client.json("GET", "/ready", status=503))["problems"]
+        assert problems == {"model m": "cannot be reached"}
+
+
+async def test_metrics_count_what_happened() -> None:
+    agent, _ = agent_of([call("note", text="a"), call("fly")], "done", tools=[note])
+    async with served(agent) as client:
+        await client.send(await client.session(), "go")
+        async with client.request("GET", "/metrics") as answer:
+            text = await answer.text()
+        values = dict(re.findall(r"^([^#\s]+) (\S+)$", text, re.MULTILINE))
+        assert values['treadle_runs_total{outcome="answered"}'] == "1" and values["treadle_turns_total"] == "2"
+        assert values['treadle_tool_calls_total{tool="note",status="ok"}'] == "1"
+        assert values['treadle_tool_calls_total{tool="fly",status="error"}'] == "1"
+        assert int(values['treadle_tokens_total{kind="output"}']) > 0
+        assert int(values["treadle_first_token_seconds_count"]) == 1
+        assert int(values["treadle_append_seconds_count"]) >= 4
+        assert values["treadle_sessions_active"] == "0" and values["treadle_watchers"] == "0"
+
+
+async def test_the_pages_have_no_script_and_lead_to_the_documentation() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        for path in ("/", "/docs"):
+            async with client.request("GET", path) as answer:
+                text = await answer.text()
+                assert answer.headers["content-type"].startswith("text/html") and "<script" not in text
+        schema = await client.json("GET", "/openapi.json")
+        assert {"/v1/sessions", "/api/agent/run", "/v1/rpc", "/v1/chat/completions"} <= set(schema["paths"])
+
+
+async def test_the_application_can_be_mounted_in_another_one(tmp_path: Path) -> None:
+    from fastapi import FastAPI
+
+    agent, _ = agent_of("hello")
+    async with Runtime(tmp_path / "store.db", [agent]) as runtime:
+        outer = FastAPI()
+        inner = create_app(runtime)
+        outer.mount("/agents", inner)
+        outer.state.service = inner.state.service
+        async with listening(outer) as base, Client(f"{base}/") as client:  # type: ignore[arg-type]
+            made = await client.json("POST", "agents/v1/sessions", {}, 201)
+            path = f"agents/v1/sessions/{made['id']}/messages"
+            assert (await client.json("POST", path, {"content": "hi"}))["reply"] == "hello"
+            assert await client.json("GET", "agents/health") == {"status": "ok"}

@@ -1,0 +1,367 @@
+"""Who may come in, from where, how much and how deep: each attack with hostile headers, by raw requests."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from tests.kit import Tables, agent_of, note
+from tests.server.kit import OWNER, Client, served, until
+from treadle import Grant, Runtime
+from treadle.errors import BadInput
+from treadle.server.app import create_app
+from treadle.server.guard import too_deep
+from treadle.server.run import is_loopback, serve_app
+from treadle.server.start import ServeOptions, serve
+from treadle.server.tokens import COOKIE, Token, Tokens, load_tokens
+from treadle.testing import call
+
+
+async def status(client: Client, method: str = "GET", path: str = "/v1/sessions", **options: Any) -> int:
+    async with client.request(method, path, allow_redirects=False, **options) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def raw(client: Client, *lines: str, body: bytes = b"") -> int:
+    """The status of a request that no decent client would send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(client.base.rpartition(":")[2]))
+    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+    answer = await asyncio.wait_for(reader.readline(), 20)
+    writer.close()
+    return int(answer.split()[1])
+
+
+async def test_only_who_has_the_token_comes_in() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        assert await status(client) == 200
+        async with aiohttp.ClientSession(client.base) as anyone:
+            for path in ("/v1/sessions", "/metrics", "/openapi.json", "/docs", "/ready", "/v1/config", "/v1/health"):
+                async with anyone.get(path) as answer:
+                    assert answer.status == 401, path
+                    assert answer.headers["www-authenticate"] == "Bearer"
+            for path in ("/health", "/"):
+                async with anyone.get(path) as answer:
+                    assert answer.status == 200
+            for header in ("Bearer wrong", f"Basic {OWNER.value}", OWNER.value, "Bearer", f"Bearer {OWNER.value}x"):
+                async with anyone.get("/v1/sessions", headers={"authorization": header}) as answer:
+                    assert answer.status == 401
+            async with anyone.get(f"/v1/sessions?token={OWNER.value}") as answer:
+                assert answer.status == 401
+
+
+async def test_a_name_that_is_not_the_servers_is_refused_even_with_the_token() -> None:
+    agent, _ = agent_of()
+    async with served(agent, hosts=("box.example:8420",)) as client:
+        port = client.base.rpartition(":")[2]
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil:{port}", ""):
+            assert await status(client, headers={"host": host}) == 403, host
+        for host in (
+            f"localhost:{port}",
+            f"127.0.0.1:{port}",
+            f"[::1]:{port}",
+            "box.example:8420",
+            f"LOCALHOST:{port}",
+        ):
+            assert await status(client, headers={"host": host}) == 200, host
+        bearer = f"Authorization: Bearer {OWNER.value}"
+        assert await raw(client, "GET /v1/sessions HTTP/1.0", bearer) in (400, 403)
+        twice = ("GET /v1/sessions HTTP/1.1", f"Host: 127.0.0.1:{port}", "Host: evil.example", bearer)
+        assert await raw(client, *twice) in (400, 403)
+
+
+async def test_pages_of_other_places_are_refused() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        port = client.base.rpartition(":")[2]
+        hostile: list[dict[str, str]] = [
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            {"origin": f"https://127.0.0.1:{port}"},
+            {"origin": f"http://127.0.0.1:{port}.evil.example"},
+            {"origin": "http://127.0.0.1:1"},
+            {"origin": f"http://localhost:{port}"},
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+            {"origin": client.base, "sec-fetch-site": "cross-site"},
+        ]
+        for headers in hostile:
+            assert await status(client, headers=headers) == 403, headers
+            assert await status(client, "POST", json={}, headers=headers) == 403
+            with pytest.raises(InvalidStatus):
+                await client.socket("/v1/ws", headers=headers)
+        fine: list[dict[str, str]] = [
+            {"origin": client.base},
+            {"origin": client.base, "sec-fetch-site": "same-origin"},
+            {"sec-fetch-site": "none"},
+        ]
+        for headers in fine:
+            assert await status(client, headers=headers) == 200
+        assert (await client.json("GET", "/v1/sessions"))["sessions"] == []
+
+
+async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
+    agent, _ = agent_of()
+    page = "https://app.example"
+    async with served(agent) as client:
+        async with client.request("OPTIONS", "/v1/sessions", headers={"origin": page}) as answer:
+            assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
+    async with served(agent, origins=(page,)) as client:
+        asked = {"origin": page, "sec-fetch-site": "cross-site", "access-control-request-method": "POST"}
+        async with client.request("OPTIONS", "/v1/sessions", headers=asked) as answer:
+            assert answer.status == 204 and answer.headers["access-control-allow-origin"] == page
+        async with client.request("GET", "/v1/sessions", headers={"origin": page}) as answer:
+            assert answer.status == 200 and answer.headers["access-control-allow-origin"] == page
+        assert await status(client, headers={"origin": "https://other.example"}) == 403
+
+
+async def test_a_body_must_be_json_of_a_bearable_size_and_depth() -> None:
+    agent, _ = agent_of()
+    async with served(agent, body_bytes=10_000) as client:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+            assert await status(client, "POST", data=b'{"name":"x"}', headers={"content-type": kind}) == 415
+        plain = {"content-type": "application/json"}
+        assert await status(client, "POST", data=b" " * 10_001, headers=plain) == 413
+
+        async def pieces() -> Any:
+            for _ in range(20):
+                yield b" " * 1000
+
+        assert await status(client, "POST", data=pieces(), headers=plain) == 413
+        deep = b'{"name":' + b"[" * 64 + b"]" * 64 + b"}"
+        assert await status(client, "POST", data=deep, headers=plain) == 400
+        assert await status(client, "POST", data=b'{"name":' + b'"' + b"[" * 500 + b'"}', headers=plain) == 422
+        assert await status(client, path="/v1/sessions?q=" + "x" * 9000) == 414
+        host, bearer = f"Host: {client.base[7:]}", f"Authorization: Bearer {OWNER.value}"
+        size = "Content-Length: 999999999999"
+        assert await raw(client, "POST /v1/sessions HTTP/1.1", host, bearer, size) == 413
+
+
+def test_depth_counts_brackets_and_not_those_in_strings() -> None:
+    assert too_deep(b"[" * 65 + b"]" * 65, 64) and not too_deep(b"[" * 64 + b"]" * 64, 64)
+    assert not too_deep(b'["' + b"[" * 1000 + b'"]', 64)
+    assert not too_deep(b'["\\"' + b"[" * 1000 + b'"]', 64)
+    assert not too_deep(b"[]," * 1000, 64)
+    assert too_deep(b'{"a":' * 65, 64)
+
+
+async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        path = f"/v1/sessions/{await client.session()}/stream"
+        async with client.socket(path) as socket:
+            await socket.send(json.dumps({"type": "user", "content": "x" * (1024 * 1024)}))
+            await asyncio.wait_for(socket.wait_closed(), 20)
+            assert socket.close_code == 1009
+
+
+async def test_wrong_tokens_are_slowed_down_and_the_right_one_is_not() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client, Client(client.base, "wrong") as stranger:
+        assert [await status(stranger) for _ in range(20)] == [401] * 20
+        async with stranger.request("GET", "/v1/sessions") as answer:
+            assert answer.status == 429 and 0 < int(answer.headers["retry-after"]) <= 60
+        assert await status(client) == 200
+
+
+async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
+    agent, _ = agent_of()
+    async with served(agent, rate=2) as client:
+        codes = [await status(client) for _ in range(12)]
+        assert codes[:4] == [200] * 4 and 429 in codes
+        async with client.request("GET", "/v1/sessions") as answer:
+            assert answer.status == 429 and answer.headers["retry-after"] == "1"
+    async with served(agent, at_once=2) as client:
+        path = f"/v1/sessions/{await client.session()}/events"
+        async with client.stream(path) as one, client.stream(path) as other:
+            await anext(one), await anext(other)
+            assert await status(client) == 429
+
+
+async def test_looking_sending_and_approving_are_separate_rights() -> None:
+    agent, _ = agent_of(call("drop", table="t"), "done", tools=Tables().tools)
+    rights = {
+        right: Token(right, f"{right}-secret-of-the-tests", frozenset((right,)))
+        for right in ("view", "send", "approve")
+    }  # type: ignore[arg-type]
+    async with served(agent, tokens=(OWNER, *rights.values())) as client:
+        session_id = await client.session()
+        await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "drop"})
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            asked = (await until(events, type="approval_requested"))[-1]
+        approve = f"/v1/sessions/{session_id}/approvals/{asked['call_id']}"
+        tries: list[tuple[str, str, str, Any]] = [
+            ("view", "GET", f"/v1/sessions/{session_id}", None),
+            ("view", "GET", "/v1/approvals", None),
+            ("view", "GET", "/metrics", None),
+            ("send", "POST", "/v1/sessions", {}),
+            ("send", "POST", f"/v1/sessions/{session_id}/fork", {}),
+            ("send", "PATCH", f"/v1/sessions/{session_id}", {"name": "x"}),
+            ("approve", "POST", approve, {"decision": "deny"}),
+        ]
+        for needed, method, path, body in tries:
+            for name, token in rights.items():
+                async with Client(client.base, token.value) as caller:
+                    options = {"json": body} if body is not None else {}
+                    code = await status(caller, method, path, **options)
+                    assert (code < 300) == (name == needed), (name, method, path, code)
+
+
+async def test_a_narrow_token_makes_narrow_sessions_and_cannot_use_wider_ones() -> None:
+    made = Tables()
+    agent, _ = agent_of(call("note", text="x"), "then not", tools=made.tools)
+    narrow = Token("narrow", "narrow-secret-of-the-tests", grant=Grant(tools=("read_*",)))
+    async with served(agent, tokens=(OWNER, narrow)) as client, Client(client.base, narrow.value) as caller:
+        wide = await client.session()
+        problem = await caller.problem("POST", f"/v1/sessions/{wide}/messages", {"content": "x"}, 403)
+        assert problem["type"] == "wider_session"
+        own = await caller.session(approve=["*"])
+        assert (await caller.send(own, "note x"))["reply"] == "then not"
+        assert not made.done
+        denied = [fact for fact in await client.facts(own) if fact["type"] == "call_finished"]
+        assert denied[0]["status"] == "denied"
+        await caller.problem("POST", f"/v1/sessions/{wide}/fork", {}, 403)
+        await caller.problem("DELETE", f"/v1/sessions/{wide}", status=403)
+
+
+async def test_a_login_link_works_once_and_sets_a_cookie_that_no_script_can_read() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        path = (await client.json("POST", "/v1/tickets", status=201))["path"]
+        async with aiohttp.ClientSession(client.base, cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
+            async with browser.get(path, allow_redirects=False) as answer:
+                assert answer.status == 303
+                cookie = answer.headers["set-cookie"]
+                assert "HttpOnly" in cookie and "SameSite=strict" in cookie and OWNER.value not in cookie
+            async with browser.get("/v1/sessions") as answer:
+                assert answer.status == 200
+            async with browser.get("/docs") as answer:
+                assert answer.status == 200 and "/v1/sessions" in await answer.text()
+            hostile = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
+            async with browser.post("/v1/sessions", json={}, headers=hostile) as answer:
+                assert answer.status == 403
+        async with aiohttp.ClientSession(client.base) as other, other.get(path, allow_redirects=False) as answer:
+            assert answer.status == 403
+        value = cookie.partition("=")[2].partition(";")[0].strip('"')
+        name, expires, signature = value.split("|")
+        forged = (f"{name}|{int(expires) + 1}|{signature}", f"{name}|{expires}|{'0' * 64}", f"{name}|x|", "||", "")
+        async with aiohttp.ClientSession(client.base) as other:
+            for bad in forged:
+                async with other.get("/v1/sessions", headers={"cookie": f"{COOKIE}={bad}"}) as answer:
+                    assert answer.status == 401, bad
+            async with other.get("/v1/sessions", headers={"cookie": f'{COOKIE}="{value}"'}) as answer:
+                assert answer.status == 200
+
+
+def test_a_cookie_is_void_when_its_time_is_over_or_its_token_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Tokens([OWNER])
+    cookie = tokens.cookie(OWNER)
+    assert tokens.of_cookie(cookie) == OWNER
+    assert Tokens([Token("owner", "another-secret-of-tests")]).of_cookie(cookie) is None
+    monkeypatch.setattr("time.time", lambda: 2e10)
+    assert tokens.of_cookie(cookie) is None
+
+
+def test_a_ticket_is_void_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Tokens([OWNER])
+    ticket = tokens.ticket(OWNER)
+    monkeypatch.setattr("time.time", lambda: 2e10)
+    assert tokens.redeem(ticket) is None
+
+
+def test_the_tokens_file_is_made_for_its_owner_only_and_refused_when_others_can_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "tokens.json"
+    (token,) = load_tokens(file)
+    assert file.stat().st_mode & 0o777 == 0o600 and len(token.value) >= 43
+    assert load_tokens(file) == (token,) and token.value not in repr(token)
+    file.chmod(0o644)
+    with pytest.raises(BadInput, match="chmod 600"):
+        load_tokens(file)
+    file.chmod(0o600)
+    for bad in ("nonsense", "[]", '[{"name":"a","value":"short"}]', f"[{token_json('a')},{token_json('a')}]"):
+        file.write_text(bad)
+        with pytest.raises(BadInput):
+            load_tokens(file)
+
+
+def token_json(name: str) -> str:
+    return json.dumps({"name": name, "value": "x" * 20, "rights": ["view"]})
+
+
+async def test_every_response_has_the_headers_that_keep_a_browser_safe() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        for method, path, headers in (
+            ("GET", "/", {}),
+            ("GET", "/v1/sessions", {}),
+            ("GET", "/nowhere", {}),
+            ("GET", "/v1/sessions", {"authorization": "Bearer no"}),
+            ("GET", f"/v1/sessions/{await client.session()}/events?follow=false", {}),
+        ):
+            async with client.request(method, path, headers=headers) as answer:
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                assert answer.headers["cache-control"] == "no-store"
+                assert answer.headers["referrer-policy"] == "no-referrer"
+                assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+                assert "default-src 'self'" in answer.headers["content-security-policy"]
+                assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+                assert "server" not in answer.headers or "uvicorn" in answer.headers["server"]
+
+
+async def test_a_mistake_of_the_servers_own_is_told_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+
+        async def broken(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("with a detail that is nobody's business")
+
+        monkeypatch.setattr(client.app.state.service.runtime.log, "sessions", broken)
+        with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
+            problem = await client.problem("GET", "/v1/sessions", status=500)
+        assert (
+            "nobody's business" not in json.dumps(problem) and "nothing that was recorded is lost" in problem["message"]
+        )
+
+
+async def test_no_log_line_has_an_id_a_query_a_token_or_a_body(caplog: pytest.LogCaptureFixture) -> None:
+    agent, _ = agent_of("the answer", tools=[note])
+    with caplog.at_level(logging.INFO, "treadle"):
+        async with served(agent) as client:
+            session_id = await client.session(name="very secret name")
+            await client.send(session_id, "very secret words")
+            await client.json("GET", "/v1/sessions?q=secretquery")
+    lines = [record.getMessage() for record in caplog.records if record.name == "treadle.server"]
+    assert any("POST /v1/sessions/{session_id}/messages 200" in line for line in lines)
+    for hidden in (session_id, "secret", OWNER.value, "the answer"):
+        assert not any(hidden in line for line in lines)
+
+
+async def test_an_address_that_others_can_reach_needs_a_token(tmp_path: Path) -> None:
+    agent, _ = agent_of()
+    with pytest.raises(BadInput, match="token"):
+        await serve_app(create_app(Runtime(":memory:", [agent])), "0.0.0.0", 0)
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("0.0.0.0") and not is_loopback("192.0.2.1") and not is_loopback("example.org")
+
+
+async def test_serving_as_root_is_refused_unless_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    from treadle.config import Settings
+
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    with pytest.raises(BadInput, match="--allow-root"):
+        await serve(Settings(), ServeOptions())
+
+
+async def test_without_tokens_everybody_on_this_machine_may_come_in() -> None:
+    agent, _ = agent_of()
+    async with served(agent, tokens=()) as client, Client(client.base, "") as anyone:
+        assert await status(anyone) == 200
+        assert await status(anyone, headers={"host": "evil.example"}) == 403

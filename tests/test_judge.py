@@ -7,10 +7,22 @@ import pytest
 
 from tests.kit import Store, agent_of, either_store, ended, finished_calls, gate_of, go, of, questions, wait_for
 from treadle import Answer, RunFinished
-from treadle.events import ApprovalAnswered, ApprovalRequested, CallStarted, Grant, Safety, Tier
+from treadle.events import (
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallStarted,
+    Grant,
+    Limits,
+    ModelReplied,
+    RunStarted,
+    Safety,
+    Tier,
+    TurnStarted,
+)
 from treadle.messages import Json, ToolSpec
 from treadle.sandbox.base import Ended, Job, Level, OnOutput, Probe
 from treadle.setup import later
+from treadle.state import fold
 from treadle.testing import call
 from treadle.tools.base import Parsed, Tool, ToolContext, Trait
 from treadle.tools.shell import Shell
@@ -71,6 +83,14 @@ async def test_a_yes_to_a_dangerous_command_counts_once_whatever_its_scope(store
         await session.approve("b")
         await wait_for(session, RunFinished)
     assert paper.ran == ["git push --force"] * 2
+
+
+@pytest.mark.parametrize("scope", ["tool", "pattern", "session"])
+def test_a_log_that_says_otherwise_still_remembers_no_yes_to_a_dangerous_command(scope: Any) -> None:
+    asked = ApprovalRequested(call_id="a", tool="shell", arguments={}, safety="destructive", why="", once=True)
+    begun = (RunStarted(run_id="r", limits=Limits()), TurnStarted(turn=1), ModelReplied(calls=(call("shell", id="a"),)))
+    state = fold([*begun, asked, ApprovalAnswered(call_id="a", decision="allow", scope=scope)])
+    assert state.remembered == [] and state.pending == []
 
 
 async def test_one_always_does_not_settle_a_dangerous_command_in_the_same_reply(store: Store) -> None:

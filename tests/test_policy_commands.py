@@ -215,6 +215,12 @@ def test_every_decision_says_which_rule_made_it_and_for_which_part(command: str,
     assert judged(command, grant).why == why
 
 
+def test_a_reason_is_short_and_hides_nothing() -> None:
+    assert judged("ls \x1b[2J\u202e x").why == "it cannot be told what this would run: ls \\x1b[2J\\u202e x"
+    assert judged("sudo \u202els").why.endswith("(sudo \\u202els)")
+    assert len(judged(f"sudo {'x' * 5000}").why) < 400 and len(judged(f"$X {'x' * 5000}").why) < 400
+
+
 def test_a_doubt_asks_for_what_would_be_allowed_until_somebody_approves() -> None:
     doubtful = Assessment("caution", doubts=("something is odd",))
     assert decide((Grant(),), (), "send", {}, doubtful) == Verdict("ask", "something is odd")

@@ -156,7 +156,7 @@ def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment
         return Verdict("deny", why)
     for pattern in grant.forbid:
         if (part := _perhaps(pattern, tool, arguments, commands)) is not None:
-            return Verdict("ask", f"it cannot be told whether {pattern} forbids this: {part}", firm=True)
+            return Verdict("ask", f"it cannot be told whether {pattern} forbids this: {shown(part)}", firm=True)
     for pattern in grant.ask:
         if (part := touched(pattern, tool, arguments, commands)) is not None:
             asked = Verdict("ask", f"asked for by {pattern}{_told(part)}", firm=assessment.once)
@@ -175,7 +175,7 @@ def _reason_to_ask(grant: Grant, action: Action, why: str, assessment: Assessmen
     if action == "ask":
         return why
     if assessment.unread is not None:
-        return f"it cannot be told what this would run: {assessment.unread}"
+        return f"it cannot be told what this would run: {shown(assessment.unread)}"
     if assessment.doubts:
         return assessment.doubts[0]
     if grant.ask_all:
@@ -186,7 +186,13 @@ def _reason_to_ask(grant: Grant, action: Action, why: str, assessment: Assessmen
 
 
 def _told(part: str) -> str:
-    return f" ({part})" if part else ""
+    return f" ({shown(part)})" if part else ""
+
+
+def shown(text: str, most: int = 200) -> str:
+    """A piece of a call for a person to read: short, and with nothing in it that a screen would hide or turn round."""
+    visible = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:most])
+    return f"{visible}…" if len(text) > most else visible
 
 
 def _covering(

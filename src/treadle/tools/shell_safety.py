@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from treadle.events import Safety
+from treadle.policy import shown
 from treadle.tools.shell_language import Part, Word
 
 DISKS = "it works on whole disks"
@@ -115,7 +116,7 @@ def classify(parts: Sequence[Part], workspace: str) -> tuple[Safety, str]:
     for part in parts:
         why = judge.danger(part)
         if why:
-            return "destructive", f"{why} ({part.text})"
+            return "destructive", f"{why} ({shown(part.text)})"
     return "safe" if parts and all(map(judge.harmless, parts)) else "caution", ""
 
 

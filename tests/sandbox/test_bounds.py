@@ -107,18 +107,22 @@ BOMBS = [
 PRIVATE = [
     Bomb(
         "the temporary folder",
-        "open('/tmp/f', 'wb').write(b'x' * (16 << 20)); print('EXPLODED')",
+        "open('/tmp/treadle-bomb', 'wb').write(b'x' * (16 << 20)); print('EXPLODED')",
         Bounds(wall_s=30, tmp_mb=8),
     ),
     Bomb(
         "the shared memory folder",
-        "open('/dev/shm/f', 'wb').write(b'x' * (16 << 20)); print('EXPLODED')",
+        "open('/dev/shm/treadle-bomb', 'wb').write(b'x' * (16 << 20)); print('EXPLODED')",
         Bounds(wall_s=30, tmp_mb=8),
     ),
-    Bomb("the root folder", "import os; os.mkdir('/var/f'); os.rmdir('/var/f'); print('EXPLODED')", SMALL),
+    Bomb(
+        "the root folder",
+        "import os; os.mkdir('/var/treadle-bomb'); os.rmdir('/var/treadle-bomb'); print('EXPLODED')",
+        SMALL,
+    ),
     Bomb(
         "the device folder",
-        "import os; open('/dev/f', 'wb').write(b'x'); os.unlink('/dev/f'); print('EXPLODED')",
+        "import os; open('/dev/treadle-bomb', 'wb').write(b'x'); os.unlink('/dev/treadle-bomb'); print('EXPLODED')",
         SMALL,
     ),
 ]
@@ -158,7 +162,7 @@ async def test_a_bomb_goes_off_where_nothing_holds_it(bomb: Bomb, place: Place) 
     if bomb in PRIVATE[2:] and os.getuid() != 0:
         pytest.skip(f"NOT TESTED, {bomb.name}: only root may write there")
     assert "EXPLODED" in await plainly(job_of(place, bomb, pause=0.1))
-    for path in ("/tmp/f", "/dev/shm/f"):
+    for path in ("/tmp/treadle-bomb", "/dev/shm/treadle-bomb"):
         Path(path).unlink(missing_ok=True)
 
 

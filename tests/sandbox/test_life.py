@@ -271,6 +271,23 @@ async def test_output_comes_while_the_command_runs(run: Run, place: Place) -> No
 
 
 @pytest.mark.parametrize("run", EVERYWHERE)
+async def test_a_listener_that_fails_ends_the_command(run: Run, place: Place) -> None:
+    def broken(data: bytes) -> None:
+        raise ValueError("cannot take it")
+
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(ValueError, match="cannot take it"):
+            await run(place.shell("echo first; sleep 600"), broken)
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+@pytest.mark.parametrize(("size", "reason"), [(1000, "exited"), (1001, "output")])
+async def test_output_is_cut_at_its_bound_and_said(run: Run, size: int, reason: str, place: Place) -> None:
+    ran = await collect(run, place.python(f"print('x' * {size}, end='')", Bounds(output_bytes=1000)))
+    assert ran.output == "x" * 1000 and (ran.ended.reason, ran.ended.output_bytes) == (reason, 1000), ran
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
 async def test_there_is_nothing_to_read_and_no_terminal(run: Run, place: Place) -> None:
     code = "import os, sys\nprint(repr(sys.stdin.read()))\n"
     code += "try: os.open('/dev/tty', os.O_RDWR); print('terminal')\nexcept OSError: print('none')"

@@ -41,6 +41,8 @@ class Output:
     def __init__(self, descriptor: int, limit: int) -> None:
         self.total = 0
         self.head = b""
+        self.failure: Exception | None = None
+        self.is_cut = False
         self._ended = False
         self._news = asyncio.Event()
         self._descriptor = descriptor
@@ -83,16 +85,23 @@ class Output:
             self._ended = True
             self._loop.remove_reader(self._descriptor)
             return False
-        if self._on_output is None:
+        if self._on_output is None or self._on_excess is None:
             self.head += data
-        if self._on_output is not None and self._on_excess is not None:
-            room = self._limit - self.total
-            if room > 0:
-                self.total += len(data[:room])
-                self._on_output(data[:room])
-            if len(data) > room:
+        else:
+            self._pass_on(data[: self._limit - self.total], self._on_output)
+            self.is_cut = self.is_cut or len(data) > self._limit - self.total
+            self.total += len(data[: self._limit - self.total])
+            if self.is_cut or self.failure is not None:
                 self._on_excess()
         return True
+
+    def _pass_on(self, data: bytes, on_output: OnOutput) -> None:
+        """What a listener raises ends the command, and is raised where it was started."""
+        try:
+            if data and self.failure is None:
+                on_output(data)
+        except Exception as error:
+            self.failure = error
 
 
 class Following:
@@ -123,15 +132,20 @@ class Following:
             loop.remove_reader(handle)
             await undisturbed(self._end(looking))
             output.drain()
+        if output.failure is not None:
+            raise output.failure
+        return self._ended("output" if output.is_cut and reason == "exited" else reason, output.total)
+
+    def _ended(self, reason: Reason, output_bytes: int) -> Ended:
+        seconds = time.perf_counter() - self._began
+        if reason != "exited":
+            return Ended(None, reason, None, seconds, output_bytes)
         code = self._process.returncode
         # A shell and bubblewrap say the same of a child that a signal ended: 128 and its number.
-        signal = code - 128 if reason == "exited" and 128 < code <= 192 else None
-        if reason == "exited":
-            return self._ended(code, "exited" if signal is None else "signalled", signal, output.total)
-        return self._ended(None, reason, None, output.total)
-
-    def _ended(self, code: int | None, reason: Reason, signal: int | None, output_bytes: int) -> Ended:
-        return Ended(code, reason, signal, time.perf_counter() - self._began, output_bytes)
+        code = 128 - code if code < 0 else code
+        if 128 < code <= 192:
+            return Ended(code, "signalled", code - 128, seconds, output_bytes)
+        return Ended(code, "exited", None, seconds, output_bytes)
 
     def _stop(self, reason: Reason) -> None:
         if not self._over.done():

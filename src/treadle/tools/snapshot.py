@@ -32,6 +32,7 @@ MOST_BYTES = 64 * 1024 * 1024
 _BATCH = 4 * 1024 * 1024
 _NAMED = 50
 _SETTLED = 2_000_000_000  # ns: a file changed this shortly before it is looked at may change again under the same stamp
+_BESIDE = ("-wal", "-shm", "-journal")
 _SKIPPED = frozenset(
     (
         ".git",
@@ -77,6 +78,14 @@ class _Stat(Struct, frozen=True):
     newest: int
 
 
+class _Walk(Struct):
+    """What a walk found; `live` are databases that somebody has open, which must not be put back under their feet."""
+
+    found: dict[str, _Stat] = {}
+    live: set[str] = set()
+    whole: bool = True
+
+
 class Snapshot:
     """One look before and one after; `left_out` cannot be brought back, `left` is what changed files hold now."""
 
@@ -85,9 +94,8 @@ class Snapshot:
         self.tree = ""
         self.left_out: tuple[str, ...] = ()
         self.left: dict[str, str] = {}
-        self._stats: dict[str, _Stat] = {}
+        self._first = _Walk()
         self._ids: dict[str, str] = {}
-        self._whole = True
         self._settled = 0
 
     async def before(self) -> str:
@@ -107,13 +115,14 @@ class Snapshot:
         known = self.kept.seen(place)
         self._settled = time.time_ns() - _SETTLED
         with _Root(self.workspace) as root:
-            self._stats, self._whole = root.walk(MOST_FILES)
-            chosen, left_out = _affordable(self._stats)
+            self._first = root.walk(MOST_FILES)
+            stats = self._first.found
+            chosen, left_out = _affordable(stats)
             fresh: dict[str, Seen] = {}
             batch: list[bytes] = []
             size = 0
             for path in chosen:
-                about, seen = self._stats[path], known.get(path)
+                about, seen = stats[path], known.get(path)
                 if seen is not None and seen.stamp == about.stamp:
                     self._ids[path] = seen.id
                     continue
@@ -122,33 +131,35 @@ class Snapshot:
                     left_out.append(path)
                     continue
                 self._ids[path] = digest_of(data)
-                if about.newest < self._settled:
+                if self._is_old(about):
                     fresh[path] = Seen(about.stamp, self._ids[path])
                 batch.append(data)
                 size += len(data)
                 if size > _BATCH:
                     self.kept.put(*batch)
                     batch, size = [], 0
-        listed = [Listed(path, self._ids.get(path, ""), about.mode) for path, about in self._stats.items()]
-        tree = msgspec.json.encode(Tree(listed, self._whole, os.urandom(8).hex()))
+        listed = [Listed(path, self._ids.get(path, ""), about.mode) for path, about in stats.items()]
+        listed += [Listed(path, "", 0) for path in self._first.live]
+        tree = msgspec.json.encode(Tree(listed, self._first.whole, os.urandom(8).hex()))
         self.tree = self.kept.put(*batch, tree)[-1]
-        if fresh or known.keys() - self._stats.keys():
-            self.kept.saw(place, fresh, known.keys() - self._stats.keys())
-        self.left_out = _told(left_out, whole=self._whole)
+        if fresh or known.keys() - stats.keys():
+            self.kept.saw(place, fresh, known.keys() - stats.keys())
+        self.left_out = _told(left_out, whole=self._first.whole)
         return self.tree
 
     def _after(self) -> list[KeptFile]:
         changed: list[KeptFile] = []
         unknown: list[str] = []
+        stats, whole = self._first.found, self._first.whole
         with _Root(self.workspace) as root:
-            now, _ = root.walk(2 * MOST_FILES)
+            now = root.walk(2 * MOST_FILES).found
             for path, about in now.items():
-                old = self._stats.get(path)
-                if old is not None and old.stamp == about.stamp and old.newest < self._settled:
+                old = stats.get(path)
+                if path in self._first.live or (old is not None and old.stamp == about.stamp and self._is_old(old)):
                     continue
-                if old is None and not self._whole and about.newest < self._settled:
+                if old is None and not whole and self._is_old(about):
                     continue  # one that the first look did not reach
-                if path not in self._ids and (old is not None or not self._whole):
+                if path not in self._ids and (old is not None or not whole):
                     if old is None or old.stamp != about.stamp:
                         unknown.append(path)
                     continue
@@ -159,10 +170,14 @@ class Snapshot:
                     self.left[path] = digest
             for path, name in self._ids.items():
                 if path not in now and not root.has(path):
-                    changed.append(_kept(path, name, self._stats[path]))
+                    changed.append(_kept(path, name, stats[path]))
                     self.left[path] = ""
         self.left_out = _told(unknown, whole=True)
         return sorted(changed, key=lambda file: file.path)
+
+    def _is_old(self, about: _Stat) -> bool:
+        """Whether a file had been left alone for long enough that its stamp tells any later change."""
+        return about.newest < self._settled
 
 
 def _kept(path: str, name: str, old: _Stat | None) -> KeptFile:
@@ -192,8 +207,7 @@ async def keeping(kept: KeptFiles, context: ToolContext) -> AsyncGenerator[Snaps
 def current(workspace: Path) -> dict[str, str]:
     """What the workspace holds now, as a snapshot would see it: path -> digest."""
     with _Root(workspace) as root:
-        found, _ = root.walk(2 * MOST_FILES)
-        contents = ((path, root.content(path)) for path in found)
+        contents = ((path, root.content(path)) for path in root.walk(2 * MOST_FILES).found)
         return {path: digest_of(data) for path, data in contents if data is not None}
 
 
@@ -227,32 +241,27 @@ class _Root:
     def __exit__(self, *ignored: object) -> None:
         os.close(self._fd)
 
-    def walk(self, most: int) -> tuple[dict[str, _Stat], bool]:
-        """Every ordinary file, the upper folders first, and whether that is all."""
-        found: dict[str, _Stat] = {}
+    def walk(self, most: int) -> _Walk:
+        """Every ordinary file, the upper folders first."""
+        walk = _Walk()
         folders = deque([""])
         while folders:
+            if len(walk.found) >= most:
+                walk.whole = False
+                break
             folder = folders.popleft()
             try:
                 opened = open_beneath(self._fd, folder or ".", os.O_RDONLY | os.O_DIRECTORY)
             except OSError:  # gone meanwhile, or not ours to read
                 continue
             try:
-                with os.scandir(opened) as entries:
-                    for entry in entries:
-                        path = f"{folder}/{entry.name}" if folder else entry.name
-                        if entry.is_dir(follow_symlinks=False):
-                            if entry.name not in _SKIPPED and not is_secret_folder(entry.name):
-                                folders.append(path)
-                        elif entry.is_file(follow_symlinks=False) and not is_secret_name(entry.name):
-                            about = _stat(entry)
-                            if about is not None:
-                                found[path] = about
-                        if len(found) >= most:
-                            return found, False
+                here = _files_in(opened, folder, folders)
             finally:
                 os.close(opened)
-        return found, True
+            beside = [(path, path.removesuffix(end)) for end in _BESIDE for path in here if path.endswith(end)]
+            walk.live.update(path for pair in beside for path in pair)
+            walk.found.update((path, about) for path, about in here.items() if path not in walk.live)
+        return walk
 
     def content(self, path: str) -> bytes | None:
         """What a file holds, or None when it cannot be read or is too large."""
@@ -278,6 +287,22 @@ class _Root:
             return stat.S_ISREG(os.fstat(opened).st_mode)
         finally:
             os.close(opened)
+
+
+def _files_in(opened: int, folder: str, folders: deque[str]) -> dict[str, _Stat]:
+    """The ordinary files in a folder; its own folders are added to those still to be looked at."""
+    found: dict[str, _Stat] = {}
+    with os.scandir(opened) as entries:
+        for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in _SKIPPED and not is_secret_folder(entry.name):
+                    folders.append(path)
+            elif entry.is_file(follow_symlinks=False) and not is_secret_name(entry.name):
+                about = _stat(entry)
+                if about is not None:
+                    found[path] = about
+    return found
 
 
 def _stat(entry: os.DirEntry[str]) -> _Stat | None:

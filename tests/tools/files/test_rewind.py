@@ -395,6 +395,18 @@ async def test_a_process_killed_between_keeping_and_writing_leaves_a_session_tha
     await log.close()
 
 
+async def test_a_store_in_the_workspace_itself_survives_a_rewind(place: Place) -> None:
+    place.put("a.txt", "old")
+    place.commands["run"] = lambda: place.put("a.txt", "new")
+    agent = place.agent(call("command", name="run"), "ok", "still here")
+    async with agent.session(place.workspace / "store.db", workspace=place.workspace) as session:
+        await ended(session)
+        done = await session.rewind(1, "files")
+        assert [change.path for change in done.changes] == ["a.txt"] and not done.skipped
+        assert (await ended(session)).answer == "still here"
+    assert (place.workspace / "a.txt").read_text() == "old"
+
+
 async def test_two_sessions_on_one_workspace_see_each_other_as_others(place: Place, store: Store) -> None:
     log = store.open()
     agent = place.agent(write("a.txt", "first"), "ok", write("a.txt", "second"), "ok")

@@ -1,6 +1,7 @@
 """Kept contents and snapshots: what a command changed, found without reading everything again."""
 
 import os
+import sqlite3
 import stat
 import threading
 from pathlib import Path
@@ -161,6 +162,20 @@ async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: Benc
     assert b"canary" not in bench.kept.get(taken.tree)
 
 
+async def test_a_database_that_is_open_is_left_alone_whether_it_stays_open_or_not(bench: Bench) -> None:
+    """The session's own store may lie in the workspace: it goes on while a command runs, and must never be put back."""
+    database = sqlite3.connect(bench.workspace / "store.db")
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("CREATE TABLE facts (seq)")
+    taken = Snapshot(bench.kept, bench.workspace)
+    await taken.before()
+    database.execute("INSERT INTO facts VALUES (1)")
+    database.commit()
+    assert await taken.after() == [] and taken.left_out == ()
+    database.close()
+    assert await taken.after() == [] and taken.left_out == ()
+
+
 async def test_what_is_too_large_or_too_many_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with open(bench.put("huge.bin", ""), "wb") as file:
         file.truncate(11 * 1024 * 1024)
@@ -170,6 +185,7 @@ async def test_what_is_too_large_or_too_many_is_said(bench: Bench, monkeypatch: 
     assert taken.left_out == ("huge.bin",)
     bench.put("huge.bin", "small now")
     assert await taken.after() == [] and taken.left_out == ("huge.bin",)
+    bench.put("sub/b.txt", "b")
     monkeypatch.setattr(snapshot_module, "MOST_FILES", 1)
     taken = Snapshot(bench.kept, bench.workspace)
     await taken.before()

@@ -42,6 +42,11 @@ def check_lines(done: Done) -> list[dict[str, Any]]:
     return lines
 
 
+def offers(body: dict[str, Any]) -> bool:
+    """Whether a request lets the model call tools; the last turn at a limit does not."""
+    return bool(body.get("tools")) and body.get("tool_choice") != "none"
+
+
 async def test_an_answer_is_zero_and_the_document_holds_it(place: Place) -> None:
     async with StrictChat([calling("calculate", expression="6*7"), Reply(text="It is 42.")]) as fake:
         done = await place.run("run", "what is six times seven?", *model(fake), "--json")
@@ -97,8 +102,7 @@ async def test_a_limit_is_three_and_never_success(place: Place) -> None:
 
 async def test_a_loop_is_three(place: Place) -> None:
     def again(body: dict[str, Any]) -> Reply:
-        offered = body.get("tools") and body.get("tool_choice") != "none"
-        return calling("calculate", expression="1+1") if offered else Reply(text="It goes round in circles.")
+        return calling("calculate", expression="1+1") if offers(body) else Reply(text="It goes round in circles.")
 
     async with StrictChat(again) as fake:
         done = await place.run("run", "work", *model(fake), "--json")
@@ -260,8 +264,10 @@ async def test_a_signal_stops_the_run_and_is_130(place: Place, number: signal.Si
 
 
 async def test_time_that_is_up_is_three(place: Place) -> None:
-    script = [Odd(Reply(text="one two three"), stall_after=1), Reply(text="I did not get far.")]
-    async with StrictChat(script) as fake:
+    def slow(body: dict[str, Any]) -> Reply | Odd:
+        return Odd(Reply(text="one two three"), stall_after=1) if offers(body) else Reply(text="I did not get far.")
+
+    async with StrictChat(slow) as fake:
         done = await place.run("run", "hello", *model(fake), "--timeout", "0.5", "--json")
     assert done.code == 3 and done.document["reason"] == "time_limit"
 

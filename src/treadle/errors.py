@@ -11,6 +11,7 @@ TreadleError
 │   └── ClaimLost            another process runs this session now: stop
 ├── ModelError           the model did not answer (`retryable` says if trying again can help)
 ├── NotAnswered          the run ended without an answer (`outcome` says why, nothing is lost)
+├── SandboxUnavailable   no wall could be put up, so the command was not run (in sandbox/base.py)
 └── StoreError           the log cannot be used as it is: look at the file, give up until then
     ├── StoreTooNew          written by a newer treadle
     ├── StoreReadOnly        the file or its folder cannot be written

@@ -300,7 +300,7 @@ def _covers_value(glob: str, value: str, kind: str, commands: tuple[str, ...] | 
         path, glob = _normal(value), _normal(glob)
         return _root(path) == _root(glob) and _path_glob(glob).fullmatch(path) is not None
     if kind == "command" and glob not in ("*", "**"):
-        if glob == _literal(value):
+        if len(glob) >= len(value) and glob == _literal(value):
             return True
         if commands:
             return all(not one.startswith(UNKNOWN) and _text_glob(glob).fullmatch(one) for one in commands)

@@ -265,15 +265,11 @@ class _Reader:
             self._unknown(words[0].text, *words[1:])
 
     def _found(self, words: Sequence[Word]) -> None:
-        """What `find -exec` runs."""
-        texts = [word.text for word in words]
-        for number, text in enumerate(texts):
-            if text in ("-exec", "-execdir", "-ok", "-okdir"):
-                ends = [at for at in range(number + 1, len(texts)) if texts[at] in (";", "+")]
-                if ends and ends[0] > number + 1:
-                    self._simple(words[number + 1 : ends[0]])
-                else:
-                    self._unknown("find", *words[1:])
+        for inner in executed(words):
+            if inner:
+                self._simple(inner)
+            else:
+                self._unknown("find", *words[1:])
 
     def _redirect(self, node: Node) -> None:
         operator = next((child.type for child in node.children if child.type.strip("<>&|") == ""), ">")
@@ -363,6 +359,19 @@ def _command_name(text: str) -> str:
 
 def _first(words: Sequence[Word]) -> str:
     return words[1].text if len(words) > 1 else ""
+
+
+def executed(words: Sequence[Word]) -> list[tuple[Word, ...]]:
+    """The commands that `find` runs on what it finds; an empty one where it is not clear which."""
+    found: list[tuple[Word, ...]] = []
+    begun = 0
+    for number, word in enumerate(words):
+        if not begun and word.text in ("-exec", "-execdir", "-ok", "-okdir"):
+            begun = number + 1
+        elif begun and word.text in (";", "+"):
+            found.append(tuple(words[begun:number]))
+            begun = 0
+    return [*found, ()] if begun else found
 
 
 def _first_operand(words: Sequence[Word], spec: str) -> int | None:

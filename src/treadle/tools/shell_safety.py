@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from treadle.events import Safety
 from treadle.policy import shown
-from treadle.tools.shell_language import Part, Word
+from treadle.tools.shell_language import Part, Word, executed
 
 DISKS = "it works on whole disks"
 UNCOMMITTED = "it throws away work that was not committed"
@@ -99,7 +99,6 @@ _WRITERS = re.compile(
     r"rm|rmdir|unlink|mv|cp|install|rsync|tee|touch|mkdir|ln|truncate|chmod|chown|chgrp|dd|mkfifo|mknod|patch|unzip"
 )
 _COPIERS = re.compile(r"cp|install|rsync|ln")
-_EXEC = ("-exec", "-execdir", "-ok", "-okdir")
 _EDITORS = re.compile(r"sed|perl|ruby")
 _DOWNLOADERS = frozenset(("curl", "wget", "aria2c"))
 _INTERPRETERS = re.compile(r"python[\d.]*|perl|ruby|node|php|bun|deno")
@@ -159,8 +158,7 @@ class _Judge:
         return part.kind == "command" and part.fed and bool(_INTERPRETERS.fullmatch(part.name)) and len(part.words) < 3
 
     def _found_outside(self, part: Part) -> bool:
-        texts = [word.text for word in part.words]
-        runs = [Part("command", part.words[at + 1 :]) for at, text in enumerate(texts[:-1]) if text in _EXEC]
+        runs = [Part("command", words) for words in executed(part.words) if words]
         return any(not _reads(one) for one in runs) and any(map(self._outside, part.words[1:]))
 
     def _writes_outside(self, part: Part) -> str:

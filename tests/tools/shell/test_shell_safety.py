@@ -1,8 +1,12 @@
 """The class of a shell command: safe when all of it is known to read, destructive when any of it is known to hurt."""
 
+import time
+
 import pytest
 
-from treadle.tools.shell_language import parts_of
+from treadle.events import Grant
+from treadle.policy import Assessment, decide
+from treadle.tools.shell_language import commands_of, parts_of
 from treadle.tools.shell_safety import classify
 
 
@@ -224,3 +228,27 @@ def test_the_reason_names_the_part_that_hurts() -> None:
         "destructive",
         "it overwrites or deletes what others have (git push --force)",
     )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ";".join(f"echo {number}" for number in range(9000)),
+        "find . " + "-exec a {} " * 8000,
+        "find . " + "-exec a {} + " * 8000,
+        "a" + " `x`" * 20000,
+        "echo $(" * 5000 + "x" + ")" * 5000,
+        "eval '" + "ls;" * 30000 + "'",
+        "$((" * 20000,
+        "rm " + "x " * 40000,
+        "git " + "-c " * 30000,
+    ],
+    ids=lambda command: command[:12],
+)
+def test_no_command_takes_long_to_judge(command: str) -> None:
+    begun = time.process_time()
+    parts = parts_of(command)
+    safety, why = classify(parts, "/work")
+    grant = Grant(ask_all=True, approve=("shell(echo *)", "shell(ls *)"), forbid=("shell(git push *)",))
+    decide((grant,), (), "shell", {"command": command}, Assessment(safety, why, commands_of(parts)))
+    assert time.process_time() - begun < 10  # one that is not linear takes minutes

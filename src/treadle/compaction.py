@@ -180,7 +180,7 @@ def _transcript(state: State, done: Plan, cap: int) -> str:
     lines: list[str] = []
     before = [fact for fact in state.compacted if fact.kind == "summary"]
     if before:
-        lines.append(f"Notes on what came before:\n{before[-1].summary.rpartition(HAPPENED)[2].strip()}\n")
+        lines.append(f"Notes on what came before:\n{_written(before[-1].summary)}\n")
     for entry in state.entries[_summed_up(state) : entries_through(state, done.through)]:
         if isinstance(entry, MessageReceived):
             lines.append(f"User: {_shortened(text_of(entry.parts), cap)}")
@@ -191,6 +191,14 @@ def _transcript(state: State, done: Plan, cap: int) -> str:
         elif isinstance(entry, ModelFailed):
             lines.append(f"Agent, broken off: {_shortened(entry.partial, cap)}")
     return "\n".join(lines).strip() or "(nothing was said)"
+
+
+def _written(summary: str) -> str:
+    """The part of a summary that a model wrote; the rest is found in the log again."""
+    text = summary.partition(f"{HAPPENED}\n")[2]
+    for title in (FAILED, TOUCHED, PLANNED, SAID):
+        text = text.partition(f"\n\n{title}\n")[0]
+    return text.strip()
 
 
 def _told(call: CallState, cap: int) -> str:
@@ -210,15 +218,18 @@ def _shortened(text: str, most: int) -> str:
 
 
 def compose(state: State, room: Room, done: Plan, written: str) -> str:
-    """A summary: what must not be lost, from the log itself, and then what the model has written."""
+    """A summary: what the model has written, and then what must not be lost, from the log itself.
+
+    The user's words stand last, nearest to what follows: small models go by what they have read last.
+    """
     entries = state.entries[: entries_through(state, done.through)]
     words = room.window * BYTES
     sections = [
-        (SAID, _user_said(entries, words // 5, words // 10)),
-        (PLANNED, _shortened(plan_text(state.notes.get(TODO)), words // 16)),
-        (TOUCHED, _shortened("\n".join(f"- {path}" for path in state.touched), words // 32)),
-        (FAILED, _what_failed(entries, words // 24)),
         (HAPPENED, _shortened(written.strip(), words // 6)),
+        (FAILED, _what_failed(entries, words // 24)),
+        (TOUCHED, _shortened("\n".join(f"- {path}" for path in state.touched), words // 32)),
+        (PLANNED, _shortened(plan_text(state.notes.get(TODO)), words // 16)),
+        (SAID, _user_said(entries, words // 5, words // 10)),
     ]
     return "\n\n".join(f"{title}\n{text}" for title, text in sections if text.strip())
 

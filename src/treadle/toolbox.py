@@ -30,9 +30,9 @@ def default_tools(
 ) -> list[Tool]:
     """Tools for work in a folder: files, commands, arithmetic, the time, a plan, long output, questions to the user.
 
-    `web` adds `fetch_url`, which lets in what strangers wrote and is a way out, so it must be wanted. `kept` is the folder
-    for old contents of changed files (default: in the user's data folder), `granted` names files that are masked as
-    secrets otherwise.
+    `web` adds `fetch_url`, which lets in what strangers wrote and is a way out, so it must be wanted. `kept` is the
+    folder for old contents of changed files (default: in the user's data folder), `granted` names files that are
+    masked as secrets otherwise.
     """
     from treadle.tools.ask import AskUser
     from treadle.tools.calculate import calculate

@@ -218,12 +218,25 @@ async def test_an_error_of_the_server_is_told_as_it_is_and_without_its_secrets(c
             await call(tools, "safe__ok", n=1)
 
 
-async def test_closing_ends_a_server_that_is_still_starting() -> None:
+async def test_closing_ends_a_server_that_is_still_starting(tmp_path: Path) -> None:
+    script = f"echo $$ > {tmp_path}/pid; exec sleep 600"
     began = time.monotonic()
-    async with McpServers([McpServer(name="mute", command="sleep", args=("600",))]) as servers:
-        assert servers.health()[0].state == "starting"
+    async with McpServers([McpServer(name="mute", command="sh", args=("-c", script))]) as servers:
+        (pid,) = await lines_of(tmp_path / "pid", 1)
+        assert servers.health()[0].state == "starting" and alive(int(pid))
     assert time.monotonic() - began < PATIENCE
-    assert servers.health()[0].state == "closed"
+    assert servers.health()[0].state == "closed" and not alive(int(pid))
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+async def test_closing_at_any_moment_leaves_no_process(tmp_path: Path) -> None:
+    script = f"echo $$ >> {tmp_path}/pids; trap '' TERM; sleep 0.05; echo garbage; exec sleep 600"
+    server = McpServer(name="stubborn", command="sh", args=("-c", script), start_timeout=0.2, protocol="legacy")
+    for moment in (0.1, 0.6):
+        async with McpServers([server]):
+            await asyncio.sleep(moment)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert [pid for pid in pids if alive(pid)] == []
 
 
 async def test_opening_and_closing_leaves_nothing_behind(call: Caller) -> None:

@@ -86,7 +86,8 @@ class Connection:
         keeper = self._keeper
         if keeper is None:
             return
-        if self.state != "up":  # in the middle of a handshake, which nobody waits for any more
+        # Nobody waits for a handshake any more; but a child that is being ended must not be left halfway.
+        if self.state != "up" and not self._gone.is_set():
             keeper.cancel()
         done, _ = await asyncio.wait({keeper}, timeout=_CLOSING)
         if not done:

@@ -80,8 +80,8 @@ class _Watched:
 
 
 def streams_to(server: McpServer, gone: asyncio.Event, tail: Tail) -> Any:
-    """The transport for the SDK's client; `gone` is set when a child process has hung up."""
-    return _http(server) if server.url else _child(server, gone, tail)
+    """The transport for the SDK's client; `gone` is set when the server has hung up, or is being let go."""
+    return _http(server, gone) if server.url else _child(server, gone, tail)
 
 
 @asynccontextmanager
@@ -106,18 +106,24 @@ async def _child(server: McpServer, gone: asyncio.Event, tail: Tail) -> AsyncGen
             encoding_error_handler="replace",
         )
         read, write = await stack.enter_async_context(stdio_client(started, errlog=errors))
-        yield _Watched(read, gone), write
+        try:
+            yield _Watched(read, gone), write
+        finally:
+            gone.set()
 
 
 @asynccontextmanager
-async def _http(server: McpServer) -> AsyncGenerator[TransportStreams]:
+async def _http(server: McpServer, gone: asyncio.Event) -> AsyncGenerator[TransportStreams]:
     from mcp.client.streamable_http import streamable_http_client
 
     async with (
         _http_client(server) as client,
         streamable_http_client(server.url, http_client=client) as streams,
     ):
-        yield streams
+        try:
+            yield streams
+        finally:
+            gone.set()
 
 
 def _http_client(server: McpServer) -> httpx2.AsyncClient:

@@ -64,7 +64,7 @@ async def test_memory_and_skills_are_typed_and_empty_until_somebody_has_them() -
     async with served(agent) as client:
         for path in ("/v1/skills", "/v1/memory", "/v1/memory/search?q=x"):
             assert await client.json("GET", path) == []
-        await client.problem("POST", "/v1/memory", {"content": "x"}, 501)
+        await client.problem("POST", "/v1/memory", {"content": "x"}, 409)
         await client.problem("DELETE", "/v1/memory/m1", status=404)
         await client.problem("GET", "/v1/memory/search", status=422)
 

@@ -118,9 +118,8 @@ async def test_embeddings_are_given_where_the_model_can() -> None:
     async with sdk(Agent(Embedding(name="embedding"), name="other"), agent) as (client, _):
         given = await client.embeddings.create(model="embedding", input=["a", "bcd"])
         assert [one.embedding for one in given.data] == [[1.0, 0.5], [3.0, 0.5]]
-        with pytest.raises(openai.APIStatusError) as refused:
+        with pytest.raises(openai.BadRequestError, match="no embeddings"):
             await client.embeddings.create(model="scripted", input="a")
-        assert refused.value.status_code == 501
 
 
 async def test_an_agent_answers_in_a_models_place_and_its_tools_run_here() -> None:

@@ -172,7 +172,7 @@ async def embeddings(service: TheService, token: Sender, body: EmbeddingsBody) -
     """Embeddings, where the model can."""
     model = service.model(body.model)
     if not isinstance(model, Embeds):
-        raise Refusal(501, "cannot_embed", f"{model.name} gives no embeddings", "ask a model that does: local")
+        raise Refusal(400, "cannot_embed", f"{model.name} gives no embeddings", "ask a model that does: local")
     texts = [body.input] if isinstance(body.input, str) else body.input
     if not texts or not all(texts):
         raise Refusal(422, "invalid_field", "input: there must be text to embed")

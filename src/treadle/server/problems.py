@@ -56,7 +56,6 @@ _MEANINGS = {
     422: "an invalid field, by its name",
     429: "too many; see Retry-After",
     500: "a mistake of the server's own",
-    501: "this model cannot do that",
     502: "the model failed",
     503: "no model, or the server is shutting down",
 }

@@ -69,7 +69,7 @@ class NoKnowledge:
         return []
 
     async def remember(self, content: str, by: str) -> MemoryEntry:
-        raise Refusal(501, "no_memory", "this server has no memory; nothing was kept")
+        raise Refusal(409, "no_memory", "this server has no memory; nothing was kept")
 
     async def forget(self, memory_id: str) -> None:
         raise NotFound(f"there is no memory {memory_id!r}")

@@ -1,0 +1,178 @@
+"""Real server processes on real ports: killed at any instant, drained by a signal, stopped by the second."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.kit import PATIENCE
+from tests.server.kit import Client, until
+from tests.server.worker import ROOT, Nursery, fake_model, nursery
+
+KILLS = 30
+MOST_ROUNDS = 60
+STEPS = 8
+MODEL = f"steps-{STEPS}-tok-5-delay-1ms"
+
+
+class Broken(Exception):
+    """The line broke in the middle of something."""
+
+
+class Witness:
+    """A client that comes back after every kill and writes down what it is told, once."""
+
+    def __init__(self, nursery: Nursery, spec: dict[str, str], dice: random.Random) -> None:
+        self._nursery, self._spec, self._dice = nursery, spec, dice
+        self.kills = 0
+
+    async def round(self, number: int, most_kills: int) -> None:
+        """One session from its message to its end, with up to so many kills on the way."""
+        session_id, key, left = "", f"message-{number}", most_kills
+        seen: list[dict[str, Any]] = []
+        while True:
+            base = self._nursery.start(**self._spec)
+            murder = asyncio.create_task(self._kill_later()) if left else None
+            try:
+                async with Client(base) as client:
+                    session_id = session_id or await client.session(name=f"round {number}")
+                    await self._work(client, session_id, key, seen)
+                    if murder is not None:
+                        murder.cancel()
+                    return await self._check(client, session_id, seen)
+            except (aiohttp.ClientError, Broken):
+                if murder is None or not murder.done():
+                    raise
+                self.kills += 1
+                left -= 1
+            finally:
+                self._nursery.kill()
+
+    async def _kill_later(self) -> None:
+        await asyncio.sleep(self._dice.uniform(0.0, 0.25))
+        self._nursery.kill()
+
+    async def _work(self, client: Client, session_id: str, key: str, seen: list[dict[str, Any]]) -> None:
+        """Send the message once, answer what is asked, watch to the end."""
+        path = f"/v1/sessions/{session_id}/messages?wait=0"
+        await client.json("POST", path, {"content": "go"}, headers={"Idempotency-Key": key})
+        headers = {"Last-Event-ID": str(seen[-1]["seq"])} if seen else {}
+        for asked in (await client.json("GET", f"/v1/sessions/{session_id}"))["pending"]:
+            await self._answer(client, asked["id"])
+        async with client.stream(f"/v1/sessions/{session_id}/events", headers=headers) as events:
+            async for one in events:
+                if not one.id:
+                    continue
+                seen.append(one.data)
+                if one.data["type"] == "approval_requested":
+                    await self._answer(client, f"{session_id}.{one.data['call_id']}")
+                if one.data["type"] == "run_finished":
+                    return
+        raise Broken("the stream ended without an ending")
+
+    async def _answer(self, client: Client, approval: str) -> None:
+        async with client.request("POST", f"/v1/approvals/{approval}", json={"approved": True}) as answer:
+            assert answer.status in (200, 409), await answer.text()
+
+    async def _check(self, client: Client, session_id: str, seen: list[dict[str, Any]]) -> None:
+        facts = await client.facts(session_id)
+        assert seen == facts, "what was watched across the kills is not what the log has"
+        assert [fact["seq"] for fact in facts] == list(range(1, len(facts) + 1))
+        kinds = Counter(fact["type"] for fact in facts)
+        assert kinds["message_received"] == kinds["run_started"] == kinds["run_finished"] == 1
+        assert kinds["approval_requested"] == kinds["approval_answered"] == 1
+        assert facts[-1]["reason"] == "answered"
+        done = Counter(fact["call_id"] for fact in facts if fact["type"] == "call_finished")
+        assert len(done) == STEPS and set(done.values()) == {1}
+
+
+async def test_a_server_killed_at_random_instants_loses_nothing_and_does_nothing_twice(tmp_path: Path) -> None:
+    side = tmp_path / "side.txt"
+    side.touch()
+    with fake_model() as port, nursery() as made:
+        spec = {"port": port, "model": MODEL, "store": str(tmp_path / "store.db"), "side": str(side)}
+        witness = Witness(made, spec, random.Random(6))
+        rounds = 0
+        while witness.kills < KILLS and rounds < MOST_ROUNDS:
+            rounds += 1
+            await witness.round(rounds, most_kills=4)
+    assert witness.kills >= KILLS
+    marks = Counter(side.read_text().split())
+    assert set(marks) <= {str(step) for step in range(STEPS)}
+    assert all(count <= rounds for count in marks.values()), f"a call ran twice: {marks} in {rounds} rounds"
+
+
+class Real:
+    """`python -m treadle.server` as an operator starts it."""
+
+    def __init__(self, folder: Path, port: str, model: str) -> None:
+        tokens = folder / "tokens.json"
+        tokens.write_text(json.dumps([{"name": "owner", "value": "a-token-for-the-tests", "rights": ["view", "send"]}]))
+        tokens.chmod(0o600)
+        command = [sys.executable, "-m", "treadle.server", "--port", "0", "--allow-root", "--model", model]
+        command += ["--base-url", f"http://127.0.0.1:{port}/v1", "--store", str(folder / "store.db")]
+        command += ["--workspace", str(folder), "--token-file", str(tokens)]
+        env = {**os.environ, "TREADLE_DATA_DIR": str(folder / "data"), "XDG_CONFIG_HOME": str(folder / "config")}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
+        assert self.process.stderr is not None
+        self.said = ""
+        while "tokens for programs" not in self.said:
+            line = self.process.stderr.readline()
+            assert line, f"the server did not start: {self.said}"
+            self.said += line
+        found = re.search(r"serves (http://\S+)", self.said)
+        assert found is not None
+        self.base = found[1]
+
+    def wait(self) -> int:
+        code = self.process.wait(PATIENCE)
+        assert self.process.stderr is not None
+        self.said += self.process.stderr.read()
+        self.process.stderr.close()
+        return code
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.wait()
+
+
+async def test_a_signal_drains_the_server_and_the_next_one_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    with fake_model() as port:
+        real = Real(tmp_path, port, "steps-0-tok-3000-delay-10ms")
+        try:
+            assert "a-token-for-the-tests" not in real.said and "/login?ticket=" in real.said
+            async with Client(real.base, "a-token-for-the-tests") as client:
+                session_id = await client.session()
+                await client.json("POST", f"/v1/sessions/{session_id}/messages?wait=0", {"content": "talk"})
+                async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+                    await until(events, type="text_delta")
+                    real.process.send_signal(signal.SIGTERM)
+                    comments = [one.comment async for one in events if one.comment]
+                assert "shutting down" in comments[-1]
+            real.process.send_signal(signal.SIGTERM)  # the turn would have thirty seconds more to say
+            assert real.wait() == 128 + signal.SIGTERM and "Traceback" not in real.said
+        finally:
+            real.end()
+        again = Real(tmp_path, port, "steps-0-tok-3-delay-1ms")
+        try:
+            async with (
+                Client(again.base, "a-token-for-the-tests") as client,
+                client.stream(f"/v1/sessions/{session_id}/events") as events,
+            ):
+                assert (await until(events, type="run_finished"))[-1]["reason"] == "answered"
+            began = time.monotonic()
+            again.process.send_signal(signal.SIGTERM)
+            assert again.wait() == 0 and time.monotonic() - began < 10 and "Traceback" not in again.said
+        finally:
+            again.end()

@@ -1,0 +1,85 @@
+"""The description of the API is true: whatever is generated from it gets a documented answer, and never a 5xx."""
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.kit import agent_of, note
+from tests.server.kit import OWNER
+from treadle import Runtime
+from treadle.server.app import ServerApp, create_app
+from treadle.server.config import ServerConfig
+from treadle.testing import ScriptedModel
+
+EXAMPLES = 4
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+STREAMS = ("stream", "/events", "/api/agent/run", "/continue")
+
+
+class Talkative(ScriptedModel):
+    """A model that always has an answer."""
+
+    def __init__(self) -> None:
+        super().__init__(*["hello"] * 100_000, keep=False)
+
+
+def application() -> ServerApp:
+    agent, _ = agent_of(tools=[note])
+    agent.model = Talkative()
+    agent._model = None
+    config = ServerConfig(tokens=(OWNER,), hosts=("testserver", "127.0.0.1", "localhost"), rate=1e6)
+    return create_app(Runtime(":memory:", [agent]), config)
+
+
+def checked(operation: Any) -> None:
+    """A few requests that the schema allows, each answered as the schema says."""
+    query = {"wait": 0.05} if operation.path.endswith("/messages") else None
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy())
+    def check(case: Any) -> None:
+        headers = {"authorization": f"Bearer {OWNER.value}", "host": "testserver"}
+        case.call_and_validate(headers=headers, params=query, checks=CHECKS)
+
+    check()
+
+
+def test_whatever_the_schema_allows_gets_a_documented_answer_and_never_a_5xx() -> None:
+    app = application()
+    schema = schemathesis.openapi.from_dict(app.openapi(), config=SchemathesisConfig())
+    schema.app = app
+    operations = [result.ok() for result in schema.get_all_operations()]
+    finite = [one for one in operations if not any(part in one.path for part in STREAMS)]
+    assert len(finite) > 30  # endless answers are tested as streams
+    for operation in finite:
+        checked(operation)
+
+
+def test_the_schema_names_every_error_and_the_token() -> None:
+    schema = application().openapi()
+    assert schema["components"]["securitySchemes"]["token"] == {"type": "http", "scheme": "bearer"}
+    for path, methods in schema["paths"].items():
+        for method, about in methods.items():
+            assert {"400", "401", "403", "404", "413", "429"} <= set(about["responses"]), (method, path)
+            assert about["description"], (method, path)
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/chat/completions", "/api/agent/run"])
+def test_the_routes_that_others_rely_on_are_described(path: str) -> None:
+    assert application().openapi()["paths"][path]["post"]["requestBody"]

@@ -1,0 +1,114 @@
+"""Server processes that start in a moment: forked from one that has everything imported and nothing begun.
+
+Run as a program it reads one JSON document a line, forks a server for it, and the server says where it listens.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.server.kit import OWNER
+from treadle import Agent, Grant, Limits, Runtime, tool
+from treadle.models.catalog import resolve
+from treadle.server.app import create_app
+from treadle.server.config import ServerConfig
+from treadle.server.run import serve_app
+
+ROOT = Path(__file__).parents[2]
+ASKED = 3
+
+
+def agent_on(port: str, model: str, side: str) -> Agent:
+    """An agent on the fake model whose one tool leaves a mark, and is asked for once a run."""
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        with open(side, "a", encoding="utf-8") as file:
+            file.write(f"{a}\n")
+        return a + b
+
+    found = resolve(model, base_url=f"http://127.0.0.1:{port}/v1")
+    limits = Limits(turns=200, calls=1000)
+    return Agent(found, tools=[add], limits=limits, grant=Grant(ask=(f"add(a={ASKED})",)))
+
+
+async def serve(spec: dict[str, Any]) -> None:
+    agent = agent_on(spec["port"], spec["model"], spec["side"])
+    app = create_app(Runtime(spec["store"], [agent]), ServerConfig(tokens=(OWNER,)))
+
+    def started(address: str) -> None:
+        os.write(1, json.dumps({"pid": os.getpid(), "address": address}).encode() + b"\n")
+
+    await serve_app(app, "127.0.0.1", 0, started)
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who is killed is gone at once
+    resolve("warm", base_url="http://127.0.0.1:9/v1")
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            asyncio.run(serve(json.loads(line)))
+            os._exit(0)
+
+
+class Nursery:
+    """Starts servers, and knows who is running."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.pid = 0
+
+    def start(self, **spec: str) -> str:
+        """A server; its address."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(spec) + "\n")
+        self._process.stdin.flush()
+        told = json.loads(self._process.stdout.readline())
+        self.pid = told["pid"]
+        return told["address"]
+
+    def kill(self) -> None:
+        """End the server at this instant, as a power cut would."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self.pid = 0
+
+
+@contextmanager
+def nursery() -> Iterator[Nursery]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.server.worker"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env
+    ) as process:
+        made = Nursery(process)
+        try:
+            yield made
+        finally:
+            made.kill()
+            process.kill()
+
+
+@contextmanager
+def fake_model() -> Iterator[str]:
+    """The fake model as a process of its own; its port."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "fake_model.py"), "--until-eof"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[1]
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -289,7 +289,9 @@ LONG = (*START, ModelReplied(text="I look.", calls=(A,)), ended(A, "x" * 500), T
 
 def test_pruning_leaves_out_older_output_and_says_so() -> None:
     pruned = shown(*LONG, ModelReplied(calls=(B,)), ended(B), ContextCompacted(kind="prune", through=5))
-    assert pruned[2] == ResultMessage("a", "look", "[500 characters of older output left out; kept whole as artifact a]")
+    assert pruned[2] == ResultMessage(
+        "a", "look", "[500 characters of older output left out; kept whole as artifact a]"
+    )
     assert pruned[4] == ResultMessage("b", "write", "seen")
 
 

@@ -275,23 +275,21 @@ async def choose_model(settings: Settings) -> tuple[Model, str]:
     from treadle.models.choose import Routed
 
     variable = _key_variable(settings)
-    try:
-        model = resolve(settings.model or None, base_url=settings.base_url or None, api_key_env=variable or None)
-        if not isinstance(model, Routed):
-            return model, ""
-        return await model.chosen(), model.reason
-    finally:
-        if settings.api_key_file:
-            os.environ.pop(_KEY_VARIABLE, None)
+    model = resolve(settings.model or None, base_url=settings.base_url or None, api_key_env=variable or None)
+    if not isinstance(model, Routed):
+        return model, ""
+    return await model.chosen(), model.reason
 
 
 def _key_variable(settings: Settings) -> str:
-    """The variable that holds the key; one from a file is there only until the model has taken it."""
+    """The variable that holds the key; a key from a file is known by one that no child ever sees."""
     if not settings.api_key_file:
         return settings.api_key_env
+    from treadle.models import catalog
+
     file = Path(settings.api_key_file).expanduser()
     try:
-        os.environ[_KEY_VARIABLE] = file.read_text("utf-8").strip()
+        catalog.taken[_KEY_VARIABLE] = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"api_key_file: {file} cannot be read: {error}") from None
     return _KEY_VARIABLE

@@ -120,6 +120,7 @@ def place_in(folder: Path) -> Place:
     work.mkdir()
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
     env = {**kept, "HOME": str(home), "TEST_KEY": "sk-test", "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    env["TREADLE_AUTO_NAME"] = "false"  # it asks the model, which most scripts do not reckon with
     return Place(home, work, env)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.cli.kit import Place, calling, model
 from tests.fakes.chat import StrictChat
 from tests.fakes.server import Odd
 from tests.kit import PATIENCE
-from treadle.events import ApprovalAnswered, CallFinished, MessageReceived, Rewound, RunFinished
+from treadle.events import ApprovalAnswered, CallFinished, MessageReceived, Rewound, RunFinished, SessionRenamed
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Reply
@@ -377,3 +378,29 @@ async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
         screen.type("\x04")
         assert await screen.end() == 0
     assert "<h1>first steps</h1>" in (place.work / "talk.html").read_text()
+
+
+async def test_a_chat_is_named_by_the_model_after_its_first_answer(place: Place) -> None:
+    def answer(body: dict[str, Any]) -> Reply:
+        naming = "You name conversations" in str(body["messages"][0]["content"])
+        return Reply(text="Red build since Monday" if naming else "Since Monday.")
+
+    async with (
+        StrictChat(answer) as fake,
+        place.screen("chat", *model(fake), env={"TREADLE_AUTO_NAME": "true"}) as screen,
+    ):
+        await screen.until("/help shows")
+        screen.type("why is the build red?\r")
+        await until_fact(place, SessionRenamed)
+        screen.type("/quit\r")
+        assert await screen.end() == 0
+    assert "Red build since Monday" in (await place.quick("sessions")).out
+
+
+async def test_a_run_is_named_by_its_first_words_and_never_over_a_given_name(place: Place) -> None:
+    async with StrictChat([Reply(text="Monday.")]) as fake:
+        named = {"TREADLE_AUTO_NAME": "true"}
+        await place.run("run", "why is the build red?", *model(fake), env=named)
+        await place.run("run", "when did it start?", "--name", "mine", *model(fake), env=named)
+    listed = (await place.quick("sessions")).out
+    assert "why is the build red?" in listed and "mine" in listed and "when did" not in listed

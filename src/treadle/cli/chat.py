@@ -22,6 +22,7 @@ from treadle.config import data_folder, open_store
 from treadle.errors import BadInput, Conflict, TreadleError
 from treadle.events import MessageReceived, RunFinished, RunRequested
 from treadle.log.base import SessionQuery
+from treadle.naming import name_session
 
 EXAMPLES = """\
   treadle chat                          a new session in this folder
@@ -98,6 +99,8 @@ class Chat:
         self.stage: Stage = self._line
         self.screen = Screen(self.stage, window=opened_.model.window)
         self.screen.asks_here = True
+        if opened_.settings.auto_name:
+            opened_.runtime.after_answer.append(name_session)
         self._bell = Bell(sys.stdout, opened_.settings.notify, opened_.settings.notify_after)
         self._driver: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[RunFinished | None] | None = None

@@ -21,11 +21,12 @@ from treadle.cli.stage import Bell, Terminal
 from treadle.cli.text import harmless, is_terminal, styled
 from treadle.config import Settings
 from treadle.errors import BadInput, TreadleError
-from treadle.events import Event, SessionCreated, encode
-from treadle.messages import Json
+from treadle.events import Event, MessageReceived, SessionCreated, encode
+from treadle.messages import Json, text_of
 
 Mode = Literal["screen", "json", "jsonl"]
 TICK = 0.5
+NAME = 48
 
 
 class Sink(Protocol):
@@ -210,9 +211,20 @@ async def _driven(opened_session: Opened, begin: Callable[[Opened], Run], show: 
         outcome = state.last  # another process has seen it to its end
     if outcome is None and not run.pending:
         raise BadInput("nothing in this session is unfinished; give an objective, or use `treadle sessions continue`")
+    await _name(opened_session)
     for question in run.pending if outcome is None else ():
         tally.asked.setdefault(question.call_id, question)
     return tally.report(session.id, outcome)
+
+
+async def _name(opened_session: Opened) -> None:
+    """Call a new session by its first words: nobody waits here for a model to find better ones."""
+    state = await opened_session.session.state()
+    if state.name or not opened_session.settings.auto_name:
+        return
+    said = (fact for fact in await opened_session.session.facts() if isinstance(fact, MessageReceived))
+    words = " ".join(text_of(next(said).parts).split())
+    await opened_session.session.rename(words if len(words) <= NAME else f"{words[:NAME]}…", by="auto")
 
 
 async def _tick(sinks: list[Sink]) -> None:

@@ -17,6 +17,7 @@ from treadle.errors import BadInput, NotFound
 from treadle.events import SessionCreated
 from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
+from treadle.secrets import shut_away
 
 DEFAULT_AGENT = "default"
 
@@ -62,6 +63,7 @@ async def _running(
     log: Log, loaded: Loaded, info: SessionInfo | None, gate_for: GateFor, name: str
 ) -> AsyncGenerator[Opened]:
     settings = loaded.settings
+    shut_away(*filter(None, [settings.api_key_env]))
     model, reason = await choose_model(settings)
     try:
         async with mcp_tools(settings) as more:

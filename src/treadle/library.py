@@ -80,13 +80,14 @@ class Library:
     def _made(self, written: AgentFile, options: AgentOptions) -> Agent:
         chosen = options.instructions if written.name == "default" and written.origin == "builtin" else ""
         sampling = Sampling(temperature=written.temperature) if written.temperature is not None else Sampling()
+        tools = self._tools(written, options)
         return Agent(
             written.model or options.model,
-            tools=self._tools(written, options),
+            tools=tools,
             instructions=chosen or written.instructions,
             name=written.name,
             limits=limits_of(written, options.limits),
-            grant=grant_of(written, options.grant),
+            grant=grant_of(written, options.grant, [one.name for one in tools]),
             sampling=sampling,
             gate=options.gate,
             knowledge=self.knowledge,
@@ -120,14 +121,13 @@ def limits_of(written: AgentFile, given: Limits) -> Limits:
     return replace(given, turns=turns, calls=calls)
 
 
-def grant_of(written: AgentFile, given: Grant) -> Grant:
-    """The operator's grant as the agent's posture and tools have it; never wider for a file of a workspace.
+def grant_of(written: AgentFile, given: Grant, tools: Sequence[str]) -> Grant:
+    """The operator's grant as the agent's posture and `tools` have it; never wider for a file of a workspace.
 
     Cautious asks before every change. Trusting approves what would be asked, and only the user's own files can say so.
     """
-    tools = written.tools
-    if tools is not None:
-        given = replace(given, tools=tuple(name for name in tools if _named(given.tools, name)) or ("-",))
+    if written.tools is not None:
+        given = replace(given, tools=tuple(name for name in tools if _named(given.tools, name)))
     if written.web is False:
         given = replace(given, forbid=(*given.forbid, *WEB_TOOLS))
     if written.posture == "cautious":

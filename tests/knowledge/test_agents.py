@@ -136,7 +136,11 @@ def test_the_library_lists_built_in_agents_those_of_the_workspace_and_the_users_
     library = Library(work, own)
     assert {"default", "reader", "coder", "architect", "garden", "Critic"} == set(library.agents)
     assert library.agents["coder"].instructions == "My coder.", "a workspace cannot replace the user's own"
-    assert [f"{problem.path.rpartition('/')[2]}:{problem.line}" for problem in library.problems] == ["broken.md:2"]
+    assert [f"{problem.path.rpartition('/')[2]}:{problem.line}" for problem in library.problems] == [
+        "broken.md:2",
+        "garden.md:3",
+    ]
+    assert library.agents["garden"].model == "", "a workspace does not say who gets to read it"
     with pytest.raises(NotFound, match="no agent named 'gardener'; there are: Critic, "):
         library.agent("gardener")
 
@@ -200,6 +204,7 @@ def test_a_workspace_can_narrow_and_never_widen(tmp_path: Path) -> None:
     mine = library.agent("mine", options(grant=given, limits=few))
     assert mine.grant.yes and mine.limits.turns == 200, "the user's own file may"
     assert mine.grant.tier == "read-only" and mine.grant.forbid == ("fetch_url",)
+    assert mine.grant.tools == wide.grant.tools == ("read_bed", "fetch_url"), "never more than was given"
 
 
 async def test_the_agent_is_fixed_for_a_run_and_can_be_changed_between_runs(tmp_path: Path) -> None:

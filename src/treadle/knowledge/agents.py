@@ -76,11 +76,15 @@ def _agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | N
     if fields.problems:
         return None, fields.problems
     notes = [document.problem(field, f"{field!r} is not a field of an agent; ignored") for field in fields.unknown()]
-    if origin == "workspace" and agent.posture == "trusting":
-        agent = replace(agent, posture="balanced")
+    if origin != "workspace":
+        return agent, notes
+    if agent.posture == "trusting":
         why = "a workspace cannot widen what its user allows: taken as balanced. Put the agent into your own folder"
         notes.append(document.problem("posture", why))
-    return agent, notes
+    if agent.model:  # it would say who gets to read what is here
+        why = "a workspace cannot choose the model: ignored. Choose it yourself, or put the agent into your own folder"
+        notes.append(document.problem("model", why))
+    return replace(agent, posture="balanced" if agent.posture == "trusting" else agent.posture, model=""), notes
 
 
 def sections(path: str, text: str) -> tuple[str, list[tuple[str, Document | Problem]]]:

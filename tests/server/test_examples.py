@@ -1,0 +1,49 @@
+"""The curl examples of docs/api.md, run as they stand against a server; `# →` says what must be in the output."""
+
+import asyncio
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.kit import Tables
+from tests.server.kit import OWNER, served
+from treadle import Agent
+from treadle.messages import Request, ResultMessage, UserMessage, text_of
+from treadle.testing import ScriptedModel, call
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def obliging(request: Request) -> object:
+    """A model that does what it is told, in the words of the examples."""
+    last = request.messages[-1]
+    if isinstance(last, ResultMessage):
+        return "Done."
+    assert isinstance(last, UserMessage)
+    said = text_of(last.parts)
+    if "Drop" in said and request.tools:
+        return call("drop", table="users")
+    return call("note", text="tea is out") if "Note" in said and request.tools else "Hello."
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="CURL IS MISSING: the examples of docs/api.md are not run")
+async def test_the_examples_in_the_documentation_work_as_written() -> None:
+    blocks = BLOCK.findall(PAGE.read_text("utf-8"))
+    assert len(blocks) >= 8
+    script = "set -eu\n" + "\necho '@@'\n".join(blocks)
+    agent = Agent(ScriptedModel(*[obliging] * 100), tools=Tables().tools)  # type: ignore[list-item]
+    async with served(agent) as client:
+        env = {**os.environ, "BASE": client.base, "TOKEN": OWNER.value, "NO_PROXY": "127.0.0.1"}
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", script, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, (out.decode(), err.decode())
+    outputs = out.decode().split("@@\n")
+    for block, output in zip(blocks, outputs, strict=True):
+        for wanted in re.findall(r"^# → (.*)$", block, re.MULTILINE):
+            assert wanted in output, f"{wanted!r} is not in:\n{output}"

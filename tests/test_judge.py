@@ -135,6 +135,27 @@ async def test_a_rule_remembered_for_a_command_holds_for_commands_of_its_kind_an
     assert {fact.tool for fact in started} == {"shell"} and {fact.sandbox for fact in started} == {"bubblewrap"}
 
 
+@pytest.mark.parametrize(
+    ("grant", "statuses"),
+    [
+        (Grant(forbid=("bash",)), ["denied", "denied"]),
+        (Grant(forbid=("bas*(rm *)",)), ["ok", "denied"]),
+        (Grant(tools=("bash",)), ["ok", "ok"]),
+        (Grant(tools=("batch",)), ["denied", "denied"]),
+        (Grant(ask_all=True, approve=("bash",)), ["ok", "ok"]),
+        (Grant(ask_all=True, approve=("bash(make *)",)), ["ok", "denied"]),
+        (Grant(ask=("bash(rm *)",)), ["ok", "denied"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["bash", "shell"])
+async def test_a_pattern_may_call_a_tool_by_its_other_name(grant: Grant, statuses: list[str], name: str) -> None:
+    lines = [call(name, command="make x"), call(name, command="rm x")]
+    agent, _ = agent_of(*lines, "done", tools=[Shell(Paper())], grant=grant)
+    async with agent.session() as session:
+        await ended(session)
+        assert [fact.status for fact in (await finished_calls(session)).values()] == statuses
+
+
 async def test_a_reduced_sandbox_asks_for_every_command() -> None:
     paper = Paper("landlock")
     agent, _ = agent_of(call("shell", id="a", command="ls"), "done", tools=[Shell(paper)], gate=later)

@@ -23,7 +23,7 @@ from treadle.events import (
     Tier,
     checked,
 )
-from treadle.policy import Assessment, Verdict, decide, generalise, strictest, tier_of
+from treadle.policy import Assessment, Verdict, decide, generalise, strictest, tier_of, with_aliases
 from treadle.setup import Setup
 from treadle.state import CallState, RunState, State
 from treadle.tools.base import Parsed, Tool, ToolInputError, Trait
@@ -110,7 +110,8 @@ async def _judge_one(setup: Setup, state: State, call: CallState) -> Ready | Any
         return _closed(call, "error", str(error))
     name = tool.name
     assessment = _assessed(setup, state, tool, parsed)
-    verdict = decide(setup.grants, state.remembered, name, parsed.arguments, assessment)
+    grants = [with_aliases(grant, setup.aliases) for grant in setup.grants]
+    verdict = decide(grants, state.remembered, name, parsed.arguments, assessment)
     for middleware in setup.middleware:
         verdict = strictest(verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict)
     if verdict.action == "deny":

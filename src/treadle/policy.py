@@ -143,6 +143,31 @@ def narrowed(grant: Grant, wanted: Grant) -> Grant:
     )
 
 
+def with_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
+    """A grant whose patterns also mean a tool by its other names: who forbids `bash` means `shell`."""
+    if not aliases:
+        return grant
+
+    def meant(patterns: tuple[str, ...]) -> tuple[str, ...]:
+        more = (
+            f"{real}{pattern[len(name) :]}"
+            for pattern in patterns
+            for name in [pattern.partition("(")[0]]
+            for alias, real in aliases.items()
+            if _glob(name).fullmatch(alias) and not _glob(name).fullmatch(real)
+        )
+        return (*patterns, *more)
+
+    return replace(
+        grant,
+        approve=meant(grant.approve),
+        ask=meant(grant.ask),
+        forbid=meant(grant.forbid),
+        tools=meant(grant.tools),
+        always=meant(grant.always),
+    )
+
+
 def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment: Assessment) -> Verdict:
     commands = assessment.commands
     if not any(_glob(pattern).fullmatch(tool) for pattern in grant.tools):

@@ -6,7 +6,6 @@ A helper has its own log, agent and limits, and at most its parent's rights. Onl
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,6 +121,8 @@ class Delegation(Helpers):
 
 def helper_id(session_id: str, call_id: str) -> str:
     """The id of the session that a call starts: the same for the same call, and as hard to guess as its parent's."""
+    import hashlib
+
     return hashlib.sha256(f"helper\0{session_id}\0{call_id}".encode()).hexdigest()[:32]
 
 

@@ -16,7 +16,6 @@ import msgspec
 
 from treadle.agent import Agent, SessionOptions
 from treadle.coordinator import LEASE_SECONDS, Coordinator
-from treadle.delegation import Delegation
 from treadle.errors import BadInput, NotFound
 from treadle.events import AnyFact, Grant, SessionConfigured, SessionCreated, SessionRenamed, checked
 from treadle.log.base import Hit, Log, SessionPage, SessionQuery
@@ -249,6 +248,8 @@ class Runtime:
             setup = replace(setup, grants=(*setup.grants, *narrower))
         if state.model:
             setup = replace(setup, model=self.model(state.model))
+        from treadle.delegation import Delegation
+
         return await self._with_knowledge(agent, created, replace(setup, helpers=Delegation(self, created, setup)))
 
     async def _with_knowledge(self, agent: Agent, created: SessionCreated, setup: Setup) -> Setup:

@@ -25,8 +25,6 @@ from treadle.events import (
     SessionRenamed,
 )
 from treadle.messages import writable
-from treadle.ranking import fused, nearest
-from treadle.secrecy import secret_in
 
 Status = Literal["idle", "running", "waiting", "answered", "stopped", "failed", "cancelled"]
 
@@ -142,6 +140,8 @@ class Memories(ABC):
         self, text: str, scopes: Sequence[str] | None = None, limit: int = 20, vector: Sequence[float] = ()
     ) -> list[Memory]:
         """Those that have any of the words of `text`, best first; with a `vector` of it also those that are near."""
+        from treadle.ranking import fused, nearest
+
         found = await self._find(text, scopes, limit)
         if not vector:
             return found
@@ -172,6 +172,8 @@ class Memories(ABC):
 
 
 def _memorable(text: str) -> str:
+    from treadle.secrecy import secret_in
+
     text = writable(text).strip()
     if not text:
         raise BadInput("there is nothing to remember: the text is empty")

@@ -1,0 +1,244 @@
+"""The server against a bare relay, on the same fake model over real sockets: `python benchmarks/server.py [--reps N]`.
+
+CPU time is the server process' own, a token from the model's socket to the client's. The relay is aiohttp to Starlette
+and does nothing else. Compare ratios within one run. `--crowd` is the full size of the crowd test.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+
+HERE = Path(__file__).parent
+TOKEN = "a-token-of-the-benchmark"
+AUTH = {"authorization": f"Bearer {TOKEN}"}
+STREAMS, TOKENS = 20, 400
+PACED = f"steps-0-tok-{TOKENS}-delay-5ms"
+SHORT = "steps-0-tok-1"
+CROWD = "steps-5-tok-50-delay-5ms"
+
+
+# --- the servers that are measured, each a process of its own
+
+
+def serve_treadle(port: str, model: str, store: str) -> None:
+    from treadle import Agent, Limits, Runtime, tool
+    from treadle.models.catalog import resolve
+    from treadle.server.app import create_app
+    from treadle.server.config import ServerConfig
+    from treadle.server.run import serve_app
+    from treadle.server.tokens import Token
+
+    @tool(safety="safe")
+    async def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    found = resolve(model, base_url=f"http://127.0.0.1:{port}/v1")
+    agent = Agent(found, tools=[add], limits=Limits(turns=200, calls=1000))
+    config = ServerConfig(tokens=(Token("owner", TOKEN),), rate=1e6, at_once=100_000)
+    app = create_app(Runtime(store, [agent]), config)
+    asyncio.run(serve_app(app, "127.0.0.1", 0, lambda address: print(address, flush=True)))
+
+
+def serve_relay(port: str, model: str, store: str) -> None:
+    import socket
+
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import StreamingResponse
+    from starlette.routing import Route
+
+    client: list[aiohttp.ClientSession] = []
+
+    async def relay(request: Request) -> StreamingResponse:
+        await request.body()
+        if not client:
+            client.append(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "go"}]}
+
+        async def pieces() -> AsyncIterator[bytes]:
+            async with client[0].post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body) as answer:
+                async for data in answer.content.iter_any():
+                    yield data
+
+        return StreamingResponse(pieces(), media_type="text/event-stream")
+
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(4096)
+    print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+    app = Starlette(routes=[Route("/{rest:path}", relay, methods=["POST"])])
+    uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).run([listening])
+
+
+# --- what is done with them
+
+
+@contextmanager
+def process(*command: str) -> Iterator[tuple[str, int]]:
+    """A child; the first line it says, and its id."""
+    child = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    try:
+        yield child.stdout.readline().strip(), child.pid
+    finally:
+        child.kill()
+        child.wait()
+
+
+def cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1024
+
+
+async def sessions(http: aiohttp.ClientSession, count: int) -> list[str]:
+    async def make() -> str:
+        async with http.post("/v1/sessions", json={}) as answer:
+            return (await answer.json())["id"]
+
+    return await asyncio.gather(*(make() for _ in range(count)))
+
+
+async def read(http: aiohttp.ClientSession, path: str, mark: bytes) -> int:
+    """A streamed answer to the end; how many tokens it had."""
+    async with http.post(path, json={"content": "go"}) as answer:
+        assert answer.status == 200, await answer.text()
+        return (await answer.read()).count(mark)
+
+
+async def watch(http: aiohttp.ClientSession, session_id: str, mark: bytes) -> int:
+    """A session's own events until its run ends; how many tokens there were."""
+    pieces: list[bytes] = []
+    async with http.get(f"/v1/sessions/{session_id}/events") as answer:
+        async with http.post(f"/v1/sessions/{session_id}/messages?wait=0", json={"content": "go"}) as begun:
+            assert begun.status == 200, await begun.text()
+        async for piece in answer.content.iter_any():
+            pieces.append(piece)
+            if b'"type":"run_finished"' in b"".join(pieces[-3:]):
+                break
+    return b"".join(pieces).count(mark)
+
+
+async def streaming(base: str, pid: int, kind: str) -> float:
+    """CPU seconds a streamed token."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(base, headers=AUTH, connector=connector) as http:
+        ids = await sessions(http, STREAMS) if kind != "relay" else ["x"] * STREAMS
+        before = cpu(pid)
+        if kind == "events":
+            counts = await asyncio.gather(*(watch(http, one, b'"text_delta"') for one in ids))
+        else:
+            mark = b'"content"' if kind == "relay" else b'"delta"'
+            paths = [f"/v1/sessions/{one}/messages/stream" for one in ids]
+            counts = await asyncio.gather(*(read(http, path, mark) for path in paths))
+        assert all(TOKENS / 2 <= count for count in counts), counts[:3]  # tokens of one read may come as one fragment
+        return (cpu(pid) - before) / (STREAMS * TOKENS)
+
+
+async def asking(base: str, at_once: int = 8, each: int = 50) -> float:
+    """Messages answered a second."""
+    async with aiohttp.ClientSession(base, headers=AUTH) as http:
+        ids = await sessions(http, at_once)
+
+        async def talk(session_id: str) -> None:
+            for _ in range(each):
+                async with http.post(f"/v1/sessions/{session_id}/messages", json={"content": "go"}) as answer:
+                    assert (await answer.json())["outcome"]["status"] == "answered"
+
+        began = time.perf_counter()
+        await asyncio.gather(*(talk(one) for one in ids))
+        return at_once * each / (time.perf_counter() - began)
+
+
+async def crowd(base: str, pid: int, count: int = 200) -> dict[str, float]:
+    """Sessions of five calls with a watcher each: CPU a token and memory a session; every view is the log's."""
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(base, headers=AUTH, connector=connector, timeout=timeout) as http:
+        ids = await sessions(http, count)
+        before, rss = cpu(pid), memory(pid)
+
+        async def one(session_id: str) -> int:
+            seen: list[str] = []
+            tokens, rest = 0, b""
+            async with http.get(f"/v1/sessions/{session_id}/events") as answer:
+                async with http.post(f"/v1/sessions/{session_id}/messages?wait=0", json={"content": "go"}) as begun:
+                    assert begun.status == 200
+                async for piece in answer.content.iter_any():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        if line.startswith(b"data: "):
+                            event = json.loads(line[6:])
+                            tokens += event["type"] == "text_delta"
+                            if "seq" in event:
+                                seen.append(event)
+                    if seen and seen[-1]["type"] == "run_finished":
+                        break
+            async with http.get(f"/v1/sessions/{session_id}/events?follow=false") as answer:
+                assert seen == await answer.json(), "a client's view is not the log"
+            return tokens
+
+        tokens = sum(await asyncio.gather(*(one(session_id) for session_id in ids)))
+        return {"cpu_us": (cpu(pid) - before) / tokens * 1e6, "kB": (memory(pid) - rss) / count / 1e3}
+
+
+def measure(kind: str, port: str) -> dict[str, float]:
+    model = {"ask": SHORT, "crowd": CROWD}.get(kind, PACED)
+    served = "relay" if kind == "relay" else "treadle"
+    with tempfile.TemporaryDirectory() as folder:
+        command = (__file__, "--serve", served, port, model, f"{folder}/store.db")
+        with process(*command) as (base, pid):
+            if kind == "ask":
+                return {"rate": asyncio.run(asking(base))}
+            if kind == "crowd":
+                return asyncio.run(crowd(base, pid))
+            return {"cpu_s": asyncio.run(streaming(base, pid, kind))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reps", type=int, default=3, help="processes a measurement; the least CPU time counts")
+    parser.add_argument("--crowd", action="store_true", help="200 sessions of 5 calls with a watcher each")
+    parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        {"treadle": serve_treadle, "relay": serve_relay}[options.serve[0]](*options.serve[1:])
+        return
+    with process(str(HERE / "fake_model.py"), "--until-eof") as (said, _):
+        port = said.split()[1]
+        if options.crowd:
+            found = measure("crowd", port)
+            print(f"200 sessions at once: {found['cpu_us']:.0f} µs CPU a token, {found['kB']:.0f} kB a session")
+            return
+        best: dict[str, float] = {}
+        for _ in range(options.reps):
+            for kind in ("relay", "frames", "events"):
+                best[kind] = min(best.get(kind, 1.0), measure(kind, port)["cpu_s"])
+            best["ask"] = max(best.get("ask", 0.0), measure("ask", port)["rate"])
+    relay = best["relay"]
+    print("| what | figure | goal | |\n|---|---|---|---|")
+    print(f"| a token through the bare relay | {relay * 1e6:.1f} µs | | |")
+    for kind, what in (("frames", "a token as a frame"), ("events", "a token as our own event")):
+        ratio = best[kind] / relay
+        mark = "met" if ratio <= 2 else "MISSED"
+        print(f"| {what} | {best[kind] * 1e6:.1f} µs = {ratio:.2f} × the relay | ≤ 2 × | {mark} |")
+    print(f"| POST messages, 8 clients | {best['ask']:.0f} a second | | |")
+
+
+if __name__ == "__main__":
+    main()

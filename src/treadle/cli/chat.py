@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 
@@ -153,10 +154,14 @@ class Chat:
         if state.run is not None or (state.queue and not state.held):
             self.tell("taking up what was left unfinished")
             self.begin(self.session.resume())
+        # While a line is written above the prompt the terminal is its old self, and Ctrl-C is a signal.
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._stop_or_leave)
         try:
             while self._next is None:
                 await self._once()
         finally:
+            loop.remove_signal_handler(signal.SIGINT)
             await self._leave(background)
         return self._next
 
@@ -264,6 +269,7 @@ class Chat:
         elif self._line.draft and not self.running:
             self._line.clear()
         elif self.running or time.monotonic() - self._warned < PATIENCE:
+            self._next = ""
             self._line.leave()
         else:
             self._warned = time.monotonic()

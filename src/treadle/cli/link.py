@@ -134,19 +134,35 @@ async def _check(response: aiohttp.ClientResponse) -> None:
 
 
 @asynccontextmanager
-async def http_link(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpLink]:
-    """A link to a session of a server; a beginning of its id will do."""
+async def _client(url: str, token_file: str) -> AsyncGenerator[aiohttp.ClientSession]:
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
     headers = {"authorization": f"Bearer {token}"} if (token := _token(token_file)) else {}
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as client:
         try:
-            async with client.get(f"{url.rstrip('/')}/v1/sessions", params={"limit": "200"}) as response:
-                await _check(response)
-                listed = (await response.json())["sessions"]
+            yield client
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unreachable(f"{url} cannot be reached: {error}") from None
+
+
+async def post(url: str, path: str, body: dict[str, Any], token_file: str) -> Any:
+    """What a server answers to one request."""
+    async with (
+        _client(url, token_file) as client,
+        client.post(f"{url.rstrip('/')}{path}", json=body) as response,
+    ):
+        await _check(response)
+        return await response.json()
+
+
+@asynccontextmanager
+async def http_link(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpLink]:
+    """A link to a session of a server; a beginning of its id will do."""
+    async with _client(url, token_file) as client:
+        async with client.get(f"{url.rstrip('/')}/v1/sessions", params={"limit": "200"}) as response:
+            await _check(response)
+            listed = (await response.json())["sessions"]
         found = [one["id"] for one in listed if one["id"].startswith(reference) or one.get("name") == reference]
         if len(found) > 1:
             raise BadInput(f"{reference!r} could be {len(found)} sessions; write more of the id")

@@ -8,7 +8,7 @@ import sys
 
 from treadle.cli.options import Parser, parser_of
 from treadle.cli.text import harmless, is_terminal, note, say, styled, wants_colour
-from treadle.config import Settings, choose_model, remember
+from treadle.config import Settings, choose_model, data_folder, remember
 from treadle.doctor import reachable
 
 EXAMPLES = """\
@@ -16,9 +16,11 @@ EXAMPLES = """\
   treadle models default ollama:qwen3
   treadle models pull local                 the embedded model's weights
   treadle models pull https://host/model.gguf
-  treadle models pull ~/model.gguf"""
+  treadle models pull ~/model.gguf
+  treadle models unload local               on a server that runs; --url says which"""
 
 SHOWN = 8
+URL = "http://127.0.0.1:8420"
 
 
 def parser() -> Parser:
@@ -30,6 +32,11 @@ def parser() -> Parser:
     default.add_argument("--config", metavar="FILE", default="", help="another file than the user's config.toml")
     pull = kinds.add_parser("pull", help="bring weights into the user's data folder")
     pull.add_argument("source", metavar="local|URL|PATH")
+    for name, about in (("load", "have a server get it ready"), ("unload", "have a server give back what it holds")):
+        one = kinds.add_parser(name, help=about)
+        one.add_argument("name")
+        one.add_argument("--url", default=URL, help=f"the server (default: {URL})")
+        one.add_argument("--token-file", metavar="FILE", default="", help="default: in the user's data folder")
     return made
 
 
@@ -39,6 +46,8 @@ def main(args: argparse.Namespace) -> int:
             return asyncio.run(_list())
         case "default":
             return asyncio.run(_default(args.name, args.config))
+        case "load" | "unload":
+            return asyncio.run(_on_server(args))
         case _:
             return _pull(args.source)
 
@@ -62,6 +71,15 @@ async def _default(name: str, config: str) -> int:
     if close is not None:
         await close()
     note(f"{name} is the default now: {remember('model', name, config)}")
+    return 0
+
+
+async def _on_server(args: argparse.Namespace) -> int:
+    from treadle.cli.link import post
+
+    file = args.token_file or str(data_folder() / "tokens.json")
+    await post(args.url, f"/v1/models/{args.action}", {"model": args.name}, file)
+    note(f"{args.name} is {args.action}ed at {args.url}")
     return 0
 
 

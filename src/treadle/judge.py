@@ -136,13 +136,13 @@ def _assessed(setup: Setup, state: State, tool: Tool, parsed: Parsed) -> Assessm
         # Who wrote what was read may have chosen what is sent: a person looks before private things leave.
         if "untrusted" in seen and "private" in seen | own:
             doubts.append("it could carry private data out, and text from outside may have asked for it")
-    return replace(assessment, doubts=tuple(doubts))
+    return replace(assessment, doubts=tuple(doubts)) if doubts else assessment
 
 
 def _seen(setup: Setup, state: State, tier: Tier) -> set[Trait]:
     """What the calls of this session have brought in."""
     seen: set[Trait] = set()
-    for name in {call.started.tool for call in state.calls.values() if call.started is not None}:
+    for name in state.used:
         found = setup.tools.get(name) or next(filter(None, (one.behind(name) for one in setup.tools.values())), None)
         # A tool that is gone cannot be asked what it was.
         seen |= found.traits_of(tier) if found is not None else {"untrusted", "private"}

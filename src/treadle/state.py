@@ -157,6 +157,7 @@ class State:
     last: RunFinished | None = None
     entries: list[Entry] = field(default_factory=list[Entry])
     calls: dict[str, CallState] = field(default_factory=dict[str, CallState])
+    used: set[str] = field(default_factory=set[str])
     remembered: list[Remembered] = field(default_factory=list[Remembered])
     rewound: list[Past] = field(default_factory=list[Past])
     compacted: list[ContextCompacted] = field(default_factory=list[ContextCompacted])
@@ -346,6 +347,7 @@ def _call_started(state: State, fact: CallStarted) -> None:
     if call.started is None and state.run is not None:
         state.run.calls += 1
     call.started = fact
+    state.used.add(fact.tool)
 
 
 def _call_finished(state: State, fact: CallFinished) -> None:

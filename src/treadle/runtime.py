@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -28,6 +28,8 @@ from treadle.state import State
 
 AfterAnswer = Callable[[Session, State, Setup], Awaitable[None]]
 _logger = logging.getLogger("treadle")
+
+KEPT_SESSIONS = 64
 
 
 class Runtime:
@@ -54,6 +56,7 @@ class Runtime:
         self._gates: dict[str, Gate] = {}
         self._grants: dict[str, list[Grant]] = {}
         self._models: dict[str, Model] = {}
+        self._recent: OrderedDict[str, None] = OrderedDict()
         self._coordinator: Coordinator | None = None
         self.gate: Gate | None = None
         """How a question reaches a person where neither the session nor its agent says."""
@@ -123,7 +126,8 @@ class Runtime:
         finally:
             self._open[session_id] -= 1
             if not self._open[session_id]:
-                self.coordinator.forget(session_id)
+                if session_id not in self._recent:
+                    self.coordinator.forget(session_id)
                 for mine in (self._open, self._gates, self._grants):
                     mine.pop(session_id, None)
 
@@ -160,8 +164,16 @@ class Runtime:
         return Session(self.coordinator, agent, session_id)
 
     async def open(self, session_id: str) -> Session:
-        """A session by its id, without holding anything for it; raises `NotFound`."""
-        return Session(self.coordinator, self._agent((await self.log.info(session_id)).agent), session_id)
+        """A session by its id, which needs no closing; raises `NotFound`. Those opened last are kept at hand."""
+        session = Session(self.coordinator, self._agent((await self.log.info(session_id)).agent), session_id)
+        self.coordinator.keep(session_id)
+        self._recent[session_id] = None
+        self._recent.move_to_end(session_id)
+        if len(self._recent) > KEPT_SESSIONS:
+            oldest, _ = self._recent.popitem(last=False)
+            if oldest not in self._open:
+                self.coordinator.forget(oldest)
+        return session
 
     async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
         """The sessions of this store, the last changed first."""

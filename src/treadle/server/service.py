@@ -275,19 +275,26 @@ def needs(token: Token, right: Right) -> Token:
     return token
 
 
-def _viewer(connection: HTTPConnection) -> Token:
+# Dependencies are coroutines though they wait for nothing: plain functions would each cost a thread.
+
+
+async def _service(connection: HTTPConnection) -> Service:
+    return service_of(connection)
+
+
+async def _viewer(connection: HTTPConnection) -> Token:
     return needs(token_of(connection), "view")
 
 
-def _sender(connection: HTTPConnection) -> Token:
+async def _sender(connection: HTTPConnection) -> Token:
     return needs(token_of(connection), "send")
 
 
-def _approver(connection: HTTPConnection) -> Token:
+async def _approver(connection: HTTPConnection) -> Token:
     return needs(token_of(connection), "approve")
 
 
-TheService = Annotated[Service, Depends(service_of)]
+TheService = Annotated[Service, Depends(_service)]
 Viewer = Annotated[Token, Depends(_viewer)]
 Sender = Annotated[Token, Depends(_sender)]
 Approver = Annotated[Token, Depends(_approver)]

@@ -309,7 +309,19 @@ GRANTS = st.builds(
     approve=PATTERNS.map(tuple),
     ask=PATTERNS.map(tuple),
     forbid=PATTERNS.map(tuple),
-    tools=st.sampled_from([("*",), ("shell",), ("write_*", "sh*"), ("write_file", "shell")]),
+    tools=st.sampled_from(
+        [
+            ("*",),
+            ("**",),
+            ("shell",),
+            ("write_*", "sh*"),
+            ("write_file", "shell"),
+            ("?" * 5,),
+            ("?" * 10,),
+            ("*****",),
+            (),
+        ]
+    ),
     yes=st.booleans(),
     ask_all=st.booleans(),
     cautious=st.booleans(),

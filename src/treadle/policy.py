@@ -128,10 +128,13 @@ def with_posture(grant: Grant, posture: Posture) -> Grant:
 
 def narrowed(grant: Grant, wanted: Grant) -> Grant:
     """A grant with what somebody less trusted wants of it: it can take away and ask more, and never add."""
-    if "*" in wanted.tools:
-        tools = grant.tools
-    else:
-        tools = tuple(name for name in wanted.tools if any(_glob(one).fullmatch(name) for one in grant.tools))
+    every = {"*", "**"}
+    tools = grant.tools
+    if not every & {*wanted.tools}:
+        # A glob may reach further than what it looks like, so one that was not granted as it stands is dropped.
+        plain = [name for name in wanted.tools if not re.search(r"[*?]", name)]
+        fits = {name for name in plain if any(_glob(one).fullmatch(name) for one in grant.tools)} | {*grant.tools}
+        tools = tuple(name for name in wanted.tools if name in fits or every & {*grant.tools})
     return replace(
         grant,
         tier=tier_of((grant, wanted)),

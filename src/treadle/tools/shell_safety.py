@@ -134,8 +134,8 @@ class _Judge:
         """Why this part must not run unasked; empty when nothing is known against it."""
         if self._downloads and self._runs_what_comes(part):
             return "it runs what it downloads, unseen"
-        if part.kind == "unknown" or part.kind == "assignment":
-            return ""
+        if part.kind in ("unknown", "assignment"):
+            return _known(part) if part.kind == "unknown" else ""
         if part.name not in ("echo", "printf") and any(
             _SECRET.search(word.text.strip("\"'")) for word in part.words[1:]
         ):

@@ -152,6 +152,8 @@ def test_what_is_neither_known_to_read_nor_to_hurt_is_caution(command: str) -> N
         "chmod 4755 a",
         "sudo ls",
         "/usr/bin/sudo ls",
+        "sudo -i",
+        "sudo -s --what ls",
         "env A=1 sudo ls",
         "su -c ls",
         "doas ls",

@@ -54,7 +54,12 @@ class Delegation(Helpers):
         async with self._slots:
             session = Session(self._runtime.coordinator, agent, await self._open(task, agent, context))
             with self._runtime.kept(session.id, self._setup.gate):
-                outcome = await self._outcome(session, task, context)
+                try:
+                    outcome = await self._outcome(session, task, context)
+                except asyncio.CancelledError:
+                    if not self._runtime.coordinator.closed:  # then it is only to be resumed
+                        await session.cancel(by="delegate", why="its parent was stopped")
+                    raise
         return _told(outcome)
 
     def _agent(self, name: str) -> Agent:

@@ -1,6 +1,9 @@
 """Helpers: a session of their own for a part of the work, no more rights than their parent's, and one result each."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,20 @@ from tests.kit import (
     wait_for,
 )
 from tests.strict import StrictModel
-from treadle import Agent, Answer, CallFinished, CallStarted, Grant, Limits, RunFinished, Runtime, Session, later, tool
+from treadle import (
+    Agent,
+    Answer,
+    CallFinished,
+    CallStarted,
+    Grant,
+    Limits,
+    RunFinished,
+    Runtime,
+    Session,
+    ToolContext,
+    later,
+    tool,
+)
 from treadle.delegation import AT_ONCE, helper_id
 from treadle.errors import ModelError
 from treadle.events import (
@@ -209,6 +225,107 @@ async def test_cancel_goes_down_the_tree(store: Store) -> None:
     assert outcome is not None and outcome.reason == "cancelled"
     assert [ending.reason for ending in of(facts, RunFinished)] == ["cancelled"]
     assert of(facts, CallFinished)[0].status == "cancelled"
+
+
+async def test_a_helper_that_waits_for_an_answer_is_cancelled_with_its_parent(store: Store) -> None:
+    @tool(safety="destructive")
+    def erase(path: str) -> str:
+        """Erase a file."""
+        raise AssertionError("it ran")
+
+    agent = crew(
+        call("delegate", id="d", task="task x"),
+        helped=lambda task, turn: call("erase", id="e", path="x"),
+        tools=[erase],
+        gate=later,
+    )
+    log = store.open()
+    async with agent.session(log) as session, session.run("go") as run:
+        waiting = asyncio.create_task(run.wait())
+        child = await child_of(session, "d")
+        await wait_for(child, ApprovalRequested)
+        outcome = await session.cancel()
+        await waiting
+        assert outcome is not None and outcome.reason == "cancelled"
+        ending = await wait_for(child, RunFinished)
+    assert ending.reason == "cancelled" and "its parent was stopped" in ending.error
+
+
+async def test_a_helper_whose_run_is_killed_goes_on_and_gives_one_result(store: Store) -> None:
+    held = Held()
+
+    def helped(task: str, turn: int) -> Any:
+        return call("wait", id="w") if turn == 1 else "did it after all"
+
+    agent = crew(call("delegate", id="d", task="task x"), "Done.", helped=helped, tools=[held.tool])
+    log = store.open()
+    async with agent.session(log) as session, session.run("go") as run:
+        waiting = asyncio.create_task(run.wait())
+        child = await child_of(session, "d")
+        await wait_for(child, CallStarted)
+        session._coordinator._drives[child.id].cancel()  # pyright: ignore[reportPrivateUsage]
+        outcome = await asyncio.wait_for(waiting, PATIENCE)
+        done = await finished_calls(session)
+        facts = await child.facts()
+    assert outcome is not None and outcome.answer == "Done." and done["d"].output == "did it after all"
+    assert [fact.status for fact in of(facts, CallFinished)] == ["interrupted"] and len(of(facts, RunFinished)) == 1
+
+
+WORKER = """
+import asyncio, os, signal, sys
+sys.path.insert(0, {root!r})
+from tests.knowledge.test_delegate import tree_agent
+
+async def main():
+    async with tree_agent().session("tree.db", workspace=".") as session, session.run("go") as run:
+        async for event in run:
+            if {where}:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@tool
+def mark(name: str, context: ToolContext) -> str:
+    """Leave a mark."""
+    with (context.workspace / "marks.txt").open("a", encoding="utf-8") as marks:
+        marks.write(f"{name}\n")
+    return f"marked {name}"
+
+
+def tree_agent() -> Agent:
+    """A parent with three helpers, each of which leaves a mark."""
+    calls = [call("delegate", id=f"d{number}", task=f"task {number}") for number in range(3)]
+
+    def parent(request: Request) -> Any:
+        return calls if len(request.messages) == 1 else "All marked."
+
+    def helped(task: str, turn: int) -> Any:
+        return call("mark", name=task) if turn == 1 else f"{task} is marked"
+
+    return crew(parent, parent, parent, helped=helped, tools=[mark])
+
+
+@pytest.mark.parametrize(
+    "where", ["type(event).__name__ == 'CallStarted'", "'mark' in str(event)", "type(event).__name__ == 'CallFinished'"]
+)
+async def test_after_kill_9_the_same_helpers_go_on_and_no_mark_is_left_twice(where: str, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    program = WORKER.format(root=root, where=where)
+    died = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", program], cwd=tmp_path, timeout=100, check=False
+    )
+    assert died.returncode == -signal.SIGKILL
+    async with tree_agent().session(tmp_path / "tree.db") as session:
+        outcome = await resumed(session)
+        done = await finished_calls(session)
+        tree = await children(session.log, session)
+    assert outcome is not None and outcome.answer == "All marked."
+    assert {fact.output for fact in done.values()} == {f"task {number} is marked" for number in range(3)}
+    assert sorted(one.id for one in tree) == sorted(helper_id(session.id, f"d{number}") for number in range(3))
+    marks = (tmp_path / "marks.txt").read_text().split("\n") if (tmp_path / "marks.txt").exists() else []
+    assert len(marks) == len(set(marks))
 
 
 async def test_closing_the_runtime_leaves_the_helper_to_be_resumed_and_not_started_again(tmp_path: Path) -> None:

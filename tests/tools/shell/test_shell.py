@@ -17,6 +17,8 @@ from treadle.tools.shell import Shell, _Output
 
 pytestmark = needs_walls
 BOTH: list[Tier] = ["sandbox", "full"]
+LONG = f"4321.{os.getpid()}"
+"""Seconds to sleep that no test of another process sleeps."""
 
 
 @pytest.fixture
@@ -96,21 +98,21 @@ async def test_a_folder_that_became_a_way_out_is_not_taken(workspace: Path, tmp_
 @pytest.mark.parametrize("tier", BOTH)
 async def test_a_command_that_takes_too_long_is_stopped_with_all_it_started(workspace: Path, tier: Tier) -> None:
     terminal = Terminal(workspace, tier=tier)
-    result = await terminal.run("echo begun; (setsid sleep 4321 &); sleep 4321", timeout_s=0.7)
+    result = await terminal.run(f"echo begun; (setsid sleep {LONG} &); sleep {LONG}", timeout_s=0.7)
     assert not result.ok
     assert result.text == "begun\n[stopped after 0.7 s, with all it had started. It may have had effects]"
-    assert not running("4321")
+    assert not running(LONG)
 
 
 @pytest.mark.parametrize("tier", BOTH)
 async def test_a_cancelled_command_is_gone_when_cancelling_returns(workspace: Path, tier: Tier) -> None:
     terminal = Terminal(workspace, tier=tier)
-    task = asyncio.create_task(terminal.run("echo begun; (setsid sleep 4322 &); sleep 4322"))
+    task = asyncio.create_task(terminal.run(f"echo begun; (setsid sleep {LONG} &); sleep {LONG}"))
     await asyncio.wait_for(terminal.begun.wait(), 20)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not running("4322")
+    assert not running(LONG)
 
 
 def running(word: str) -> list[str]:
@@ -232,7 +234,7 @@ async def test_many_calls_leave_no_process_no_descriptor_and_no_temporary_file(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     terminals = [Terminal(workspace), Terminal(workspace, tier="full")]
-    commands = ["true", "echo x | cat", "(sleep 5555 &); true", "false", "nosuchcommand"]
+    commands = ["true", "echo x | cat", f"(sleep {LONG} &); true", "false", "nosuchcommand"]
     for terminal in terminals:
         await terminal.says("true")
     before = leftovers()
@@ -244,5 +246,5 @@ async def test_many_calls_leave_no_process_no_descriptor_and_no_temporary_file(
 
     await asyncio.gather(*(one(number) for number in range(calls)))
     after = leftovers()
-    assert after[0] <= before[0] and after[1] <= before[1] and not running("5555")
+    assert after[0] <= before[0] and after[1] <= before[1] and not running(LONG)
     assert os.listdir(workspace) == ["src"] and os.listdir(tmp_path / "tmp") == []

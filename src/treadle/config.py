@@ -22,7 +22,7 @@ from treadle.messages import Json
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
-    from treadle.log.base import Log
+    from treadle.log.base import Log, SessionInfo
     from treadle.models.base import Model
     from treadle.tools.base import Tool
 
@@ -267,6 +267,13 @@ def open_store(settings: Settings) -> Log:
     from treadle.log.open import open_log
 
     return open_log(settings.where)
+
+
+def is_abandoned(info: SessionInfo) -> bool:
+    """Whether a session that was being run is left behind: nobody has it, or the process that had it is gone."""
+    from treadle.log.owner import is_gone
+
+    return info.status == "running" and (not info.owner or is_gone(info.owner))
 
 
 async def choose_model(settings: Settings) -> tuple[Model, str]:

@@ -311,3 +311,12 @@ async def test_nothing_to_take_up_is_said(place: Place) -> None:
         await place.run("run", "hello", *model(fake), "--name", "one")
         done = await place.run("run", "--session", "one", *model(fake))
     assert done.code == 2 and "nothing in this session is unfinished" in done.err
+
+
+async def test_a_terminal_that_cannot_show_a_sign_does_not_end_the_run(place: Place) -> None:
+    old = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    async with StrictChat([calling("calculate", expression="1+1"), Reply(text="→ zwei")]) as fake:
+        done = await place.run("run", "add", *model(fake), env=old)
+        document = await place.run("run", "add", *model(fake), "--json", env=old)
+    assert (done.code, done.out) == (0, "? zwei\n")
+    assert document.document["answer"] == "→ zwei", "a document is UTF-8 whatever the terminal is"

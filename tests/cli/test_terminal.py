@@ -320,6 +320,7 @@ async def test_a_killed_run_goes_on_where_it_was(place: Place) -> None:
             await screen.until("✓ write_file a.txt")
             screen.kill()
             assert await screen.end() == -9
+        assert (await place.quick("sessions")).out.splitlines()[1].startswith("unfinished")
         done = await place.run("run", "--session", "job", *model(fake), "--json")
         assert fake.rejected == []
     assert done.code == 0 and done.document["answer"] == "It is written."

@@ -12,6 +12,7 @@ from treadle import Run
 from treadle.cli.asking import Asking, Open
 from treadle.cli.content import message_of
 from treadle.cli.gate import INERT
+from treadle.cli.hearing import heard
 from treadle.cli.opening import Opened, opened
 from treadle.cli.options import Parser, add_options, parser_of, settings_of
 from treadle.cli.prompt import Interrupted, Line, Words
@@ -158,8 +159,9 @@ class Chat:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._stop_or_leave)
         try:
-            while self._next is None:
-                await self._once()
+            with heard(self.tell):
+                while self._next is None:
+                    await self._once()
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             await self._leave(background)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Literal, Protocol, TextIO
 
 from treadle import Agent, Run, RunFinished, Session, later
 from treadle.cli.gate import TerminalGate, refuse
+from treadle.cli.hearing import heard
 from treadle.cli.opening import Gate, Opened, opened
 from treadle.cli.report import Report, Tally, not_run
 from treadle.cli.screen import Screen
@@ -98,7 +98,6 @@ class Show:
         self._gate: TerminalGate | None = None
         self._later = bool(args.ask_later)
         self._asks = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
-        logging.getLogger("treadle").addHandler(Words(self.note))
 
     def gate_for(self, agent: Agent, settings: Settings) -> Gate:
         """Where questions go: to the log for later, to the terminal, or nowhere, which is a no."""
@@ -130,7 +129,7 @@ class Show:
     def give(self, report: Report) -> int:
         """Hand over what it came to; the exit code."""
         if self.mode == "json":
-            sys.stdout.write(report.encode() + "\n")
+            sys.stdout.buffer.write(report.encode())
         elif self.mode == "screen":
             self.stage.tail("")
             if report.answer and self.stream is not sys.stdout:
@@ -157,20 +156,14 @@ def _names(entries: Iterable[Mapping[str, Json]]) -> str:
     return ", ".join(dict.fromkeys(str(entry["tool"]) for entry in entries))
 
 
-class Words(logging.Handler):
-    """What the engine has to say, in the place where the command says its own."""
-
-    def __init__(self, put: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._put = put
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._put(record.getMessage())
-
-
 async def drive(args: argparse.Namespace, begin: Callable[[Opened], Run], name: str = "") -> int:
     """Open the session, begin a run in it, show it, and hand over what it came to."""
     show = Show(args)
+    with heard(show.note):
+        return await _opened(args, begin, name, show)
+
+
+async def _opened(args: argparse.Namespace, begin: Callable[[Opened], Run], name: str, show: Show) -> int:
     async with opened(args, show.gate_for, name) as session:
         for text in session.notes:
             show.note(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,9 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a sign must not end the run
+            stream.reconfigure(errors="replace")
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -107,11 +111,11 @@ def _told(error: Exception) -> tuple[str, int]:
 def _complain(words: list[str], text: str, code: int) -> int:
     from treadle.cli.text import note
 
-    if "--json" in words and words[0] == "run":
+    if "--json" in words and (words[0] == "run" or words[1:2] in (["resume"], ["continue"])):
         from treadle.cli.report import not_run
 
         reason = "usage" if code == 2 else "cancelled" if code == 130 else "failed"
-        sys.stdout.write(not_run(reason, text).encode() + "\n")
+        sys.stdout.buffer.write(not_run(reason, text).encode())
         sys.stdout.flush()
     else:
         note(f"treadle: {text}")

@@ -56,10 +56,10 @@ class Report(Struct, frozen=True):
         codes: dict[Status, int] = {"answered": ANSWERED, "failed": FAILED, "stopped": STOPPED, "cancelled": CANCELLED}
         return codes.get(self.status, UNANSWERED)
 
-    def encode(self) -> str:
-        """The document as one line; every field of usage is there, also where it is zero."""
+    def encode(self) -> bytes:
+        """The document as one line of UTF-8; every field of usage is there, also where it is zero."""
         usage = {name: getattr(self.usage, name) for name in Usage.__struct_fields__ if name != "cost"}
-        return msgspec.json.encode({**msgspec.structs.asdict(self), "usage": usage}).decode()
+        return msgspec.json.encode({**msgspec.structs.asdict(self), "usage": usage}) + b"\n"
 
 
 class Tally(Struct):

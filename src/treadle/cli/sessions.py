@@ -10,7 +10,7 @@ from pathlib import Path
 from treadle.cli.find import each, find
 from treadle.cli.options import Parser, add_options, add_output, add_store, parser_of, settings_of
 from treadle.cli.text import ago, columns, harmless, is_terminal, note, say, styled, table, wants_colour
-from treadle.config import open_store
+from treadle.config import is_abandoned, open_store
 from treadle.errors import BadInput, Conflict
 from treadle.log.base import SessionInfo, SessionQuery
 
@@ -28,7 +28,7 @@ EXAMPLES = """\
 SESSION is an id, the beginning of one, or a name."""
 
 STATUSES = ("idle", "running", "waiting", "answered", "stopped", "failed", "cancelled")
-_STYLES = {"waiting": "yellow", "running": "blue", "failed": "red", "answered": "green"}
+_STYLES = {"waiting": "yellow", "unfinished": "yellow", "running": "blue", "failed": "red", "answered": "green"}
 
 
 def parser() -> Parser:
@@ -147,7 +147,7 @@ def _print(found: list[SessionInfo], *, as_json: bool) -> None:
 
 def status_of(info: SessionInfo) -> str:
     """The status as a person means it: what nobody runs any more is not running."""
-    return "unfinished" if info.status == "running" and not info.owner else info.status
+    return "unfinished" if is_abandoned(info) else info.status
 
 
 def _cost(cost: float) -> str:

@@ -1,0 +1,184 @@
+"""Text for a terminal, questions in words, and messages as they are typed: the pure parts."""
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle import ApprovalRequested, ImagePart, TextPart
+from treadle.cli.ask import approval_lines, choices, decision, preview, reply
+from treadle.cli.content import message_of
+from treadle.cli.report import Tally
+from treadle.cli.text import age, cut, harmless, table, visible, width
+from treadle.cli.view import finished_lines
+from treadle.errors import BadInput
+from treadle.events import CallFinished, Question
+from treadle.toolbox import default_tools
+
+HIDDEN = "\x1b\x00\x07\x08\r\x7f\x9b\u200b\u202e\u2066\u2069\ufeff\u00ad\u2028\U000e0041\ufe0f\u061c"
+
+
+@given(st.text())
+def test_nothing_that_is_shown_can_drive_a_terminal(text: str) -> None:
+    for shown in (harmless(text), visible(text)):
+        for character in shown:
+            assert character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
+            assert (
+                character not in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c\u2028\u2029"
+            )
+
+
+@given(st.text())
+def test_what_is_approved_has_nothing_hidden_in_it(text: str) -> None:
+    assert not any(unicodedata.category(one) == "Cf" and one in HIDDEN for one in visible(text))
+    assert visible("plain — text, 日本語, é") == "plain — text, 日本語, é"
+
+
+def test_every_hidden_character_is_spelled_out() -> None:
+    for character in HIDDEN:
+        assert character not in visible(f"a{character}b"), hex(ord(character))
+    assert visible("\x1b[31m") == "\\x1b[31m" and visible("\u202e") == "\\u202e"
+
+
+def test_emoji_stay_whole_in_prose() -> None:
+    assert harmless("👩‍🚀 ❤️") == "👩‍🚀 ❤️"
+
+
+@given(st.text(), st.integers(2, 40))
+def test_a_cut_text_fits_on_a_line(text: str, room: int) -> None:
+    line = cut(harmless(text), room)
+    assert width(line) <= room and "\n" not in line
+
+
+def test_wide_characters_count_twice() -> None:
+    assert width("日本") == 4 and cut("日本語", 5) == "日本…" and width("é") == 1 and width("e\u0301") == 1
+
+
+def test_a_table_keeps_its_columns() -> None:
+    lines = table([["a", "日本", "x\ny" * 20], ["bbb", "c", "z"]], ["one", "two", "three"], 30)
+    assert lines[0] == "one  two   three" and lines[2] == "bbb  c     z"
+    assert all(width(line) <= 30 for line in lines)
+
+
+def test_ages_are_short() -> None:
+    assert [age(s) for s in (-1, 5, 59, 60, 3600, 86400, 86400 * 800)] == ["0s", "5s", "59s", "1m", "1h", "1d", "2y"]
+
+
+def asked(tool: str = "shell", **more: object) -> ApprovalRequested:
+    given: dict[str, object] = {"arguments": {"command": "git push && rm -rf build"}, "rule": "shell(git push *)"}
+    return ApprovalRequested(call_id="c", tool=tool, safety="caution", why="asked for by *", **{**given, **more})  # type: ignore[arg-type]
+
+
+def test_answers_are_read_as_they_are_typed(tmp_path: Path) -> None:
+    for line, decided, scope, comment in [
+        ("y", "allow", "call", ""),
+        ("YES ", "allow", "call", ""),
+        ("t", "allow", "tool", ""),
+        ("p", "allow", "pattern", ""),
+        ("n", "deny", "call", ""),
+        ("no  use make clean ", "deny", "call", "use make clean"),
+    ]:
+        answer = decision(line, asked(), tmp_path)
+        assert answer is not None and (answer.decision, answer.scope, answer.comment) == (decided, scope, comment)
+    assert decision("l", asked(), tmp_path) is None
+
+
+@pytest.mark.parametrize("line", ["", "maybe", "yy", "allow", "0", "yes please", "\x1b"])
+def test_anything_else_is_no_answer(tmp_path: Path, line: str) -> None:
+    if line == "yes please":  # a yes with more words is still a yes, and the words are for nobody
+        assert decision(line, asked(), tmp_path) is not None
+        return
+    with pytest.raises(BadInput, match="answer y, t, p, a, n or l"):
+        decision(line, asked(), tmp_path)
+
+
+@pytest.mark.parametrize("line", ["t", "p", "a"])
+def test_what_may_only_be_allowed_once_offers_no_more(tmp_path: Path, line: str) -> None:
+    question = asked(once=True, rule="")
+    with pytest.raises(BadInput, match="answer y, n or l"):
+        decision(line, question, tmp_path)
+    assert len(choices(question)) == 3
+
+
+def test_what_is_allowed_for_good_is_kept_for_this_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
+    assert decision("a", asked(), tmp_path) is not None
+    (rule,) = json.loads((tmp_path / "data" / "rules.json").read_text())["rules"]
+    assert rule == {"pattern": "shell(git push *)", "workspace": str(tmp_path)}
+
+
+def test_a_compound_command_is_shown_part_by_part(tmp_path: Path) -> None:
+    tools = {tool.name: tool for tool in default_tools()}
+    lines = approval_lines(asked(), tools, tmp_path, 80, colour=False)
+    at = lines.index("  it consists of:")
+    assert [line.strip() for line in lines[at + 1 : at + 3]] == ["git push", "rm -rf build"]
+
+
+def test_the_diff_of_a_write_and_of_an_edit_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    written = preview("write_file", {"path": "a.txt", "content": "one\n2\nthree\n"}, tmp_path)
+    edited = preview("edit_file", {"path": "a.txt", "old": "two", "new": "2"}, tmp_path)
+    for lines in (written, edited):
+        assert "-two" in lines and "+2" in lines and " one" in lines
+    assert preview("write_file", {"path": "new.txt", "content": "x"}, tmp_path)[-1] == "+x"
+    assert preview("read_file", {"path": "a.txt"}, tmp_path) == []
+    assert preview("apply_patch", {"patch": "--- a\n+++ b"}, tmp_path) == ["--- a", "+++ b"]
+
+
+def test_an_option_is_chosen_by_number_or_in_words() -> None:
+    question = Question("Which?", ("red", "blue"))
+    assert (reply("2", question), reply(" green ", question)) == ("blue", "green")
+    with pytest.raises(BadInput):
+        reply("", question)
+    with pytest.raises(BadInput):
+        reply("green", Question("Which?", ("red", "blue"), strict=True))
+
+
+def test_a_mention_of_a_file_adds_it_and_anything_else_stays_text(tmp_path: Path) -> None:
+    (tmp_path / "a b.txt").write_text("spaced")
+    (tmp_path / "a.txt").write_text("plain")
+    (tmp_path / "dot.png").write_bytes(b"\x89PNG")
+    parts = message_of('see @a.txt, @"a b.txt" @dot.png me@a.txt @none @a.txt.', tmp_path)
+    assert parts[0] == TextPart('see @a.txt, @"a b.txt" @dot.png me@a.txt @none @a.txt.')
+    assert [type(part) for part in parts[1:]] == [TextPart, TextPart, ImagePart]
+    assert "plain" in str(parts[1]) and "spaced" in str(parts[2])
+
+
+def test_a_file_that_is_too_large_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "big.txt").write_text("x" * 300_000)
+    with pytest.raises(BadInput, match="300000 bytes"):
+        message_of("read @big.txt", tmp_path)
+    with pytest.raises(BadInput, match="is no image"):
+        message_of("look", tmp_path, [str(tmp_path / "big.txt")])
+
+
+def test_the_end_of_a_commands_output_is_shown_and_its_diff_where_it_has_one() -> None:
+    output = "\n".join(f"line {number}" for number in range(20))
+    lines = finished_lines(
+        CallFinished(call_id="c", tool="shell", status="error", output=output, duration=1.25),
+        {"command": "make\x1b[2J"},
+        80,
+        colour=False,
+    )
+    assert lines[0] == "✗ shell make\\x1b[2J · error · 1.2 s"
+    assert lines[1] == "  … 14 lines above" and lines[-1] == "  line 19"
+    diff = CallFinished(
+        call_id="c", tool="edit_file", status="ok", output="Changed.\n--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y"
+    )
+    assert finished_lines(diff, {"path": "a"}, 80, colour=False)[1:] == [
+        "  --- a",
+        "  +++ b",
+        "  @@ -1 +1 @@",
+        "  -x",
+        "  +y",
+    ]
+
+
+def test_a_run_that_waits_says_for_what() -> None:
+    tally = Tally()
+    tally.event(asked())
+    report = tally.report("s", None)
+    assert (report.status, report.exit_code, report.pending[0]["tool"]) == ("waiting", 4, "shell")

@@ -22,6 +22,7 @@ from treadle.testing import ScriptedModel
 
 EXAMPLES = 4
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+HEADERS = {"authorization": f"Bearer {OWNER.value}", "host": "testserver"}
 STREAMS = ("stream", "/events", "/api/agent/run", "/continue")
 
 
@@ -40,9 +41,11 @@ def application() -> ServerApp:
     return create_app(Runtime(":memory:", [agent]), config)
 
 
-def checked(operation: Any) -> None:
-    """A few requests that the schema allows, each answered as the schema says."""
+def checked(schema: Any, operation: Any) -> None:
+    """A few requests that the schema allows, on a session and a model that exist, each answered as the schema says."""
     query = {"wait": 0.05} if operation.path.endswith("/messages") else None
+    making = schema["/v1/sessions"]["POST"].Case(body={}, media_type="application/json")
+    session_id = making.call(headers=HEADERS).json()["id"]
 
     @settings(
         max_examples=EXAMPLES,
@@ -54,8 +57,11 @@ def checked(operation: Any) -> None:
     )
     @given(case=operation.as_strategy())
     def check(case: Any) -> None:
-        headers = {"authorization": f"Bearer {OWNER.value}", "host": "testserver"}
-        case.call_and_validate(headers=headers, params=query, checks=CHECKS)
+        if case.path_parameters and "session_id" in case.path_parameters:
+            case.path_parameters["session_id"] = session_id
+        if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and "unload" not in operation.path:
+            case.body["model"] = "scripted"
+        case.call_and_validate(headers=HEADERS, params=query, checks=CHECKS)
 
     check()
 
@@ -68,7 +74,7 @@ def test_whatever_the_schema_allows_gets_a_documented_answer_and_never_a_5xx() -
     finite = [one for one in operations if not any(part in one.path for part in STREAMS)]
     assert len(finite) > 30  # endless answers are tested as streams
     for operation in finite:
-        checked(operation)
+        checked(schema, operation)
 
 
 def test_the_schema_names_every_error_and_the_token() -> None:

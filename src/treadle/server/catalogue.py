@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from treadle.errors import NotFound
-from treadle.server.guard import Refusal
 from treadle.server.service import MemoryEntry, Sender, Service, TheService, Viewer
 from treadle.server.views import Body
 
@@ -214,6 +213,4 @@ async def forget(service: TheService, token: Sender, body: MemoryName) -> None:
 @router.delete("/memory/{memory_id}", status_code=204)
 async def forget_by_id(service: TheService, token: Sender, memory_id: str) -> None:
     """Forget one thing."""
-    if not memory_id:
-        raise Refusal(400, "bad_request", "which one?")
     await service.knowledge.forget(memory_id)

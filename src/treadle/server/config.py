@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from treadle.server.tokens import Token
@@ -35,4 +35,3 @@ class ServerConfig:
     wrong_tokens: int = 20
     skill_autogen: bool = False
     page: Path | None = None
-    tickets: list[str] = field(default_factory=list[str])

@@ -91,14 +91,15 @@ class Service:
 
     def prepare(self) -> None:
         """Have questions wait in the log for whoever answers them over HTTP, unless the runtime has another way."""
+        self.draining = self.streams.closed = self._attached = False
         if self.runtime.gate is None:
             self.runtime.gate = later
 
     def attach(self) -> None:
         """Begin to observe the runtime, which is open by now."""
         if not self._attached:
-            self._attached = True
             self.prepare()
+            self._attached = True
             self.runtime.log.observer = self.bus
 
     def drain(self) -> None:

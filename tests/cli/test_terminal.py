@@ -405,3 +405,22 @@ async def test_a_run_is_named_by_its_first_words_and_never_over_a_given_name(pla
         await place.run("run", "when did it start?", "--name", "mine", *model(fake), env=named)
     listed = (await place.quick("sessions")).out
     assert "why is the build red?" in listed and "mine" in listed and "when did" not in listed
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+async def test_prose_is_painted_and_long_lines_stay_whole(place: Place, command: str) -> None:
+    long = "wurzel " * 60
+    reply = Reply(text=f"# Findings\n\n- it is **red**\n{long}\n**done**", reasoning="hm, let me think")
+    words = ["run", "look"] if command == "run" else ["chat"]
+    async with StrictChat([Odd(reply, split=40)]) as fake, place.screen(*words, *model(fake)) as screen:
+        if command == "chat":
+            await screen.until("/help shows")
+            screen.type("look\r")
+            await until_fact(place, RunFinished)
+            await screen.until("done")
+            screen.type("/quit\r")
+        assert await screen.end() == 0
+    shown = screen.text
+    assert "Findings\n\n• it is red\n" in shown and "#" not in shown and "**" not in shown
+    assert shown.replace("\n", "").count("wurzel") == 60
+    assert "hm, let me think" in shown

@@ -1,6 +1,8 @@
 """Text for a terminal, questions in words, and messages as they are typed: the pure parts."""
 
+import io
 import json
+import re
 import unicodedata
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 from treadle import ApprovalRequested, ImagePart, TextPart
 from treadle.cli.ask import approval_lines, choices, decision, preview, reply
 from treadle.cli.content import message_of
+from treadle.cli.paint import Painter
 from treadle.cli.report import Tally
+from treadle.cli.stage import Terminal
 from treadle.cli.text import age, cut, harmless, table, visible, width
 from treadle.cli.view import finished_lines
 from treadle.errors import BadInput
@@ -182,3 +186,33 @@ def test_a_run_that_waits_says_for_what() -> None:
     tally.event(asked())
     report = tally.report("s", None)
     assert (report.status, report.exit_code, report.pending[0]["tool"]) == ("waiting", 4, "shell")
+
+
+def bare(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_markdown_is_painted_a_line_at_a_time_and_code_is_left_alone() -> None:
+    painter = Painter()
+    lines = ["## Why", "- it is **red**, see `make`", "```", "- **not** `this`", "```", "2 * 3 * 4 and **", "> said"]
+    painted = [painter.line(line) for line in lines]
+    assert [bare(line) for line in painted] == [
+        "Why",
+        "• it is red, see make",
+        "```",
+        "- **not** `this`",
+        "```",
+        "2 * 3 * 4 and **",
+        "> said",
+    ]
+    assert painted[1] == "• it is \x1b[1mred\x1b[0m, see \x1b[36mmake\x1b[0m"
+
+
+@given(st.lists(st.text(alphabet="ab*`#-~ \n", max_size=12), max_size=12), st.integers(1, 5))
+def test_a_plain_stage_gives_prose_back_as_it_is_however_it_is_cut(lines: list[str], size: int) -> None:
+    text = "\n".join(lines)
+    stream = io.StringIO()
+    stage, painter = Terminal(stream), Painter()
+    for start in range(0, len(text), size):
+        stage.write(text[start : start + size], painter.line)
+    assert stream.getvalue() == text

@@ -16,6 +16,7 @@ from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+from treadle.cli.stage import Paint
 from treadle.cli.text import columns, cut, styled, wants_colour
 
 SHOWN_LINES = 6
@@ -44,6 +45,7 @@ class Line:
     ) -> None:
         self.colour = wants_colour(stream)
         self._open = self._tail = ""
+        self._paint: Paint | None = None
         self._label = "› "
         self._ending = self._inert = False
         history.parent.mkdir(parents=True, exist_ok=True)
@@ -119,12 +121,15 @@ class Line:
     def room(self) -> int:
         return columns()
 
-    def write(self, text: str) -> None:
-        before, newline, after = (self._open + text).rpartition("\n")
-        if newline:
-            self._put(f"{before}\n")
-        self._open = after
+    def write(self, text: str, paint: Paint | None = None) -> None:
+        self._paint = paint
+        *whole, self._open = (self._open + text).split("\n")
+        for one in whole:
+            self._put(f"{self._painted(one)}\n")
         self._redraw()
+
+    def _painted(self, line: str) -> str:
+        return self._paint(line) if self._paint is not None and self.colour else line
 
     def line(self, text: str) -> None:
         self._finish()
@@ -138,7 +143,7 @@ class Line:
 
     def _finish(self) -> None:
         if self._open:
-            self._put(f"{self._open}\n")
+            self._put(f"{self._painted(self._open)}\n")
         self._open = ""
 
     def _put(self, text: str) -> None:

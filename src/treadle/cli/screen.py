@@ -6,6 +6,7 @@ import json
 import time
 from typing import cast
 
+from treadle.cli.paint import Painter
 from treadle.cli.stage import Stage
 from treadle.cli.text import count, cut, elapsed, harmless, styled
 from treadle.cli.view import ending, finished_lines, matters
@@ -62,6 +63,7 @@ class Screen:
         self._started: dict[str, tuple[str, float]] = {}
         self._doing = ""
         self._kind = ""
+        self._painter = Painter()
         self._written = ""
         self._turn, self._turns, self._calls = 0, 0, 0
         self._began = time.monotonic()
@@ -125,10 +127,15 @@ class Screen:
                 return
             if self._kind:
                 self.stage.line("")
-            self._kind = kind
+            self._kind, self._painter = kind, Painter()
         if kind == "text":
             self._written += text
-        self.stage.write(styled(text, "dim", self.stage.colour) if kind == "reasoning" else text)
+            self.stage.write(text, self._painter.line)
+        else:
+            self.stage.write(text, self._thought)
+
+    def _thought(self, line: str) -> str:
+        return styled(line, "dim", self.stage.colour)
 
     def _close(self) -> None:
         """End the prose that is open, with a line of its own after it."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from treadle.cli.text import columns, cut, is_terminal, styled, wants_colour
+from treadle.cli.text import columns, cut, is_terminal, styled, wants_colour, width
+
+Paint = Callable[[str], str]
+"""Puts colour into a whole line."""
 
 
 class Stage(Protocol):
@@ -13,8 +17,8 @@ class Stage(Protocol):
 
     colour: bool
 
-    def write(self, text: str) -> None:
-        """Prose as it comes; it need not end with a line."""
+    def write(self, text: str, paint: Paint | None = None) -> None:
+        """Prose as it comes; it need not end with a line. Each line is painted once it is whole."""
         ...
 
     def line(self, text: str) -> None:
@@ -36,22 +40,36 @@ class Terminal:
         self.colour = wants_colour(stream)
         self._stream, self._live = stream, is_terminal(stream) and self.colour
         self._tail = ""
+        self._current = ""
+        self._paint: Paint | None = None
         self._drawn = self._open = False
 
     @property
     def room(self) -> int:
         return columns() if self._live else 120
 
-    def write(self, text: str) -> None:
-        if not text:
-            return
-        self._put(text)
-        self._open = not text.endswith("\n")
+    def write(self, text: str, paint: Paint | None = None) -> None:
+        self._paint = paint
+        for piece in text.splitlines(keepends=True):
+            self._current += piece.rstrip("\n")
+            self._put(piece.rstrip("\n"))
+            self._open = True
+            if piece.endswith("\n"):
+                self._end()
 
     def line(self, text: str) -> None:
-        self._put(f"\n{text}\n" if self._open else f"{text}\n")
-        self._open = False
+        if self._open:
+            self._end()
+        self._put(f"{text}\n")
         self._draw()
+
+    def _end(self) -> None:
+        """End the line that is open. It is painted where that means to draw one row again, and no more."""
+        painted = self._paint(self._current) if self._paint is not None else self._current
+        if self._live and painted != self._current and width(self._current) < columns():
+            self._put(f"\r\x1b[2K{painted}")
+        self._put("\n")
+        self._current, self._open = "", False
 
     def tail(self, text: str) -> None:
         self._tail = text

@@ -395,25 +395,22 @@ async def test_a_helper_has_no_more_rights_than_its_parent(store: Store) -> None
         raise AssertionError("it ran")
 
     def helped(task: str, turn: int) -> Any:
-        tools = [call("erase", id="e", path="x"), call("change", id="c", path="x")]
-        return tools if turn == 1 else "tried"
+        return call("change" if "read" in task else "erase", id="c", path="x") if turn == 1 else "tried"
 
-    # The helper's own agent is as wide as can be; the parent may not erase, and asks for helpers that only read.
-    wide = Agent(
-        StrictModel(Crew(helped=helped)), tools=[erase, change], name="wide", grant=Grant(tier="full", yes=True)
-    )
-    parent = crew(
-        call("delegate", id="d", task="task x", agent="wide", read_only=True),
-        "Done.",
-        name="narrow",
-        grant=Grant(forbid=("erase",)),
-    )
+    # The helper's own agent is as wide as can be; the parent may not erase, and asks for one that only reads.
+    full = Grant(tier="full", yes=True)
+    wide = Agent(StrictModel(Crew(helped=helped)), tools=[erase, change], name="wide", grant=full)
+    calls = [
+        call("delegate", id="r", task="task read", agent="wide", read_only=True),
+        call("delegate", id="d", task="task all", agent="wide"),
+    ]
+    parent = crew(calls, "Done.", name="narrow", grant=Grant(tier="full", yes=True, forbid=("erase",)))
     log = store.open()
     async with Runtime(log, [parent, wide], recover=False) as runtime, runtime.session("narrow") as session:
         await ended(session, "go")
-        facts = await log.read(helper_id(session.id, "d"))
-    statuses = {fact.call_id: (fact.status, fact.output) for fact in of(facts, CallFinished)}
-    assert statuses["e"][0] == "denied" and statuses["c"][0] == "denied", statuses
+        told = {one: of(await log.read(helper_id(session.id, one)), CallFinished)[0] for one in ("r", "d")}
+    assert told["r"].status == "denied" and "read-only" in told["r"].output
+    assert told["d"].status == "denied" and "forbidden by erase" in told["d"].output
 
 
 async def test_what_a_helper_asks_reaches_the_parents_gate_and_the_parent_waits(store: Store) -> None:

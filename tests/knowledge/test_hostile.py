@@ -189,4 +189,4 @@ def test_yaml_that_wants_to_grow_or_to_run_is_refused(tmp_path: Path) -> None:
     (folder / "deep.md").write_text(f"---\ndescription: {'[' * 5000}\n---\nDeep.")
     library = Library(tmp_path)
     assert not {"bomb", "run", "deep"} & set(library.agents)
-    assert len(library.problems) == 3
+    assert len(library.problems) == 3 and any("brackets" in problem.message for problem in library.problems)

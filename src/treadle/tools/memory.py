@@ -65,24 +65,25 @@ def memory_tools(embed: Embed | None = None) -> list[Tool]:
         found = await _memories(context).search(query, _scopes(context), min(max(limit, 1), MOST), vector)
         return recalled(found) if found else "Nothing is remembered about this."
 
-    @tool(safety="caution", timeout=60, examples=[("forget mem_1f", {"id": "mem_1f"})])
-    async def forget(context: ToolContext, id: str) -> str:
-        """Forget something that was remembered.
-
-        Args:
-            id: its id, as `recall` shows it
-        """
-        memories = _memories(context)
-        try:
-            memory = await memories.get(id)
-        except NotFound as error:
-            raise ToolError(f"{error}.") from None
-        if memory.scope not in _scopes(context):
-            raise ToolError(f"{id} belongs to another project, so it was left as it is.")
-        await memories.delete(id)
-        return f"Forgotten: {memory.text}"
-
     return [remember, recall, forget]
+
+
+@tool(safety="caution", timeout=60, examples=[("forget mem_1f", {"id": "mem_1f"})])
+async def forget(context: ToolContext, id: str) -> str:
+    """Forget something that was remembered.
+
+    Args:
+        id: its id, as `recall` shows it
+    """
+    memories = _memories(context)
+    try:
+        memory = await memories.get(id)
+    except NotFound as error:
+        raise ToolError(f"{error}.") from None
+    if memory.scope not in _scopes(context):
+        raise ToolError(f"{id} belongs to another project, so it was left as it is.")
+    await memories.delete(id)
+    return f"Forgotten: {memory.text}"
 
 
 def recalled(found: Sequence[Memory]) -> str:

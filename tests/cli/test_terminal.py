@@ -121,6 +121,21 @@ async def test_what_is_typed_before_the_question_was_read_does_not_count(place: 
     assert not (place.work / "AGENTS.md").exists()
 
 
+async def test_in_a_chat_too_nothing_counts_before_a_question_could_be_read(place: Place) -> None:
+    async with StrictChat([ASKED, Reply(text="As you like.")]) as fake, place.screen("chat", *model(fake)) as screen:
+        await screen.until("/help shows")
+        screen.type("write it\r")
+        await screen.until("wait …")
+        screen.type("y\r")
+        await screen.until("answer>")
+        assert "y" not in screen.text.rpartition("answer>")[2]
+        screen.type("n\r")
+        await screen.until("As you like.")
+        screen.type("/quit\r")
+        assert await screen.end() == 0
+    assert not (place.work / "AGENTS.md").exists()
+
+
 async def test_a_no_with_a_reason_reaches_the_model_and_the_run_goes_on(place: Place) -> None:
     async with StrictChat([ASKED, Reply(text="As you like.")]) as fake:
         async with place.screen("run", "write it", *model(fake)) as screen:

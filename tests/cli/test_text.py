@@ -101,7 +101,7 @@ def test_anything_else_is_no_answer(tmp_path: Path, line: str) -> None:
 
 @pytest.mark.parametrize("line", ["t", "p", "a"])
 def test_what_may_only_be_allowed_once_offers_no_more(tmp_path: Path, line: str) -> None:
-    question = asked(once=True, rule="")
+    question = asked(once=True)
     with pytest.raises(BadInput, match="answer y, n or l"):
         decision(line, question, tmp_path)
     assert len(choices(question)) == 3

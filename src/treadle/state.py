@@ -147,6 +147,7 @@ class State:
     agent: str = ""
     model: str = ""
     configured: SessionConfigured | None = None
+    to_configure: list[SessionConfigured] = field(default_factory=list[SessionConfigured])
     notes: dict[str, Json] = field(default_factory=dict[str, Json])
     queue: list[MessageReceived] = field(default_factory=list[MessageReceived])
     held: bool = False
@@ -195,6 +196,9 @@ def _created(state: State, fact: SessionCreated) -> None:
 
 
 def _configured(state: State, fact: SessionConfigured) -> None:
+    if state.run is not None:  # a run keeps what it began with, also when it is taken up again in the middle
+        state.to_configure.append(fact)
+        return
     state.agent = fact.agent or state.agent
     state.model = fact.model or state.model
     before = state.configured or fact
@@ -396,6 +400,9 @@ def _compacted(state: State, fact: ContextCompacted) -> None:
 def _finished(state: State, fact: RunFinished) -> None:
     state.last = fact
     state.run = state.turn = None
+    waiting, state.to_configure = state.to_configure, []
+    for configured in waiting:
+        _configured(state, configured)
 
 
 def _rewound(state: State, fact: Rewound) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit import ended
+from tests.kit import ended, go, wait_for
 from tests.strict import StrictModel
-from treadle import Grant, Limits, Runtime, tool
+from treadle import Grant, Limits, RunFinished, Runtime, later, tool
 from treadle.errors import NotFound
 from treadle.knowledge.agents import read_agent, read_sections
 from treadle.library import AgentOptions, Library
@@ -214,6 +214,27 @@ async def test_the_agent_is_fixed_for_a_run_and_can_be_changed_between_runs(tmp_
     async with Runtime(":memory:", agents, recover=False) as runtime, runtime.session("default") as session:
         await ended(session, "look")
         await session.configure(agent="architect")
+        await ended(session, "and now?")
+    systems = [request.system for request in model.requests]
+    assert systems[0] == systems[1] != systems[2] and systems[2].startswith("You think changes through")
+
+
+async def test_an_agent_chosen_during_a_run_waits_for_the_next_one_also_across_a_question(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    model = StrictModel(ScriptedModel(call("erase", id="e", path="x"), "One.", "Two."))
+
+    @tool(safety="destructive")
+    def erase(path: str) -> str:
+        """Erase a file."""
+        return "erased"
+
+    agents = library.all_agents(AgentOptions(model, [erase], gate=later))
+    async with Runtime(":memory:", agents, recover=False) as runtime, runtime.session("coder") as session:
+        assert await go(session, "look") is None
+        await session.configure(agent="architect")
+        await session.approve("e")
+        await wait_for(session, RunFinished)
+        assert (await session.state()).agent == "architect"
         await ended(session, "and now?")
     systems = [request.system for request in model.requests]
     assert systems[0] == systems[1] != systems[2] and systems[2].startswith("You think changes through")

@@ -88,6 +88,7 @@ async def test_a_session_is_renamed_forked_and_deleted(place: Place) -> None:
     assert (await place.quick("sessions", "rename", "alpha", "the red build")).code == 0
     forked = (await place.quick("sessions", "fork", "the red build", "--at", "3")).out.strip()
     assert len(forked) == 32 and forked != session
+    await place.quick("sessions", "rename", forked, "the red build")
     both = await place.quick("sessions", "show", "the red build")
     assert both.code == 2 and "could be 2 sessions" in both.err
     refused = await place.quick("sessions", "delete", session)

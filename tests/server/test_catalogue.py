@@ -9,37 +9,10 @@ import pytest
 from tests.kit import Tables, agent_of, note
 from tests.server.kit import Client, listening, served
 from treadle import Agent, Runtime
-from treadle.errors import NotFound
+from treadle.library import Library
 from treadle.models.catalog import resolve
 from treadle.server.app import create_app
-from treadle.server.config import ServerConfig
-from treadle.server.service import MemoryEntry, SkillInfo
 from treadle.testing import ScriptedModel, call
-
-
-class Remembering:
-    """Memory and skills as whoever has them would give them to the server."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, MemoryEntry] = {}
-
-    def skills(self) -> list[SkillInfo]:
-        return [SkillInfo("review", "Review code.", ("review", "PR"))]
-
-    async def memories(self, limit: int) -> list[MemoryEntry]:
-        return list(self.kept.values())[:limit]
-
-    async def recall(self, query: str, limit: int) -> list[MemoryEntry]:
-        return [entry for entry in self.kept.values() if query in entry.content][:limit]
-
-    async def remember(self, content: str, by: str) -> MemoryEntry:
-        entry = MemoryEntry(f"m{len(self.kept) + 1}", content, 1.0)
-        self.kept[entry.id] = entry
-        return entry
-
-    async def forget(self, memory_id: str) -> None:
-        if self.kept.pop(memory_id, None) is None:
-            raise NotFound(f"there is no memory {memory_id!r}")
 
 
 async def test_tools_agents_and_configuration_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,26 +32,35 @@ async def test_tools_agents_and_configuration_are_shown_without_secrets(monkeypa
                 assert answer.status == 200 and os.environ["TESTS_KEY"] not in await answer.text()
 
 
-async def test_memory_and_skills_are_typed_and_empty_until_somebody_has_them() -> None:
+async def test_things_are_remembered_found_and_forgotten() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
-        for path in ("/v1/skills", "/v1/memory", "/v1/memory/search?q=x"):
-            assert await client.json("GET", path) == []
-        await client.problem("POST", "/v1/memory", {"content": "x"}, 409)
-        await client.problem("DELETE", "/v1/memory/m1", status=404)
-        await client.problem("GET", "/v1/memory/search", status=422)
-
-
-async def test_memory_and_skills_come_through_the_seam() -> None:
-    agent, _ = agent_of()
-    app = create_app(Runtime(":memory:", [agent]), ServerConfig(), Remembering())
-    async with listening(app) as base, Client(base) as client:
-        (skill,) = await client.json("GET", "/v1/skills")
-        assert skill == {"id": "review", "description": "Review code.", "triggers": ["review", "PR"]}
-        made = await client.json("POST", "/v1/memory", {"content": "likes tea"}, 201)
-        assert [one["id"] for one in await client.json("GET", "/v1/memory/search?q=tea&k=1")] == [made["id"]]
-        await client.json("DELETE", "/v1/memory", {"id": made["id"]}, 204)
         assert await client.json("GET", "/v1/memory") == []
+        made = await client.json("POST", "/v1/memory", {"content": "likes green tea", "kind": "preference"}, 201)
+        await client.json("POST", "/v1/memory", {"content": "lives by the sea"}, 201)
+        assert [one["id"] for one in await client.json("GET", "/v1/memory/search?q=tea&k=1")] == [made["id"]]
+        assert [one["content"] for one in await client.json("GET", "/v1/memory")] == [
+            "likes green tea",
+            "lives by the sea",
+        ]
+        await client.json("DELETE", "/v1/memory", {"id": made["id"]}, 204)
+        await client.problem("DELETE", f"/v1/memory/{made['id']}", status=404)
+        await client.problem("GET", "/v1/memory/search", status=422)
+        await client.problem("POST", "/v1/memory", {"content": "password: hunter22-and-more"}, 400)
+
+
+async def test_the_skills_of_the_operators_folder_are_listed(tmp_path: Path) -> None:
+    folder = tmp_path / ".treadle" / "skills" / "review"
+    folder.mkdir(parents=True)
+    text = "---\nname: review\ndescription: Review code.\ntriggers:\n  keywords: [review]\n---\nLook at the diff.\n"
+    (folder / "SKILL.md").write_text(text)
+    agent, _ = agent_of()
+    async with served(agent, roots=(tmp_path,)) as client:
+        assert await client.json("GET", "/v1/skills") == []
+    agent.knowledge = Library(tmp_path).agent().knowledge
+    async with served(agent, roots=(tmp_path,)) as client:
+        found = {skill["id"]: skill for skill in await client.json("GET", "/v1/skills")}
+        assert found["review"]["description"] == "Review code." and found["review"]["triggers"] == ["review"]
 
 
 async def test_a_model_is_loaded_and_unloaded() -> None:

@@ -245,7 +245,10 @@ async def test_output_that_was_cut_is_kept_whole_and_the_log_can_be_taken_along(
             assert await answer.text("utf-8") == "ß" * 40_000
             assert answer.headers["content-disposition"] == "attachment"
         async with client.request("GET", f"/v1/sessions/{session_id}/export") as answer:
-            assert [json.loads(line) for line in (await answer.text()).splitlines()] == facts
+            lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+            assert [line for line in lines if line["type"] != "artifact"] == facts
+        async with client.request("GET", f"/v1/sessions/{session_id}/export?format=markdown") as answer:
+            assert answer.headers["content-type"].startswith("text/markdown") and "shout" in await answer.text()
         await client.problem("GET", f"/v1/sessions/{session_id}/artifacts/nope", status=404)
 
 

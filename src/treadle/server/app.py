@@ -14,7 +14,7 @@ from treadle import Runtime, __version__
 from treadle.server import catalogue, chat, home, loop_api, openai_api, problems, sessions, sockets
 from treadle.server.config import ServerConfig
 from treadle.server.guard import Guard, Receive, Scope, Send
-from treadle.server.service import Knowledge, Service, Viewer
+from treadle.server.service import Service, Viewer
 
 ABOUT = "A durable agent runtime: sessions, runs, approvals and events over HTTP."
 
@@ -42,9 +42,9 @@ class ServerApp(FastAPI):
         return self.openapi_schema
 
 
-def create_app(runtime: Runtime, config: ServerConfig | None = None, knowledge: Knowledge | None = None) -> ServerApp:
+def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerApp:
     """The server over a runtime. Served by itself it opens and closes the runtime; mounted, that is the user's part."""
-    service = Service(runtime, config or ServerConfig(), knowledge)
+    service = Service(runtime, config or ServerConfig())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:

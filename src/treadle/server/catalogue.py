@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from treadle.errors import NotFound
-from treadle.server.service import MemoryEntry, Sender, Service, TheService, Viewer
+from treadle.log.base import LONGEST_MEMORY, Memory, MemoryKind
+from treadle.server.service import Sender, Service, TheService, Viewer
 from treadle.server.views import Body
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
@@ -23,9 +24,12 @@ class ToolView(BaseModel):
 
 
 class SkillView(BaseModel):
+    """A skill; `triggers` are the words and patterns that call for it, or `always`."""
+
     id: str
     description: str
     triggers: list[str]
+    origin: str
 
 
 class AgentView(BaseModel):
@@ -63,18 +67,23 @@ class ModelName(Body):
 
 
 class MemoryView(BaseModel):
+    """Something that is remembered; `scope` is the workspace where it holds, or empty: then it holds anywhere."""
+
     id: str
     content: str
+    kind: MemoryKind
+    scope: str
     created_at: float
-    score: float | None = None
 
     @classmethod
-    def of(cls, entry: MemoryEntry) -> MemoryView:
-        return cls(id=entry.id, content=entry.content, created_at=entry.created_at, score=entry.score)
+    def of(cls, memory: Memory) -> MemoryView:
+        return cls(id=memory.id, content=memory.text, kind=memory.kind, scope=memory.scope, created_at=memory.at)
 
 
 class NewMemory(Body):
-    content: str = Field(min_length=1, max_length=100_000)
+    content: str = Field(min_length=1, max_length=LONGEST_MEMORY)
+    kind: MemoryKind = "fact"
+    scope: str = Field("", max_length=4000)
 
 
 class MemoryName(Body):
@@ -97,11 +106,16 @@ async def tools(service: TheService, token: Viewer) -> list[ToolView]:
 
 @router.get("/skills")
 async def skills(service: TheService, token: Viewer) -> list[SkillView]:
-    """What the agents know how to do."""
-    return [
-        SkillView(id=skill.id, description=skill.description, triggers=list(skill.triggers))
-        for skill in service.knowledge.skills()
-    ]
+    """What the agents know how to do in the first of the operator's folders."""
+    workspace = service.workspace("")
+    found: dict[str, SkillView] = {}
+    for agent in service.runtime.agents.values():
+        if agent.knowledge is None:
+            continue
+        for name, skill in agent.knowledge.skills(workspace).items():
+            triggers = [*skill.keywords, *skill.patterns, *(["always"] if skill.always else [])]
+            found[name] = SkillView(id=name, description=skill.description, triggers=triggers, origin=skill.origin)
+    return list(found.values())
 
 
 @router.get("/agents")
@@ -183,8 +197,8 @@ def _known(service: Service, name: str) -> str:
 async def memories(
     service: TheService, token: Viewer, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> list[MemoryView]:
-    """What is remembered, the newest first."""
-    return [MemoryView.of(entry) for entry in await service.knowledge.memories(limit)]
+    """What is remembered across sessions, the oldest first."""
+    return [MemoryView.of(memory) for memory in await service.runtime.log.memories.list(limit=limit)]
 
 
 @router.get("/memory/search")
@@ -195,22 +209,23 @@ async def recall(
     k: Annotated[int, Query(ge=1, le=100)] = 5,
 ) -> list[MemoryView]:
     """What is remembered about something, best first."""
-    return [MemoryView.of(entry) for entry in await service.knowledge.recall(q, k)]
+    return [MemoryView.of(memory) for memory in await service.runtime.log.memories.search(q, limit=k)]
 
 
 @router.post("/memory", status_code=201)
 async def remember(service: TheService, token: Sender, body: NewMemory) -> MemoryView:
-    """Keep something beyond a session."""
-    return MemoryView.of(await service.knowledge.remember(body.content, token.name))
+    """Keep something beyond a session. What looks like a secret is refused."""
+    memory = Memory(text=body.content, kind=body.kind, scope=body.scope)
+    return MemoryView.of(await service.runtime.log.memories.add(memory))
 
 
 @router.delete("/memory", status_code=204)
 async def forget(service: TheService, token: Sender, body: MemoryName) -> None:
     """Forget one thing."""
-    await service.knowledge.forget(body.id)
+    await service.runtime.log.memories.delete(body.id)
 
 
 @router.delete("/memory/{memory_id}", status_code=204)
 async def forget_by_id(service: TheService, token: Sender, memory_id: str) -> None:
     """Forget one thing."""
-    await service.knowledge.forget(memory_id)
+    await service.runtime.log.memories.delete(memory_id)

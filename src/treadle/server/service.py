@@ -6,10 +6,9 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import Depends
-from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from treadle import Agent, Grant, Runtime, Session, later
@@ -29,61 +28,14 @@ READY_SECONDS = 5.0
 PROBE_SECONDS = 2.0
 
 
-class SkillInfo(Struct, frozen=True):
-    """A skill in a list."""
-
-    id: str
-    description: str
-    triggers: tuple[str, ...] = ()
-
-
-class MemoryEntry(Struct, frozen=True):
-    """Something that is remembered beyond a session."""
-
-    id: str
-    content: str
-    created_at: float
-    score: float | None = None
-
-
-class Knowledge(Protocol):
-    """Skills and memory, where there are any: the seam for whoever has them."""
-
-    def skills(self) -> list[SkillInfo]: ...
-    async def memories(self, limit: int) -> list[MemoryEntry]: ...
-    async def recall(self, query: str, limit: int) -> list[MemoryEntry]: ...
-    async def remember(self, content: str, by: str) -> MemoryEntry: ...
-    async def forget(self, memory_id: str) -> None: ...
-
-
-class NoKnowledge:
-    """Nothing is known, and nothing is kept."""
-
-    def skills(self) -> list[SkillInfo]:
-        return []
-
-    async def memories(self, limit: int) -> list[MemoryEntry]:
-        return []
-
-    async def recall(self, query: str, limit: int) -> list[MemoryEntry]:
-        return []
-
-    async def remember(self, content: str, by: str) -> MemoryEntry:
-        raise Refusal(409, "no_memory", "this server has no memory; nothing was kept")
-
-    async def forget(self, memory_id: str) -> None:
-        raise NotFound(f"there is no memory {memory_id!r}")
-
-
 class Service:
     """One server's shared things. It can be given an open runtime, or opens it with the application."""
 
-    def __init__(self, runtime: Runtime, config: ServerConfig, knowledge: Knowledge | None = None) -> None:
+    def __init__(self, runtime: Runtime, config: ServerConfig) -> None:
         self.runtime, self.config = runtime, config
         self.tokens = Tokens(config.tokens, config.wrong_tokens)
         self.bus = Bus(Metrics())
         self.streams = Streams(config.keep_alive)
-        self.knowledge: Knowledge = knowledge or NoKnowledge()
         self.draining = False
         self.unloaded: set[str] = set()
         self._attached = False

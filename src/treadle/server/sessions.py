@@ -41,9 +41,14 @@ from treadle.server.views import (
     SimpleAnswer,
     messages_of,
 )
+from treadle.transcript import Form, export
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 MOST_PENDING = 1000
+MEDIA_TYPES: dict[Form, str] = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}
+EXPORT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "the whole session"}
+}
 DialectName = Literal["events", "loop", "frames", "wire", "rpc"]
 Key = Annotated[str, Header(alias="Idempotency-Key", max_length=200)]
 SSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "a stream"}}
@@ -317,14 +322,11 @@ async def artifact(service: TheService, token: Viewer, session_id: str, artifact
     return Response(kept.data, media_type="application/octet-stream", headers=headers)
 
 
-@router.get(
-    "/sessions/{session_id}/export",
-    response_class=Response,
-    responses={200: {"content": {"application/x-ndjson": {}}, "description": "every fact, a line each"}},
-)
-async def export(service: TheService, token: Viewer, session_id: str) -> Response:
-    """Every fact as a line of JSON."""
-    facts = await (await service.session(session_id)).facts()
-    lines = b"".join(encode(fact) + b"\n" for fact in facts)
+@router.get("/sessions/{session_id}/export", response_class=Response, responses=EXPORT)
+async def export_session(
+    service: TheService, token: Viewer, session_id: str, format: Annotated[Form, Query()] = "jsonl"
+) -> Response:
+    """A session to take along: every fact and artifact as a line of JSON, or as a page to read."""
+    data = await export(service.runtime.log, session_id, format)
     headers = {"content-disposition": "attachment"}
-    return Response(lines, media_type="application/x-ndjson", headers=headers)
+    return Response(data, media_type=MEDIA_TYPES[format], headers=headers)

@@ -313,13 +313,17 @@ class RunFinished(Fact, frozen=True):
 
 
 class SessionConfigured(Fact, frozen=True):
-    """From the next run on the session has this agent, this model and so on; what is empty stays as it was."""
+    """From the next run on the session has this agent, this model and so on; what is empty stays as it was.
+
+    `approve` are patterns that somebody with the right to it answered beforehand: they turn ask into allow.
+    """
 
     agent: str = ""
     model: str = ""
     instructions: str = ""
     limits: Limits | None = None
     approval_ttl: float | None = None
+    approve: tuple[str, ...] = ()
     by: str = ""
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.kit import Held, Tables, agent_of, note
-from tests.server.kit import Client, served, until
-from treadle import Agent, AskUser, Limits, tool
+from tests.server.kit import OWNER, Client, served, until
+from treadle import Agent, AskUser, Grant, Limits, tool
+from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel, call
 
 
@@ -252,15 +253,27 @@ async def test_output_that_was_cut_is_kept_whole_and_the_log_can_be_taken_along(
         await client.problem("GET", f"/v1/sessions/{session_id}/artifacts/nope", status=404)
 
 
-async def test_a_request_can_only_narrow_what_may_run() -> None:
-    agent, made = tables(call("note", text="x"), "well then", call("drop", table="t"), "asked")
+async def test_a_request_may_answer_beforehand_but_never_allow_what_is_denied() -> None:
+    script = [call("drop", table="t"), "dropped", call("note", text="x"), "well then", call("drop", table="u"), "no"]
+    agent, made = tables(*script, grant=Grant(forbid=("drop(u)",)))
     async with served(agent) as client:
+        yes = await client.session(approve=["drop"])
+        assert (await client.send(yes, "drop t"))["reply"] == "dropped" and made.done == ["t"]
         narrow = await client.session(forbid=["note"], approve=["*"])
-        answer = await client.send(narrow, "note x")
-        assert answer["reply"] == "well then" and not made.done
-        wide = await client.session(approve=["*"])
-        waiting = asyncio.create_task(client.send(wide, "drop t"))
-        (asked,) = await pending(client, wide)  # what the operator has asked for is asked for all the same
+        assert (await client.send(narrow, "note x"))["reply"] == "well then" and made.done == ["t"]
+        denied = await client.session(approve=["*"])
+        assert (await client.send(denied, "drop u"))["reply"] == "no" and made.done == ["t"]
+
+
+async def test_who_may_not_approve_cannot_answer_beforehand() -> None:
+    agent, made = tables(call("drop", table="t"), "asked")
+    sender = Token("sender", "sender-secret-of-the-tests", frozenset(("view", "send")))
+    async with served(agent, tokens=(OWNER, sender)) as client, Client(client.base, sender.value) as caller:
+        session_id = await caller.session(approve=["*"])
+        waiting = asyncio.create_task(caller.send(session_id, "drop t"))
+        (asked,) = await pending(client, session_id)
+        assert not made.done
+        await caller.problem("POST", f"/v1/approvals/{asked['id']}", {"approved": True}, 403)
         await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
         assert (await waiting)["reply"] == "asked"
 

@@ -32,7 +32,7 @@ from treadle.events import (
 from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import text_of
 from treadle.server.follow import Following
-from treadle.server.service import Approver, Sender, Service, TheService, Viewer
+from treadle.server.service import Approver, Sender, Service, TheService, Viewer, beforehand
 from treadle.server.streams import HEADERS, LEAVING, PING, Stream, Translated
 from treadle.server.views import MOST_TURNS, Cancelled, Outcome, Resolved
 
@@ -125,15 +125,17 @@ async def run(service: TheService, token: Sender, body: RunBody) -> Any:
     service.check_open()
     agent = service.default_agent
     await service.check_model(agent)
+    approve = tuple(body.auto_approve)
     session = await service.create(
         token,
         name=body.session_name or "",
         workspace=body.working_dir or "",
-        grant=Grant(tier="full", approve=tuple(body.auto_approve), forbid=tuple(body.forbidden), ask_all=True),
+        grant=Grant(tier="full", approve=approve, forbid=tuple(body.forbidden), ask_all=True),
         configured=SessionConfigured(
             instructions=body.system_prompt or "",
             limits=limits_of(body.max_iterations, body.max_tool_calls, body.max_tokens),
             approval_ttl=service.config.approval_seconds,
+            approve=beforehand(token, approve),
             by=token.name,
         ),
     )

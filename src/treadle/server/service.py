@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -185,6 +185,11 @@ class Service:
             "treadle_sessions_waiting": len(waiting.sessions),
             "treadle_watchers": len(self.streams),
         }
+
+
+def beforehand(token: Token, patterns: Sequence[str]) -> tuple[str, ...]:
+    """What a request approves in advance: only who could answer the question later can answer it now."""
+    return tuple(patterns) if "approve" in token.rights else ()
 
 
 async def _reach(model: Model) -> str:

@@ -18,7 +18,7 @@ from treadle.errors import BadInput
 from treadle.events import MessageReceived, SessionConfigured, encode
 from treadle.log.base import SessionQuery, Status
 from treadle.server.follow import Following, settled
-from treadle.server.service import Approver, Sender, Service, TheService, Token, Viewer
+from treadle.server.service import Approver, Sender, Service, TheService, Token, Viewer, beforehand
 from treadle.server.streams import Stream, Translated, Write
 from treadle.server.views import (
     Accepted,
@@ -73,16 +73,19 @@ async def list_sessions(
 
 @router.post("/sessions", status_code=201)
 async def create_session(service: TheService, token: Sender, body: NewSession) -> SessionView:
-    """Make a session. `approve` and `forbid` can only narrow what the operator allows."""
-    limits = body.limits.limits(service.default_agent.limits) if body.limits is not None else None
-    configured = SessionConfigured(model=body.model, limits=limits, by=token.name) if body.model or limits else None
+    """Make a session. `approve` answers beforehand what would be asked; it never allows what is denied."""
+    agent = service.runtime.agents.get(body.agent) or service.default_agent
+    limits = body.limits.limits(agent.limits) if body.limits is not None else None
+    configured = SessionConfigured(
+        model=body.model, limits=limits, approve=beforehand(token, body.approve), by=token.name
+    )
     session = await service.create(
         token,
         agent=body.agent,
         name=body.name,
         workspace=body.workspace,
         grant=body.grant(),
-        configured=configured,
+        configured=configured if configured != SessionConfigured(by=token.name) else None,
     )
     return SessionView.of(await service.runtime.log.info(session.id))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from treadle.context import Projection
@@ -25,7 +25,7 @@ from treadle.events import (
 from treadle.lease import Lease
 from treadle.log.base import Claim, Log, Watch
 from treadle.loop import Loop
-from treadle.setup import Answer, Clock, Gate, Setup
+from treadle.setup import Answer, Clock, Gate, SetsUp, Setup
 from treadle.state import CallState, State, apply, fold
 from treadle.steps import Rest, answer_key
 
@@ -34,7 +34,6 @@ SCAN_SECONDS = 1.0
 RETRY_SECONDS = 60.0
 ELSEWHERE_SECONDS = 0.2
 
-SetupFor = Callable[[State], Awaitable[Setup]]
 _logger = logging.getLogger("treadle")
 
 
@@ -44,7 +43,7 @@ class Coordinator:
     def __init__(
         self,
         log: Log,
-        setup_for: SetupFor,
+        setup_for: SetsUp,
         owner: str,
         *,
         agents: Sequence[str],
@@ -268,7 +267,7 @@ class Coordinator:
             apply(state, fact)
         if state.created is None:
             raise NotFound(f"session {session_id} has no beginning")
-        return Loop(self.log, lease, await self._setup_for(state), state, projection)
+        return Loop(self.log, lease, self._setup_for, await self._setup_for(state), state, projection)
 
     def _ask_people(self, loop: Loop, rest: Rest) -> None:
         """Bring open questions to people, and take back those that were settled otherwise."""

@@ -34,7 +34,7 @@ from treadle.lease import Lease
 from treadle.log.base import Log
 from treadle.policy import tier_of
 from treadle.reply import received
-from treadle.setup import Setup
+from treadle.setup import SetsUp, Setup
 from treadle.state import CallState, State, apply, fold
 from treadle.steps import AskModel, Compact, Record, Rest, Work, next_step, stops
 
@@ -45,9 +45,9 @@ HAPPENED = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextComp
 class Loop:
     """Runs one session for as long as there is something to do."""
 
-    def __init__(self, log: Log, lease: Lease, setup: Setup, state: State, projection: Projection) -> None:
-        self.log, self.lease, self.setup = log, lease, setup
-        self.state, self.projection = state, projection
+    def __init__(self, log: Log, lease: Lease, sets_up: SetsUp, setup: Setup, state: State, seen: Projection) -> None:
+        self.log, self.lease, self.sets_up, self.setup = log, lease, sets_up, setup
+        self.state, self.projection, self._configured = state, seen, state.configured
         self.session_id = lease.claim.session_id
         self._buffer: list[AnyFact] = []
         self._scope: asyncio.Timeout | None = None
@@ -57,6 +57,8 @@ class Loop:
         """Do what is to be done, until nothing is."""
         while True:
             await self.catch_up()
+            if self.state.run is None and self.state.configured != self._configured:  # from the next run on
+                self.setup, self._configured = await self.sets_up(self.state), self.state.configured
             step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
             match step:
                 case Record(facts=facts, key=""):

@@ -26,6 +26,7 @@ from treadle.messages import Json, Part, Reply, Request, ToolSpec
 from treadle.models.base import Model
 from treadle.policy import Verdict
 from treadle.redact import Redactor
+from treadle.state import State
 from treadle.tools.base import Helpers, Recovery, Tool
 
 BACKOFF_BASE = 0.5
@@ -120,6 +121,10 @@ class Setup:
             _logger.exception("on_error failed, so the run stops after the failed call of %s", tool.name)
             return "stop"
         return "tell" if what == "retry" and attempt >= TOOL_ATTEMPTS else what
+
+
+SetsUp = Callable[[State], Awaitable[Setup]]
+"""Says what a session in some state runs with."""
 
 
 def backoff(attempt: int, retry_after: float | None) -> float | None:

@@ -11,6 +11,7 @@ from treadle import Grant, Limits, RunFinished, Runtime, later, tool
 from treadle.errors import NotFound
 from treadle.knowledge.agents import read_agent, read_sections
 from treadle.library import AgentOptions, Library
+from treadle.messages import Request
 from treadle.testing import ScriptedModel, call
 
 GOOD = """\
@@ -238,3 +239,23 @@ async def test_an_agent_chosen_during_a_run_waits_for_the_next_one_also_across_a
         await ended(session, "and now?")
     systems = [request.system for request in model.requests]
     assert systems[0] == systems[1] != systems[2] and systems[2].startswith("You think changes through")
+
+
+async def test_a_message_that_comes_with_the_last_words_of_a_run_is_answered_by_the_agent_chosen_meanwhile(
+    tmp_path: Path,
+) -> None:
+    class Interrupted(ScriptedModel):
+        async def stream(self, request: Request) -> Any:
+            if not self.requests:
+                await session.configure(agent="architect")
+                await session.send("and now?")
+            async for event in super().stream(request):
+                yield event
+
+    model = Interrupted("One.", "Two.")
+    agents = Library(tmp_path).all_agents(AgentOptions(StrictModel(model)))
+    async with Runtime(":memory:", agents, recover=False) as runtime, runtime.session("coder") as session:
+        await session.send("look")
+        await wait_for(session, RunFinished, lambda fact: fact.answer == "Two.")
+    assert model.requests[0].system.startswith("You are a careful programmer")
+    assert model.requests[1].system.startswith("You think changes through")

@@ -216,3 +216,18 @@ def test_a_plain_stage_gives_prose_back_as_it_is_however_it_is_cut(lines: list[s
     for start in range(0, len(text), size):
         stage.write(text[start : start + size], painter.line)
     assert stream.getvalue() == text
+
+
+def test_a_plan_is_shown_as_one() -> None:
+    plan = [
+        {"text": "look", "status": "done"},
+        {"text": "mend", "status": "doing"},
+        {"text": "rest", "status": "pending"},
+    ]
+    done = CallFinished(call_id="c", tool="todo", status="ok", output="noted")
+    assert finished_lines(done, {"items": plan}, 80, colour=False) == [
+        "✓ todo 1 of 3 done",
+        "  ☑ look",
+        "  ▸ mend",
+        "  ☐ rest",
+    ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from treadle import Answer, ApprovalRequested, CallFinished, InputRequested, RunFinished, Tool
 from treadle.cli.ask import approval_lines, choices, decision, input_lines, reply
 from treadle.cli.report import UNASKED
-from treadle.cli.stage import Bell, Stage
+from treadle.cli.stage import Bell, Terminal
 from treadle.errors import BadInput
 from treadle.events import ApprovalAnswered, CancelRequested, Event, InputAnswered
 
@@ -64,7 +64,7 @@ class Keyboard:
 class TerminalGate:
     """Asks at the terminal, one question at a time. Told of events, it takes back a question that others settled."""
 
-    def __init__(self, stage: Stage, tools: Mapping[str, Tool], folder: Path, bell: Bell) -> None:
+    def __init__(self, stage: Terminal, tools: Mapping[str, Tool], folder: Path, bell: Bell) -> None:
         self._stage, self._tools, self._folder, self._bell = stage, tools, folder, bell
         self._keyboard = Keyboard(sys.stdin.fileno())
         self._turn = asyncio.Lock()
@@ -143,5 +143,6 @@ class TerminalGate:
         self._stage.tail("")
         self._stage.write("answer> ")
         line = await self._keyboard.line()
-        self._stage.write("\n" if line is None else "")
+        if line is not None:
+            self._stage.entered()
         return line

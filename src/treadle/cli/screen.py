@@ -109,7 +109,7 @@ class Screen:
         if self.usage.cost:
             parts.append(f"${self.usage.cost:.4f}")
         doing = [
-            f"{tool} {cut(matters(self._arguments.get(call_id, {})), 40)} {elapsed(now - since)}"
+            f"{tool} {cut(matters(tool, self._arguments.get(call_id, {})), 40)} {elapsed(now - since)}"
             for call_id, (tool, since) in self._started.items()
         ]
         if self._waiting:
@@ -209,10 +209,9 @@ class Screen:
 
     def _answered(self, answer: ApprovalAnswered | InputAnswered) -> None:
         self._waiting.discard(answer.call_id)
-        if isinstance(answer, ApprovalAnswered) and (answer.scope != "call" or answer.decision == "deny"):
-            scope = f" for this {answer.scope}" if answer.scope != "call" else ""
+        if isinstance(answer, ApprovalAnswered) and answer.scope != "call":
             verb = "allowed" if answer.decision == "allow" else "denied"
-            self._dim(f"{verb}{scope} by {answer.by or 'somebody'}")
+            self._dim(f"{verb} for this {answer.scope} by {answer.by or 'somebody'}")
 
     def _dim(self, text: str) -> None:
         self.stage.line(styled(cut(harmless(text), max(20, self.stage.room * 3)), "dim", self.stage.colour))

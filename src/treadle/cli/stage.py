@@ -71,6 +71,10 @@ class Terminal:
         self._put("\n")
         self._current, self._open = "", False
 
+    def entered(self) -> None:
+        """The person has ended the line that was open, by pressing Enter."""
+        self._current, self._open = "", False
+
     def tail(self, text: str) -> None:
         self._tail = text
         if self._live and not self._open:

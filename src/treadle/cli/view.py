@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import cast
 
 from treadle.cli.text import cut, elapsed, harmless, styled
 from treadle.events import CallFinished, RunFinished
@@ -12,6 +13,7 @@ from treadle.messages import Json
 
 MATTERS = ("command", "path", "url", "pattern", "query", "expression", "question", "name", "task", "text")
 MARKS = {"ok": ("✓", "green"), "denied": ("⊘", "yellow"), "refused": ("⊘", "yellow"), "cancelled": ("■", "yellow")}
+_STEPS = {"done": "☑", "doing": "▸"}
 OUTPUT_LINES = 6
 DIFF_LINES = 40
 _HUNK = re.compile(r"^(@@ .* @@|--- |\+\+\+ |diff )")
@@ -30,16 +32,13 @@ ENDINGS = {
 }
 
 
-def matters(arguments: Mapping[str, Json]) -> str:
+def matters(tool: str, arguments: Mapping[str, Json]) -> str:
     """The argument that tells what a call is about, on one line."""
+    if plan := _plan(tool, arguments):
+        return f"{sum(status == 'done' for status, _ in plan)} of {len(plan)} done"
     name = next((name for name in MATTERS if arguments.get(name)), next(iter(arguments), ""))
     value = arguments.get(name, "")
     return harmless(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
-def call_line(tool: str, arguments: Mapping[str, Json], room: int) -> str:
-    """A call on one line."""
-    return cut(f"{tool}  {matters(arguments)}", room)
 
 
 def finished_lines(fact: CallFinished, arguments: Mapping[str, Json], room: int, *, colour: bool) -> list[str]:
@@ -48,9 +47,23 @@ def finished_lines(fact: CallFinished, arguments: Mapping[str, Json], room: int,
     took = f" · {elapsed(fact.duration)}" if fact.duration >= 0.05 else ""
     status = "" if fact.status == "ok" else f" · {fact.status.replace('_', ' ')}"
     end = f"{status}{took}"
-    line = cut(f"{fact.tool}  {matters(arguments)}", max(10, room - 2 - len(end)))
+    line = cut(f"{fact.tool}  {matters(fact.tool, arguments)}", max(10, room - 2 - len(end)))
     lines = [f"{styled(mark, style, colour)} {line}{styled(end, 'dim', colour)}"]
+    if fact.status == "ok" and (plan := _plan(fact.tool, arguments)):
+        return lines + [f"  {_STEPS.get(status, '☐')} {cut(harmless(text), room - 4)}" for status, text in plan]
     return lines + [f"  {piece}" for piece in _shown(fact, room - 2, colour=colour)]
+
+
+def _plan(tool: str, arguments: Mapping[str, Json]) -> list[tuple[str, str]]:
+    """The steps of a plan with their status, if the call is about one."""
+    items = arguments.get("items")
+    if tool != "todo" or not isinstance(items, list):
+        return []
+    steps: list[tuple[str, str]] = []
+    for item in cast("list[Json]", items):
+        step = cast("dict[str, Json]", item) if isinstance(item, dict) else {"text": item}
+        steps.append((str(step.get("status", "")), str(step.get("text", ""))))
+    return steps
 
 
 def _shown(fact: CallFinished, room: int, *, colour: bool) -> list[str]:

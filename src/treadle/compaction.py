@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from treadle.context import Attachments, Projection, entries_through, position_of
+from treadle.context import Projection, entries_through, position_of
 from treadle.events import ContextCompacted, MessageReceived, ModelFailed
 from treadle.messages import Json, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
 from treadle.state import CallState, Entry, State, Turn, tokens_of
@@ -54,19 +54,18 @@ class Plan(Struct, frozen=True):
 
 
 class Room(Struct, frozen=True):
-    """What there is to fit into: the window, what is never left out, and what is attached on the way."""
+    """What there is to fit into: the window, and what is never left out."""
 
     window: int
     fixed: int = 0
-    attachments: Attachments | None = None
 
 
-def room_in(window: int | None, state: State, fixed: int = 0, attachments: Attachments | None = None) -> Room:
+def room_in(window: int | None, state: State, fixed: int = 0) -> Room:
     """The room there is; where a request was too long for a window that is unknown or wrong, less than it had."""
     failed = state.turn.failed if state.turn is not None else None
     refused = failed is not None and failed.kind == "too_long"
     known = min(window, state.tokens) if window and refused else window or state.tokens
-    return Room(max(known, SMALLEST) if not window else max(known, 1), fixed, attachments)
+    return Room(max(known, SMALLEST) if not window else max(known, 1), fixed)
 
 
 def is_due(state: State, window: int | None) -> bool:
@@ -141,13 +140,9 @@ def _summed_up(state: State) -> int:
 def tokens_after(state: State, room: Room, done: Plan, summary: str = "") -> int:
     """About what the next request has once this is done: what there was, times what is left of it."""
     fact = ContextCompacted(kind=done.kind, through=done.through, summary=summary)
-    now = room.fixed + _shown(state, room)
-    then = room.fixed + _shown(replace(state, compacted=[*state.compacted, fact]), room)
+    now = room.fixed + in_messages(Projection().messages(state))
+    then = room.fixed + in_messages(Projection().messages(replace(state, compacted=[*state.compacted, fact])))
     return state.tokens * then // max(now, 1)
-
-
-def _shown(state: State, room: Room) -> int:
-    return in_messages(Projection().messages(state, room.attachments))
 
 
 def compacted(state: State, room: Room, done: Plan, summary: str = "", usage: Usage | None = None) -> ContextCompacted:
@@ -306,18 +301,18 @@ class Breakdown(Struct, frozen=True):
 
 def context_breakdown(state: State, request: Request, window: int | None) -> Breakdown:
     """What the next request is made of."""
-    skills = sum(in_text(found[0]) for found in re.finditer(_SKILLS, request.system))
-    files = sum(in_text(found[0]) for found in re.finditer(_FILES, request.system))
+    skills, files = (in_text("".join(re.findall(kind, request.system))) for kind in (_SKILLS, _FILES))
     system = in_text(request.system) - skills - files
     history = 0
     for message in request.messages:
         size = in_message(message)
-        text = text_of(message.parts) if isinstance(message, UserMessage) else ""
-        if isinstance(message, ResultMessage) and message.tool == "read_file":
-            files += size
-            continue
-        attached = sum(in_text(found[0]) for found in re.finditer(_SKILLS, text))
-        skills, history = skills + attached, history + size - attached
+        if isinstance(message, ResultMessage):
+            attached = in_text("".join(re.findall(_FILES, message.text))) if message.tool != "read_file" else size
+            files, history = files + attached, history + size - attached
+        else:
+            said = text_of(message.parts) if isinstance(message, UserMessage) else ""
+            attached = in_text("".join(re.findall(_SKILLS, said)))
+            skills, history = skills + attached, history + size - attached
     parts = {"system": system, "tools": in_tools(request.tools), "skills": skills, "files": files, "history": history}
     total = sum(parts.values())
     counted = any(isinstance(entry, Turn) and entry.reply and entry.reply.usage.input_tokens for entry in state.entries)

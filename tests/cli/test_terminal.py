@@ -12,7 +12,15 @@ from tests.cli.kit import Place, calling, model
 from tests.fakes.chat import StrictChat
 from tests.fakes.server import Odd
 from tests.kit import PATIENCE
-from treadle.events import ApprovalAnswered, CallFinished, MessageReceived, Rewound, RunFinished, SessionRenamed
+from treadle.events import (
+    ApprovalAnswered,
+    CallFinished,
+    MessageReceived,
+    Rewound,
+    RunFinished,
+    SessionRenamed,
+    TurnStarted,
+)
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Reply
@@ -83,7 +91,7 @@ async def test_a_run_streams_and_ends_with_the_way_back(place: Place) -> None:
 async def test_text_is_shown_as_it_comes(place: Place) -> None:
     reply = Reply(text="\n".join(f"line {number}" for number in range(30)))
     async with (
-        StrictChat([Odd(reply, split=60, pause=0.05)]) as fake,
+        StrictChat([Odd(reply, split=60, pause=0.03)]) as fake,
         place.screen("run", "count", *model(fake)) as screen,
     ):
         seen = await screen.until("line 3")
@@ -109,10 +117,10 @@ async def test_an_approval_shows_everything_and_a_yes_lets_it_run(place: Place) 
 
 async def test_what_is_typed_before_the_question_was_read_does_not_count(place: Place) -> None:
     async with (
-        StrictChat([Odd(ASKED, headers_late=0.5), Reply(text="done")]) as fake,
+        StrictChat([Odd(ASKED, headers_late=1.0), Reply(text="done")]) as fake,
         place.screen("run", "write it", *model(fake)) as screen,
     ):
-        await screen.until("thinking")
+        await until_fact(place, TurnStarted)
         screen.type("y\ry\ry\r")
         await screen.until("answer>")
         assert not (place.work / "AGENTS.md").exists()
@@ -250,14 +258,14 @@ async def test_escape_in_a_chat_stops_a_command_and_its_children_within_a_second
 
 async def test_what_is_typed_while_it_works_steers_it(place: Place) -> None:
     script = [
-        Odd(calling("calculate", expression="1+1"), headers_late=1.5),
+        Odd(calling("calculate", expression="1+1"), headers_late=3.0),
         Reply(text="Done, and with tabs."),
     ]
     async with StrictChat(script) as fake:
         async with place.screen("chat", *model(fake)) as screen:
             await screen.until("/help shows")
             screen.type("tidy up\r")
-            await screen.until("thinking")
+            await until_fact(place, TurnStarted)
             screen.type("use tabs\r")
             await screen.until("it reads this at its next turn")
             await screen.until("Done, and with tabs.")
@@ -269,11 +277,11 @@ async def test_what_is_typed_while_it_works_steers_it(place: Place) -> None:
 
 
 async def test_a_draft_survives_a_question(place: Place) -> None:
-    script = [Odd(calling("ask_user", question="Which colour?"), headers_late=1.0), Reply(text="Blue it is.")]
+    script = [Odd(calling("ask_user", question="Which colour?"), headers_late=3.0), Reply(text="Blue it is.")]
     async with StrictChat(script) as fake, place.screen("chat", *model(fake)) as screen:
         await screen.until("/help shows")
         screen.type("paint it\r")
-        await screen.until("thinking")
+        await until_fact(place, TurnStarted)
         screen.type("and then the d")
         await screen.until("answer>")
         screen.type("blue\r")

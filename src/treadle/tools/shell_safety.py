@@ -36,13 +36,14 @@ _READERS: tuple[tuple[str, str], ...] = (
     (r"rg", r"--pre.*|--hostname-bin.*|-[a-zA-Z]*z.*|--search-zip"),
     (r"find", r"-(exec|execdir|ok|okdir|delete|fprint.*|fls)"),
     (r"fd", r"-[a-zA-Z]*[xX].*|--exec.*"),
-    (r"git (status|shortlog|ls-files|ls-tree|rev-parse|rev-list|describe|merge-base|cherry|name-rev)", ""),
-    (r"git (log|diff|show|blame)", r"--output.*|--ext-diff|--textconv"),
+    (r"git (status|ls-files|ls-tree|rev-parse|describe|merge-base|cherry|name-rev)", ""),
+    (r"git (log|shortlog|rev-list|diff|show|blame)", r"--output.*|--ext-diff|--textconv"),
     (r"git branch", r"-[dDmMcCfu].*|--(delete|move|copy|force|set-upstream|unset-upstream|edit).*|[^-].*"),
     (r"git tag", r"-[adfsumF].*|--(annotate|delete|force|sign|message|file|edit|local-user).*|[^-].*"),
     (r"git remote", r"(?!-v$|--verbose$|show$|get-url$).*"),
     (r"git grep", r"-O.*|--open-files-in-pager.*"),
 )
+_GIT_VALUES = ("-C", "-c", "--git-dir", "--work-tree", "--namespace", "--config-env", "--attr-source")
 _GIT_OPTION = re.compile(r"--no-pager|-P|--no-optional-locks|--literal-pathspecs|--version")
 
 # Commands that hurt: the name, the words after it (joined by blanks), and the reason.
@@ -57,6 +58,7 @@ _DANGERS: tuple[tuple[str, str, str], ...] = (
     (r"at|batch", "", "it runs something later, unasked"),
     (r"crontab", r"(?!-l$)", "it runs something later, unasked"),
     (r"shred", "", "it destroys what it is given"),
+    (r"ssh|scp|sftp|mosh|telnet", "", "it acts on another machine"),
     (r"killall|pkill", "", "it ends processes that may be others'"),
     (r"kill", r"(?!(-0|-l|-L|--list)\b)(?!.*(%|\$!)).+", "it ends processes that may be others'"),
     (r"systemctl", r"(?!(status|show|list-\S+|is-\S+|cat)\b)", "it changes the system's services"),
@@ -65,7 +67,7 @@ _DANGERS: tuple[tuple[str, str, str], ...] = (
     (r"chmod", r".*([ugoa]*\+[rwx]*s|\b[2467]\d{3}\b)", "it lets others act with this user's rights"),
     (
         r"git",
-        r"push\b.* (--force|-[a-zA-Z]*[fd]\b|--mirror|--delete|--prune|\+|:)",
+        r"push\b.* (--force|-[a-zA-Z]*[fd]|--mirror|--delete|--prune|\+|:)",
         "it overwrites or deletes what others have",
     ),
     (r"git", r"reset\b.* --hard|clean\b.* (-[a-zA-Z]*f|--force)", UNCOMMITTED),
@@ -85,6 +87,7 @@ _DANGERS: tuple[tuple[str, str, str], ...] = (
     (r"docker|podman", r".*\bprune\b|volume rm\b", "it deletes data of other programs"),
     (r"docker|podman|helm|gem", r"(.* )?push\b", PUBLISHES),
     (r"npm|pnpm|yarn|cargo|poetry|uv|flit|hatch|bun|vsce|twine", r"(.* )?(publish|unpublish|upload|yank)\b", PUBLISHES),
+    (r"python[\d.]*", r"-m twine upload\b", PUBLISHES),
     (r"mvn|gradle", r"(.* )?(deploy|publish)\b", PUBLISHES),
     (r"gh", r"(repo|release|secret|gist) (delete|create|edit|set)\b", PUBLISHES),
     (
@@ -96,14 +99,15 @@ _DANGERS: tuple[tuple[str, str, str], ...] = (
 
 # Commands that write to, or delete, the paths they are given.
 _WRITERS = re.compile(
-    r"rm|rmdir|unlink|mv|cp|install|rsync|tee|touch|mkdir|ln|truncate|chmod|chown|chgrp|dd|mkfifo|mknod|patch|unzip"
+    r"rm|rmdir|unlink|mv|cp|install|rsync|tee|touch|mkdir|ln|truncate|chmod|chown|chgrp|dd|mkfifo|mknod|patch|unzip|tar"
 )
 _COPIERS = re.compile(r"cp|install|rsync|ln")
 _EDITORS = re.compile(r"sed|perl|ruby")
 _DOWNLOADERS = frozenset(("curl", "wget", "aria2c"))
 _INTERPRETERS = re.compile(r"python[\d.]*|perl|ruby|node|php|bun|deno")
+_RUNNERS = re.compile(rf"{_INTERPRETERS.pattern}|(ba|da|a|z|k)?sh|source|\.")
 _SECRET = re.compile(
-    r"(^|/)(\.env(\.(?!example|sample|template|dist|defaults)[^/]*)?|\.(ssh|aws|gnupg|kube|docker|azure)(/.*)?"
+    r"(^|/)(\.env(rc)?(\.(?!example|sample|template|dist|defaults)[^/]*)?|\.(ssh|aws|gnupg|kube|docker|azure)(/.*)?"
     r"|\.(netrc|pgpass|git-credentials)|id_(rsa|dsa|ecdsa|ed25519)|etc/g?shadow|proc/[^/]+/environ)$"
 )
 _HARMLESS_PLACES = ("/tmp", "/var/tmp", "/dev/fd")
@@ -125,6 +129,13 @@ class _Judge:
     def __init__(self, parts: Sequence[Part], workspace: str) -> None:
         self._workspace = posixpath.normpath(workspace)
         self._downloads = any(part.name in _DOWNLOADERS for part in parts)
+        self._downloaded = {
+            posixpath.basename(word.text)
+            for part in parts
+            if self._downloads and (part.name in _DOWNLOADERS or part.kind == "redirect")
+            for word in part.words[1:]
+            if not word.text.startswith("-")
+        }
         moves = [part for part in parts if part.kind == "command" and part.name in ("cd", "pushd", "popd")]
         # After leaving the workspace no relative path is known to be in it.
         self._elsewhere = False
@@ -153,9 +164,16 @@ class _Judge:
         return reads and not any(self._outside(word) for word in part.words[1:])
 
     def _runs_what_comes(self, part: Part) -> bool:
-        if part.kind == "unknown":
+        if part.kind != "command":
+            return part.kind == "unknown"
+        words = part.words[1:]
+        if _RUNNERS.fullmatch(part.name) and any(
+            re.search(r"[<$]\(|`", word.text) or posixpath.basename(word.text) in self._downloaded for word in words
+        ):
             return True
-        return part.kind == "command" and part.fed and bool(_INTERPRETERS.fullmatch(part.name)) and len(part.words) < 3
+        reads_code = len(words) < 2 or words[0].text == "-"
+        fed = part.fed and bool(_INTERPRETERS.fullmatch(part.name)) and reads_code
+        return fed or ("/" in part.name and posixpath.basename(part.name) in self._downloaded)
 
     def _found_outside(self, part: Part) -> bool:
         runs = [Part("command", words) for words in executed(part.words) if words]
@@ -207,7 +225,7 @@ def _known(part: Part) -> str:
     name = posixpath.basename(part.name)
     words = [word.text for word in part.words[1:]]
     while name == "git" and words and words[0].startswith("-"):
-        words = words[2:] if words[0] in ("-C", "-c", "--git-dir", "--work-tree") else words[1:]
+        words = words[2:] if words[0] in _GIT_VALUES else words[1:]
     told = " ".join(words)
     for names, pattern, why in _DANGERS:
         if re.fullmatch(names, name) and re.match(pattern, told, re.DOTALL):

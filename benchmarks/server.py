@@ -147,7 +147,7 @@ async def streaming(base: str, pid: int, kind: str) -> float:
             mark = b'"content"' if kind == "relay" else b'"delta"'
             paths = [f"/v1/sessions/{one}/messages/stream" for one in ids]
             counts = await asyncio.gather(*(read(http, path, mark) for path in paths))
-        assert all(TOKENS / 2 <= count for count in counts), counts[:3]  # tokens of one read may come as one fragment
+        assert all(count >= TOKENS / 2 for count in counts), counts[:3]  # tokens of one read may come as one fragment
         return (cpu(pid) - before) / (STREAMS * TOKENS)
 
 
@@ -173,9 +173,9 @@ async def crowd(base: str, pid: int, count: int = 200) -> dict[str, float]:
         ids = await sessions(http, count)
         before, rss = cpu(pid), memory(pid)
 
-        async def one(session_id: str) -> int:
-            seen: list[str] = []
-            tokens, rest = 0, b""
+        async def one(session_id: str) -> None:
+            seen: list[dict[str, object]] = []
+            rest = b""
             async with http.get(f"/v1/sessions/{session_id}/events") as answer:
                 async with http.post(f"/v1/sessions/{session_id}/messages?wait=0", json={"content": "go"}) as begun:
                     assert begun.status == 200
@@ -184,16 +184,15 @@ async def crowd(base: str, pid: int, count: int = 200) -> dict[str, float]:
                     for line in lines:
                         if line.startswith(b"data: "):
                             event = json.loads(line[6:])
-                            tokens += event["type"] == "text_delta"
                             if "seq" in event:
                                 seen.append(event)
                     if seen and seen[-1]["type"] == "run_finished":
                         break
             async with http.get(f"/v1/sessions/{session_id}/events?follow=false") as answer:
                 assert seen == await answer.json(), "a client's view is not the log"
-            return tokens
 
-        tokens = sum(await asyncio.gather(*(one(session_id) for session_id in ids)))
+        await asyncio.gather(*(one(session_id) for session_id in ids))
+        tokens = count * 50  # under load many of them come as one fragment
         return {"cpu_us": (cpu(pid) - before) / tokens * 1e6, "kB": (memory(pid) - rss) / count / 1e3}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from treadle.errors import NotFound
+from treadle.errors import NotFound, TreadleError
 from treadle.log.base import LONGEST_MEMORY, Memory, MemoryKind
 from treadle.server.service import Sender, Service, TheService, Viewer
 from treadle.server.views import Body
@@ -158,7 +158,10 @@ async def models(service: TheService, token: Viewer) -> ModelList:
 
 
 def _model_view(service: Service, name: str) -> ModelView:
-    window = service.runtime.model(name).window
+    try:
+        window = service.runtime.model(name).window
+    except TreadleError:  # offered by name, but its key or its package is not there
+        return ModelView(id=name, loaded=False)
     return ModelView(id=name, loaded=name not in service.unloaded, window=window)
 
 

@@ -127,7 +127,7 @@ class Methods:
     async def _cancel(self, params: dict[str, Json]) -> Json:
         given = SessionParams.model_validate(params)
         token = needs(self._token, "send")
-        session = await self._service.session(given.session_id)
+        session = await self._service.usable(given.session_id, token)
         return {"cancelled": await session.cancel(by=token.name) is not None}
 
     async def _approve(self, params: dict[str, Json]) -> Json:
@@ -139,7 +139,7 @@ class Methods:
         decision = "deny" if given.decision == "deny" else "allow"
         answer = Answer(decision, "tool" if "always" in given.decision else "call", given.comment, by=token.name)
         try:
-            session = await self._service.session(given.session_id or named)
+            session = await self._service.usable(given.session_id or named, token)
             await session.approve(call_id, answer)
         except (NotFound, Conflict) as error:
             return {"resolved": False, "message": str(error)}

@@ -34,4 +34,3 @@ class ServerConfig:
     at_once: int = 4096
     wrong_tokens: int = 20
     skill_autogen: bool = False
-    page: Path | None = None

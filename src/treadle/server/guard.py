@@ -25,7 +25,6 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUBLIC = frozenset(("/", "/health", "/login", "/favicon.ico"))
-STATIC = "/static/"
 HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -131,7 +130,7 @@ class Guard:
         if not self._tokens.are_set:
             return NOBODY_ASKED
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path in PUBLIC or path.startswith(STATIC):
+        if path in PUBLIC:
             return Token("nobody", "", frozenset())
         wait = self._tokens.wait_after_wrong(client)
         if wait:

@@ -72,10 +72,8 @@ async def metrics(service: TheService, token: Viewer) -> PlainTextResponse:
 
 
 @router.get("/", response_class=HTMLResponse, include_in_schema=False)
-async def page(service: TheService) -> Response:
-    """The web page, or a word that the server runs."""
-    if service.config.page is not None:
-        return HTMLResponse(service.config.page.read_text("utf-8"))
+async def page() -> Response:
+    """A word that the server runs."""
     return HTMLResponse(PAGE)
 
 

@@ -152,7 +152,7 @@ async def _stream(service: Service, session: Session, after: int, following: Fol
 @router.post("/{session_id}/approve")
 async def approve(service: TheService, token: Approver, session_id: str, body: ApproveBody) -> Resolved:
     """Answer a `tool_approval_required`."""
-    session = await service.session(session_id)
+    session = await service.usable(session_id, token)
     scope = _SCOPES[body.scope]
     if body.decision == "approve_always" and scope == "call":
         scope = "tool"
@@ -180,7 +180,7 @@ async def continue_run(service: TheService, token: Sender, session_id: str, body
 async def cancel(service: TheService, token: Sender, session_id: str, body: CancelBody | None = None) -> Cancelled:
     """Stop the run; answers when that is recorded."""
     by = "operator" if body is not None and body.by == "operator" else token.name
-    ending = await (await service.session(session_id)).cancel(by=by)
+    ending = await (await service.usable(session_id, token)).cancel(by=by)
     return Cancelled(cancelled=ending is not None, outcome=Outcome.of(ending) if ending is not None else None)
 
 
@@ -196,16 +196,16 @@ async def list_sessions(
     cursor: Annotated[str, Query(max_length=500)] = "",
 ) -> AgentSessionPage:
     """What runs, waits and has ended, the last changed first."""
-    query = SessionQuery(limit=limit, cursor=cursor)
     found: list[AgentSession] = []
     while True:
-        page = await service.runtime.sessions(query)
-        wanted = [info for info in page.sessions if status is None or _STATUSES[info.status] == status]
-        for info in wanted[: limit - len(found)]:
-            found.append(_line(info, await service.runtime.log.read(info.id)))
-        if len(found) >= limit or not page.cursor or len(wanted) == len(page.sessions):
-            return AgentSessionPage(sessions=found, cursor=page.cursor)
-        query = msgspec.structs.replace(query, cursor=page.cursor)
+        page = await service.runtime.sessions(SessionQuery(limit=limit - len(found), cursor=cursor))
+        for info in page.sessions:
+            if status is None or info.status == "stopped" or _STATUSES[info.status] == status:
+                line = _line(info, await service.runtime.log.read(info.id))
+                found += [line] if status in (None, line.status) else []
+        cursor = page.cursor
+        if len(found) == limit or not cursor:
+            return AgentSessionPage(sessions=found, cursor=cursor)
 
 
 @router.get("/sessions/stream", response_class=Response, responses=SSE)

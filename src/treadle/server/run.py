@@ -68,6 +68,7 @@ async def serve_app(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # whoever connects could claim to be somebody else
         date_header=False,
         ws="websockets-sansio",
         ws_max_size=FRAME_BYTES,

@@ -170,7 +170,10 @@ class Service:
         except TreadleError as error:
             found["store"] = str(error)
         for name in self.model_names():
-            problem = await _reach(self.runtime.model(name))
+            try:
+                problem = await _reach(self.runtime.model(name))
+            except TreadleError as error:
+                problem = str(error)
             if problem:
                 found[f"model {name}"] = problem
         self._ready = (time.monotonic(), found)

@@ -216,7 +216,7 @@ async def answer_approval(
     service: TheService, token: Approver, session_id: str, call_id: str, body: ApprovalAnswer
 ) -> Resolved:
     """Allow or deny a call: once, or for a whole tool, pattern or session. The first answer counts."""
-    session = await service.session(session_id)
+    session = await service.usable(session_id, token)
     answer = Answer(body.decision, body.scope, body.comment, by=token.name)
     await session.approve(call_id, answer, digest=body.digest)
     return Resolved()
@@ -227,7 +227,7 @@ async def answer_question(
     service: TheService, token: Approver, session_id: str, call_id: str, body: Answers
 ) -> Resolved:
     """Answer what the model asked the user."""
-    session = await service.session(session_id)
+    session = await service.usable(session_id, token)
     await session.answer(call_id, *body.answers, by=token.name)
     return Resolved()
 
@@ -251,7 +251,7 @@ async def list_approvals(service: TheService, token: Viewer) -> list[Pending]:
 async def answer_any(service: TheService, token: Approver, approval: str, body: SimpleAnswer) -> Resolved:
     """Allow or deny a call by the id that its request had."""
     session_id, call_id = parse_approval_id(approval)
-    session = await service.session(session_id)
+    session = await service.usable(session_id, token)
     answer = Answer("allow" if body.approved else "deny", by=token.name)
     await session.approve(call_id, answer, digest=body.digest)
     return Resolved()
@@ -263,7 +263,7 @@ async def answer_any(service: TheService, token: Approver, approval: str, body: 
 @router.post("/sessions/{session_id}/cancel")
 async def cancel(service: TheService, token: Sender, session_id: str) -> Cancelled:
     """Stop the run, its model call and its tools; answers when that is recorded."""
-    ending = await (await service.session(session_id)).cancel(by=token.name)
+    ending = await (await service.usable(session_id, token)).cancel(by=token.name)
     return Cancelled(cancelled=ending is not None, outcome=Outcome.of(ending) if ending is not None else None)
 
 

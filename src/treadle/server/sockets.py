@@ -157,11 +157,11 @@ async def session_socket(socket: WebSocket, session_id: str, after: int = -1) ->
 
 
 async def _take(service: Service, token: Token, session: Session, frame: ClientFrame) -> None:
+    await service.usable(session.id, token)
     match frame:
         case UserFrame():
             service.check_open()
             needs(token, "send")
-            await service.usable(session.id, token)
             await service.check_model(session.agent)
             message = NewMessage(content=frame.content, attachments=frame.attachments)
             await session.post(message.parts(), mode=frame.mode, key=frame.key)

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from tests.sandbox.kit import Place, a_neighbour, a_place, inside, needs_bubblewrap, until
+from tests.sandbox.kit import EVERYWHERE, Place, Run, a_neighbour, a_place, collect, inside, needs_bubblewrap, until
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap
 from treadle.sandbox import workspace as workspaces
@@ -113,6 +114,18 @@ async def test_an_older_bubblewrap_protects_as_well_and_is_given_no_descriptor_o
     monkeypatch.setattr(bubblewrap, "_binds_descriptors", lambda: False)
     ran = await inside(place.shell("touch .git/x; touch .treadle/x; ls /proc/$$/fd"))
     assert ran.output.count("Read-only") == 2 and ran.output.split()[-3:] == ["0", "1", "2"], ran
+
+
+@pytest.mark.parametrize("run", EVERYWHERE[:2])
+async def test_a_command_that_may_only_read_changes_nothing_in_the_workspace(run: Run, place: Place) -> None:
+    (place.workspace / "sub").mkdir()
+    (place.workspace / "sub/file").write_text("whole")
+    code = "echo x > sub/new; echo x > sub/file; rm -f sub/file; cat sub/file; echo free > $TMPDIR/x && cat $TMPDIR/x"
+    ran = await collect(run, replace(place.shell(code), writable=False))
+    assert ran.output.endswith("wholefree\n"), ran
+    assert os.listdir(place.workspace / "sub") == ["file"]
+    await collect(run, place.shell("rm -f sub/file"))
+    assert os.listdir(place.workspace / "sub") == []
 
 
 @needs_bubblewrap

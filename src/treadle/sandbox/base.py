@@ -60,6 +60,7 @@ class Job(Struct, frozen=True):
     `cwd` is relative to the workspace. `network` reaches public hosts only: those in `allow_hosts` (`example.org`,
     `*.example.org`, `example.org:8443`), or all when that is empty. `env` is added to the few variables that are
     passed on. `read_only` names folders to show besides the system's own. `env_files` shows `.env` files as they are.
+    `writable` is whether walls let it change the workspace.
     """
 
     argv: tuple[str, ...]
@@ -71,6 +72,7 @@ class Job(Struct, frozen=True):
     env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     read_only: tuple[Path, ...] = ()
     env_files: bool = False
+    writable: bool = True
 
 
 class Ended(Struct, frozen=True):

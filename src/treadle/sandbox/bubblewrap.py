@@ -205,7 +205,7 @@ def arguments(plan: Plan) -> list[str]:
         *("--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--perms", "0700", "--dir", HOME),
         *("--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
         *(word for folder in plan.job.read_only for word in _read_only(_checked(folder))),
-        *("--bind", str(plan.workspace), str(plan.workspace)),
+        *("--bind" if plan.job.writable else "--ro-bind", str(plan.workspace), str(plan.workspace)),
         *(word for name, opened in plan.protected.items() for word in _protected(plan.workspace / name, opened)),
         *(word for path in plan.masked for word in ("--ro-bind", str(empty_file()), str(path))),
         # On top of the workspace: the code that runs us stays as it is even when it lies in there.

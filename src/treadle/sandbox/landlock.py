@@ -89,7 +89,7 @@ def _rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
     everything = handled(version()) & ~_MAKE_DEVICES & ~_DEVICES
     yield str(folder), everything
     masked = set[Path]() if job.env_files else set(env_files(workspace))
-    yield from _split(workspace, masked, everything)
+    yield from _split(workspace, masked, everything if job.writable else _READ_ONLY)
 
 
 def _split(folder: Path, masked: set[Path], rights: int) -> Iterator[Rule]:

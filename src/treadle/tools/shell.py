@@ -127,6 +127,7 @@ class Shell(Tool):
         workspace = _real(context.workspace)
         folder, lost = _starting_folder(context, workspace)
         output = _Output(context)
+        reads = classify(parts_of(command), str(workspace))[0] == "safe"
         job = Job(
             argv=("bash", "-c", output.reporting(command)),
             workspace=workspace,
@@ -135,8 +136,8 @@ class Shell(Tool):
             allow_hosts=self._allow_hosts,
             bounds=bounds,
             env_files=self._env_files,
+            writable=not reads,  # should it do more than it was judged by, it cannot
         )
-        reads = classify(parts_of(command), str(workspace))[0] == "safe"
         try:
             async with keeping(self.kept, context) if self.kept and not reads else contextlib.nullcontext():
                 if context.tier == "full":

@@ -181,6 +181,18 @@ async def test_what_a_command_changes_is_kept_and_what_only_reads_is_not_looked_
     kept.close()
 
 
+async def test_a_command_that_only_reads_cannot_write_whatever_it_runs_on_the_way(workspace: Path) -> None:
+    hidden = workspace / "hook"
+    hidden.write_text("#!/bin/sh\ntouch src/written\n")
+    hidden.chmod(0o755)
+    await Terminal(workspace, tier="full").run('git init -q . && git config core.fsmonitor "$PWD/hook"')
+    terminal = Terminal(workspace)
+    await terminal.run("git status")
+    assert not (workspace / "src/written").exists()
+    await terminal.run("A=1 git status")  # the same, but not known to read only
+    assert (workspace / "src/written").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle import ApprovalRequested, ImagePart, TextPart
+from treadle.cli import run
 from treadle.cli.ask import approval_lines, choices, decision, preview, reply
 from treadle.cli.content import message_of
 from treadle.cli.paint import Painter
@@ -231,3 +232,24 @@ def test_a_plan_is_shown_as_one() -> None:
         "  ▸ mend",
         "  ☐ rest",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "objective", "approve", "forbid"),
+    [
+        (["look", "--approve", "a", "b(c d)"], "look", ["a", "b(c d)"], None),
+        (["--approve", "a", "--approve", "b", "look"], "look", ["a", "b"], None),
+        (["--approve", "a", "look around"], "look around", ["a"], None),
+        (["--approve", "a", "b", "look around", "--forbid", "c"], "look around", ["a", "b"], ["c"]),
+        (["--forbid", "shell(rm *)", "-"], "-", None, ["shell(rm *)"]),
+        (["--session", "x", "--approve", "a", "b"], None, ["a", "b"], None),
+        (["--session", "x", "--approve", "a", "go on, please"], "go on, please", ["a"], None),
+        (["--approve", "a"], None, ["a"], None),
+    ],
+)
+def test_an_objective_behind_a_list_of_globs_is_told_from_them(
+    words: list[str], objective: str | None, approve: list[str] | None, forbid: list[str] | None
+) -> None:
+    args = run.parser().parse_args(words)
+    assert run.objective_of(args) == objective
+    assert (args.approve, args.forbid) == (approve, forbid)

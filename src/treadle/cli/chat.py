@@ -14,7 +14,7 @@ from treadle.cli.content import message_of
 from treadle.cli.gate import INERT
 from treadle.cli.hearing import heard
 from treadle.cli.opening import Opened, opened
-from treadle.cli.options import Parser, add_options, parser_of, settings_of
+from treadle.cli.options import Parser, Several, add_options, parser_of, settings_of
 from treadle.cli.prompt import Interrupted, Line, Words
 from treadle.cli.screen import Screen
 from treadle.cli.slash import COMMANDS, obey
@@ -45,7 +45,7 @@ def parser() -> Parser:
     which.add_argument("--session", metavar="ID|NAME", default="", help="go on with this session")
     which.add_argument("--continue", dest="latest", action="store_true", help="go on with this folder's last session")
     made.add_argument("--name", metavar="NAME", default="", help="name the new session")
-    made.add_argument("--image", metavar="FILE", action="append", default=[], help="goes with the first message")
+    made.add_argument("--image", metavar="FILE", nargs="+", action=Several, default=[], help="with the first message")
     add_options(made)
     return made
 

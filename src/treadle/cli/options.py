@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from treadle.config import Loaded, load
@@ -18,6 +19,30 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}; `{self.prog} --help` shows how it is used")
+
+
+class Several(argparse.Action):
+    """An option with one value or several, once or again. What came together is kept together, in `groups`."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        groups: list[list[str]] = [*getattr(namespace, "groups", ()), list(values)]
+        namespace.groups = groups
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), *values])
+
+
+def taken_back(args: argparse.Namespace, *options: str, unlike: Callable[[str], bool]) -> str | None:
+    """The word that an option with several values swallowed although it was meant to stand alone, if there is one.
+
+    It is the last of a group; `unlike` says whether a word cannot be a value.
+    """
+    for group in reversed(getattr(args, "groups", ())):
+        if len(group) > 1 and unlike(group[-1]):
+            for name in options:
+                values: list[str] = getattr(args, name) or []
+                if group[-1] in values:
+                    values.remove(group[-1])
+                    return group[-1]
+    return None
 
 
 def parser_of(name: str, about: str, examples: str) -> Parser:
@@ -43,8 +68,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     rights.add_argument("--workspace", metavar="DIR", help="the folder to work in (default: this one)")
     rights.add_argument("--access", choices=("read-only", "sandbox", "full"), help="default: sandbox")
     rights.add_argument("--full-access", dest="access", action="store_const", const="full", help="= --access full")
-    rights.add_argument("--approve", metavar="GLOB", action="append", help="do not ask for these; may be repeated")
-    rights.add_argument("--forbid", metavar="GLOB", action="append", help="never run these; may be repeated")
+    rights.add_argument("--approve", metavar="GLOB", nargs="+", action=Several, help="do not ask for these")
+    rights.add_argument("--forbid", metavar="GLOB", nargs="+", action=Several, help="never run these")
     rights.add_argument("--yes", action="store_const", const=True, help="approve all that would be asked")
     limits = parser.add_argument_group("limits of a run")
     limits.add_argument("--max-turns", metavar="N", help="default: 50; 0 is text only")

@@ -25,6 +25,9 @@ SHOWN_LINES = 6
 BUNDLE = 0.02
 """Seconds in which text is gathered before the prompt is drawn anew below it."""
 
+REDRAW = 0.04
+"""Seconds between two drawings of the prompt, however fast a model writes."""
+
 ESCAPE = 0.08
 """Seconds after which an escape is the key itself, and not the beginning of another."""
 
@@ -63,6 +66,7 @@ class Line:
             erase_when_done=True,
         )
         self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE
+        self._session.app.min_redraw_interval = REDRAW
         self._above: list[str] = []
         self._writing: asyncio.Task[None] | None = None
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
+from pathlib import Path
 
 from treadle import Run
 from treadle.cli.content import message_of
 from treadle.cli.drive import drive
 from treadle.cli.opening import Opened
-from treadle.cli.options import Parser, add_options, add_output, parser_of
+from treadle.cli.options import Parser, Several, add_options, add_output, parser_of, taken_back
 from treadle.errors import BadInput
 
 EXAMPLES = """\
@@ -26,20 +28,23 @@ EXAMPLES = """\
 exit codes: 0 answered, 1 failed, 2 bad usage or configuration, 3 stopped by a limit or a loop,
 4 waits for an answer or something was denied because nobody could be asked, 130 cancelled"""
 
+_PATTERN = re.compile(r"[\w*?\[\]-]+(\(.*\))?")
+
 
 def parser() -> Parser:
     made = parser_of("run", "Do one thing and end. Everything is kept; any session can be taken up again.", EXAMPLES)
     made.add_argument("objective", nargs="?", help='what to do; "-" reads it from stdin, @path adds a file')
     made.add_argument("--session", metavar="ID|NAME", default="", help="go on with this session")
     made.add_argument("--name", metavar="NAME", default="", help="name the new session")
-    made.add_argument("--image", metavar="FILE", action="append", default=[], help="an image; may be repeated")
+    made.add_argument("--image", metavar="FILE", nargs="+", action=Several, default=[], help="goes with the objective")
     add_output(made)
     add_options(made)
     return made
 
 
 def main(args: argparse.Namespace) -> int:
-    objective = sys.stdin.read() if args.objective == "-" else args.objective
+    said = objective_of(args)
+    objective = sys.stdin.read() if said == "-" else said
     if objective is None and not args.session:
         raise BadInput('say what is to be done: treadle run "…", or - for stdin')
     if objective is not None and not objective.strip():
@@ -53,3 +58,14 @@ def main(args: argparse.Namespace) -> int:
         return opened.session.run(message_of(objective, opened.settings.folder, args.image))
 
     return asyncio.run(drive(args, begin, args.name))
+
+
+def objective_of(args: argparse.Namespace) -> str | None:
+    """The objective, also where it stands behind the values of an option: `treadle run --approve read_* "look"`."""
+    if args.objective is not None:
+        return args.objective
+    lists = ("approve", "forbid", "image")
+    found = taken_back(args, *lists, unlike=lambda word: not _PATTERN.fullmatch(word) and not Path(word).is_file())
+    if found is None and not args.session:
+        found = taken_back(args, *lists, unlike=lambda word: True)
+    return found

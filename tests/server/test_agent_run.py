@@ -165,6 +165,39 @@ async def test_a_limit_is_not_listed_as_completed() -> None:
         assert (line["status"], line["reason"]) == ("failed", "turn_limit")
 
 
+async def test_the_registry_is_paged_by_what_is_wanted() -> None:
+    agent, _ = agent_of("one", "<yield>two</yield>", "<stuck>three</stuck>", "four", "five")
+    async with served(agent) as client:
+        for number in range(5):
+            await run(client, objective=f"job {number}")
+        seen: list[str] = []
+        cursor = ""
+        while True:
+            page = await client.json("GET", f"/api/agent/sessions?status=completed&limit=2&cursor={cursor}")
+            seen += [line["objective"] for line in page["sessions"]]
+            cursor = page["cursor"]
+            if not cursor:
+                break
+        assert seen == ["job 4", "job 3", "job 1", "job 0"]
+        failed = await client.json("GET", "/api/agent/sessions?status=failed")
+        assert [(line["objective"], line["reason"]) for line in failed["sessions"]] == [("job 2", "stuck")]
+
+
+async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(tmp_path: Any) -> None:
+    made, store = Tables(), tmp_path / "store.db"
+    agent, _ = agent_of(call("drop", table="t"), tools=made.tools)
+    async with served(agent, store=store, approval_seconds=1.0) as client:
+        async with client.stream("/api/agent/run", {"objective": "go"}) as events:
+            (first, *_) = await until(events, event="tool_approval_required")
+    session_id = first["data"]["session_id"]
+    again, _ = agent_of("nobody said yes", tools=made.tools)
+    async with served(again, store=store) as client, client.stream(f"/v1/sessions/{session_id}/events") as events:
+        facts = await until(events, type="run_finished")
+    answered = [fact for fact in facts if fact["type"] == "approval_answered"]
+    assert [(fact["decision"], fact["by"]) for fact in answered] == [("deny", "expiry")]
+    assert facts[-1]["answer"] == "nobody said yes" and not made.done
+
+
 async def test_all_sessions_can_be_watched_at_once_and_one_from_its_beginning() -> None:
     agent, _ = agent_of("one", "two")
     async with served(agent) as client:

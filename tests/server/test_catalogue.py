@@ -87,6 +87,15 @@ async def test_a_model_is_loaded_and_unloaded() -> None:
         await client.problem("POST", "/v1/models/load", {"model": "local:/etc/passwd"}, 404)
 
 
+async def test_a_model_that_is_offered_and_cannot_be_had_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    agent, _ = agent_of()
+    async with served(agent, models=("openai:gpt-4o",)) as client:
+        listed = {one["id"]: one["loaded"] for one in (await client.json("GET", "/v1/models"))["data"]}
+        assert listed == {"scripted": True, "openai:gpt-4o": False, "agent:agent": True}
+        assert "openai:gpt-4o" in str(await client.json("GET", "/ready", status=503))
+
+
 async def test_health_is_always_there_and_readiness_says_what_is_missing() -> None:
     agent, _ = agent_of()
     lost = Agent(resolve("m", base_url="http://127.0.0.1:9/v1"), name="lost")

@@ -229,6 +229,10 @@ async def test_a_narrow_token_makes_narrow_sessions_and_cannot_use_wider_ones() 
         denied = [fact for fact in await client.facts(own) if fact["type"] == "call_finished"]
         assert denied[0]["status"] == "denied"
         await caller.problem("POST", f"/v1/sessions/{wide}/fork", {}, 403)
+        await caller.problem("POST", f"/v1/sessions/{wide}/cancel", status=403)
+        await caller.problem("POST", f"/v1/approvals/{wide}.call_1", {"approved": True}, 403)
+        body = {"call_id": "call_1", "decision": "approve"}
+        await caller.problem("POST", f"/api/agent/{wide}/approve", body, 403)
         await caller.problem("DELETE", f"/v1/sessions/{wide}", status=403)
 
 

@@ -82,7 +82,9 @@ async def test_a_yes_to_a_dangerous_command_counts_once_whatever_its_scope(store
         assert [fact.scope for fact in of(await session.facts(), ApprovalAnswered)] == ["call"]
         await session.approve("b")
         await wait_for(session, RunFinished)
+        started = of(await session.facts(), CallStarted)
     assert paper.ran == ["git push --force"] * 2
+    assert [fact.why for fact in started] == [f"{who} allowed this call ({asked.why})" for who in ("ann", "user")]
 
 
 @pytest.mark.parametrize("scope", ["tool", "pattern", "session"])

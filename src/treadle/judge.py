@@ -158,7 +158,8 @@ def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict, assessme
             return _closed(call, "denied", f"Denied: {who}.{'' if answer.by == 'expiry' else comment}")
         if call.asked is not None and call.asked.digest != _digest(setup, ready):
             return _closed(call, "denied", CHANGED)
-        return ready
+        asked = verdict.action == "ask"
+        return replace(ready, why=f"{answer.by or 'a person'} allowed this call ({verdict.why})") if asked else ready
     if verdict.action == "allow":
         return ready
     if setup.gate is None:

@@ -44,12 +44,12 @@ async def test_a_run_is_streamed_in_order_and_ends_with_its_summary() -> None:
         assert config["auto_approve"] == ["note"]
 
 
-@pytest.mark.parametrize("objective", ["", "   ", "\n\t"])
-async def test_a_blank_objective_is_refused(objective: str) -> None:
+async def test_a_blank_objective_is_refused() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
-        problem = await client.problem("POST", "/api/agent/run", {"objective": objective})
-        assert problem["message"] == "Objective must not be empty"
+        for objective in ("", "   ", "\n\t"):
+            problem = await client.problem("POST", "/api/agent/run", {"objective": objective})
+            assert problem["message"] == "Objective must not be empty"
         await client.problem("POST", "/api/agent/run", {}, 422)
 
 
@@ -186,9 +186,11 @@ async def test_the_registry_is_paged_by_what_is_wanted() -> None:
 async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(tmp_path: Any) -> None:
     made, store = Tables(), tmp_path / "store.db"
     agent, _ = agent_of(call("drop", table="t"), tools=made.tools)
-    async with served(agent, store=store, approval_seconds=1.0) as client:
-        async with client.stream("/api/agent/run", {"objective": "go"}) as events:
-            (first, *_) = await until(events, event="tool_approval_required")
+    async with (
+        served(agent, store=store, approval_seconds=1.0) as client,
+        client.stream("/api/agent/run", {"objective": "go"}) as events,
+    ):
+        (first, *_) = await until(events, event="tool_approval_required")
     session_id = first["data"]["session_id"]
     again, _ = agent_of("nobody said yes", tools=made.tools)
     async with served(again, store=store) as client, client.stream(f"/v1/sessions/{session_id}/events") as events:

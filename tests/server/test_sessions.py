@@ -4,8 +4,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.kit import Held, Tables, agent_of, note
 from tests.server.kit import OWNER, Client, served, until
 from treadle import Agent, AskUser, Grant, Limits, tool
@@ -278,33 +276,43 @@ async def test_who_may_not_approve_cannot_answer_beforehand() -> None:
         assert (await waiting)["reply"] == "asked"
 
 
+async def test_the_operators_choice_of_an_agent_is_meant_where_none_is_named() -> None:
+    agent, _ = agent_of()
+    other = Agent(ScriptedModel("it is I"), name="second")
+    async with served(agent, other, agent="second") as client:
+        session_id = await client.session()
+        assert (await client.send(session_id, "who?"))["reply"] == "it is I"
+        assert (await client.json("GET", f"/v1/sessions/{session_id}"))["agent"] == "second"
+
+
 async def test_another_model_can_be_chosen_among_those_that_are_offered() -> None:
     agent, _ = agent_of("from the first")
     other = Agent(ScriptedModel("from the other", name="other"), name="second")
     async with served(agent, other) as client:
         session_id = await client.session(agent="agent", model="other")
         assert (await client.send(session_id, "hi"))["reply"] == "from the other"
+        assert (await client.json("GET", f"/v1/sessions/{session_id}"))["model"] == "other"
         await client.problem("POST", "/v1/sessions", {"model": "local:/etc/passwd"}, 404)
         await client.problem("POST", "/v1/sessions", {"agent": "nobody"}, 404)
         await client.problem("PATCH", f"/v1/sessions/{session_id}", {"model": "nope"}, 404)
         await client.problem("PATCH", f"/v1/sessions/{session_id}", {"agent": "nope"}, 400)
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "named"),
-    [
-        ({"content": ""}, 400, "empty"),
-        ({"content": "x", "mode": "loud"}, 422, "mode"),
-        ({"content": "x", "contents": 1}, 422, "contents"),
-        ({"content": 1}, 422, "content"),
-        ({"content": "x", "attachments": [{"url": "file:///etc/passwd"}]}, 400, "url"),
-    ],
-)
-async def test_a_bad_message_is_refused_by_its_field(body: object, status: int, named: str) -> None:
+BAD_MESSAGES: list[tuple[object, int, str]] = [
+    ({"content": ""}, 400, "empty"),
+    ({"content": "x", "mode": "loud"}, 422, "mode"),
+    ({"content": "x", "contents": 1}, 422, "contents"),
+    ({"content": 1}, 422, "content"),
+    ({"content": "x", "attachments": [{"url": "file:///etc/passwd"}]}, 400, "url"),
+]
+
+
+async def test_a_bad_message_is_refused_by_its_field() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
-        problem = await client.problem("POST", f"/v1/sessions/{await client.session()}/messages", body, status)
-        assert named in problem["message"]
+        path = f"/v1/sessions/{await client.session()}/messages"
+        for body, status, named in BAD_MESSAGES:
+            assert named in (await client.problem("POST", path, body, status))["message"]
 
 
 async def test_an_image_goes_with_the_message() -> None:

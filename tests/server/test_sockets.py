@@ -72,12 +72,12 @@ async def test_approvals_and_questions_are_answered_over_the_socket() -> None:
         assert "answered already" in (await until(socket, type="error"))[-1]["message"]
 
 
-@pytest.mark.parametrize("text", ["nonsense", "[]", '{"type":"dance"}', '{"type":"user","content":1}', '{"a":1}'])
-async def test_a_frame_that_is_none_is_answered_and_the_line_stays_open(text: str) -> None:
+async def test_a_frame_that_is_none_is_answered_and_the_line_stays_open() -> None:
     agent, _ = agent_of("hello")
     async with served(agent) as client, client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
-        await socket.send(text)
-        assert (await until(socket, type="error"))[-1]["message"]
+        for text in ("nonsense", "[]", '{"type":"dance"}', '{"type":"user","content":1}', '{"a":1}'):
+            await socket.send(text)
+            assert (await until(socket, type="error"))[-1]["message"]
         await socket.send(frame("user", content="hi"))
         assert (await until(socket, type="done"))[-1]["reply"] == "hello"
 

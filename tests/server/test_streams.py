@@ -245,9 +245,9 @@ async def test_many_watchers_of_one_session_share_one_encoding() -> None:
         assert len(shared._kept) < 2 * len(views[0])
 
 
-@pytest.mark.parametrize("last", ["x", "-1", "9" * 30, "1.5", "²"])
-async def test_a_position_that_is_none_is_refused(last: str) -> None:
+async def test_a_position_that_is_none_is_refused() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         path = f"/v1/sessions/{await client.session()}/events"
-        await client.problem("GET", path, headers={"Last-Event-ID": last})
+        for last in ("x", "-1", "9" * 30, "1.5", "²"):
+            await client.problem("GET", path, headers={"Last-Event-ID": last})

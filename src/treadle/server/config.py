@@ -17,7 +17,7 @@ class ServerConfig:
 
     `hosts` are names this server may be called by beside those of loopback, with a port where it is not the
     server's own; `origins` are pages of other places that may use it; `roots` hold every session's workspace;
-    `models` are names that requests may choose beside the agents' own.
+    `models` are names that requests may choose beside the agents' own; `agent` is who is meant where none is named.
     """
 
     tokens: Sequence[Token] = ()
@@ -25,6 +25,7 @@ class ServerConfig:
     origins: Sequence[str] = ()
     roots: Sequence[Path] = ()
     models: Sequence[str] = ()
+    agent: str = "default"
     approval_seconds: float = 300.0
     keep_alive: float = 15.0
     body_bytes: int = 8 * 1024 * 1024

@@ -124,7 +124,7 @@ class Service:
         agents = self.runtime.agents
         if not agents:
             raise no_model()
-        return agents.get("default") or next(iter(agents.values()))
+        return agents.get(self.config.agent) or next(iter(agents.values()))
 
     def model_names(self) -> list[str]:
         """The models that requests may name."""

@@ -44,6 +44,8 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     try:
         async with mcp_tools(settings) as more:
             built = build_agents(settings, model, more)
+            if config.agent not in built.agents:
+                raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(built.agents)}")
             app = create_app(Runtime(log, list(built.agents.values()), grace=options.grace), config)
 
             def started(address: str) -> None:
@@ -75,6 +77,7 @@ def _config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConf
         origins=tuple(options.origins),
         roots=tuple(Path(root).expanduser().resolve() for root in options.roots) or (settings.folder,),
         models=tuple(options.models),
+        agent=settings.agent or "default",
     )
     return file, config
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.events import Decision, Grant, Safety, Tier
-from treadle.policy import Assessment, Remembered, Verdict, covers, decide, generalise, strictest, touches
+from treadle.policy import Assessment, Remembered, Verdict, covers, decide, generalise, strictest, touched
 
 SAFETIES: tuple[Safety, ...] = ("safe", "caution", "destructive")
 TIERS: tuple[Tier, ...] = ("read-only", "sandbox", "full")
@@ -19,6 +19,10 @@ def action(
     *grants: Grant, tool: str = "write_file", safety: Safety = "caution", remembered: Any = (), **arguments: Any
 ) -> str:
     return decide(grants, remembered, tool, arguments or {"path": "src/a.py"}, Assessment(safety)).action
+
+
+def touches(pattern: str, tool: str, arguments: dict[str, Any]) -> bool:
+    return touched(pattern, tool, arguments) is not None
 
 
 # ── tiers and grants ───────────────────────────────────────────────────────────────────────────────────────
@@ -284,7 +288,7 @@ def test_a_pattern_can_name_the_argument_it_is_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "covered", "touched"),
+    ("value", "covered", "is_touched"),
     [
         (["src/a", "src/b"], True, True),
         (["src/a", "etc/b"], False, True),
@@ -294,9 +298,9 @@ def test_a_pattern_can_name_the_argument_it_is_about() -> None:
         ({"src/a": 1}, False, False),
     ],
 )
-def test_of_a_list_all_must_be_covered_and_any_is_touched(value: Any, covered: bool, touched: bool) -> None:
+def test_of_a_list_all_must_be_covered_and_any_is_touched(value: Any, covered: bool, is_touched: bool) -> None:
     assert covers("write_files(src/**)", "write_files", {"paths": value}) is covered
-    assert touches("write_files(src/**)", "write_files", {"paths": value}) is touched
+    assert touches("write_files(src/**)", "write_files", {"paths": value}) is is_touched
     assert touches("write_files(*)", "write_files", {"paths": value})
 
 

@@ -126,26 +126,6 @@ def with_posture(grant: Grant, posture: Posture) -> Grant:
     return replace(grant, always=(*grant.always, "*")) if posture == "trusting" else grant
 
 
-def narrowed(grant: Grant, wanted: Grant) -> Grant:
-    """A grant with what somebody less trusted wants of it: it can take away and ask more, and never add."""
-    every = {"*", "**"}
-    tools = grant.tools
-    if not every & {*wanted.tools}:
-        # A glob may reach further than what it looks like, so one that was not granted as it stands is dropped.
-        plain = [name for name in wanted.tools if not re.search(r"[*?]", name)]
-        fits = {name for name in plain if any(_glob(one).fullmatch(name) for one in grant.tools)} | {*grant.tools}
-        tools = tuple(name for name in wanted.tools if name in fits or every & {*grant.tools})
-    return replace(
-        grant,
-        tier=tier_of((grant, wanted)),
-        ask=tuple(dict.fromkeys((*grant.ask, *wanted.ask))),
-        forbid=tuple(dict.fromkeys((*grant.forbid, *wanted.forbid))),
-        tools=tools,
-        ask_all=grant.ask_all or wanted.ask_all,
-        cautious=grant.cautious or wanted.cautious,
-    )
-
-
 def with_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
     """A grant whose patterns also mean a tool by its other names: who forbids `bash` means `shell`."""
     if not aliases:
@@ -255,15 +235,13 @@ def covers(pattern: str, tool: str, arguments: Mapping[str, Json], commands: tup
     return all(_covers_value(glob, one, _kind_of(argument), commands) for one in plain)
 
 
-def touches(pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None) -> bool:
-    """Whether the pattern speaks of any part of the call, so that it may be denied or asked by it."""
-    return touched(pattern, tool, arguments, commands) is not None
-
-
 def touched(
     pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None
 ) -> str | None:
-    """The part of the call that the pattern speaks of: a command, or nothing in particular (empty); None if none."""
+    """The part of the call that the pattern speaks of, so that it may be denied or asked by it; None if there is none.
+
+    It is a command, or nothing in particular (empty).
+    """
     found = _bracket(pattern, tool, arguments)
     if found is None:
         return None

@@ -269,11 +269,7 @@ def _compare(facts: Sequence[AnyFact], kept: KeptFiles, to: int, back: bool) -> 
     if past.open_trees:
         past.unfold(kept, current(root))
     steps: list[_Step] = []
-    skipped = [
-        Skipped(path, "what it held was not kept: too large, too many, or secret")
-        for seq, path in past.left_out
-        if seq > to
-    ]
+    skipped = [Skipped(path, _NOT_KEPT) for seq, path in past.left_out if seq > to]
     with Folder(root) as folder:
         for path in sorted(past.befores):
             then = past.then(path, to)

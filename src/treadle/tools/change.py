@@ -102,7 +102,8 @@ def refuse_if_changed(context: ToolContext, path: str, now: Held | None) -> None
     known = read_note(context.notes.get(NOTE + path))
     if now is not None and known is not None and known.digest != digest_of(now.data):
         raise FileChanged(
-            f"{path} was changed by somebody else since you last read it, so nothing was written. Read it again first."
+            f"{path} was changed since you last read it, by a command or by somebody else, so nothing was written. "
+            "Read it again first."
         )
 
 

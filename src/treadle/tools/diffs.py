@@ -39,7 +39,8 @@ def read_patch(text: str) -> list[FilePatch]:
     patches = reader.patches()
     if not patches:
         raise ToolError(
-            "This is not a unified diff: no line begins with --- and is followed by one with +++. Nothing was changed."
+            "This is not a unified diff: no line begins with --- and is followed by one with +++. Write it as "
+            "`git diff` does, or use edit_file. Nothing was changed."
         )
     return patches
 

@@ -106,8 +106,8 @@ _LOOSER: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("spaces at the ends of lines differ", str.rstrip),
     ("the indentation differs", str.strip),
     ("quotes or dashes differ (curly in one, straight in the other)", lambda line: line.translate(_QUOTES).strip()),
-    ("spaces between words differ", lambda line: " ".join(line.translate(_QUOTES).split())),
-    ("upper and lower case differ", lambda line: " ".join(line.translate(_QUOTES).split()).casefold()),
+    ("spaces inside of lines differ", lambda line: "".join(line.translate(_QUOTES).split())),
+    ("upper and lower case differ", lambda line: "".join(line.translate(_QUOTES).split()).casefold()),
 )
 
 

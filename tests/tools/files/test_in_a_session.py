@@ -85,7 +85,7 @@ async def test_what_was_read_is_remembered_across_a_restart(tmp_path: Path, kept
     async with second.session(tmp_path / "store.db") as session:
         await ended(session)
         last = of(await session.facts(), CallFinished)[-1]
-    assert last.status == "error" and "changed by somebody else" in last.output
+    assert last.status == "error" and "changed since you last read it" in last.output
     assert (workspace / "a.txt").read_text() == "one\nmore by the user\n"
 
 

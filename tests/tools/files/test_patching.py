@@ -131,7 +131,7 @@ async def test_a_file_changed_since_it_was_read_is_not_patched(bench: Bench) -> 
     bench.put("a.txt", "one\ntwo\nthree\n")
     await bench.call("read_file", path="a.txt")
     bench.put("a.txt", "one\ntwo\nthree\nfour\n")
-    assert "changed by somebody else" in await bench.refused("apply_patch", patch=EDIT)
+    assert "changed since you last read it" in await bench.refused("apply_patch", patch=EDIT)
 
 
 lines = st.lists(st.sampled_from(["a", "b", "", "-- x", "++ y", "@@", " c"]), max_size=12)

@@ -68,7 +68,7 @@ async def test_a_file_changed_since_it_was_read_is_not_overwritten(bench: Bench)
     bench.put("a.txt", "one")
     await bench.call("read_file", path="a.txt")
     bench.put("a.txt", "the user's")
-    assert "changed by somebody else" in await bench.refused("write_file", path="a.txt", content="mine")
+    assert "changed since you last read it" in await bench.refused("write_file", path="a.txt", content="mine")
     assert (bench.workspace / "a.txt").read_text() == "the user's"
     await bench.call("read_file", path="a.txt")
     await bench.call("write_file", path="a.txt", content="mine")

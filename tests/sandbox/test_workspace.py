@@ -51,7 +51,7 @@ def test_a_working_folder_elsewhere_is_refused(cwd: str, tmp_path: Path) -> None
 
 
 def test_names_of_env_files() -> None:
-    assert all(map(is_env_file, (".env", ".env.local", ".env.production")))
+    assert all(map(is_env_file, (".env", ".ENV", ".envrc", ".env.local", ".env.production")))
     assert not any(map(is_env_file, (".env.example", ".env.sample", ".envrc.py", "env", "x.env", ".environment")))
 
 

@@ -111,5 +111,6 @@ class Sandbox(Protocol):
 
 
 def is_env_file(name: str) -> bool:
-    """Whether a file of this name holds secrets by custom: `.env`, `.env.local`, but not `.env.example`."""
-    return (name == ".env" or name.startswith(".env.")) and not name.endswith(_HARMLESS_ENV)
+    """Whether a file of this name holds secrets by custom: `.env`, `.envrc`, `.env.local`, but not `.env.example`."""
+    name = name.casefold()
+    return name in (".env", ".envrc") or (name.startswith(".env.") and not name.endswith(_HARMLESS_ENV))

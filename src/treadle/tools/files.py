@@ -18,7 +18,7 @@ from treadle.tools.write import write_file_tool
 def file_tools(kept: KeptFiles | None = None, *, granted: Sequence[str] = ()) -> list[Tool]:
     """read_file, write_file, edit_file, apply_patch, list_files and search_files on the session's workspace.
 
-    `granted` are paths or globs of files that would be masked as secrets, such as `.env.example`.
+    `granted` are paths or globs of files that would be masked as secrets, such as `.env.test`.
     """
     files = Files(kept or KeptFiles(), tuple(granted))
     return [

@@ -50,7 +50,7 @@ def list_files_tool(files: Files) -> Tool:
                 names.append(line.decode("utf-8", "surrogateescape")[start:])
                 return len(names) < _GATHERED
 
-            ended = await ripgrep(["--files", *globs(pattern, secrets=True)], opened, take, _SECONDS)
+            ended = await ripgrep(["--files", *globs(pattern)], opened, take, _SECONDS)
             given = {"folder": folder, "real": real, "names": names, "depth": 99 if pattern else max(1, depth)}
             shown: list[str] = await run_in_thread(_shown, given)
         if not shown:

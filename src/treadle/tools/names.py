@@ -7,8 +7,9 @@ import unicodedata
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-SECRET_FILES = (
-    ".env*",
+from treadle.sandbox.base import PROTECTED, is_env_file
+
+_SECRET_FILES = (
     ".netrc",
     ".pgpass",
     ".pypirc",
@@ -19,8 +20,7 @@ SECRET_FILES = (
     "id_ed25519",
 )
 _FIRSTS = frozenset(".iI")
-SECRET_FOLDERS = (".ssh", ".aws", ".azure", ".gcloud", ".gnupg", ".kube", ".docker", ".password-store")
-PROTECTED = (".git", ".treadle")
+_SECRET_FOLDERS = (".ssh", ".aws", ".azure", ".gcloud", ".gnupg", ".kube", ".docker", ".password-store")
 _INSTRUCTIONS = (
     "agents.md",
     "agents.override.md",
@@ -62,12 +62,13 @@ def is_secret_name(name: str) -> bool:
     """Whether a file of this name may hold keys, wherever it lies."""
     if name[:1] not in _FIRSTS and name.isascii():  # nearly all names, and snapshots ask about very many
         return False
-    return any(fnmatchcase(folded(name), pattern) for pattern in SECRET_FILES)
+    name = folded(name)
+    return name in _SECRET_FILES or is_env_file(name)
 
 
 def is_secret_folder(name: str) -> bool:
     """Whether all that lies in a folder of this name may be keys."""
-    return folded(name) in SECRET_FOLDERS
+    return folded(name) in _SECRET_FOLDERS
 
 
 def is_secret(path: str, granted: Sequence[str] = ()) -> bool:

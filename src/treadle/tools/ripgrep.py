@@ -18,7 +18,6 @@ from functools import lru_cache
 from msgspec import Struct
 
 from treadle.tools.base import ToolError
-from treadle.tools.names import PROTECTED, SECRET_FILES, SECRET_FOLDERS
 
 _FLAGS = ("--no-config", "--no-messages", "--hidden", "--no-require-git", "--no-ignore-global", "--color=never")
 _CHUNK = 1 << 18
@@ -43,14 +42,13 @@ def find_ripgrep() -> str:
     return found
 
 
-def globs(wanted: str, *, secrets: bool) -> list[str]:
-    """Flags for the files a caller wants, and against those it may not see."""
-    flags: list[str] = []
+def globs(wanted: str) -> list[str]:
+    """Flags for the files a caller wants; what git keeps for itself is never among them."""
+    flags = ["--iglob=!**/.git"]
     if wanted:
         negated, glob = wanted.startswith("!"), wanted.removeprefix("!").removeprefix("./").lstrip("/")
-        flags.append(f"--glob={'!' if negated else ''}{'**/' if '/' in glob else ''}{glob}")
-    hidden = (*PROTECTED[:1], *(() if secrets else (*SECRET_FILES, *SECRET_FOLDERS)))
-    return [*flags, *(f"--iglob=!**/{name}" for name in hidden)]
+        flags.insert(0, f"--glob={'!' if negated else ''}{'**/' if '/' in glob else ''}{glob}")
+    return flags
 
 
 async def ripgrep(flags: Sequence[str], opened: int, take: Callable[[bytes], bool], seconds: float) -> Ended:

@@ -14,6 +14,7 @@ from treadle.tools.base import Tool, ToolContext, ToolError
 from treadle.tools.change import Files, FileTool
 from treadle.tools.folder import Folder
 from treadle.tools.function import Options
+from treadle.tools.names import is_secret
 from treadle.tools.ripgrep import globs, place_of, ripgrep
 from treadle.tools.text import decode, lines_of
 from treadle.tools.threads import run_in_thread
@@ -80,12 +81,14 @@ def search_files_tool(files: Files) -> Tool:
             def take(line: bytes) -> bool:
                 event = _decode_line(line)
                 if event.type == "match":
-                    places.append(_place(_decode_found(event.data), real, start))
+                    place = _place(_decode_found(event.data), real, start)
+                    if not is_secret(place.path, files.granted):
+                        places.append(place)
                 return len(places) <= SHOWN
 
             case = ["--ignore-case"] if ignore_case else []
             options = ["--json", "--sort=path", "--crlf", "--max-filesize=10M", *case, f"--regexp={pattern}"]
-            ended = await ripgrep([*options, *globs(glob, secrets=bool(files.granted))], opened, take, _SECONDS)
+            ended = await ripgrep([*options, *globs(glob)], opened, take, _SECONDS)
             if ended.code == 2 and not places and ended.error:
                 raise ToolError(f"ripgrep does not take this pattern:\n{ended.error}")
             given = {"folder": folder, "places": places[:SHOWN], "around": min(max(0, around), _MOST_AROUND)}

@@ -112,16 +112,19 @@ async def test_an_absolute_path_in_the_workspace_is_taken(bench: Bench) -> None:
 async def test_secrets_are_masked_also_behind_a_link_and_in_any_case(bench: Bench) -> None:
     bench.put(".env", "KEY=canary")
     bench.put(".env.production", "KEY=canary")
+    bench.put(".envrc", "export KEY=canary")
     bench.put(".SSH/config", "canary")
     (bench.workspace / "innocent.txt").symlink_to(".env")
-    for path in (".env", "./.env", ".env.production", ".SSH/config", "innocent.txt", "x/../.env"):
+    for path in (".env", "./.env", ".env.production", ".envrc", ".SSH/config", "innocent.txt", "x/../.env"):
         told = await bench.refused("read_file", path=path)
         assert "may hold secrets" in told and "canary" not in told
+    bench.put(".env.example", "KEY=")
+    assert "KEY=" in await bench.call("read_file", path=".env.example")  # as in the shell
 
 
 async def test_a_granted_secret_is_shown(bench: Bench) -> None:
-    bench.put(".env.example", "KEY=")
-    granting = Bench(bench.workspace.parent, granted=[".env.example"])
-    assert "KEY=" in await granting.call("read_file", path=".env.example")
+    bench.put(".env.test", "KEY=")
+    granting = Bench(bench.workspace.parent, granted=[".env.test"])
+    assert "KEY=" in await granting.call("read_file", path=".env.test")
     assert "may hold secrets" in await granting.refused("read_file", path=".env")
     granting.kept.close()

@@ -14,6 +14,7 @@ from treadle.tools.threads import run_in_thread
 
 SHOWN = 200
 _GATHERED = 200_000
+_TOLD_EVERY = 10_000
 _SECONDS = 20.0
 
 
@@ -48,6 +49,8 @@ def list_files_tool(files: Files) -> Tool:
 
             def take(line: bytes) -> bool:
                 names.append(line.decode("utf-8", "surrogateescape")[start:])
+                if len(names) % _TOLD_EVERY == 0:
+                    context.progress(f"listing, {len(names)} files so far", len(names))
                 return len(names) < _GATHERED
 
             ended = await ripgrep(["--files", *globs(pattern)], opened, take, _SECONDS)

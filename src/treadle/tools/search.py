@@ -80,7 +80,9 @@ def search_files_tool(files: Files) -> Tool:
 
             def take(line: bytes) -> bool:
                 event = _decode_line(line)
-                if event.type == "match":
+                if event.type == "begin":
+                    context.progress(f"searching, {len(places)} places so far", len(places))
+                elif event.type == "match":
                     place = _place(_decode_found(event.data), real, start)
                     if not is_secret(place.path, files.granted):
                         places.append(place)

@@ -43,6 +43,7 @@ class Bench:
         self.workspace.mkdir(exist_ok=True)
         self.kept = KeptFiles(folder / "kept")
         self.desk = RecordingDesk(self.workspace)
+        self.heard: list[str] = []
         self.tools = {tool.name: tool for tool in file_tools(self.kept, granted=granted)}
 
     def put(self, path: str, content: str | bytes) -> Path:
@@ -55,6 +56,7 @@ class Bench:
     async def result(self, name: str, **arguments: Any) -> object:
         tool = self.tools[name]
         context = ToolContext("session", "call_1", self.workspace, notes=self.desk.notes, desk=self.desk)
+        context.progress = lambda message, *rest: self.heard.append(message)
         return await tool.run(tool.parse(json.dumps(arguments)), context)
 
     async def call(self, name: str, **arguments: Any) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.files.bench import Bench, some_bench
+from treadle.tools import listing
 from treadle.tools import ripgrep as ripgrep_module
 
 bench = some_bench
@@ -53,10 +54,14 @@ async def test_names_that_are_not_text_are_listed_all_the_same(bench: Bench) -> 
     assert len((await bench.call("list_files")).splitlines()) == 2
 
 
-async def test_a_long_list_is_cut_and_says_how_much_more_there_is(bench: Bench) -> None:
+async def test_a_long_list_is_cut_and_says_how_much_more_there_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_TOLD_EVERY", 100)
     for number in range(250):
         bench.put(f"{number:03}.txt", "")
     told = (await bench.call("list_files")).splitlines()
+    assert bench.heard == ["listing, 100 files so far", "listing, 200 files so far"]
     assert len(told) == 201 and told[-1].startswith("[… 50 more;")
 
 
@@ -68,6 +73,7 @@ async def test_places_are_found_with_path_line_and_text(tree: Bench) -> None:
         "src/app.py:4: def needle() -> None:",
         "src/deep/er/mod.py:1: x = 'needle'",
     ]
+    assert tree.heard[-1] == "searching, 3 places so far"
 
 
 async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: Bench) -> None:

@@ -1,8 +1,12 @@
 """Every example in the README and the guide is run as it stands."""
 
+import os
+import pty
 import re
+import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,10 @@ EXAMPLES = [
     for page in PAGES
     for number, block in enumerate(BLOCK.findall(page.read_text("utf-8")), 1)
 ]
+
+needs_weights = pytest.mark.skipif(
+    weights.find(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights"
+)
 
 
 def run(path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -39,12 +47,72 @@ def test_there_are_examples_to_run() -> None:
     assert len(EXAMPLES) >= 8
 
 
-@pytest.mark.skipif(weights.find(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights")
+@needs_weights
 def test_the_first_example_does_its_jobs_on_the_embedded_model(tmp_path: Path) -> None:
     done = run(ROOT / "examples" / "hello.py", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for result in ("-> list_files", "call Anna", "14 words", "1050", "-> write_file", "5 of 5 jobs answered"):
         assert result in done.stdout
+
+
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FIRST_SCREEN = [shlex.split(line, comments=True) for line in SHELL.findall(PAGES[0].read_text("utf-8"))[0].splitlines()]
+
+
+def test_the_first_screen_has_commands() -> None:
+    assert {words[1] for words in FIRST_SCREEN} == {"run", "chat", "sessions", "serve", "doctor"}
+    assert all(words[0] == "treadle" for words in FIRST_SCREEN)
+
+
+@needs_weights
+@pytest.mark.timeout(300)
+def test_every_command_of_the_first_screen_does_what_it_says(tmp_path: Path) -> None:
+    """On the embedded model and a store of its own: the one-shot answers, the others start and end well."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "notes.txt").write_text("the bike is fixed\n", "utf-8")
+    settings = {"TREADLE_MODEL": "local", "TREADLE_STORE": str(tmp_path / "sessions.db")}
+    env = {**os.environ, **settings, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    for words in FIRST_SCREEN:
+        told = (
+            spoken(words[1:], tmp_path / "work", env) if words[1] == "chat" else said(words[1:], tmp_path / "work", env)
+        )
+        expected = {"notes.txt": "the bike is fixed", "--json": '"answer":', "list": "answered", "doctor": "sandbox"}
+        for word, text in expected.items():
+            if word in " ".join(words):
+                assert text in told, (words, told)
+
+
+def said(words: list[str], folder: Path, env: dict[str, str]) -> str:
+    """What a command says that is not at a terminal; a server is stopped as soon as it serves."""
+    serves = words[0] == "serve"
+    command = [sys.executable, "-m", "treadle", *words, *(["--allow-root", "--port", "0"] if serves else [])]
+    errors = subprocess.PIPE if serves else None
+    with subprocess.Popen(command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=errors) as child:
+        if child.stderr is not None:
+            assert "treadle serves http://127.0.0.1:" in child.stderr.readline()
+            child.terminate()
+        told, _ = child.communicate(timeout=100)
+    assert child.returncode == 0, (words, told)
+    return told
+
+
+def spoken(words: list[str], folder: Path, env: dict[str, str]) -> str:
+    """What a command shows at a terminal that leaves when it is asked for a message."""
+    ours, theirs = pty.openpty()
+    told = b""
+    with subprocess.Popen(
+        [sys.executable, "-m", "treadle", *words], cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as child:
+        os.close(theirs)
+        while "›".encode() not in told:
+            told += os.read(ours, 4096)
+        os.write(ours, b"/quit\r")
+        with suppress(OSError):  # the terminal is closed with the child
+            while piece := os.read(ours, 4096):
+                told += piece
+    os.close(ours)
+    assert child.returncode == 0, told
+    return told.decode()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

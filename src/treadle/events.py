@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from treadle.errors import BadInput, ModelErrorKind
-from treadle.messages import Call, FinishReason, Json, Part, Sampling, Usage
+from treadle.messages import NO_USAGE, Call, FinishReason, Json, Part, Sampling, Usage
 
 Safety = Literal["safe", "caution", "destructive"]
 Tier = Literal["read-only", "sandbox", "full"]
@@ -196,7 +196,7 @@ class ModelReplied(Fact, frozen=True):
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     finish: FinishReason = "stop"
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     model: str = ""
     opaque: str = ""
     confidence: float | None = None
@@ -278,7 +278,7 @@ class CallFinished(Fact, frozen=True):
     truncation: Truncation | None = None
     duration: float = 0.0
     fatal: bool = False
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
 
 
 class SignalDetected(Fact, frozen=True):
@@ -297,14 +297,14 @@ class ContextCompacted(Fact, frozen=True):
     tokens_before: int = 0
     tokens_after: int = 0
     summary: str = ""
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
 
 
 class RunFinished(Fact, frozen=True):
     run_id: str
     reason: EndReason
     answer: str = ""
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     turns: int = 0
     calls: int = 0
     can_continue: bool = False

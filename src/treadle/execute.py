@@ -23,7 +23,7 @@ from treadle.events import (
 )
 from treadle.judge import Ready
 from treadle.log.base import Artifact, Log
-from treadle.messages import Json, Part, TextPart, Usage
+from treadle.messages import NO_USAGE, Json, Part, TextPart, Usage
 from treadle.observation import clean, shorten, text_of_result
 from treadle.policy import tier_of
 from treadle.redact import Redactor
@@ -42,7 +42,7 @@ class Outcome(Struct):
     text: str
     parts: tuple[Part, ...] = ()
     duration: float = 0.0
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
 
 
 STOPPED = Outcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
@@ -57,7 +57,7 @@ async def execute(ready: Ready, context: ToolContext, redactor: Redactor) -> Out
             running = ready.tool.run(ready.parsed, context)
             value = await (running if ready.tool.lets_go else _leaving_behind(running))
         text, parts, ok = text_of_result(value)
-        usage = value.usage if isinstance(value, ToolResult) else Usage()
+        usage = value.usage if isinstance(value, ToolResult) else NO_USAGE
         outcome = Outcome("ok" if ok else "error", text, parts, usage=usage)
     except asyncio.CancelledError:
         context.cancelled = True

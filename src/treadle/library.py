@@ -20,7 +20,7 @@ from treadle.knowledge.base import Problem, Skill
 from treadle.knowledge.workspace import FileKnowledge, Written
 from treadle.messages import Sampling
 from treadle.models.base import Model
-from treadle.policy import covers
+from treadle.policy import covers, with_posture
 from treadle.setup import Gate
 from treadle.tools.base import Tool
 from treadle.tools.function import tool as made_tool
@@ -124,14 +124,12 @@ def limits_of(written: AgentFile, given: Limits) -> Limits:
 def grant_of(written: AgentFile, given: Grant, tools: Sequence[str]) -> Grant:
     """The operator's grant as the agent's posture and `tools` have it; never wider for a file of a workspace.
 
-    Cautious asks before every change. Trusting approves what would be asked, and only the user's own files can say so.
+    Only the user's own files can make an agent trusting.
     """
     if written.tools is not None:
         given = replace(given, tools=tuple(name for name in tools if _named(given.tools, name)))
     if written.web is False:
         given = replace(given, forbid=(*given.forbid, *WEB_TOOLS))
-    if written.posture == "cautious":
-        return replace(given, tier="read-only", yes=False)
-    if written.posture == "trusting" and written.origin == "user":
-        return replace(given, yes=True)
-    return given
+    if written.posture == "trusting" and written.origin != "user":
+        return given
+    return with_posture(given, written.posture)

@@ -91,6 +91,9 @@ class Usage(Struct, frozen=True, omit_defaults=True):
         )
 
 
+NO_USAGE = Usage()
+"""The one that is left out where it is a default: only the very same object is."""
+
 FinishReason = Literal["stop", "calls", "length", "filter", "other"]
 
 
@@ -105,7 +108,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     finish: FinishReason = "stop"
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     model: str = ""
     opaque: str = ""
 

@@ -173,7 +173,7 @@ def test_an_agent_has_the_tools_limits_and_posture_of_its_file(tmp_path: Path) -
     agent = Library(tmp_path, tmp_path / "own").agent("garden", options())
     config = agent.config()
     assert config.tools == ("read_bed", "water") and config.sampling.temperature == 0.2
-    assert (agent.limits.turns, agent.limits.calls, agent.grant.tier) == (7, 3, "read-only")
+    assert (agent.limits.turns, agent.limits.calls, agent.grant.cautious) == (7, 3, True)
 
 
 def test_the_web_is_off_where_the_file_says_so(tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_a_workspace_can_narrow_and_never_widen(tmp_path: Path) -> None:
     given = Grant(tier="read-only", forbid=("fetch_url",), tools=("read_*", "fetch_url"))
     few = Limits(turns=5, calls=5)
     wide = library.agent("wide", options(grant=given, limits=few))
-    assert wide.grant.tier == "read-only" and not wide.grant.yes and wide.limits == few
+    assert wide.grant.tier == "read-only" and not wide.grant.always and wide.limits == few
     assert any("cannot widen" in problem.message and problem.line == 3 for problem in library.problems)
     mine = library.agent("mine", options(grant=given, limits=few))
-    assert mine.grant.yes and mine.limits.turns == 200, "the user's own file may"
+    assert mine.grant.always == ("*",) and not mine.grant.yes and mine.limits.turns == 200, "the user's own file may"
     assert mine.grant.tier == "read-only" and mine.grant.forbid == ("fetch_url",)
     assert mine.grant.tools == wide.grant.tools == ("read_bed", "fetch_url"), "never more than was given"
 

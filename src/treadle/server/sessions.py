@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Response
 from msgspec.structs import replace
 from pydantic import BaseModel, Field
 
-from treadle import Answer
+from treadle import Answer, Session
 from treadle.dialects.base import parse_approval_id
 from treadle.dialects.chat_rpc import ChatRpcDialect
 from treadle.dialects.frames import FramesDialect
@@ -126,11 +126,13 @@ async def delete_session(service: TheService, token: Sender, session_id: str) ->
     await (await service.usable(session_id, token)).delete()
 
 
-async def _posted(service: Service, token: Token, session_id: str, body: NewMessage, key: str) -> MessageReceived:
+async def _posted(
+    service: Service, token: Token, session_id: str, body: NewMessage, key: str
+) -> tuple[Session, MessageReceived]:
     service.check_open()
     session = await service.usable(session_id, token)
     await service.check_model(session.agent)
-    return await session.post(body.parts(), mode=body.mode, key=key)
+    return session, await session.post(body.parts(), mode=body.mode, key=key)
 
 
 @router.post("/sessions/{session_id}/messages")
@@ -146,8 +148,7 @@ async def post_message(
 
     The same `Idempotency-Key` gives the same message and the same answer. Closing the connection stops nothing.
     """
-    message = await _posted(service, token, session_id, body, key)
-    session = await service.session(session_id)
+    session, message = await _posted(service, token, session_id, body, key)
     reply, outcome = await settled(service.streams, session, message, wait)
     info = await service.runtime.log.info(session_id)
     return Answered(reply=reply, session=SessionView.of(info), outcome=outcome, message_id=message.id)
@@ -156,8 +157,7 @@ async def post_message(
 @router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE)
 async def stream_message(service: TheService, token: Sender, session_id: str, body: NewMessage, key: Key = "") -> Any:
     """Send a message and watch it: frames as server-sent events, up to `done`."""
-    message = await _posted(service, token, session_id, body, key)
-    session = await service.session(session_id)
+    session, message = await _posted(service, token, session_id, body, key)
     dialect = FramesDialect(session_id, service.classes(session.agent))
     following = Following(message.id)
     return Stream(service.streams, session.watch(message.seq), Translated(dialect), following.feed)

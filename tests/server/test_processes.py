@@ -173,6 +173,7 @@ async def test_a_signal_drains_the_server_and_the_next_one_goes_on_where_it_stop
                 client.stream(f"/v1/sessions/{session_id}/events") as events,
             ):
                 assert (await until(events, type="run_finished"))[-1]["reason"] == "answered"
+                assert (await until(events, type="session_renamed"))[-1]["by"] == "auto"
             began = time.monotonic()
             again.process.send_signal(signal.SIGTERM)
             assert again.wait() == 0 and time.monotonic() - began < 10 and "Traceback" not in again.said

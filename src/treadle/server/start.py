@@ -11,6 +11,7 @@ from pathlib import Path
 from treadle import Runtime
 from treadle.config import Settings, build_agents, choose_model, data_folder, mcp_tools, open_store
 from treadle.errors import BadInput
+from treadle.naming import name_session
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.server.run import is_loopback, serve_app
@@ -46,7 +47,10 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
             built = build_agents(settings, model, more)
             if config.agent not in built.agents:
                 raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(built.agents)}")
-            app = create_app(Runtime(log, list(built.agents.values()), grace=options.grace), config)
+            runtime = Runtime(log, list(built.agents.values()), grace=options.grace)
+            if settings.auto_name:
+                runtime.after_answer.append(name_session)
+            app = create_app(runtime, config)
 
             def started(address: str) -> None:
                 ticket = app.state.service.tokens.ticket(config.tokens[0])

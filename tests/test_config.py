@@ -8,8 +8,10 @@ import pytest
 
 from treadle.config import Settings, build_agents, build_grant, choose_model, config_file, load, remember
 from treadle.errors import BadInput
+from treadle.policy import Assessment, decide
 from treadle.rules import save_rule
 from treadle.testing import ScriptedModel
+from treadle.toolbox import default_tools
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,33 @@ def test_patterns_of_all_places_add_up(home: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TREADLE_APPROVE", "shell(git *), list_files")
     settings = load({"forbid": ["write_*"]}).settings
     assert settings.forbid == ("shell(rm *)", "fetch_url", "write_*")
-    assert build_grant(settings).approve == ("read_*", "shell(git *)", "list_files")
+    grant = build_grant(settings)
+    assert (grant.always, grant.approve) == (("read_*",), ("shell(git *)", "list_files"))
+
+
+def test_what_a_file_approves_covers_nothing_that_must_be_asked_for_each_time(home: Path) -> None:
+    user_file(home, 'approve = ["*", "shell(git *)"]\nask = ["shell"]\n')
+    force = Assessment("destructive", commands=("git push --force",))
+    call = ((), "shell", {"command": "git push --force"}, force)
+    assert decide((build_grant(load().settings),), *call).action == "ask"
+    user_file(home, 'approve = ["*", "shell(git *)"]\n')
+    assert decide((build_grant(load().settings),), *call).action == "ask"
+    assert decide((build_grant(load({"approve": ["shell(git *)"]}).settings),), *call).action == "allow"
+
+
+def test_only_the_command_line_goes_without_the_sandbox(home: Path) -> None:
+    user_file(home, 'access = "full"\n')
+    with pytest.raises(BadInput, match="--full-access"):
+        load()
+
+
+def test_commands_reach_the_hosts_that_the_user_names(home: Path) -> None:
+    user_file(home, 'network = ["example.org"]\n')
+    settings = load({"network": ["*.example.net"]}).settings
+    assert settings.network == ("example.org", "*.example.net")
+    (shell,) = [tool for tool in default_tools(network=settings.network) if tool.name == "shell"]
+    assert "only example.org, *.example.net" in shell.spec.description
+    assert "way_out" in shell.traits_of("sandbox") and "untrusted" not in shell.traits_of("sandbox")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +104,8 @@ def test_patterns_of_all_places_add_up(home: Path, monkeypatch: pytest.MonkeyPat
         'store = "stolen.db"',
         'system_prompt = "obey"',
         "web = true",
+        'network = ["*"]',
+        'always = ["*"]',
         "max_turns = 51",
         "max_calls = 1000",
         '[mcp.evil]\ncommand = "sh"',

@@ -33,15 +33,19 @@ WORKSPACE_MAY = frozenset(
 )
 """What a workspace's file may set; the rest of it is left out, and that is said."""
 
-_ADDED = frozenset(("approve", "ask", "forbid"))
+_ADDED = frozenset(("approve", "ask", "forbid", "network"))
 _LOWERED = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout"))
-_FLAGS_ONLY = frozenset(("yes", "workspace"))
+_FLAGS_ONLY = frozenset(("yes", "workspace", "always"))
 _WIDTH: tuple[Tier, ...] = get_args(Tier)
 _KEY_VARIABLE = "TREADLE_API_KEY"
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a command works with. Empty text and None mean: not set."""
+    """What a command works with. Empty text and None mean: not set.
+
+    `always` is what the user's file approves: it is written down for every run, so it covers nothing that must be asked
+    for each time, as `approve`, said for this run, does. `network` names the hosts that commands may reach.
+    """
 
     model: str = ""
     base_url: str = ""
@@ -52,6 +56,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     store: str = ""
     access: Tier = "sandbox"
     approve: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
     ask: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
     yes: bool = False
@@ -62,6 +67,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout: float | None = None
     system_prompt: str = ""
     web: bool = False
+    network: tuple[str, ...] = ()
     notify: Literal["auto", "bell", "osc9", "off"] = "auto"
     notify_after: float = 20.0
     auto_name: bool = True
@@ -122,13 +128,16 @@ def load(flags: Mapping[str, Json] | None = None, config: str = "") -> Loaded:
     if config and not user_file.is_file():
         raise BadInput(f"there is no configuration file {user_file}; check --config")
     user = _typed(_read(user_file), str(user_file))
+    if user.get("access") == "full":
+        raise BadInput(f"{user_file}: access = 'full' is said on the command line only, with --full-access")
     environment = _environment()
     folder = Path(str(flags.get("workspace") or environment.get("workspace") or ".")).expanduser().absolute()
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; --workspace wants one that exists")
     file = folder / WORKSPACE_FILE
     workspace, ignored = _narrowing(_read(file), file, user)
-    layers = [(str(user_file), user), (str(file), workspace), ("environment", environment)]
+    lasting = {"always" if key == "approve" else key: value for key, value in user.items()}
+    layers = [(str(user_file), lasting), (str(file), workspace), ("environment", environment)]
     layers.append(("command line", _typed(flags, "command line")))
     merged: dict[str, Json] = {}
     sources: dict[str, str] = {}
@@ -161,7 +170,7 @@ def _environment() -> dict[str, Json]:
     found: dict[str, Json] = {}
     for key in Settings.__struct_fields__:
         text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
-        if not text or key == "mcp":
+        if not text or key in ("mcp", "always"):
             continue
         listed = key in _ADDED
         value: Json = [piece.strip() for piece in text.split(",") if piece.strip()] if listed else text
@@ -317,7 +326,7 @@ def build_agents(settings: Settings, model: Model, more: Sequence[Tool] = ()) ->
     library = Library(settings.folder, config_folder())
     options = AgentOptions(
         model=model,
-        tools=[*default_tools(web=settings.web, kept=data_folder() / "kept"), *more],
+        tools=[*default_tools(web=settings.web, network=settings.network, kept=data_folder() / "kept"), *more],
         grant=build_grant(settings),
         limits=settings.limits(),
         instructions=_instructions(settings.system_prompt),
@@ -353,6 +362,7 @@ def build_grant(settings: Settings) -> Grant:
     grant = Grant(
         tier=settings.access,
         approve=settings.approve,
+        always=settings.always,
         ask=settings.ask,
         forbid=settings.forbid,
         yes=settings.yes,

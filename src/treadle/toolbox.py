@@ -25,12 +25,14 @@ def default_tools(
     shell: bool = True,
     web: bool = False,
     ask: bool = True,
+    network: Sequence[str] = (),
     kept: Path | str | None = None,
     granted: Sequence[str] = (),
 ) -> list[Tool]:
     """Tools for work in a folder: files, commands, arithmetic, the time, a plan, long output, questions to the user.
 
-    `web` adds `fetch_url`, which lets in what strangers wrote and is a way out, so it must be wanted. `kept` is the
+    `web` adds `fetch_url`, which lets in what strangers wrote and is a way out, so it must be wanted. `network` names
+    the hosts that sandboxed commands may reach (`example.org`, `*.example.org`, `*` for all public ones). `kept` is the
     folder for old contents of changed files (default: in the user's data folder), `granted` names files that are
     masked as secrets otherwise.
     """
@@ -48,7 +50,8 @@ def default_tools(
         from treadle.sandbox import run
         from treadle.tools.shell import Shell
 
-        tools.append(Shell(run, old))
+        hosts = () if "*" in network else tuple(network)
+        tools.append(Shell(run, old, network=bool(network), allow_hosts=hosts))
     if web:
         from treadle.sandbox.addresses import is_public
         from treadle.tools.fetch import FetchUrl

@@ -54,7 +54,7 @@ class Shell(Tool):
         description=(
             "Run a command in bash, in the workspace. Its output is the result; when it fails, its exit code is told. "
             "`cd` lasts until the next call, variables do not. There is no input and no terminal. "
-            "Commands run in a sandbox: only the workspace and /tmp can be written, and .git cannot. "
+            "In the sandbox only the workspace and /tmp can be written, .git cannot, and there is no network. "
             'Example: {"command": "grep -rn TODO src | head"}.'
         ),
         parameters={
@@ -88,6 +88,10 @@ class Shell(Tool):
         self._sandbox, self.kept = sandbox, kept
         self._network, self._allow_hosts = network, allow_hosts
         self._bounds, self._env_files = bounds or Bounds(), env_files
+        if network:
+            hosts = ", ".join(allow_hosts) or "public hosts"
+            said = self.spec.description.replace("there is no network", f"the network reaches only {hosts}")
+            self.spec = replace(self.spec, description=said)
 
     def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
         return classify(parts_of(str(arguments.get("command", ""))), "")[0]

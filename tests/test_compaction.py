@@ -1,5 +1,6 @@
 """A context that fills up: pruned, summed up, stopped, undone; never invalid, and the log keeps all of it."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from tests.kit import ended, of, said
 from tests.knowledge.counting import CountingModel, is_summary
-from tests.strategies import histories, told
+from tests.simulation import Simulation, check_results, check_runs, check_session, now_or_never
+from tests.strategies import LIMITS, histories, told
 from tests.strict import StrictModel, check_request
 from treadle import Agent, CallFinished, Limits, ToolContext, tool
+from treadle.asking import make_room
 from treadle.compaction import HAPPENED, SAID, compacted, compose, plan, plan_summary, room_in, summary_request
 from treadle.context import Projection, entries_through
 from treadle.errors import Conflict, ModelError
@@ -29,15 +32,16 @@ from treadle.events import (
     ModelReplied,
     Question,
     RunStarted,
+    SessionCreated,
     SignalDetected,
     TurnStarted,
 )
 from treadle.log.memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
-from treadle.messages import Call, ImagePart, Part, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
+from treadle.messages import Call, ImagePart, Part, Reply, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
 from treadle.state import State, Turn, apply, fold
-from treadle.steps import AskModel, Compact, Record, next_step
-from treadle.testing import call, crash_points, say
+from treadle.steps import AskModel, Compact, Record, Rest, Work, next_step
+from treadle.testing import ScriptedModel, call, crash_points, say
 from treadle.tools.todo import todo
 
 WORDS = "lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore"
@@ -250,6 +254,64 @@ def test_an_undone_compaction_shows_all_again() -> None:
     assert (state.tokens, state.compacted) == (900, [])
     one, two = fold(told(*rich(), pruned, pruned, undo)), fold(told(*rich(), pruned))
     assert list(Projection().messages(one)) == list(Projection().messages(two))
+
+
+# ── whatever model, tools and people do ────────────────────────────────────────────────────────────────────
+
+
+class Notes(ScriptedModel):
+    """Writes a note whenever it is asked to, for nothing."""
+
+    async def stream(self, request: Request) -> Any:
+        yield Reply("- so it went")
+
+
+class Filling(Simulation):
+    """The engine without I/O in a window that is always nearly full."""
+
+    def __init__(self, data: st.DataObject, history: list[AnyFact], limits: Limits, window: int) -> None:
+        super().__init__(data, history, limits, meddling=3)
+        self.setup = dataclasses.replace(self.setup, model=Notes(window=window))
+
+    def fill(self, bound: int = 400) -> None:
+        """Go on until nothing is left to do."""
+        for _ in range(bound):
+            step = next_step(self.state, self.clock.now(), self.setup.limits, self.setup.model.window)
+            if isinstance(step, Compact):
+                assert all(entry.settled for entry in self.state.entries if isinstance(entry, Turn) and entry.reply)
+                if self._chance(4):
+                    self.crash()
+                self.record(now_or_never(make_room(self.setup, self.state)))
+            elif isinstance(step, Rest) and not step.waiting:
+                return
+            else:
+                self.act(step)
+        raise AssertionError(f"no rest after {bound} steps")
+
+    def act(self, step: Any) -> None:
+        match step:
+            case Record(facts=facts):
+                self.record(*facts)
+            case AskModel():
+                self._ask_model(step)
+            case Work():
+                self._work(step)
+            case Rest():
+                self._be_a_person(step)
+
+
+@settings(max_examples=200)
+@given(st.data(), st.sampled_from(LIMITS), st.sampled_from([8, 17, 30, 60]))
+def test_every_run_in_a_window_that_is_nearly_full_comes_to_its_one_end(
+    data: st.DataObject, limits: Limits, window: int
+) -> None:
+    session = Filling(
+        data, told(SessionCreated(session_id="s"), MessageReceived(id="m1", parts=(TextPart(FIRST),))), limits, window
+    )
+    session.fill()
+    assert check_runs(session.facts[session.start :]) >= 1
+    check_session(session.state)
+    check_results(session.facts)
 
 
 # ── in a running session ───────────────────────────────────────────────────────────────────────────────────

@@ -78,7 +78,8 @@ class SqliteMemories(Memories):
 
     async def _put(self, memory: Memory) -> Memory:
         with self._store.write as db:
-            for (body,) in db.execute("SELECT body FROM memories WHERE scope = ?", (memory.scope,)):
+            same = "SELECT body FROM memories WHERE scope = ? AND instr(body, ?)"
+            for (body,) in db.execute(same, (memory.scope, msgspec.json.encode(memory.text))):
                 known = _decoder.decode(body)
                 if known.text == memory.text:
                     return known

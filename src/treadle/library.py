@@ -95,12 +95,13 @@ class Library:
         )
 
     def _tools(self, written: AgentFile, options: AgentOptions) -> list[Tool]:
-        from treadle.tools.delegate import delegate
+        from treadle.tools.delegate import delegate_tool
         from treadle.tools.memory import memory_tools
         from treadle.tools.skill import skill_tool
 
         given = [one if isinstance(one, Tool) else made_tool(one) for one in options.tools]
-        own = [*memory_tools(options.embed), skill_tool(self.knowledge), delegate]
+        others = {one.name: one.description for one in self.agents.values()}
+        own = [*memory_tools(options.embed), skill_tool(self.knowledge), delegate_tool(others)]
         names = {one.name for one in given}
         tools = [*given, *(one for one in own if one.name not in names)]
         wanted = written.tools if written.tools is not None else ("*",)

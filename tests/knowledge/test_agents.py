@@ -146,6 +146,13 @@ def test_the_library_lists_built_in_agents_those_of_the_workspace_and_the_users_
         library.agent("gardener")
 
 
+def test_agents_know_of_each_other(tmp_path: Path) -> None:
+    write(tmp_path, ".treadle/agents/garden.md", GOOD)
+    agent = Library(tmp_path).agent("default", AgentOptions(ScriptedModel()))
+    about = agent.toolbox["delegate"].spec.description
+    assert "\n- garden: Looks after the garden\n- reader: " in about
+
+
 @tool(safety="safe")
 def read_bed(number: int) -> str:
     """Look at a bed."""

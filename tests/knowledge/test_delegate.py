@@ -53,7 +53,7 @@ from treadle.log.base import Log, SessionQuery
 from treadle.log.memory import MemoryLog
 from treadle.messages import Request, Usage, UserMessage, text_of
 from treadle.testing import ScriptedModel, call, crash_points, say
-from treadle.tools.delegate import delegate
+from treadle.tools.delegate import delegate_tool
 
 store = either_store
 
@@ -86,7 +86,7 @@ class Crew(ScriptedModel):
 
 
 def crew(*lines: Any, helped: Any = None, tools: Any = (), **options: Any) -> Agent:
-    return Agent(StrictModel(Crew(*lines, helped=helped)), tools=[delegate, *tools], **options)
+    return Agent(StrictModel(Crew(*lines, helped=helped)), tools=[delegate_tool(), *tools], **options)
 
 
 async def children(log: Log, session: Session) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from treadle.tools.base import HelperTask, ToolContext, ToolError, ToolResult
+from collections.abc import Mapping
+
+from treadle.tools.base import HelperTask, Tool, ToolContext, ToolError, ToolResult
 from treadle.tools.function import tool
 
 _ABOUT = """Give a part of the work to a helper that knows nothing but what you tell it, and get its answer.
@@ -10,27 +12,34 @@ _ABOUT = """Give a part of the work to a helper that knows nothing but what you 
 Say all that it needs: the goal, the files, what to answer with. Several calls in one reply run at the same time."""
 
 
-# Safe: the helper's own calls are judged one by one, by no more than the rights of the one who asks. A call that a
-# crash broke off is run again, which goes on with the same helper.
-@tool(
-    safety="safe",
-    timeout=None,
-    description=_ABOUT,
-    examples=[("have somebody find out where the tests are", {"task": "Find the folder with the tests. Name it."})],
-)
-async def delegate(
-    context: ToolContext, task: str, agent: str = "", folder: str = "", read_only: bool = False
-) -> ToolResult:
-    """Give a part of the work to a helper.
+def delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
+    """The tool; `agents` are those it can be told to take, with what they are for."""
+    listed = "".join(f"\n- {name}: {' '.join(about.split())[:120]}" for name, about in sorted((agents or {}).items()))
 
-    Args:
-        task: what to do, with all that is needed to do it
-        agent: which agent does it; empty for one like you
-        folder: a folder of the workspace that it works in; empty for all of it
-        read_only: whether it must ask before it changes anything
-    """
-    if not task.strip():
-        raise ToolError("The task is empty. Say what the helper is to do.")
-    if context.desk.helpers is None:
-        raise ToolError("There are no helpers here. Do it yourself.")
-    return await context.desk.helpers.run(HelperTask(task, agent, folder, read_only), context)
+    # Safe: the helper's own calls are judged one by one, by no more than the rights of the one who asks. A call that a
+    # crash broke off is run again, which goes on with the same helper.
+    @tool(
+        name="delegate",
+        safety="safe",
+        timeout=None,
+        description=f"{_ABOUT}\n\nThe agents are:{listed}" if listed else _ABOUT,
+        examples=[("have somebody find out where the tests are", {"task": "Find the folder with the tests. Name it."})],
+    )
+    async def delegated(
+        context: ToolContext, task: str, agent: str = "", folder: str = "", read_only: bool = False
+    ) -> ToolResult:
+        """Give a part of the work to a helper.
+
+        Args:
+            task: what to do, with all that is needed to do it
+            agent: which agent does it; empty for one like you
+            folder: a folder of the workspace that it works in; empty for all of it
+            read_only: whether it must ask before it changes anything
+        """
+        if not task.strip():
+            raise ToolError("The task is empty. Say what the helper is to do.")
+        if context.desk.helpers is None:
+            raise ToolError("There are no helpers here. Do it yourself.")
+        return await context.desk.helpers.run(HelperTask(task, agent, folder, read_only), context)
+
+    return delegated

@@ -226,7 +226,9 @@ def test_the_agents_of_a_workspace_are_there_and_one_without_a_key_is_left_out_a
     folder = home / "work" / ".treadle" / "agents"
     folder.mkdir()
     (folder / "poet.md").write_text("---\ndescription: Writes verse.\ntools: read_file\n---\nYou write verse.\n")
-    (folder / "far.md").write_text("---\ndescription: Far away.\nmodel: xai:grok\n---\nYou are far.\n")
+    mine = home / "config" / "treadle" / "agents"
+    mine.mkdir(parents=True)
+    (mine / "far.md").write_text("---\ndescription: Far away.\nmodel: xai:grok\n---\nYou are far.\n")
     built = build_agents(load().settings, ScriptedModel("x"))
     assert list(built.agents["poet"].toolbox) == ["read_file"]
     assert "far" not in built.agents and any(

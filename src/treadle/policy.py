@@ -55,13 +55,15 @@ class Assessment(Struct, frozen=True):
     """What a call would do, as far as its tool can tell; `why` is the reason for its class.
 
     `commands` are the simple commands it would run, redirections (`> path`) and assignments (`NAME=value`) among
-    them. `doubts` are reasons to ask that lie outside of the call.
+    them. `doubts` are reasons to ask that lie outside of the call. `each_time` is a tool's own word that no yes to
+    such a call may be remembered.
     """
 
     safety: Safety = "caution"
     why: str = ""
     commands: tuple[str, ...] | None = None
     doubts: tuple[str, ...] = ()
+    each_time: bool = False
 
     @property
     def unread(self) -> str | None:
@@ -70,8 +72,9 @@ class Assessment(Struct, frozen=True):
 
     @property
     def once(self) -> bool:
-        """Whether no yes may be remembered: a dangerous command, or one that nobody can read."""
-        return self.commands is not None and (self.safety == "destructive" or self.unread is not None)
+        """Whether no yes may be remembered: a dangerous command, one that nobody can read, or when its tool says so."""
+        dangerous = self.commands is not None and (self.safety == "destructive" or self.unread is not None)
+        return dangerous or self.each_time
 
 
 class Remembered(Struct, frozen=True):

@@ -74,7 +74,8 @@ class WritingTool(FileTool):
     def _assessed(self, arguments: Mapping[str, Json], roots: Sequence[str]) -> Assessment:
         reasons = (why_asked(path, roots) for path in self.paths_of(arguments))
         why = next(filter(None, reasons), "")
-        return Assessment("destructive", why) if why else Assessment("caution")
+        # Such a file speaks to agents and programs of later days: a yes to one change is no yes to the next.
+        return Assessment("destructive", why, each_time=True) if why else Assessment("caution")
 
 
 class Noted(Struct, frozen=True):

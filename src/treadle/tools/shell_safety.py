@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from treadle.events import Safety
 from treadle.policy import shown
+from treadle.tools.names import is_instruction
 from treadle.tools.shell_language import Part, Word, executed
 
 DISKS = "it works on whole disks"
@@ -152,8 +153,9 @@ class _Judge:
         ):
             return "it touches what may be secret"
         if part.kind == "redirect":
-            writes = part.name == ">" and self._outside(part.words[1])
-            return "it writes outside the workspace" if writes else ""
+            if part.name != ">":
+                return ""
+            return "it writes outside the workspace" if self._outside(part.words[1]) else _instructs(part.words[1])
         if part.name == "find" and self._found_outside(part):
             return "it runs a command on files outside the workspace"
         return _known(part) or self._writes_outside(part)
@@ -194,6 +196,8 @@ class _Judge:
                 continue
             if self._outside(Word(path, word.fixed)):
                 return "it deletes outside the workspace" if deletes else "it writes outside the workspace"
+            if instructs := _instructs(Word(path, word.fixed)):
+                return instructs
             recursive = name == "rm" and re.search(r"(^| )(-[a-zA-Z]*[rR]|--recursive)", flags)
             if recursive and (self._whole(word) or re.search(r"[$`]", "" if word.fixed else path)):
                 return "it deletes all that is below the workspace, or below a place that is not known"
@@ -214,6 +218,11 @@ class _Judge:
         if path.startswith("/"):
             return not any(_below(path, place) for place in (self._workspace, *_HARMLESS_PLACES))
         return path == ".." or path.startswith("../") or (self._elsewhere and not path.startswith("-"))
+
+
+def _instructs(word: Word) -> str:
+    """Why a file that is written must be seen, when it speaks to agents or programs of later days."""
+    return "it changes what tells agents, editors or build services what to do" if is_instruction(word.text) else ""
 
 
 def _below(path: str, place: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import Store, agent_of, either_store, ended, finished_calls, go, of, questions
-from treadle import CallFinished, Grant, later
+from treadle import Answer, CallFinished, Grant, later
 from treadle.errors import BadInput
 from treadle.events import CallStarted, FilesKept, type_of
 from treadle.testing import call
@@ -51,6 +51,17 @@ async def test_instruction_files_are_asked_for_and_ordinary_ones_are_not(
         asked = await questions(session)
         assert [question.arguments["path"] for question in asked] == ["AGENTS.md", ".github/workflows/a.yml"]
     assert not (workspace / "AGENTS.md").exists()
+
+
+async def test_a_yes_to_one_instruction_file_is_no_yes_to_the_next(
+    store: Store, kept: KeptFiles, workspace: Path
+) -> None:
+    writes = [call("write_file", id=path, path=path, content="x") for path in ("AGENTS.md", "SKILL.md")]
+    agent, _ = agent_of(writes, "ok", tools=file_tools(kept), gate=later, grant=Grant(always=("*",)))
+    async with agent.session(store.open(), workspace=workspace) as session:
+        assert await go(session) is None
+        await session.approve("AGENTS.md", Answer("allow", "session"))
+        assert [question.call_id for question in await questions(session)] == ["SKILL.md"]
 
 
 async def test_rules_on_paths_hold_for_patches_too(store: Store, kept: KeptFiles, workspace: Path) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from treadle.events import Question, Safety
 from treadle.messages import Json, ToolSpec
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError
+from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, decoded
 
 
 class _Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,10 +42,7 @@ class AskUser(Tool):
         return "safe"
 
     def parse(self, arguments: str) -> Parsed:
-        try:
-            asked = msgspec.json.decode(arguments or "{}", type=_Asked)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ToolInputError(f"The arguments of ask_user do not fit: {error}.") from None
+        asked = decoded(self.name, arguments, _Asked)
         if not asked.question.strip():
             raise ToolInputError("ask_user: the question is empty.")
         values = {"question": asked.question, "options": asked.options}

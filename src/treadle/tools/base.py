@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput, NotFound, TreadleError
@@ -21,6 +22,8 @@ from treadle.policy import Assessment
 
 DEFAULT_TIMEOUT = 120.0
 DEFAULT_CAP = 16 * 1024
+
+Wanted = TypeVar("Wanted", bound=Struct)
 
 Recovery = Literal["tell", "retry", "stop"]
 """What follows a failed call: tell the model, run it again, or end the run as failed."""
@@ -35,6 +38,14 @@ class ToolError(TreadleError):
 
 class ToolInputError(BadInput):
     """The arguments of a call cannot be used; the text says which and why."""
+
+
+def decoded(tool: str, arguments: str, wanted: type[Wanted], *, strict: bool = True) -> Wanted:
+    """The JSON text that a model wrote, as the struct that a tool takes; raises `ToolInputError`."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=wanted, strict=strict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ToolInputError(f"The arguments of {tool} do not fit: {error}.") from None
 
 
 class Parsed(Struct, frozen=True):

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, ToolResult, Trait
+from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, ToolResult, Trait, decoded
 from treadle.tools.html_text import text_of_html
 from treadle.tools.threads import run_in_thread
 
@@ -92,11 +92,7 @@ class FetchUrl(Tool):
         return frozenset(("untrusted", "way_out"))
 
     def parse(self, arguments: str) -> Parsed:
-        try:
-            asked = msgspec.json.decode(arguments or "{}", type=_Asked)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ToolInputError(f"The arguments of fetch_url do not fit: {error}.") from None
-        url = asked.url.strip()
+        url = decoded(self.name, arguments, _Asked).url.strip()
         if len(url) > _LONGEST_URL:
             raise ToolInputError(f"fetch_url: an address has at most {_LONGEST_URL} characters.")
         try:

@@ -19,7 +19,7 @@ from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
 from treadle.policy import Assessment
 from treadle.sandbox.base import Bounds, Ended, Job, Sandbox, SandboxUnavailable
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, ToolResult, Trait
+from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, ToolResult, Trait, decoded
 from treadle.tools.kept import KeptFiles
 from treadle.tools.shell_language import commands_of, parts_of
 from treadle.tools.shell_safety import classify
@@ -111,10 +111,7 @@ class Shell(Tool):
         return "none" if tier == "full" else self._sandbox.probe().level
 
     def parse(self, arguments: str) -> Parsed:
-        try:
-            asked = msgspec.json.decode(arguments or "{}", type=_Asked, strict=False)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ToolInputError(f"The arguments of shell do not fit: {error}.") from None
+        asked = decoded(self.name, arguments, _Asked, strict=False)
         if not asked.command.strip():
             raise ToolInputError("shell: the command is empty.")
         if "\0" in asked.command or len(asked.command) > _MOST_CHARACTERS:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeVar
 
 import msgspec
 
 from treadle.events import Safety
 from treadle.messages import Json, ToolSpec
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError
+from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, decoded
 from treadle.tools.mcp.connection import Health
 from treadle.tools.mcp.tool import McpTool
 
@@ -23,7 +22,6 @@ Catalog = Callable[[], Mapping[str, McpTool]]
 SHOWN = 8
 ROOM = 12_000
 _WORD = re.compile(r"[a-z0-9]+")
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +59,7 @@ class SearchTools(Tool):
         return "safe"
 
     def parse(self, arguments: str) -> Parsed:
-        wanted = _decoded(arguments, _Wanted, self.name)
+        wanted = decoded(self.name, arguments, _Wanted)
         values = {"query": wanted.query}
         return Parsed(values, values)
 
@@ -109,7 +107,7 @@ class CallTool(Tool):
         return "destructive"
 
     def parse(self, arguments: str) -> Parsed:
-        called = _decoded(arguments, _Called, self.name)
+        called = decoded(self.name, arguments, _Called)
         values = {"name": called.name, "arguments": called.arguments}
         return Parsed(values, values)
 
@@ -154,10 +152,3 @@ def _names(tools: Mapping[str, McpTool], query: str) -> str:
     more = [f"and {len(tools) - len(shown)} more"] if len(tools) > len(shown) else []
     nothing = "Nothing fits these words. " if query.strip() else ""
     return f"{nothing}The tools are: {', '.join([*shown, *more]) or 'none'}."
-
-
-def _decoded(arguments: str, wanted: type[_Struct], name: str) -> _Struct:
-    try:
-        return msgspec.json.decode(arguments or "{}", type=wanted)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ToolInputError(f"The arguments of {name} do not fit: {error}.") from None

@@ -1,10 +1,46 @@
-"""Settings for every test. Fixtures live next to the tests that use them."""
+"""Settings for every test, and one secret that none of them may leave anywhere. Fixtures live next to their tests."""
 
+import logging
 import os
+import secrets
+import subprocess
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
+
+from treadle.tools.ripgrep import find_ripgrep
 
 # A deadline measures the machine, not the code, when tests run side by side.
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+class _Listening(logging.Handler):
+    """Remembers the log lines that give a secret away."""
+
+    def __init__(self, secret: str) -> None:
+        super().__init__()
+        self.secret, self.leaks = secret, list[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.secret in self.format(record):
+            self.leaks.append(f"a log line of {record.name}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_test_leaves_a_secret_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A secret is in the environment of every test and of every process that one starts. When all are done it is looked
+    for in what they left: stores with their facts and artifacts, files that tools made, and log lines.
+    """
+    canary = f"canary-{secrets.token_hex(16)}"
+    os.environ["SOME_SERVICE_TOKEN"] = canary
+    listening = _Listening(canary)
+    logging.getLogger().addHandler(listening)
+    yield
+    logging.getLogger().removeHandler(listening)
+    del os.environ["SOME_SERVICE_TOKEN"]
+    search = [find_ripgrep(), "--no-config", "-uuu", "--text", "--max-filesize=60M", "-l", "-F", canary]
+    found = subprocess.run([*search, str(tmp_path_factory.getbasetemp())], capture_output=True, text=True, check=False)
+    assert [*listening.leaks, *found.stdout.split("\n")[:-1]] == [], "a secret of the environment was written down"

@@ -129,6 +129,6 @@ async def test_the_channel_of_all_chats_says_who_needs_you() -> None:
 async def test_a_message_whose_reply_never_came_is_closed_with_the_run() -> None:
     events = stored(await recordings.a_plain_answer())
     cut = [event for event in events if not isinstance(event, ModelReplied | RunFinished)]
-    frames = told([*cut, RunFinished(seq=99, run_id="run_1", reason="cancelled", can_continue=True)])
+    frames = told([*cut, RunFinished(seq=99, at=events[-1].at, run_id="run_1", reason="cancelled", can_continue=True)])
     (reply,) = [message for message in Page(frames).messages.values() if message["role"] == "assistant"]
     assert not reply["open"] and reply["reason"] == "cancelled"

@@ -123,7 +123,7 @@ async def test_what_needs_a_person_is_denied_at_once_in_a_script_and_is_four(pla
     assert document["calls"] == [{"tool": "write_file", "status": "denied"}]
     (denied,) = document["denied"]
     assert denied["tool"] == "write_file" and denied["arguments"]["path"] == "AGENTS.md" and denied["why"]
-    assert "Nobody can be asked here" in told and "--approve" in told
+    assert "Nobody can be asked here" in told and "--yes" in told
     assert not (place.work / "AGENTS.md").exists()
 
 

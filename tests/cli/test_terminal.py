@@ -149,7 +149,7 @@ async def test_a_no_with_a_reason_reaches_the_model_and_the_run_goes_on(place: P
         async with place.screen("run", "write it", *model(fake)) as screen:
             await screen.until("answer>")
             screen.type("maybe\r")
-            await screen.until("answer y, t, ")
+            await screen.until("answer y, n or l")
             screen.type("n we have one already\r")
             assert await screen.end() == 0
         told = fake.seen[-1].body["messages"][-1]["content"]
@@ -201,15 +201,29 @@ async def test_a_question_that_is_answered_elsewhere_is_taken_back_and_the_run_g
 
 
 async def test_a_yes_for_the_tool_is_remembered_in_the_session(place: Place) -> None:
-    again = calling("write_file", id="call_2", path="AGENTS.md", content="be brief\n")
+    first = calling("write_file", path="a.txt", content="one\n")
+    again = calling("write_file", id="call_2", path="a.txt", content="two\n")
     async with (
-        StrictChat([ASKED, again, Reply(text="done")]) as fake,
-        place.screen("run", "write it", *model(fake)) as screen,
+        StrictChat([first, again, Reply(text="done")]) as fake,
+        place.screen("run", "write it", *model(fake), env={"TREADLE_ASK": "write_file"}) as screen,
     ):
         await screen.until("answer>")
+        assert "p  yes, and in this session also: write_file(" in screen.text
         screen.type("t\r")
         assert await screen.end() == 0
-    assert (place.work / "AGENTS.md").read_text() == "be brief\n"
+    assert (place.work / "a.txt").read_text() == "two\n" and screen.text.count("answer>") == 1
+
+
+async def test_a_yes_for_good_is_not_asked_again_in_the_next_session(place: Place) -> None:
+    write = calling("write_file", path="src/a.txt", content="one\n")
+    flags = ["--access", "read-only"]
+    async with StrictChat([write, Reply(text="done"), write, Reply(text="done")]) as fake:
+        async with place.screen("run", "write it", *model(fake), *flags) as screen:
+            await screen.until("answer>")
+            screen.type("a\r")
+            assert await screen.end() == 0
+        done = await place.run("run", "write it", *model(fake), *flags, "--json")
+    assert done.code == 0 and done.document["calls"] == [{"tool": "write_file", "status": "ok"}]
 
 
 async def test_no_color_means_no_escape_codes(place: Place) -> None:

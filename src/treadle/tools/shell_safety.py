@@ -26,7 +26,7 @@ _READERS: tuple[tuple[str, str], ...] = (
         "",
     ),
     (r"readlink|which|type|whoami|id|uname|[ef]?grep|md5sum|sha\d+sum|cksum|od|hexdump|strings|seq|expr|sleep", ""),
-    (r"column|fold|tac|rev|jq|xargs", ""),
+    (r"column|fold|tac|rev|jq|xargs|cd", ""),
     (r"printf", r"-v.*"),
     (r"command", r"-p"),
     (r"date", r"-s.*|--set.*|\d{8,}.*"),
@@ -137,10 +137,9 @@ class _Judge:
             for word in part.words[1:]
             if not word.text.startswith("-")
         }
-        moves = [part for part in parts if part.kind == "command" and part.name in ("cd", "pushd", "popd")]
         # After leaving the workspace no relative path is known to be in it.
         self._elsewhere = False
-        self._elsewhere = any(len(part.words) < 2 or self._outside(part.words[1], loose=True) for part in moves)
+        self._elsewhere = any(part.kind == "command" and self._leaves(part) for part in parts)
 
     def danger(self, part: Part) -> str:
         """Why this part must not run unasked; empty when nothing is known against it."""
@@ -163,7 +162,15 @@ class _Judge:
     def harmless(self, part: Part) -> bool:
         """Whether this part is known to read only, and only in the workspace."""
         reads = _reads(part) if part.kind == "command" else part.kind == "redirect" and part.name == "<"
-        return reads and not any(self._outside(word) for word in part.words[1:])
+        return reads and not self._elsewhere and not any(self._outside(word) for word in part.words[1:])
+
+    def _leaves(self, part: Part) -> bool:
+        if part.name == "env":
+            return any(re.match(r"-[a-zA-Z]*C|--chdir", word.text) for word in part.words)
+        if part.name not in ("cd", "pushd", "popd"):
+            return False
+        places = [word for word in part.words[1:] if not word.text.startswith("-")]
+        return not places or any(self._outside(word, loose=True) for word in places)
 
     def _runs_what_comes(self, part: Part) -> bool:
         if part.kind != "command":

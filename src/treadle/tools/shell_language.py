@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
 DEPTH = 8
 _SHELLS = frozenset(("sh", "bash", "dash", "ash"))
-_OTHER_LANGUAGES = frozenset(("zsh", "ksh", "fish", "csh", "tcsh", "pwsh", "alias", ""))
+_NOT_READ = frozenset(
+    ("zsh", "ksh", "fish", "csh", "tcsh", "pwsh", "alias", "script", "parallel", "flock", "systemd-run", "")
+)
 
 # Commands that run another: their options, with a colon where a value follows, and how many words come before it.
 _WRAPPERS: dict[str, tuple[str, int]] = {
     "builtin": ("", 0),
     "busybox": ("", 0),
+    "chrt": ("a b f i o r R v all-tasks batch fifo idle other rr verbose", 1),
     "command": ("p", 0),
     "doas": ("n u: C:", 0),
     "env": ("i ignore-environment 0 null v debug u: unset: C: chdir:", 0),
@@ -39,6 +42,7 @@ _WRAPPERS: dict[str, tuple[str, int]] = {
     "stdbuf": ("i: o: e: input: output: error:", 0),
     "strace": ("f q c e: o: s:", 0),
     "sudo": ("n E H S b A P non-interactive preserve-env set-home stdin u: g: h: p: C: D: user: group: chdir:", 0),
+    "taskset": ("a c all-tasks cpu-list", 1),
     "time": ("p", 0),
     "timeout": ("foreground preserve-status v verbose k: kill-after: s: signal:", 1),
     "watch": ("d t e g b c p no-title errexit chgexit beep color precise n: interval:", 0),
@@ -189,7 +193,7 @@ class _Reader:
 
     def _simple(self, words: Sequence[Word], *, fed: bool = False) -> None:
         name = _command_name(words[0].text)
-        if not words[0].fixed or name in _OTHER_LANGUAGES or _RESERVED.fullmatch(name):
+        if not words[0].fixed or name in _NOT_READ or _RESERVED.fullmatch(name):
             self._unknown(words[0].text, *words[1:])
             return
         words = (Word(name), *words[1:])

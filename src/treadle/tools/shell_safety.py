@@ -198,7 +198,7 @@ class _Judge:
         if _COPIERS.fullmatch(name) and not re.search(r"(^| )(-t|--target)", flags):
             words = words[-1:]
         for word in words:
-            path = word.text.removeprefix("of=")
+            path = re.sub(r"^(of|--[a-z-]+)=", "", word.text)
             if path.startswith("-") or (name == "dd" and not word.text.startswith("of=")):
                 continue
             if self._outside(Word(path, word.fixed)):
@@ -218,7 +218,8 @@ class _Judge:
         text = word.text.strip("\"'")
         if not word.fixed:
             known = re.split(r"[$`*?\[{]", text)[0]
-            if re.match(r"~|\$\{?(HOME|OLDPWD)", text) or ".." in text or (loose and not known):
+            away = re.match(r"~|\$\{?(HOME|OLDPWD)", text) or re.search(r"\.\.|[{,][/~]", text)
+            if away or (loose and not known):
                 return True
             text = posixpath.dirname(known) or "."
         path = posixpath.normpath(text) if text else "."

@@ -250,6 +250,24 @@ async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what
     assert [fact.partial for fact in failed] == ["Once upon"]
 
 
+async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.loop.LAST_WORDS_SECONDS", 0.2)
+
+    class Stalled:
+        name, window, asked = "stalled", None, 0
+
+        async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
+            self.asked += 1
+            await asyncio.Event().wait()
+            yield TextDelta(text="never")
+
+    model = Stalled()
+    async with Agent(model, limits=Limits(seconds=0.1)).session() as session:
+        async with asyncio.timeout(20):
+            outcome = await ended(session)
+    assert (outcome.reason, outcome.answer, model.asked) == ("time_limit", "", 2)
+
+
 async def test_the_time_limit_ends_the_waiting_for_a_busy_model(store: Store) -> None:
     busy = ModelError("busy", retryable=True, retry_after=50)
     agent, model = agent_of(busy, "half done", limits=Limits(seconds=0.1), tools=[note])

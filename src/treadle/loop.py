@@ -38,7 +38,7 @@ from treadle.setup import SetsUp, Setup
 from treadle.state import CallState, State, apply, fold
 from treadle.steps import AskModel, Compact, Record, Rest, Work, next_step, stops
 
-WRAP_UP_SECONDS = 60.0
+WRAP_UP_SECONDS, LAST_WORDS_SECONDS = 60.0, 5.0  # the second where the run itself had less time
 HAPPENED = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextCompacted, Custom)
 
 
@@ -124,7 +124,7 @@ class Loop:
         assert run is not None
         left: float | None = None
         if turn is not None and turn.wrap_up is not None:
-            left = WRAP_UP_SECONDS
+            left = min(WRAP_UP_SECONDS, max(LAST_WORDS_SECONDS, run.limits.seconds or WRAP_UP_SECONDS))
         elif run.limits.seconds is not None:
             left = run.started_at + run.waited + run.limits.seconds - self.setup.clock.now()
         self._scope = asyncio.timeout(left)

@@ -18,7 +18,8 @@ from msgspec import Struct
 from treadle.asking import consult
 from treadle.errors import BadInput, NotFound
 from treadle.events import AnyFact, CallFinished, MessageReceived, ModelReplied, RunFinished, RunStarted, TurnStarted
-from treadle.knowledge.skills import FILE, read_skill, triggered
+from treadle.knowledge.base import Skill
+from treadle.knowledge.skills import FILE, read_skill, read_skills, triggered
 from treadle.library import Library
 from treadle.log.base import SessionQuery
 from treadle.messages import Request, TextPart, UserMessage, text_of, writable
@@ -30,7 +31,7 @@ from treadle.state import State
 OFTEN = 3
 ALIKE = 0.5
 LOOKED_AT = 50
-PROPOSALS = "proposals"
+PROPOSALS, DECLINED = "proposals", "declined"
 _ASK = """\
 You write down how a task is done, for an assistant that will do it again. Below are three runs of the same kind of \
 task. Answer with markdown only: a first line `# a-short-name` in lower case with hyphens, a second line with one \
@@ -75,17 +76,25 @@ class Drafts:
 
 
 async def propose(library: Library, session: Session, setup: Setup) -> Proposal | None:
-    """Draft a skill when what the session was just asked was done twice before and no skill is for it."""
+    """Draft a skill when what the session was just asked was done twice before and no skill is for it.
+
+    Nor one that waits to be accepted, or that was declined: a person is asked once.
+    """
     folder = _folder(library)
     mine = list(done_in(await session.facts()))
-    if not mine or triggered(library.skills, mine[-1].asked):
+    if not mine:
         return None
-    alike = [mine[-1], *(one for one in await _others(session) if _alike(one.asked, mine[-1].asked))][:OFTEN]
+    *before, last = mine
+    library.refresh()  # a skill may have been accepted elsewhere meanwhile
+    if triggered({**library.skills, **_drafted(folder)}, last.asked):
+        return None
+    alike = [last, *(one for one in (*before, *await _others(session)) if _alike(one.asked, last.asked))][:OFTEN]
     if len(alike) < OFTEN or not all(one.calls for one in alike):
         return None
     name, text = _skill(alike, (await consult(setup, _request(alike, session.id))).text)
     target = folder / "skills" / name / FILE
-    if not name or target.exists() or (folder / PROPOSALS / name).exists() or secret_in(text):
+    taken = (target.parent, folder / PROPOSALS / name, folder / DECLINED / name)
+    if not name or any(place.exists() for place in taken) or secret_in(text):
         return None
     _write(folder / PROPOSALS / name / FILE, text)
     return _proposal(name, target, text)
@@ -106,15 +115,22 @@ def accept(library: Library, name: str) -> Path:
     proposal = _named(library, name)
     target = Path(proposal.path)
     _write(target, proposal.text)
-    decline(library, name)
+    shutil.rmtree(_folder(library) / PROPOSALS / name)
     library.refresh()
     return target
 
 
 def decline(library: Library, name: str) -> None:
-    """Throw a proposal away."""
+    """Put a proposal away, so that the same is not drafted again."""
     _named(library, name)
-    shutil.rmtree(_folder(library) / PROPOSALS / name)
+    folder = _folder(library)
+    (folder / DECLINED).mkdir(exist_ok=True)
+    os.replace(folder / PROPOSALS / name, folder / DECLINED / name)
+
+
+def _drafted(folder: Path) -> dict[str, Skill]:
+    """What was drafted before, wherever it is kept now."""
+    return {one.name: one for place in (PROPOSALS, DECLINED) for one in read_skills(folder, (place,), "user")[0]}
 
 
 def done_in(facts: list[AnyFact]) -> Iterator[Done]:
@@ -183,7 +199,8 @@ def _skill(alike: list[Done], written: str) -> tuple[str, str]:
     for one in alike[1:]:
         shared &= _words(one.asked)
     pattern = "*".join(sorted(sorted(shared)[:6], key=alike[0].asked.casefold().find))
-    description = " ".join(first.split())[:500].replace('"', "'").replace("\\", "/")
+    plain = re.sub(r"-{3,}", "–", first).replace('"', "'").replace("\\", "/")  # some readers end at any ---
+    description = " ".join(plain.split())[:500]
     front = f'---\nname: {title}\ndescription: "{description}"\nmetadata:\n  patterns: "{pattern}"\n---\n'
     text = f"{front}{steps.strip() or first}\n"
     skill, problems = read_skill(FILE, text, title, "user")

@@ -13,7 +13,7 @@ from treadle.errors import NotFound
 from treadle.events import Custom
 from treadle.knowledge.skills import triggered
 from treadle.library import AgentOptions, Library
-from treadle.messages import Request
+from treadle.messages import Request, UserMessage
 from treadle.testing import ScriptedModel, call
 
 DRAFT = "# Release Notes!\nWrites the release notes. Use it before a release.\n1. Read the log.\n2. Write notes.\n"
@@ -37,7 +37,7 @@ class Writer(ScriptedModel):
             self.drafts.append(request)
             line: Any = self.draft
         else:
-            line = call("look", what="log") if len(request.messages) == 1 else "Written."
+            line = call("look", what="log") if isinstance(request.messages[-1], UserMessage) else "Written."
         async for event in ScriptedModel(line).stream(request):
             yield event
 
@@ -74,6 +74,17 @@ async def test_the_third_time_a_skill_is_proposed_and_nothing_is_active_yet(tmp_
     assert not triggered(library.skills, "water the garden")
 
 
+async def test_the_public_validator_accepts_a_drafted_skill(tmp_path: Path) -> None:
+    validator = pytest.importorskip("skills_ref.validator", reason="THE VALIDATOR OF SKILLS IS MISSING: skills-ref")
+    draft = (
+        'A "quoted": thing! #1\nDoes it: \'all\' --- & {more} \\ [x] *y.\n1. Read: the log.\n---\n2. Write "notes".\n'
+    )
+    library = await work(tmp_path, Writer(draft), ASKS)
+    [proposal] = proposals(library)
+    assert validator.validate(accept(library, proposal.name).parent) == []
+    assert library.skills[proposal.name].body.endswith('2. Write "notes".') and library.problems == ()
+
+
 async def test_twice_or_different_things_propose_nothing(tmp_path: Path) -> None:
     model = Writer(DRAFT)
     library = await work(tmp_path, model, [*ASKS[:2], "water the garden and feed the cat"])
@@ -92,10 +103,31 @@ async def test_a_bad_draft_is_thrown_away(tmp_path: Path, draft: str) -> None:
     assert proposals(await work(tmp_path, Writer(draft), ASKS)) == []
 
 
-async def test_a_proposal_can_be_declined(tmp_path: Path) -> None:
-    library = await work(tmp_path, Writer(DRAFT), ASKS)
+async def test_three_times_in_one_session_are_three_times(tmp_path: Path) -> None:
+    library = Library(tmp_path, tmp_path / "own")
+    agent = library.agent("default", AgentOptions(Writer(DRAFT), [look]))
+    async with Runtime(":memory:", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        async with runtime.session("default", workspace=tmp_path) as session:
+            for ask in ASKS:
+                await ended(session, ask)
+            await wait_for(session, Custom, lambda fact: fact.name == "treadle.skill_proposed")
+    assert [one.name for one in proposals(library)] == ["release-notes"]
+
+
+async def test_while_a_proposal_waits_nobody_is_asked_for_another(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    library = await work(tmp_path, model, [*ASKS, "write the release notes for version 4"])
+    assert len(model.drafts) == 1 and len(proposals(library)) == 1
+
+
+async def test_a_proposal_can_be_declined_and_is_not_made_again(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    library = await work(tmp_path, model, ASKS)
     decline(library, "release-notes")
     assert proposals(library) == []
+    library = await work(tmp_path, model, ["write the release notes for version 4"])
+    assert proposals(library) == [] and library.skills == {} and len(model.drafts) == 1
     with pytest.raises(NotFound):
         accept(library, "release-notes")
 

@@ -43,6 +43,11 @@ async def test_things_are_remembered_found_and_forgotten() -> None:
             "likes green tea",
             "lives by the sea",
         ]
+        changed = await client.json("PATCH", f"/v1/memory/{made['id']}", {"content": "likes black tea"})
+        assert changed == {**made, "content": "likes black tea"} and changed["session_id"] == ""
+        assert await client.json("GET", "/v1/memory/search?q=green") == []
+        await client.problem("PATCH", f"/v1/memory/{made['id']}", {"content": "password: hunter22-and-more"}, 400)
+        await client.problem("PATCH", "/v1/memory/nothing", {"content": "x"}, 404)
         await client.json("DELETE", "/v1/memory", {"id": made["id"]}, 204)
         await client.problem("DELETE", f"/v1/memory/{made['id']}", status=404)
         await client.problem("GET", "/v1/memory/search", status=422)
@@ -57,10 +62,14 @@ async def test_the_skills_of_the_operators_folder_are_listed(tmp_path: Path) -> 
     agent, _ = agent_of()
     async with served(agent, roots=(tmp_path,)) as client:
         assert await client.json("GET", "/v1/skills") == []
-    agent.knowledge = Library(tmp_path).agent().knowledge
+    agent.knowledge = Library(tmp_path, tmp_path / "own").agent().knowledge
     async with served(agent, roots=(tmp_path,)) as client:
         found = {skill["id"]: skill for skill in await client.json("GET", "/v1/skills")}
         assert found["review"]["description"] == "Review code." and found["review"]["triggers"] == ["review"]
+        off = await client.json("PATCH", "/v1/skills/review", {"enabled": False})
+        assert off == {**found["review"], "enabled": False} and await client.json("GET", "/v1/skills") == [off]
+        assert (await client.json("PATCH", "/v1/skills/review", {"enabled": True}))["enabled"]
+        await client.problem("PATCH", "/v1/skills/nothing", {"enabled": True}, 404)
 
 
 async def test_a_model_is_loaded_and_unloaded() -> None:

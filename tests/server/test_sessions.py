@@ -60,6 +60,8 @@ async def test_sessions_are_made_listed_renamed_looked_at_and_deleted() -> None:
         await client.send(first, "hi")
         detail = await client.json("GET", f"/v1/sessions/{first}")
         assert [(m["role"], m["content"]) for m in detail["messages"]] == [("user", "hi"), ("assistant", "hello")]
+        parts = {name: detail["context"][name] for name in ("system", "tools", "skills", "files", "history")}
+        assert sum(parts.values()) == detail["context"]["used"] and parts["history"] > 0
         assert (await client.json("GET", "/v1/sessions?status=answered"))["sessions"][0]["id"] == first
         await client.json("DELETE", f"/v1/sessions/{first}", status=204)
         await client.problem("GET", f"/v1/sessions/{first}", status=404)

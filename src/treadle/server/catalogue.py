@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from treadle.errors import NotFound, TreadleError
+from treadle.library import FileKnowledge
 from treadle.log.base import LONGEST_MEMORY, Memory, MemoryKind
 from treadle.server.service import Sender, Service, TheService, Viewer
 from treadle.server.views import Body
@@ -30,6 +31,11 @@ class SkillView(BaseModel):
     description: str
     triggers: list[str]
     origin: str
+    enabled: bool
+
+
+class SkillSwitch(Body):
+    enabled: bool
 
 
 class AgentView(BaseModel):
@@ -67,23 +73,38 @@ class ModelName(Body):
 
 
 class MemoryView(BaseModel):
-    """Something that is remembered; `scope` is the workspace where it holds, or empty: then it holds anywhere."""
+    """Something that is remembered. `scope` is the workspace where it holds, or empty: then it holds anywhere.
+
+    `session_id` is the session it comes from, empty where a person noted it.
+    """
 
     id: str
     content: str
     kind: MemoryKind
     scope: str
+    session_id: str
     created_at: float
 
     @classmethod
     def of(cls, memory: Memory) -> MemoryView:
-        return cls(id=memory.id, content=memory.text, kind=memory.kind, scope=memory.scope, created_at=memory.at)
+        return cls(
+            id=memory.id,
+            content=memory.text,
+            kind=memory.kind,
+            scope=memory.scope,
+            session_id=memory.session_id,
+            created_at=memory.at,
+        )
 
 
 class NewMemory(Body):
     content: str = Field(min_length=1, max_length=LONGEST_MEMORY)
     kind: MemoryKind = "fact"
     scope: str = Field("", max_length=4000)
+
+
+class MemoryText(Body):
+    content: str = Field(min_length=1, max_length=LONGEST_MEMORY)
 
 
 class MemoryName(Body):
@@ -114,8 +135,21 @@ async def skills(service: TheService, token: Viewer) -> list[SkillView]:
             continue
         for name, skill in agent.knowledge.skills(workspace).items():
             triggers = [*skill.keywords, *skill.patterns, *(["always"] if skill.always else [])]
-            found[name] = SkillView(id=name, description=skill.description, triggers=triggers, origin=skill.origin)
+            found[name] = SkillView(
+                id=name, description=skill.description, triggers=triggers, origin=skill.origin, enabled=skill.enabled
+            )
     return list(found.values())
+
+
+@router.patch("/skills/{skill_id}")
+async def switch_skill(service: TheService, token: Sender, skill_id: str, body: SkillSwitch) -> SkillView:
+    """Enable or disable a skill, in every workspace of this server's user."""
+    if skill_id not in {skill.id for skill in await skills(service, token)}:
+        raise NotFound(f"there is no skill {skill_id[:200]!r} here; GET /v1/skills lists them")
+    for agent in service.runtime.agents.values():
+        if isinstance(agent.knowledge, FileKnowledge):
+            agent.knowledge.switch(skill_id, on=body.enabled)
+    return next(skill for skill in await skills(service, token) if skill.id == skill_id)
 
 
 @router.get("/agents")
@@ -220,6 +254,12 @@ async def remember(service: TheService, token: Sender, body: NewMemory) -> Memor
     """Keep something beyond a session. What looks like a secret is refused."""
     memory = Memory(text=body.content, kind=body.kind, scope=body.scope)
     return MemoryView.of(await service.runtime.log.memories.add(memory))
+
+
+@router.patch("/memory/{memory_id}")
+async def correct(service: TheService, token: Sender, memory_id: str, body: MemoryText) -> MemoryView:
+    """Change the text of one thing. What looks like a secret is refused."""
+    return MemoryView.of(await service.runtime.log.memories.edit(memory_id, body.content))
 
 
 @router.delete("/memory", status_code=204)

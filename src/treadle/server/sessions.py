@@ -14,7 +14,7 @@ from treadle.dialects.chat_rpc import ChatRpcDialect
 from treadle.dialects.frames import FramesDialect
 from treadle.dialects.loop import LoopDialect
 from treadle.dialects.wire import WireDialect
-from treadle.errors import BadInput
+from treadle.errors import BadInput, TreadleError
 from treadle.events import MessageReceived, SessionConfigured, encode
 from treadle.log.base import SessionQuery, Status
 from treadle.server.follow import Following, settled
@@ -28,6 +28,7 @@ from treadle.server.views import (
     Cancelled,
     ChangeSession,
     Compacted,
+    ContextView,
     ForkAt,
     GoOn,
     NewMessage,
@@ -92,7 +93,7 @@ async def create_session(service: TheService, token: Sender, body: NewSession) -
 
 @router.get("/sessions/{session_id}")
 async def get_session(service: TheService, token: Viewer, session_id: str) -> SessionDetail:
-    """A session with what was said in it and what it waits for."""
+    """A session with what was said in it, what it waits for, and what fills its model's window."""
     info = await service.runtime.log.info(session_id)
     session = await service.session(session_id)
     state = await session.state()
@@ -101,7 +102,15 @@ async def get_session(service: TheService, token: Viewer, session_id: str) -> Se
         model=state.model or (state.created.model if state.created is not None else ""),
         messages=messages_of(await session.facts()),
         pending=[Pending.of(session_id, question) for question in state.pending],
+        context=await _context(session),
     )
+
+
+async def _context(session: Session) -> ContextView | None:
+    try:
+        return ContextView.of(await session.context())
+    except TreadleError:  # its model has no key here any more, say: what was said can be read all the same
+        return None
 
 
 @router.patch("/sessions/{session_id}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from msgspec import structs
 from pydantic import BaseModel, ConfigDict, Field
 
 from treadle import ApprovalRequested, FilePart, Grant, ImagePart, InputRequested, Limits, RunFinished, TextPart
+from treadle.compaction import Breakdown
 from treadle.dialects.base import approval_id
 from treadle.errors import BadInput
 from treadle.events import AnyFact, MessageReceived, ModelReplied
@@ -209,12 +211,31 @@ class MessageView(BaseModel):
     seq: int
 
 
+class ContextView(BaseModel):
+    """What fills the model's window, in tokens; `window` and `free` are null where the window is unknown."""
+
+    window: int | None
+    used: int
+    system: int
+    tools: int
+    skills: int
+    files: int
+    history: int
+    free: int | None
+    estimated: bool
+
+    @classmethod
+    def of(cls, found: Breakdown) -> ContextView:
+        return cls(**structs.asdict(found))
+
+
 class SessionDetail(SessionView):
-    """A session with what was said in it and what it waits for."""
+    """A session with what was said in it and what it waits for; no `context` where its model cannot be had."""
 
     model: str = ""
     messages: list[MessageView] = Field(default_factory=list[MessageView])
     pending: list[Pending] = Field(default_factory=list[Pending])
+    context: ContextView | None = None
 
 
 def messages_of(facts: list[AnyFact]) -> list[MessageView]:

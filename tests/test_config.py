@@ -104,6 +104,7 @@ def test_commands_reach_the_hosts_that_the_user_names(home: Path) -> None:
         'store = "stolen.db"',
         'system_prompt = "obey"',
         "web = true",
+        "skill_autogen = true",
         'network = ["*"]',
         'always = ["*"]',
         "max_turns = 51",

@@ -22,6 +22,7 @@ from treadle.messages import Json
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
+    from treadle.library import Library
     from treadle.log.base import Log, SessionInfo
     from treadle.models.base import Model
     from treadle.tools.base import Tool
@@ -71,6 +72,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     notify: Literal["auto", "bell", "osc9", "off"] = "auto"
     notify_after: float = 20.0
     auto_name: bool = True
+    skill_autogen: bool = False
     mcp: dict[str, dict[str, Json]] = {}
 
     @property
@@ -315,6 +317,7 @@ class Built(Struct, frozen=True):
     """The agents of a workspace and its user on these settings, and what is wrong with files that describe them."""
 
     agents: dict[str, Agent]
+    library: Library
     problems: tuple[str, ...] = ()
 
 
@@ -340,7 +343,7 @@ def build_agents(settings: Settings, model: Model, more: Sequence[Tool] = ()) ->
             problems.append(f"agent {agent.name} is left out: {error}")
         else:
             agents[agent.name] = agent
-    return Built(agents, tuple(problems))
+    return Built(agents, library, tuple(problems))
 
 
 @asynccontextmanager

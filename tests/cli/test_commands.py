@@ -211,8 +211,26 @@ async def test_tools_agents_skills_and_memory_are_shown(place: Place) -> None:
     assert "How to greet." in (await place.quick("skills")).out
     added = await place.quick("memory", "add", "Releases are cut on Mondays.")
     assert "Mondays" in (await place.quick("memory", "search", "releases")).out
+    assert (await place.quick("memory", "edit", added.out.strip(), "Releases are cut on Fridays.")).code == 0
+    assert "you" in (listed := (await place.quick("memory")).out) and "Fridays" in listed and "Mondays" not in listed
     assert (await place.quick("memory", "forget", added.out.strip())).code == 0
     assert (await place.quick("memory")).out == ""
+
+
+async def test_a_drafted_skill_is_looked_at_and_accepted_or_declined(place: Place) -> None:
+    own = place.home / ".config/treadle"
+    for name in ("notes", "taste"):
+        (own / "proposals" / name).mkdir(parents=True)
+        (own / "proposals" / name / "SKILL.md").write_text(f"---\nname: {name}\ndescription: d\n---\nDo it.\n")
+    shown = await place.quick("skills", "proposals")
+    assert "+Do it." in shown.out and "treadle skills accept notes" in shown.err
+    assert "notes" not in (listed := await place.quick("skills")).out and "2 drafted" in listed.err
+    assert (await place.quick("skills", "accept", "notes")).code == 0
+    assert (await place.quick("skills", "decline", "taste")).code == 0
+    assert (await place.quick("skills", "accept", "taste")).code == 2
+    assert (
+        "notes" in (await place.quick("skills")).out and "taste" not in (await place.quick("skills", "proposals")).out
+    )
 
 
 @needs_sandbox

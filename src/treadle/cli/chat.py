@@ -21,6 +21,7 @@ from treadle.cli.slash import COMMANDS, obey
 from treadle.cli.stage import Bell, Stage
 from treadle.cli.text import harmless, is_terminal, note, styled
 from treadle.config import data_folder, open_store
+from treadle.drafting import Drafts
 from treadle.errors import BadInput, Conflict, TreadleError
 from treadle.events import MessageReceived, RunFinished, RunRequested
 from treadle.log.base import SessionQuery
@@ -103,6 +104,8 @@ class Chat:
         self.screen.asks_here = True
         if opened_.settings.auto_name:
             opened_.runtime.after_answer.append(name_session)
+        if opened_.settings.skill_autogen:
+            opened_.runtime.after_answer.append(Drafts(opened_.library))
         self._bell = Bell(sys.stdout, opened_.settings.notify, opened_.settings.notify_after)
         self._driver: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[RunFinished | None] | None = None

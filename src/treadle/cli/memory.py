@@ -1,4 +1,4 @@
-"""`treadle memory`: what agents remember from one session to the next; to look at, add to and forget."""
+"""`treadle memory`: what agents remember from one session to the next; to look at, add to, correct and forget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ EXAMPLES = """\
   treadle memory list
   treadle memory search "tabs or spaces"
   treadle memory add "Releases are cut on Mondays." --kind procedure
-  treadle memory forget m_3f2a"""
+  treadle memory edit mem_3f2a "Releases are cut on Fridays."
+  treadle memory forget mem_3f2a"""
 
 
 def parser() -> Parser:
@@ -29,6 +30,9 @@ def parser() -> Parser:
     add.add_argument("text")
     add.add_argument("--kind", choices=("fact", "preference", "procedure"), default="fact")
     add.add_argument("--everywhere", action="store_true", help="not only in this workspace")
+    edit = kinds.add_parser("edit", help="by id")
+    edit.add_argument("id")
+    edit.add_argument("text")
     kinds.add_parser("forget", help="by id").add_argument("id")
     for one in kinds.choices.values():
         one.add_argument("--workspace", metavar="DIR", help="default: this folder")
@@ -55,6 +59,8 @@ async def _do(args: argparse.Namespace, memories: Memories, folder: str) -> None
         case "add":
             kept = await memories.add(Memory(args.text, args.kind, "" if args.everywhere else folder))
             say(kept.id)
+        case "edit":
+            note(f"{(await memories.edit(args.id, args.text)).id} is changed")
         case "forget":
             await memories.delete(args.id)
             note(f"forgot {args.id}")
@@ -68,6 +74,10 @@ def _print(found: list[Memory]) -> None:
     if not found:
         note("nothing is remembered")
         return
-    rows = [[one.id, one.kind, "here" if one.scope else "everywhere", ago(one.at), one.text] for one in found]
-    for line in table(rows, ["id", "kind", "where", "age", "what"], columns() if is_terminal(sys.stdout) else 0):
+    rows = [
+        [one.id, one.kind, "here" if one.scope else "everywhere", one.session_id[:8] or "you", ago(one.at), one.text]
+        for one in found
+    ]
+    titles = ["id", "kind", "where", "from", "age", "what"]
+    for line in table(rows, titles, columns() if is_terminal(sys.stdout) else 0):
         say(line)

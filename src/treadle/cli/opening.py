@@ -15,6 +15,7 @@ from treadle.cli.options import settings_of
 from treadle.config import Built, Loaded, Settings, build_agents, choose_model, mcp_tools, open_store
 from treadle.errors import BadInput, NotFound
 from treadle.events import SessionCreated
+from treadle.library import Library
 from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
 from treadle.secrets import shut_away
@@ -30,6 +31,7 @@ class Opened:
     runtime: Runtime
     agent: Agent
     settings: Settings
+    library: Library
     notes: tuple[str, ...]
     fresh: bool
 
@@ -81,7 +83,7 @@ async def _running(
             ):
                 if info is not None and settings.agent and settings.agent != info.agent:
                     await session.configure(agent=settings.agent)
-                yield Opened(session, runtime, agent, settings, tuple(notes), info is None)
+                yield Opened(session, runtime, agent, settings, built.library, tuple(notes), info is None)
     finally:
         close = getattr(model, "close", None)
         if close is not None:

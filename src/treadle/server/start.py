@@ -10,6 +10,7 @@ from pathlib import Path
 
 from treadle import Runtime
 from treadle.config import Settings, build_agents, choose_model, data_folder, mcp_tools, open_store
+from treadle.drafting import Drafts
 from treadle.errors import BadInput
 from treadle.naming import name_session
 from treadle.server.app import create_app
@@ -50,6 +51,8 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
             runtime = Runtime(log, list(built.agents.values()), grace=options.grace)
             if settings.auto_name:
                 runtime.after_answer.append(name_session)
+            if settings.skill_autogen:
+                runtime.after_answer.append(Drafts(built.library))
             app = create_app(runtime, config)
 
             def started(address: str) -> None:
@@ -82,6 +85,7 @@ def _config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConf
         roots=tuple(Path(root).expanduser().resolve() for root in options.roots) or (settings.folder,),
         models=tuple(options.models),
         agent=settings.agent or "default",
+        skill_autogen=settings.skill_autogen,
     )
     return file, config
 

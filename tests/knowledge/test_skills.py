@@ -53,6 +53,25 @@ def test_a_skill_of_the_public_format_is_read_with_triggers_in_its_metadata() ->
     assert {line.partition(":")[0] for line in front.splitlines() if re.match(r"\w", line)} <= SPEC_FIELDS
 
 
+def test_the_public_validator_and_we_agree(tmp_path: Path) -> None:
+    validator = pytest.importorskip("skills_ref.validator", reason="THE VALIDATOR OF SKILLS IS MISSING: skills-ref")
+    fronts = {
+        "deploy": DEPLOY.split("---")[1],
+        "größe-2": "name: größe-2\ndescription: d",
+        "Upper": "name: Upper\ndescription: d",
+        "a--b": "name: a--b\ndescription: d",
+        "other": "name: another\ndescription: d",
+        "nothing": "name: nothing",
+        "long": f"name: long\ndescription: {'x' * 1025}",
+        "snake_case": "name: snake_case\ndescription: d",
+    }
+    for folder, front in fronts.items():
+        text = f"---\n{front.strip()}\n---\nB"
+        write(tmp_path, f"{folder}/SKILL.md", text)
+        skill, _ = read_skill(f"{folder}/SKILL.md", text, folder, "user")
+        assert (skill is not None) == (validator.validate(tmp_path / folder) == []), folder
+
+
 def test_triggers_as_a_field_of_their_own_are_read_too() -> None:
     text = "---\nname: s\ndescription: d\ntriggers:\n  keywords: [a, b]\n  patterns: ['x*y']\n  always: true\n---\nB"
     skill, problems = read_skill("s/SKILL.md", text, "s", "user")

@@ -10,10 +10,37 @@ from tests.dialects import recordings
 from tests.dialects.recordings import SCENARIOS, finished_ids, stored
 from treadle.dialects.base import encode
 from treadle.dialects.loop import NAMES, LoopDialect
-from treadle.events import Event
+from treadle.events import Event, Limits, ModelReplied, RunFinished, RunStarted, TurnStarted
 
 Scenario = Callable[[], Awaitable[list[Event]]]
 every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+
+
+FIELDS = {
+    "loop_started": {"session_id", "config"},
+    "iteration_started": {"iteration"},
+    "iteration_completed": {"iteration", "outcome"},
+    "loop_completed": {"summary"},
+    "token_generated": {"token"},
+    "generation_completed": {"content", "tokens"},
+    "tool_call_detected": {"call_id", "tool"},
+    "tool_execution_started": {"call_id", "tool"},
+    "tool_execution_completed": {"call_id", "result"},
+    "tool_approval_required": {"call_id", "tool"},
+    "meta_signal_detected": {"signal"},
+    "context_compressed": {"strategy", "saved_tokens"},
+    "error": {"message", "recoverable"},
+}
+SUMMARY = {
+    "termination",
+    "iterations_completed",
+    "tool_calls_made",
+    "tokens_generated",
+    "wall_time",
+    "partial_answer",
+    "can_resume",
+    "continuation_token",
+}
 
 
 def told(events: list[Event]) -> list[dict[str, Any]]:
@@ -51,7 +78,8 @@ def accept(sent: list[dict[str, Any]]) -> None:
                 assert set(data["result"]) == {"status", "data"}
                 completed.add(data["call_id"])
             case "replied" | "inside", "iteration_completed":
-                assert data["iteration"] == iteration and detected == completed
+                assert data["iteration"] == iteration
+                assert detected == completed or data["outcome"] == "interrupted"
                 state = "between"
             case "between", "error":
                 assert not data["recoverable"]
@@ -110,6 +138,51 @@ async def test_the_answer_and_its_confidence_are_in_the_summary() -> None:
     assert summary["termination"]["answer"] == "42"
     assert summary["termination"]["confidence"] == 0.9
     assert summary["iterations_completed"] == 1 and summary["tool_calls_made"] == 0
+
+
+async def test_an_answer_without_confidence_says_so_and_what_is_no_answer_has_neither() -> None:
+    termination = told(await recordings.a_plain_answer())[-1]["data"]["summary"]["termination"]
+    assert termination["answer"] and termination["confidence"] is None
+    for scenario in (recordings.yielding, recordings.being_stuck, recordings.a_turn_limit, recordings.a_failure):
+        termination = told(await scenario())[-1]["data"]["summary"]["termination"]
+        assert not {"answer", "confidence"} & set(termination)
+
+
+def test_a_run_that_ends_well_without_words_is_a_task_that_is_complete() -> None:
+    events: list[Event] = [
+        RunStarted(run_id="run_1", limits=Limits(), seq=1, at=10.0),
+        TurnStarted(turn=1, seq=2, at=10.0),
+        ModelReplied(seq=3, at=11.5),
+        RunFinished(run_id="run_1", reason="answered", turns=1, seq=4, at=12.5),
+    ]
+    sent = told(events)
+    accept(sent)
+    assert sent[-1]["data"]["summary"]["termination"]["reason"] == "task_complete"
+    assert sent[-1]["data"]["summary"]["wall_time"] == 2.5
+
+
+@every_scenario
+async def test_every_event_has_the_fields_that_clients_were_promised(scenario: Scenario) -> None:
+    for one in told(await scenario()):
+        assert set(one) == {"event", "data"} and FIELDS[one["event"]] <= set(one["data"])
+        if one["event"] == "loop_completed":
+            assert set(one["data"]["summary"]) == SUMMARY
+
+
+@every_scenario
+async def test_a_stream_that_the_servers_leaving_cuts_short_has_an_end_all_the_same(scenario: Scenario) -> None:
+    events = await scenario()
+    first = next(place for place, event in enumerate(events) if isinstance(event, RunStarted))
+    for cut in range(first + 1, len(events)):
+        dialect = LoopDialect()
+        sent = [json.loads(encode(frame)) for event in events[:cut] for frame in dialect.feed(event)]
+        if sent[-1]["event"] == "loop_completed":
+            continue
+        sent += [json.loads(encode(frame)) for frame in dialect.leave()]
+        accept(sent)
+        summary = sent[-1]["data"]["summary"]
+        assert set(summary) == SUMMARY and summary["can_resume"]
+        assert summary["termination"]["reason"] == "system_shutdown"
 
 
 async def test_the_first_event_has_the_session_and_its_limits() -> None:

@@ -99,6 +99,14 @@ async def test_usage_has_the_tokens_and_the_window() -> None:
     assert (usage["tokens_used"], usage["ctx_used"], usage["ctx_max"]) == (3, 10, 8192)
 
 
+async def test_a_complete_reply_has_its_times_its_model_and_what_it_used() -> None:
+    frames = told(await recordings.a_plain_answer())
+    (reply,) = [frame for frame in frames if frame["type"] == "message_complete" and frame["role"] == "assistant"]
+    assert (reply["tokens_used"], reply["ctx_used"], reply["ctx_max"]) == (3, 10, 8192)
+    assert 0 < reply["started_at"] <= reply["finished_at"]
+    assert reply["model"] == "scripted" and reply["reason"] == "stop"
+
+
 async def test_a_rewind_deletes_what_came_after() -> None:
     events = await recordings.a_plain_answer()
     message = next(event for event in events if isinstance(event, MessageReceived))

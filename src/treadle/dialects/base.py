@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from treadle.events import CallFinished, Event
+from treadle.events import ApprovalRequested, CallFinished, Event, InputRequested
+from treadle.messages import Json
 
 _encoder = msgspec.json.Encoder()
 
@@ -40,6 +41,26 @@ def summary_of(output: str, most: int = 500) -> str:
 def is_rejected(fact: CallFinished) -> bool:
     """Whether the call was not let run, by a person, the policy or a budget."""
     return fact.status in ("denied", "refused")
+
+
+class Asked(NamedTuple):
+    """What a person is asked, whether for leave or, where there are `questions`, for words."""
+
+    tool: str
+    arguments: dict[str, Json]
+    safety: str = ""
+    why: str = ""
+    rule: str = ""
+    digest: str = ""
+    questions: tuple[str, ...] = ()
+
+
+def asked(fact: ApprovalRequested | InputRequested) -> Asked:
+    """A question as dialects with one form for both kinds tell it."""
+    if isinstance(fact, InputRequested):
+        questions = tuple(question.text for question in fact.questions)
+        return Asked("ask_user", {}, why="the model asks", questions=questions)
+    return Asked(fact.tool, fact.arguments, fact.safety, fact.why, fact.rule, fact.digest)
 
 
 def approval_id(session_id: str, call_id: str) -> str:

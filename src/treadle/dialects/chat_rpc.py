@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from treadle.dialects.base import approval_id
+from treadle.dialects.base import approval_id, asked
 from treadle.events import (
     LIMIT_REASONS,
     ApprovalRequested,
@@ -136,21 +136,18 @@ class ChatRpcDialect:
 
     def _pending(self, fact: ApprovalRequested | InputRequested) -> ApprovalPending:
         name = approval_id(self._session_id, fact.call_id)
-        if isinstance(fact, InputRequested):
-            questions = tuple(one.text for one in fact.questions)
-            return ApprovalPending(
-                self._session_id, name, fact.call_id, "ask_user", {}, expires_at=fact.expires_at, questions=questions
-            )
+        what = asked(fact)
         return ApprovalPending(
             self._session_id,
             name,
             fact.call_id,
-            fact.tool,
-            fact.arguments,
-            safety=fact.safety,
-            why=fact.why,
-            digest=fact.digest,
-            expires_at=fact.expires_at,
+            what.tool,
+            what.arguments,
+            what.safety,
+            what.why,
+            what.digest,
+            fact.expires_at,
+            what.questions,
         )
 
 

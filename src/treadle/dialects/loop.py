@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from treadle.dialects.base import asked
 from treadle.events import (
     ApprovalRequested,
     CallFinished,
@@ -19,6 +20,7 @@ from treadle.events import (
     ContextCompacted,
     EndReason,
     Event,
+    Fact,
     Grant,
     InputRequested,
     Limits,
@@ -32,6 +34,8 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Json
+
+Outcome: TypeAlias = Literal["continue", "answer", "yielded", "stuck", "limit", "cancelled", "failed", "interrupted"]
 
 
 class LoopEvent(Struct, frozen=True, omit_defaults=True):
@@ -66,7 +70,7 @@ class IterationStarted(LoopEvent, frozen=True):
 
 class IterationCompleted(LoopEvent, frozen=True):
     iteration: int
-    outcome: Literal["continue", "answer", "yielded", "stuck", "limit", "cancelled", "failed"]
+    outcome: Outcome
 
 
 class TokenGenerated(LoopEvent, frozen=True):
@@ -137,13 +141,16 @@ class Error(LoopEvent, frozen=True):
 
 
 class Termination(Struct, frozen=True, omit_defaults=True):
-    """Why the loop ended. `detail` is the ending as our own log names it."""
+    """Why the loop ended. `detail` is the ending as our own log names it; empty where the log has none yet.
+
+    `answer` and `confidence` are there with `answer_provided`, which has no confidence (null) where none was told.
+    """
 
     kind: Literal["natural", "resource", "external", "error"]
     reason: str
     detail: str
-    answer: str = ""
-    confidence: float | None = None
+    answer: str | UnsetType = UNSET
+    confidence: float | UnsetType | None = UNSET
     message: str = ""
 
 
@@ -186,7 +193,6 @@ class Envelope(Struct, frozen=True):
     data: LoopEvent
 
 
-Outcome: TypeAlias = Literal["continue", "answer", "yielded", "stuck", "limit", "cancelled", "failed"]
 _OUTCOMES: dict[EndReason, Outcome] = {
     "answered": "answer",
     "yielded": "yielded",
@@ -202,7 +208,7 @@ _RESOURCES: dict[EndReason, str] = {
     "call_limit": "tool_call_limit_reached",
     "doom_loop": "tool_call_limit_reached",
 }
-_EXTERNAL = {"operator": "operator_terminated", "shutdown": "system_shutdown"}
+GOES_ON = "the server is shutting down; the run is not lost, it goes on when the server is started again"
 
 
 class LoopDialect:
@@ -212,18 +218,22 @@ class LoopDialect:
         self._created = created
         self._iteration = 0
         self._open = False
-        self._started_at = 0.0
+        self._started_at = self._latest = 0.0
+        self._calls = self._tokens = 0
         self._cancelled_by = ""
 
     def feed(self, event: Event) -> Sequence[Envelope]:
         """The loop events that one of ours amounts to."""
         if type(event) is TextDelta:  # nearly all events are this one
             return (_sent(TokenGenerated(event.text)),)
+        if isinstance(event, Fact):
+            self._latest = event.at
         match event:
             case SessionCreated():
                 self._created = event
             case RunStarted():
                 self._started_at, self._iteration, self._cancelled_by = event.at, 0, ""
+                self._calls = self._tokens = 0
                 return (_sent(self._loop_started(event)),)
             case TurnStarted():
                 closing = self._close("continue")
@@ -234,8 +244,35 @@ class LoopDialect:
             case RunFinished():
                 return self._finished(event)
             case _:
+                self._count(event)
                 return tuple(_sent(one) for one in _plain(event))
         return ()
+
+    def leave(self) -> Sequence[Envelope]:
+        """The end of a stream whose run is not over, because the server shuts down: it goes on by itself later."""
+        summary = LoopSummary(
+            termination=Termination("external", "system_shutdown", "", message=GOES_ON),
+            iterations_completed=max(0, self._iteration - self._open),
+            tool_calls_made=self._calls,
+            tokens_generated=self._tokens,
+            wall_time=self._wall_time(self._latest),
+            partial_answer=None,
+            can_resume=True,
+            continuation_token=None,
+        )
+        return (*self._close("interrupted"), _sent(LoopCompleted(summary)))
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case ModelReplied():
+                self._tokens += event.usage.output_tokens
+            case CallStarted() if event.attempt == 1:
+                self._calls += 1
+            case _:
+                pass
+
+    def _wall_time(self, now: float) -> float:
+        return round(max(0.0, now - self._started_at), 3) if self._started_at else 0.0
 
     def _loop_started(self, fact: RunStarted) -> LoopStarted:
         created = self._created
@@ -269,7 +306,7 @@ class LoopDialect:
             iterations_completed=fact.turns,
             tool_calls_made=fact.calls,
             tokens_generated=fact.usage.output_tokens,
-            wall_time=round(max(0.0, fact.at - self._started_at), 3) if self._started_at else 0.0,
+            wall_time=self._wall_time(fact.at),
             partial_answer=None if fact.reason == "answered" else fact.answer or None,
             can_resume=fact.can_continue,
             continuation_token=continuation_token(self._session_id, fact) if fact.can_continue else None,
@@ -278,6 +315,8 @@ class LoopDialect:
 
     def _termination(self, fact: RunFinished) -> Termination:
         match fact.reason:
+            case "answered" if not fact.answer:
+                return Termination("natural", "task_complete", "answered")
             case "answered":
                 return Termination("natural", "answer_provided", "answered", fact.answer, fact.confidence)
             case "yielded":
@@ -285,7 +324,7 @@ class LoopDialect:
             case "stuck":
                 return Termination("natural", "agent_stuck", "stuck", message=fact.error)
             case "cancelled":
-                reason = _EXTERNAL.get(self._cancelled_by, "client_cancelled")
+                reason = "operator_terminated" if self._cancelled_by == "operator" else "client_cancelled"
                 return Termination("external", reason, "cancelled", message=fact.error)
             case "failed":
                 return Termination("error", "failed", "failed", message=fact.error)
@@ -341,20 +380,17 @@ def _failure(fact: ModelFailed) -> Sequence[LoopEvent]:
 
 
 def _question(fact: ApprovalRequested | InputRequested) -> ToolApprovalRequired:
-    if isinstance(fact, InputRequested):
-        questions = tuple(question.text for question in fact.questions)
-        return ToolApprovalRequired(
-            fact.call_id, "ask_user", {}, questions=questions, expires_at=fact.expires_at, why="the model asks"
-        )
+    what = asked(fact)
     return ToolApprovalRequired(
         fact.call_id,
-        fact.tool,
-        fact.arguments,
-        safety=fact.safety,
-        why=fact.why,
-        rule=fact.rule,
-        digest=fact.digest,
-        expires_at=fact.expires_at,
+        what.tool,
+        what.arguments,
+        what.safety,
+        what.why,
+        what.rule,
+        what.digest,
+        fact.expires_at,
+        what.questions,
     )
 
 

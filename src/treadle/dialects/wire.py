@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import field
 
-from treadle.dialects.base import Frame, approval_id
+from treadle.dialects.base import Frame, approval_id, asked
 from treadle.events import (
     ApprovalAnswered,
     ApprovalRequested,
@@ -86,6 +86,9 @@ class MessageComplete(Frame, frozen=True, tag="message_complete"):
     finished_at: float
     reasoning: str = ""
     model: str = ""
+    tokens_used: int | None = None
+    ctx_used: int | None = None
+    ctx_max: int | None = None
     metadata: dict[str, Json] = field(default_factory=dict[str, Json])
 
 
@@ -226,6 +229,8 @@ class WireDialect:
         before = () if self._open else (self._start(fact.seq, fact.at),)
         message_id, self._open = self._open, ""
         calls = [ToolCall(message_id, call.id, call.tool, call.arguments) for call in fact.calls]
+        usage = fact.usage
+        ctx_used = usage.input_tokens + usage.output_tokens
         complete = MessageComplete(
             message_id,
             "assistant",
@@ -235,11 +240,11 @@ class WireDialect:
             fact.at,
             reasoning=fact.reasoning,
             model=fact.model,
+            tokens_used=usage.output_tokens,
+            ctx_used=ctx_used,
+            ctx_max=self._window,
         )
-        usage = fact.usage
-        used = UsageFrame(
-            message_id, usage.output_tokens, usage.input_tokens + usage.output_tokens, self._window, usage.cost
-        )
+        used = UsageFrame(message_id, usage.output_tokens, ctx_used, self._window, usage.cost)
         return (*before, *calls, complete, used)
 
     def _failed(self, fact: ModelFailed) -> Sequence[Frame]:
@@ -275,22 +280,19 @@ class WireDialect:
 
     def _question(self, fact: ApprovalRequested | InputRequested) -> Frame:
         name = approval_id(self._session_id, fact.call_id)
-        if isinstance(fact, InputRequested):
-            questions = tuple(one.text for one in fact.questions)
-            return ApprovalRequest(
-                name, self._last, fact.call_id, "ask_user", {}, questions=questions, expires_at=fact.expires_at
-            )
+        what = asked(fact)
         return ApprovalRequest(
             name,
             self._last,
             fact.call_id,
-            fact.tool,
-            fact.arguments,
-            safety=fact.safety,
-            why=fact.why,
-            rule=fact.rule,
-            digest=fact.digest,
-            expires_at=fact.expires_at,
+            what.tool,
+            what.arguments,
+            what.safety,
+            what.why,
+            what.rule,
+            what.digest,
+            fact.expires_at,
+            what.questions,
         )
 
     def _finished(self, fact: RunFinished) -> Sequence[Frame]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 
 from treadle import Answer, Session
@@ -108,7 +108,7 @@ async def get_session(service: TheService, token: Viewer, session_id: str) -> Se
 
 async def _context(session: Session) -> ContextView | None:
     try:
-        return ContextView.of(await session.context())
+        return ContextView(**asdict(await session.context()))
     except TreadleError:  # its model has no key here any more, say: what was said can be read all the same
         return None
 

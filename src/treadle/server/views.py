@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import structs
 from pydantic import BaseModel, ConfigDict, Field
 
 from treadle import ApprovalRequested, FilePart, Grant, ImagePart, InputRequested, Limits, RunFinished, TextPart
-from treadle.compaction import Breakdown
 from treadle.dialects.base import approval_id
 from treadle.errors import BadInput
 from treadle.events import AnyFact, MessageReceived, ModelReplied
@@ -223,10 +221,6 @@ class ContextView(BaseModel):
     history: int
     free: int | None
     estimated: bool
-
-    @classmethod
-    def of(cls, found: Breakdown) -> ContextView:
-        return cls(**structs.asdict(found))
 
 
 class SessionDetail(SessionView):

@@ -111,6 +111,11 @@ async def test_health_is_always_there_and_readiness_says_what_is_missing() -> No
     async with served(agent) as client:
         assert await client.json("GET", "/health") == {"status": "ok"}
         assert await client.json("GET", "/ready") == {"ready": True, "problems": {}}
+        await client.json("POST", "/v1/models/unload", {"model": "scripted"})
+        problems = (await client.json("GET", "/ready", status=503))["problems"]
+        assert problems == {"model scripted": "is not loaded"}
+        await client.json("POST", "/v1/models/load", {"model": "scripted"})
+        assert (await client.json("GET", "/ready"))["ready"]
     async with served(lost) as client:
         problems = (await client.json("GET", "/ready", status=503))["problems"]
         assert problems == {"model m": "cannot be reached"}

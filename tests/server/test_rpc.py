@@ -1,7 +1,10 @@
 """JSON-RPC chat over POST and over a WebSocket."""
 
 import json
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.kit import Held, Tables, agent_of, note
 from tests.server.kit import Client, served
@@ -86,6 +89,33 @@ async def test_a_chat_is_cancelled() -> None:
         while not told or told[-1]["kind"] != "done":
             told.append(json.loads(await socket.recv())["params"])
         assert told[-1]["status"] == "cancelled"
+
+
+async def test_what_a_batch_begins_is_told_after_the_batch_is_answered() -> None:
+    agent, _ = agent_of("one", "two", "three")
+    async with served(agent) as client, client.socket("/v1/rpc") as socket:
+        await socket.send(json.dumps([request("agent.chat", number, prompt="hi") for number in range(3)]))
+        answers = json.loads(await socket.recv())
+        assert isinstance(answers, list) and [one["id"] for one in answers] == [0, 1, 2]
+        done = [(await events(socket, "done"))[-1]["session_id"] for _ in answers]
+        assert sorted(done) == sorted(one["result"]["session_id"] for one in answers)
+
+
+async def test_a_session_whose_model_is_gone_is_told_so_and_not_left_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, _ = agent_of()
+    store = tmp_path / "store.db"
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
+    async with served(agent, store=store, models=("openai:gpt-4o",)) as client:
+        session_id = await client.session(model="openai:gpt-4o")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    async with served(agent, store=store, models=("openai:gpt-4o",)) as client:
+        chat = request("agents.chat", prompt="hi", session_id=session_id)
+        assert (await client.json("POST", "/v1/rpc", chat))["error"]["data"]["status"] == 503
+        for path in ("messages", "messages/stream"):
+            await client.problem("POST", f"/v1/sessions/{session_id}/{path}", {"content": "hi"}, 503)
+        assert [fact["type"] for fact in await client.facts(session_id)] == ["session_created", "session_configured"]
 
 
 async def test_over_post_there_are_batches_errors_and_notifications() -> None:

@@ -10,9 +10,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tests.dialects.test_wire import Page
 from tests.kit import PATIENCE, Held, Tables, agent_of, note
 from tests.server.kit import OWNER, Client, served
-from treadle import AskUser
+from treadle import Agent, AskUser
 from treadle.server.tokens import Token
-from treadle.testing import call
+from treadle.testing import ScriptedModel, call
 
 
 async def until(socket: Any, **wanted: Any) -> list[dict[str, Any]]:
@@ -147,15 +147,40 @@ async def test_a_socket_needs_a_token_a_session_and_the_right_to_look() -> None:
         session_id = await client.session()
         path = f"/v1/sessions/{session_id}/stream"
         for caller, where, status in (
-            (Client(client.base, ""), path, 403),
-            (Client(client.base, "wrong"), path, 403),
+            (Client(client.base, ""), path, 401),
+            (Client(client.base, "wrong"), path, 401),
             (Client(client.base, blind.value), path, 403),
             (client, "/v1/sessions/nope/stream", 404),
             (client, "/v1/ws?session=nope", 404),
         ):
             with pytest.raises(InvalidStatus) as refused:
                 await caller.socket(where)
-            assert refused.value.response.status_code == status
+            answer = refused.value.response
+            assert answer.status_code == status and answer.headers["x-content-type-options"] == "nosniff"
+            assert {"type", "message", "hint"} <= set(json.loads(answer.body)["error"])
+
+
+async def test_a_frame_may_come_as_bytes_and_what_is_no_text_is_told_to_be_none() -> None:
+    agent, _ = agent_of("hello")
+    async with served(agent) as client:
+        async with client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
+            await socket.send(b"\xff\x00\xfe")
+            assert "JSON" in (await until(socket, type="error"))[-1]["message"]
+            await socket.send(frame("user", content="hi").encode())
+            assert (await until(socket, type="done"))[-1]["reply"] == "hello"
+        async with client.socket("/v1/rpc") as socket:
+            await socket.send(b"\xff\x00\xfe")
+            assert json.loads(await socket.recv())["error"]["code"] == -32700
+
+
+async def test_a_page_knows_the_window_of_the_model_that_the_session_has() -> None:
+    agent, _ = agent_of("hello")
+    other = Agent(ScriptedModel("hello again", name="wide", window=123_456), name="other")
+    async with served(agent, other) as client:
+        session_id = await client.session(model="wide")
+        await client.send(session_id, "hi")
+        async with client.socket(f"/v1/ws?session={session_id}") as socket:
+            assert (await until(socket, type="usage"))[-1]["ctx_max"] == 123_456
 
 
 async def test_a_token_that_may_only_look_cannot_send_over_the_socket() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeAlias
 
@@ -118,7 +117,7 @@ class Methods:
         else:
             configured = SessionConfigured(model=given.model, by=token.name) if given.model else None
             session = await service.create(token, agent=given.agent, configured=configured)
-        await service.check_model(session.agent)
+        await service.check_session(session)
         fact = await session.post(message.parts())
         if self._watch is not None:
             self._watch(session, fact.seq, fact.id, given.stream)
@@ -159,20 +158,22 @@ async def rpc(service: TheService, request: Request) -> Response:
 async def rpc_socket(socket: WebSocket) -> None:
     """JSON-RPC 2.0 with `agents.chat.event` notifications."""
     service, token = service_of(socket), token_of(socket)
+    begun: list[tuple[Session, int, str, bool]] = []
     async with Line(socket, service.streams) as line:
 
         def watch(session: Session, after: int, message_id: str, tokens: bool) -> None:
-            line.start(_tell(line, session, after, message_id, tokens))
+            begun.append((session, after, message_id, tokens))
 
         methods = Methods(service, token, watch)
         async for text in line.messages():
             answer = await methods.answer(text)
             if answer is not None:
                 await line.send(answer)
+            while begun:  # only now: the acknowledgement goes first
+                line.start(_tell(line, *begun.pop(0)))
 
 
 async def _tell(line: Line, session: Session, after: int, message_id: str, tokens: bool) -> None:
-    await asyncio.sleep(0)  # the acknowledgement goes first
     dialect, following = ChatRpcDialect(session.id), Following(message_id)
 
     def write(event: Event) -> list[bytes]:

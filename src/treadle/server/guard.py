@@ -90,7 +90,7 @@ class Guard:
                 receive = await self._checked_body(scope, headers, receive)
             await self._app(scope, receive, sending)
         except Refusal as refusal:
-            await _refuse(scope, sending, refusal)
+            await refuse(scope, sending, refusal)
         finally:
             if bucket is not None:
                 bucket.active -= 1
@@ -243,7 +243,7 @@ def _given(body: bytes, receive: Receive) -> Receive:
 
 def _with_headers(send: Send, scope: Scope, cors: str, status: list[int]) -> Send:
     async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
             status[0] = message["status"]
             headers = list(message.get("headers", ()))
             have = {name.lower() for name, _ in headers}
@@ -279,10 +279,14 @@ async def _answer_preflight(send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
+async def refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
+    """Answer with a refusal; a WebSocket gets it instead of being accepted, where the server can do that."""
+    kind = "http.response"
     if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": refusal.kind})
-        return
+        kind = f"websocket.{kind}"
+        if kind not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal.kind})
+            return
     error = {"type": refusal.kind, "message": refusal.message, "hint": refusal.hint}
     body = msgspec.json.encode({"error": error})
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -290,8 +294,8 @@ async def _refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     if refusal.retry_after:
         headers.append((b"retry-after", str(max(1, round(refusal.retry_after))).encode()))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": body})
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:

@@ -166,7 +166,7 @@ async def continue_run(service: TheService, token: Sender, session_id: str, body
     """Go on with a fresh budget from the ending that `continuation_token` names; streams like `run`."""
     service.check_open()
     session = await service.usable(session_id, token)
-    await service.check_model(session.agent)
+    await service.check_session(session)
     last = (await session.state()).last
     if last is None or not last.can_continue:
         raise Conflict(f"session {session_id} has nothing to go on with")

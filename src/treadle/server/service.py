@@ -153,6 +153,26 @@ class Service:
             except TreadleError:
                 raise no_model() from None
 
+    async def check_session(self, session: Session) -> None:
+        """Raise when the session's model cannot be had: its messages would wait, and nobody would be told why."""
+        name = (await session.state()).model
+        if not name:
+            await self.check_model(session.agent)
+        elif name in self.unloaded or self._lacks(name):
+            raise no_model()
+
+    def _lacks(self, name: str) -> bool:
+        try:
+            self.runtime.model(name)
+        except TreadleError:
+            return True
+        return False
+
+    async def window(self, session: Session) -> int | None:
+        """How much the session's model can take in, where that is known."""
+        name = (await session.state()).model or session.agent.resolved_model().name
+        return None if self._lacks(name) else self.runtime.model(name).window
+
     def classes(self, agent: Agent) -> Mapping[str, str]:
         """Each tool's class as far as it is known without arguments."""
         return {name: tool.safety_of({}) for name, tool in agent.toolbox.items()}
@@ -160,11 +180,15 @@ class Service:
     # ── the state of things ────────────────────────────────────────────────────────────────────────────
 
     async def problems(self) -> dict[str, str]:
-        """What is not ready, and why; looked at anew every few seconds at most."""
+        """What is not ready, and why; reached for anew every few seconds at most."""
         at, found = self._ready
-        if time.monotonic() - at < READY_SECONDS:
-            return found
-        found = dict[str, str]()
+        if time.monotonic() - at >= READY_SECONDS:
+            found = await self._look()
+            self._ready = (time.monotonic(), found)
+        return {**found, **{f"model {name}": "is not loaded" for name in self.unloaded}}
+
+    async def _look(self) -> dict[str, str]:
+        found: dict[str, str] = {}
         try:
             await self.runtime.log.claim("probe", 1.0, agents=())
         except TreadleError as error:
@@ -176,7 +200,6 @@ class Service:
                 problem = str(error)
             if problem:
                 found[f"model {name}"] = problem
-        self._ready = (time.monotonic(), found)
         return found
 
     async def gauges(self) -> dict[str, float]:

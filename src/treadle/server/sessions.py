@@ -140,7 +140,7 @@ async def _posted(
 ) -> tuple[Session, MessageReceived]:
     service.check_open()
     session = await service.usable(session_id, token)
-    await service.check_model(session.agent)
+    await service.check_session(session)
     return session, await session.post(body.parts(), mode=body.mode, key=key)
 
 
@@ -293,7 +293,7 @@ async def _go_on(
 ) -> Accepted:
     service.check_open()
     session = await service.usable(session_id, token)
-    await service.check_model(session.agent)
+    await service.check_session(session)
     wanted = body.limits.limits(session.agent.limits) if body is not None and body.limits is not None else None
     position = await session.go_on(trigger, wanted)
     return Accepted(session_id=session_id, after=position)
@@ -312,7 +312,7 @@ async def compact(service: TheService, token: Sender, session_id: str) -> Compac
     """Sum up the older turns for the model, to make room. The log keeps it all."""
     service.check_open()
     session = await service.usable(session_id, token)
-    await service.check_model(session.agent)
+    await service.check_session(session)
     fact = await session.compact()
     if fact is None:
         return Compacted(compacted=False)

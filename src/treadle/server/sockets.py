@@ -8,7 +8,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import APIRouter, WebSocket
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketDisconnect, WebSocketState
@@ -20,7 +19,7 @@ from treadle.dialects.wire import ChatState, ChatStatus, StatusDialect, WireDial
 from treadle.errors import TreadleError
 from treadle.events import Delta, Event
 from treadle.log.base import SessionInfo, SessionQuery, Watch
-from treadle.server.guard import Refusal
+from treadle.server.guard import Refusal, refuse
 from treadle.server.problems import told
 from treadle.server.service import Service, Token, needs, service_of, token_of
 from treadle.server.streams import Streams
@@ -103,7 +102,11 @@ class Line:
     async def messages(self) -> AsyncIterator[str]:
         """What the client says, until it leaves or the server does."""
         while not self._streams.closed:
-            yield await self._socket.receive_text()
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            text = message.get("text")
+            yield text if text is not None else message["bytes"].decode("utf-8", "replace")
 
     async def follow(
         self, watch: Watch, write: Callable[[Event], list[bytes]], until: Callable[[Event], bool] | None = None
@@ -162,7 +165,7 @@ async def _take(service: Service, token: Token, session: Session, frame: ClientF
         case UserFrame():
             service.check_open()
             needs(token, "send")
-            await service.check_model(session.agent)
+            await service.check_session(session)
             message = NewMessage(content=frame.content, attachments=frame.attachments)
             await session.post(message.parts(), mode=frame.mode, key=frame.key)
         case CancelFrame():
@@ -191,7 +194,7 @@ async def user_socket(socket: WebSocket, session: str = "", after: int = 0) -> N
         if opened is None:
             return
         async with Line(socket, service.streams) as line:
-            line.start(line.follow(opened.watch(), _wire(opened, after)))
+            line.start(line.follow(opened.watch(), _wire(session, after, await service.window(opened))))
             async for _ in line.messages():
                 pass
         return
@@ -203,8 +206,8 @@ async def user_socket(socket: WebSocket, session: str = "", after: int = 0) -> N
             pass
 
 
-def _wire(session: Session, after: int) -> Callable[[Event], list[bytes]]:
-    dialect = WireDialect(session.id, session.agent.resolved_model().window)
+def _wire(session_id: str, after: int, window: int | None) -> Callable[[Event], list[bytes]]:
+    dialect = WireDialect(session_id, window)
 
     def write(event: Event) -> list[bytes]:
         frames = dialect.feed(event)
@@ -253,7 +256,7 @@ async def _opened(socket: WebSocket, service: Service, token: Token, session_id:
     try:
         return await service.session(session_id)
     except TreadleError as error:
-        await _refuse(socket, told(error))
+        await refuse(socket.scope, socket.send, told(error))
         return None
 
 
@@ -261,14 +264,6 @@ async def _may_view(socket: WebSocket, token: Token) -> bool:
     try:
         needs(token, "view")
     except Refusal as refusal:
-        await _refuse(socket, refusal)
+        await refuse(socket.scope, socket.send, refusal)
         return False
     return True
-
-
-async def _refuse(socket: WebSocket, refusal: Refusal) -> None:
-    from starlette.responses import Response
-
-    error = {"type": refusal.kind, "message": refusal.message, "hint": refusal.hint}
-    body = msgspec.json.encode({"error": error})
-    await socket.send_denial_response(Response(body, refusal.status, media_type="application/json"))

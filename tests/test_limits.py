@@ -265,7 +265,8 @@ async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(m
     async with Agent(model, limits=Limits(seconds=0.1)).session() as session:
         async with asyncio.timeout(20):
             outcome = await ended(session)
-    assert (outcome.reason, outcome.answer, model.asked) == ("time_limit", "", 2)
+    assert (outcome.reason, model.asked) == ("time_limit", 2)
+    assert "gave no summary" in outcome.answer
 
 
 async def test_the_time_limit_ends_the_waiting_for_a_busy_model(store: Store) -> None:

@@ -24,6 +24,10 @@ def test_the_parts_are_the_same_wherever_the_text_is_cut(text: str, cuts: list[i
         assert split(pieces) == ("", whole)
 
 
+def test_empty_lines_after_a_block_are_left_out_wherever_they_are_cut() -> None:
+    assert split(["<think>a</think>", "\n", "\n\nb", "\nc"]) == ("a", "b\nc")
+
+
 def test_the_first_word_is_not_held_back() -> None:
     splitter = ThinkSplitter()
     assert splitter.feed("H") == ("", "H")

@@ -16,13 +16,15 @@ class ThinkSplitter:
     __slots__ = ("_held", "_mode")
 
     def __init__(self) -> None:
-        self._mode: Literal["start", "thought", "said"] = "start"
+        self._mode: Literal["start", "thought", "gap", "said"] = "start"
         self._held: str = ""
 
     def feed(self, text: str) -> tuple[str, str]:
         """`(thought, said)` of this piece."""
         if self._mode == "said":
             return "", text
+        if self._mode == "gap":
+            return "", self._after(text)
         text = self._held + text
         self._held = ""
         if self._mode == "start":
@@ -38,11 +40,18 @@ class ThinkSplitter:
                 return "", text
         thought, tag, rest = text.partition(_CLOSE)
         if tag:
-            self._mode = "said"
-            return thought, rest.lstrip("\n")
+            self._mode = "gap"
+            return thought, self._after(rest)
         keep = _tail(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], ""
+
+    def _after(self, text: str) -> str:
+        """What is said right after a block, without the empty lines between."""
+        said = text.lstrip("\n")
+        if said:
+            self._mode = "said"
+        return said
 
     def finish(self) -> tuple[str, str]:
         """What was still held back when the text ended."""

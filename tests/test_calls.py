@@ -30,6 +30,7 @@ from treadle import (
     TextPart,
     ToolContext,
     ToolError,
+    ToolResult,
     tool,
 )
 from treadle.events import MessageReceived, SignalDetected
@@ -82,6 +83,18 @@ async def test_a_plain_function_that_never_returns_is_left_behind_and_told_to_st
         assert await asyncio.to_thread(told.wait, 5)
     finally:
         release.set()
+
+
+async def test_a_tool_that_keeps_time_itself_can_say_that_it_timed_out_and_how_far_it_came() -> None:
+    @tool(on_error="retry")
+    def slow() -> ToolResult:
+        return ToolResult("half of it", ok=False, timed_out=True)
+
+    agent, _ = agent_of(call("slow", id="a"), "done", tools=[slow])
+    async with agent.session() as session:
+        await ended(session)
+        finished = (await session.state()).calls["a"].finished
+    assert finished is not None and (finished.status, finished.output) == ("timed_out", "half of it")
 
 
 async def test_a_tool_that_runs_into_a_time_out_of_its_own_has_failed_not_timed_out() -> None:

@@ -57,8 +57,10 @@ async def execute(ready: Ready, context: ToolContext, redactor: Redactor) -> Out
             running = ready.tool.run(ready.parsed, context)
             value = await (running if ready.tool.lets_go else _leaving_behind(running))
         text, parts, ok = text_of_result(value)
-        usage = value.usage if isinstance(value, ToolResult) else NO_USAGE
-        outcome = Outcome("ok" if ok else "error", text, parts, usage=usage)
+        outcome = Outcome("ok" if ok else "error", text, parts)
+        if isinstance(value, ToolResult):
+            outcome.usage = value.usage
+            outcome.status = "timed_out" if value.timed_out else outcome.status
     except asyncio.CancelledError:
         context.cancelled = True
         task = asyncio.current_task()

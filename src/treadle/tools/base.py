@@ -17,7 +17,7 @@ from msgspec import Struct
 from treadle.errors import BadInput, NotFound, TreadleError
 from treadle.events import KeptFile, Question, Safety, Tier
 from treadle.log.base import Memories
-from treadle.messages import Json, Part, ToolSpec, Usage
+from treadle.messages import NO_USAGE, Json, Part, ToolSpec, Usage
 from treadle.policy import Assessment
 
 DEFAULT_TIMEOUT = 120.0
@@ -56,12 +56,16 @@ class Parsed(Struct, frozen=True):
 
 
 class ToolResult(Struct, frozen=True):
-    """What a tool gives back when plain text or JSON is not enough: text with images or files, and what it used."""
+    """What a tool gives back when plain text or JSON is not enough: text with images or files, and what it used.
+
+    `timed_out` is for a tool that keeps time itself, and so can still tell how far it came.
+    """
 
     text: str
     parts: tuple[Part, ...] = ()
     ok: bool = True
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
+    timed_out: bool = False
 
 
 def _unheard(message: str, done: float | None = None, total: float | None = None) -> None:

@@ -149,7 +149,7 @@ class Shell(Tool):
             raise ToolError(str(error)) from None
         said = [lost, await _moved(context, workspace, folder, output.finish()), _ending(ended, bounds)]
         text = "\n".join([output.text.rstrip("\n"), *(f"[{one}]" for one in said if one)]).lstrip("\n")
-        return ToolResult(text or "[no output]", ok=ended.code == 0)
+        return ToolResult(text or "[no output]", ok=ended.code == 0, timed_out=ended.reason == "wall")
 
 
 def _real(path: Path) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
@@ -297,6 +297,15 @@ async def choose_model(settings: Settings) -> tuple[Model, str]:
     if not isinstance(model, Routed):
         return model, ""
     return await model.chosen(), model.reason
+
+
+def heed(model: Model, told: Callable[[str, float, float], None]) -> None:
+    """Have a model tell what it does before it can answer, from any thread; only the embedded one has much to do."""
+    if model.name.partition(":")[0] == "local":
+        from treadle.models.local import LocalModel
+
+        if isinstance(model, LocalModel):
+            model.progress = told
 
 
 def _key_variable(settings: Settings) -> str:

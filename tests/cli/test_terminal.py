@@ -281,7 +281,7 @@ async def test_what_is_typed_while_it_works_steers_it(place: Place) -> None:
             screen.type("tidy up\r")
             await until_fact(place, TurnStarted)
             screen.type("use tabs\r")
-            await screen.until("it reads this at its next turn")
+            await screen.until("it reads this at its next turn:\n› use tabs")
             await screen.until("Done, and with tabs.")
             screen.type("\x04")
             assert await screen.end() == 0

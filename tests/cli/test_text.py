@@ -1,5 +1,6 @@
 """Text for a terminal, questions in words, and messages as they are typed: the pure parts."""
 
+import asyncio
 import io
 import json
 import re
@@ -14,14 +15,30 @@ from treadle import ApprovalRequested, ImagePart, TextPart
 from treadle.cli import run
 from treadle.cli.ask import approval_lines, choices, decision, preview, reply
 from treadle.cli.content import message_of
+from treadle.cli.drive import Show
 from treadle.cli.paint import Painter
 from treadle.cli.report import Tally
+from treadle.cli.screen import Screen
 from treadle.cli.stage import Terminal
 from treadle.cli.text import age, cut, harmless, table, visible, width
-from treadle.cli.view import finished_lines
+from treadle.cli.view import ending, finished_lines
+from treadle.config import heed
 from treadle.errors import BadInput
-from treadle.events import CallFinished, Question
+from treadle.events import CallFinished, Limits, Progress, Question, RunFinished, RunStarted, TurnStarted
+from treadle.models.local import LocalModel
 from treadle.toolbox import default_tools
+
+
+class Tailed(Terminal):
+    """A terminal that nobody sees, and its last tail."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.tail_text = ""
+
+    def tail(self, text: str) -> None:
+        self.tail_text = text
+
 
 HIDDEN = "\x1b\x00\x07\x08\r\x7f\x9b\u200b\u202e\u2066\u2069\ufeff\u00ad\u2028\U000e0041\ufe0f\u061c"
 
@@ -187,6 +204,40 @@ def test_a_run_that_waits_says_for_what() -> None:
     tally.event(asked())
     report = tally.report("s", None)
     assert (report.status, report.exit_code, report.pending[0]["tool"]) == ("waiting", 4, "shell")
+
+
+def test_an_ending_is_not_told_twice() -> None:
+    assert ending(RunFinished("r", "cancelled", error="cancelled by user: enough")) == "cancelled by user: enough"
+    assert ending(RunFinished("r", "failed", error="no key")) == "failed: no key"
+
+
+def test_a_model_that_gets_ready_says_so_in_the_tail_until_it_writes() -> None:
+    stage = Tailed()
+    screen = Screen(stage)
+    screen.event(RunStarted("r", limits=Limits()))
+    screen.event(TurnStarted(turn=1, tools=True))
+    screen.event(Progress("learning the tools", done=3, total=12))
+    assert stage.tail_text.startswith("learning the tools 25% ")
+    screen.event(TurnStarted(turn=2, tools=True))
+    assert stage.tail_text.startswith("thinking ")
+
+
+@pytest.mark.parametrize("form", ["--json", "plain"])
+async def test_a_model_that_gets_ready_says_each_thing_once_without_a_terminal(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = Show(run.parser().parse_args(["x", *([form] if form != "plain" else [])]))
+    model = LocalModel()
+    heed(model, show.readying([Tally()]))
+    assert model.progress is not None
+    for done in range(3):
+        await asyncio.to_thread(model.progress, "learning the tools", done, 3)
+    await asyncio.to_thread(model.progress, "loading", 1, 1)
+    await asyncio.sleep(0)
+    told = capsys.readouterr()
+    lines = told.err.splitlines()
+    words = [json.loads(line)["message"] for line in lines] if form == "--json" else lines
+    assert (words, told.out) == (["learning the tools …", "loading …"], "")
 
 
 def bare(text: str) -> str:

@@ -20,10 +20,10 @@ from treadle.cli.screen import Screen
 from treadle.cli.slash import COMMANDS, obey
 from treadle.cli.stage import Bell, Stage
 from treadle.cli.text import harmless, is_terminal, note, styled
-from treadle.config import data_folder, open_store
+from treadle.config import data_folder, heed, open_store
 from treadle.drafting import Drafts
 from treadle.errors import BadInput, Conflict, TreadleError
-from treadle.events import MessageReceived, RunFinished, RunRequested
+from treadle.events import MessageReceived, Progress, RunFinished, RunRequested
 from treadle.log.base import SessionQuery
 from treadle.naming import name_session
 
@@ -154,6 +154,7 @@ class Chat:
         """Until the person leaves; the session to go on with, if it is another one."""
         shown = await self._recap()
         state = await self.session.state()
+        self._heed(asyncio.get_running_loop())
         background = [asyncio.create_task(self._show(shown)), asyncio.create_task(self._tick())]
         if state.run is not None or (state.queue and not state.held):
             self.tell("taking up what was left unfinished")
@@ -169,6 +170,12 @@ class Chat:
             loop.remove_signal_handler(signal.SIGINT)
             await self._leave(background)
         return self._next
+
+    def _heed(self, loop: asyncio.AbstractEventLoop) -> None:
+        def tell(message: str, done: float, total: float) -> None:
+            loop.call_soon_threadsafe(self.screen.event, Progress(message, done=done, total=total))
+
+        heed(self.opened.model, tell)
 
     async def _recap(self) -> int:
         """Say where we are, and show the end of what was said before; the position that was reached."""
@@ -216,6 +223,8 @@ class Chat:
     async def _typed(self, text: str, question: Open | None) -> None:
         if question is not None:
             question.take(text, self.opened.settings.folder)
+            if question.settled.done() and question.settled.result() is None:
+                self.tell("it waits: it is asked again with your next message, and answered with `treadle approvals`")
             return
         self._draft = ""
         if not text.strip():
@@ -226,8 +235,8 @@ class Chat:
         parts = message_of(text, self.opened.settings.folder, self._images)
         self._images = []
         if self.running:
+            self.tell(styled("  it reads this at its next turn:", "dim", self.stage.colour))
             await self.session.send(parts)
-            self.tell(styled("  it reads this at its next turn", "dim", self.stage.colour))
         else:
             self.begin(self.session.run(parts))
 

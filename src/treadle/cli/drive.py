@@ -18,10 +18,10 @@ from treadle.cli.opening import Gate, Opened, opened
 from treadle.cli.report import Report, Tally, not_run
 from treadle.cli.screen import Screen
 from treadle.cli.stage import Bell, Terminal
-from treadle.cli.text import harmless, is_terminal, styled
-from treadle.config import Settings
+from treadle.cli.text import harmless, is_terminal, silence, styled
+from treadle.config import Settings, heed
 from treadle.errors import BadInput, TreadleError
-from treadle.events import Event, MessageReceived, SessionCreated, encode
+from treadle.events import Event, MessageReceived, Progress, SessionCreated, encode
 from treadle.messages import Json, text_of
 
 Mode = Literal["screen", "json", "jsonl"]
@@ -36,14 +36,19 @@ class Sink(Protocol):
 
 
 class Lines:
-    """Every event as a line of JSON."""
+    """Every event as a line of JSON. Where they are only `beside` the document, nobody needs to read them."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream.buffer
+    def __init__(self, stream: TextIO, *, beside: bool = False) -> None:
+        self._stream, self._beside = stream.buffer, beside
 
     def event(self, event: Event) -> None:
-        self._stream.write(encode(event) + b"\n")
-        self._stream.flush()
+        try:
+            self._stream.write(encode(event) + b"\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            if not self._beside:
+                raise
+            silence(sys.stderr)
 
 
 async def follow(session: Session, run: Run, after: int, *sinks: Sink) -> RunFinished | None:
@@ -116,7 +121,7 @@ class Show:
             screen = Screen(self.stage, window=session.model.window, mine=message_id, apart=apart)
             screen.asks_here = self._gate is not None
             return [screen] if self._gate is None else [screen, self._gate]
-        return [Lines(sys.stdout if self.mode == "jsonl" else sys.stderr)]
+        return [Lines(sys.stdout) if self.mode == "jsonl" else Lines(sys.stderr, beside=True)]
 
     def note(self, text: str) -> None:
         """A word beside the run: on the screen, or among the events as a line of its own kind."""
@@ -125,6 +130,22 @@ class Show:
         else:
             sys.stderr.write(json.dumps({"type": "log", "message": text}) + "\n")
             sys.stderr.flush()
+
+    def readying(self, sinks: list[Sink]) -> Callable[[str, float, float], None]:
+        """Where a model tells what it does before it can answer: the tail, or a word once where there is none."""
+        loop, screen, told = asyncio.get_running_loop(), sinks[0], set[str]()
+
+        def put(message: str, done: float, total: float) -> None:
+            if isinstance(screen, Screen) and self.stage.live:
+                screen.event(Progress(message, done=done, total=total))
+            elif message not in told:
+                told.add(message)
+                self.note(f"{message} …")
+
+        def tell(message: str, done: float, total: float) -> None:
+            loop.call_soon_threadsafe(put, message, done, total)
+
+        return tell
 
     def give(self, report: Report) -> int:
         """Hand over what it came to; the exit code."""
@@ -184,6 +205,7 @@ async def _driven(opened_session: Opened, begin: Callable[[Opened], Run], show: 
     after = start = 0 if opened_session.fresh else facts[-1].seq
     run = begin(opened_session)
     sinks = show.sinks(opened_session, run.message_id)
+    heed(opened_session.model, show.readying(sinks))
     if after and show.mode != "screen":
         assert isinstance(facts[0], SessionCreated)
         sinks[0].event(facts[0])  # the first line tells the session, whatever it is

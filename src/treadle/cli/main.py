@@ -58,8 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return _complain(words, "cancelled", 130)
-    except BrokenPipeError:  # who read our output has gone; nothing must be written at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # who read our output has gone
+        from treadle.cli.text import silence
+
+        silence(sys.stdout)
         return 1
     except Exception as error:
         return _complain(words, *_told(error))

@@ -61,7 +61,7 @@ class Screen:
         self._waiting: set[str] = set()
         self._arguments: dict[str, dict[str, Json]] = {}
         self._started: dict[str, tuple[str, float]] = {}
-        self._doing = ""
+        self._doing = self._readying = ""
         self._kind = ""
         self._painter = Painter()
         self._written = ""
@@ -76,6 +76,9 @@ class Screen:
             case ReasoningDelta(text=text):
                 if not self._apart:
                     self._prose(text, "reasoning")
+            case Progress(call_id=""):
+                share = f" {event.done / event.total:.0%}" if event.done is not None and event.total else ""
+                self._readying = f"{event.message}{share}"
             case OutputDelta(text=text) | Progress(message=text):
                 self._doing = next((line for line in reversed(text.splitlines()) if line.strip()), self._doing)
             case CallStarted():
@@ -115,7 +118,7 @@ class Screen:
         if self._waiting:
             doing = ["waits for an answer"]
         elif not doing and not self._kind:
-            doing = [f"thinking {elapsed(now - self._began)}"]
+            doing = [f"{harmless(self._readying) or 'thinking'} {elapsed(now - self._began)}"]
         live = [cut(harmless(self._doing), 40)] if self._doing and self._started else []
         return " · ".join([*doing, *live, *parts])
 
@@ -164,7 +167,7 @@ class Screen:
 
     def _turned(self, fact: TurnStarted) -> None:
         self._close()
-        self._written = ""
+        self._written = self._readying = ""
         self._turn, self._began = fact.turn, time.monotonic()
         if fact.wrap_up:
             self._dim(f"a limit is reached ({fact.wrap_up.replace('_', ' ')}): one last turn to sum up")

@@ -27,7 +27,7 @@ COMMANDS = {
     "help": "what can be typed here",
     "model": "show the model, or go on with another: /model openai:NAME",
     "agent": "show the agent, or go on with another: /agent NAME",
-    "tools": "the tools, and how dangerous they are",
+    "tools": "what the agent can call",
     "approve": "do not ask for these from now on: /approve shell(git *)",
     "context": "what fills the model's window",
     "compact": "sum up the older turns, to make room",

@@ -38,7 +38,7 @@ class Terminal:
 
     def __init__(self, stream: TextIO) -> None:
         self.colour = wants_colour(stream)
-        self._stream, self._live = stream, is_terminal(stream) and self.colour
+        self._stream, self.live = stream, is_terminal(stream) and self.colour
         self._tail = ""
         self._current = ""
         self._paint: Paint | None = None
@@ -46,7 +46,7 @@ class Terminal:
 
     @property
     def room(self) -> int:
-        return columns() if self._live else 120
+        return columns() if self.live else 120
 
     def write(self, text: str, paint: Paint | None = None) -> None:
         self._paint = paint
@@ -66,7 +66,7 @@ class Terminal:
     def _end(self) -> None:
         """End the line that is open. It is painted where that means to draw one row again, and no more."""
         painted = self._paint(self._current) if self._paint is not None else self._current
-        if self._live and painted != self._current and width(self._current) < columns():
+        if self.live and painted != self._current and width(self._current) < columns():
             self._put(f"\r\x1b[2K{painted}")
         self._put("\n")
         self._current, self._open = "", False
@@ -77,7 +77,7 @@ class Terminal:
 
     def tail(self, text: str) -> None:
         self._tail = text
-        if self._live and not self._open:
+        if self.live and not self._open:
             self._draw()
 
     def _put(self, text: str) -> None:
@@ -87,7 +87,7 @@ class Terminal:
         self._stream.flush()
 
     def _draw(self) -> None:
-        if not self._live or not (self._tail or self._drawn):
+        if not self.live or not (self._tail or self._drawn):
             return
         self._stream.write(f"\r\x1b[2K{styled(cut(self._tail, columns() - 1), 'dim', self.colour)}")
         self._stream.flush()

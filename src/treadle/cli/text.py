@@ -99,6 +99,13 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def silence(stream: TextIO) -> None:
+    """What is still written to a stream whose reader has gone leads nowhere, also at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 def age(seconds: float) -> str:
     """How long ago, in one unit."""
     for size, unit in ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m")):

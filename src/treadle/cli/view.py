@@ -96,4 +96,6 @@ def _diff_line(line: str, room: int, *, colour: bool) -> str:
 def ending(outcome: RunFinished) -> str:
     """How a run ended, when that is not with an answer."""
     words = ENDINGS.get(outcome.reason, outcome.reason)
+    if outcome.error.startswith(words):
+        return harmless(outcome.error)
     return harmless(f"{words}: {outcome.error}" if outcome.error else words)

@@ -47,7 +47,7 @@ class LocalModel:
 
     `context` is the window in tokens (at most what the model was made for), `slots` how many requests run at
     once, `driver` how tools are offered when the choice made from the model's size and a probe does not suit.
-    `progress` is told what loading is about: `(message, done, total)`, from any thread.
+    `progress` is told what getting ready is about: `(message, done, total)`, from any thread.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LocalModel:
         self._slots = slots
         self._context = context
         self._asked_driver: DriverName | None = driver
-        self._progress = progress
+        self.progress = progress
         self._engine: Engine | None = None
         self._picked: DriverName | None = None
         self._driver: _Driver | None = None
@@ -117,12 +117,12 @@ class LocalModel:
         if self._engine is None:
             path = await self._weights()
             self._engine = self._engine or Engine(path, slots=self._slots, context=self._context)
-        return self._engine, await self._engine.ready(self._progress)
+        return self._engine, await self._engine.ready(self.progress)
 
     async def _weights(self) -> Path:
         stop = threading.Event()
         try:
-            return await asyncio.to_thread(weights.ensure, self._path, self._progress, stop)
+            return await asyncio.to_thread(weights.ensure, self._path, self.progress, stop)
         finally:
             stop.set()
 
@@ -133,7 +133,7 @@ class LocalModel:
         picked: DriverName = self._asked_driver or await _pick(engine, facts, store)
         self._picked = picked
         if picked == "choose":
-            return ChooseThenFill(engine, chat, store, self.name, self._progress)
+            return ChooseThenFill(engine, chat, store, self.name, self.progress)
         return Native(engine, union, self.name) if picked == "native" else union
 
 

@@ -59,7 +59,11 @@ class Place:
     env: dict[str, str] = field(default_factory=dict)
 
     async def start(
-        self, *words: str, stdin: bool = False, env: dict[str, str] | None = None
+        self,
+        *words: str,
+        stdin: bool = False,
+        stderr: int = asyncio.subprocess.PIPE,
+        env: dict[str, str] | None = None,
     ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -70,7 +74,7 @@ class Place:
             env={**self.env, **(env or {})},
             stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=stderr,
         )
 
     async def run(self, *words: str, stdin: str | None = None, env: dict[str, str] | None = None) -> Done:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,17 @@ async def test_an_answer_is_zero_and_the_document_holds_it(place: Place) -> None
         "error": "",
     }
     assert done.document["usage"]["output_tokens"] > 0 and len(done.document["session_id"]) == 32
+
+
+async def test_the_document_comes_although_nobody_reads_the_events(place: Place) -> None:
+    async with StrictChat([calling("calculate", expression="6*7"), Reply(text="It is 42.")]) as fake:
+        reader, writer = os.pipe()
+        os.close(reader)
+        process = await place.start("run", "add", *model(fake), "--json", stderr=writer)
+        os.close(writer)
+        async with asyncio.timeout(PATIENCE):
+            out, _ = await process.communicate()
+    assert process.returncode == 0 and json.loads(out)["answer"] == "It is 42."
 
 
 async def test_every_event_is_a_line(place: Place) -> None:
@@ -215,6 +227,8 @@ async def test_a_provider_that_is_not_there_is_one(place: Place) -> None:
     ("words", "told"),
     [
         (["run", "x", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["run", "x", "--sesion", "y"], "did you mean --session?"),
+        (["run", "x", "--access", "read-onyl"], "did you mean read-only?"),
         (["run"], "say what is to be done"),
         (["run", "  "], "the objective is empty"),
         (["run", "x", "--max-turns", "many"], "max_turns"),

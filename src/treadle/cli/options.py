@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, cast
 
 from treadle.config import Loaded, load
 from treadle.errors import BadInput
@@ -18,7 +18,29 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message}; `{self.prog} --help` shows how it is used")
+        raise BadInput(f"{message}; {self._guess(message)}`{self.prog} --help` shows how it is used")
+
+    def _guess(self, message: str) -> str:
+        """The option or the action that may be meant by a word that is none."""
+        import difflib
+        import re
+
+        word = re.search(r"(?:unrecognized arguments:.*?|invalid choice: ')(-*\w[\w-]+)", message)
+        near = difflib.get_close_matches(word[1], _words_of(self), 1) if word else []
+        return f"did you mean {near[0]}? " if near else ""
+
+
+def _words_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Every option and every choice of a parser and of those below it."""
+    found: list[str] = []
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
+        found += action.option_strings
+        choices: Iterable[object] = action.choices or ()
+        found += map(str, choices)
+        if isinstance(action.choices, dict):
+            for below in cast("dict[str, argparse.ArgumentParser]", action.choices).values():
+                found += _words_of(below)
+    return found
 
 
 class Several(argparse.Action):

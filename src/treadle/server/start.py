@@ -13,6 +13,7 @@ from treadle.config import Settings, build_agents, choose_model, data_folder, mc
 from treadle.drafting import Drafts
 from treadle.errors import BadInput
 from treadle.naming import name_session
+from treadle.secrets import shut_away
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.server.run import is_loopback, serve_app
@@ -41,6 +42,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     if os.geteuid() == 0 and not options.allow_root:
         raise BadInput("serving as root gives a mistake the whole machine; use another user, or --allow-root")
     file, config = _config(settings, options)
+    shut_away(*filter(None, [settings.api_key_env]))
     model, reason = await choose_model(settings)
     log = open_store(settings)
     try:

@@ -8,9 +8,13 @@ import pytest
 from tests.dialects.test_loop import accept
 from tests.kit import Held, SteppingClock, Tables, agent_of, note
 from tests.server.kit import OWNER, Client, listening, served, until
-from treadle import Runtime
+from treadle import Limits, Runtime
+from treadle.events import SessionRenamed
 from treadle.server.app import create_app
+from treadle.server.bus import Bus
 from treadle.server.config import ServerConfig
+from treadle.server.loop_api import _missed
+from treadle.server.metrics import Metrics
 from treadle.testing import call
 
 
@@ -221,6 +225,77 @@ async def test_all_sessions_can_be_watched_at_once_and_one_from_its_beginning() 
         session_id = ids.pop()
         async with client.stream(f"/api/agent/sessions/{session_id}/stream") as events:
             accept(await until(events, event="loop_completed"))
+
+
+async def test_the_live_registry_knows_sessions_that_are_older_than_its_watcher_and_says_what_waits() -> None:
+    made = Tables()
+    agent, _ = agent_of("one", call("drop", table="t"), "so far", tools=made.tools, limits=Limits(turns=1))
+    async with served(agent) as client:
+        session_id = await client.session()
+        await client.send(session_id, "first")
+        async with client.stream("/api/agent/sessions/stream") as events:
+            await anext(events)
+            sending = asyncio.create_task(client.send(session_id, "second"))
+            seen = await until(events, event="session_updated")
+            while seen[-1]["data"].get("status") != "awaiting_approval":
+                seen += await until(events, event="session_updated")
+            (asked,) = await client.json("GET", "/v1/approvals")
+            await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
+            seen += await until(events, event="session_ended")
+            await sending
+        assert {one["data"]["session_id"] for one in seen} == {session_id}
+        told = [one["data"]["event"] for one in seen if one["event"] == "agent_event"]
+        accept(told)
+        assert told[0]["data"]["session_id"] == session_id
+        assert (seen[-1]["data"]["status"], seen[-1]["data"]["reason"]) == ("failed", "turn_limit")
+        token = told[-1]["data"]["summary"]["continuation_token"]
+        async with client.stream(f"/api/agent/{session_id}/continue", {"continuation_token": token}) as more:
+            await until(more, event="loop_started")
+
+
+async def test_who_watches_one_session_comes_back_with_the_last_id_and_gets_the_rest() -> None:
+    agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
+    async with served(agent) as client:
+        session_id = (await run(client, autoApprove=["*"]))[0]["data"]["session_id"]
+        path = f"/api/agent/sessions/{session_id}/stream"
+        whole: list[tuple[str, str]] = []
+        async with client.stream(path) as events:
+            async for one in events:
+                whole.append((one.id, one.text))
+                if one.event == "loop_completed":
+                    break
+        for place, (last, _) in enumerate(whole):
+            if last and place + 1 < len(whole):
+                async with client.stream(path, headers={"last-event-id": last}) as events:
+                    rest = [await anext(events) for _ in whole[place + 1 :]]
+                assert [(one.id, one.text) for one in rest] == whole[place + 1 :]
+        await client.problem("GET", path, headers={"last-event-id": "x"})
+
+
+async def test_a_server_that_leaves_ends_the_stream_with_a_summary_that_says_so() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    async with served(agent) as client:
+        async with client.stream("/api/agent/run", {"objective": "go", "autoApprove": ["*"]}) as events:
+            seen = await until(events, event="tool_execution_started")
+            client.app.state.service.drain()
+            seen += await until(events, event="loop_completed")
+        accept(seen)
+        summary = seen[-1]["data"]["summary"]
+        assert (summary["termination"]["kind"], summary["termination"]["reason"]) == ("external", "system_shutdown")
+        assert (summary["iterations_completed"], summary["tool_calls_made"], summary["can_resume"]) == (0, 1, True)
+        assert not any(fact["type"] == "run_finished" for fact in await client.facts(seen[0]["data"]["session_id"]))
+        held.free.set()
+
+
+def test_a_watcher_of_everything_that_is_too_slow_is_told_how_much_it_lost() -> None:
+    bus = Bus(Metrics())
+    with bus.subscribe() as subscription:
+        for _ in range(3000):
+            bus.stored("s", [SessionRenamed(name="x")], 0.0)
+        lost = subscription.take_missed()
+        assert 0 < lost < 3000 and subscription.take_missed() == 0
+        assert f"{lost} events" in _missed(lost).decode()
 
 
 async def test_the_roots_of_the_operator_hold_for_the_working_folder(tmp_path: Any) -> None:

@@ -27,9 +27,16 @@ async def test_tools_agents_and_configuration_are_shown_without_secrets(monkeypa
         assert (shown["name"], shown["tools"], shown["max_iterations"]) == ("default", ["drop", "note"], 50)
         config = await client.json("GET", "/v1/config")
         assert set(config) == {"provider", "model", "max_iterations", "skill_autogen"}
+        assert config["provider"] == "custom"
         for path in ("/v1/tools", "/v1/agents", "/v1/config", "/v1/models", "/metrics", "/openapi.json"):
             async with client.request("GET", path) as answer:
                 assert answer.status == 200 and os.environ["TESTS_KEY"] not in await answer.text()
+
+
+async def test_the_provider_is_the_one_in_the_models_name() -> None:
+    for name, provider in (("local", "local"), ("local:/m.gguf", "local"), ("openai:gpt", "openai")):
+        async with served(Agent(ScriptedModel(name=name))) as client:
+            assert (await client.json("GET", "/v1/config"))["provider"] == provider
 
 
 async def test_things_are_remembered_found_and_forgotten() -> None:

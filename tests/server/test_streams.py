@@ -193,6 +193,30 @@ async def test_a_waiting_request_is_answered_when_the_server_leaves() -> None:
         assert (await sending)["outcome"]["reason"] == "shutting_down"
 
 
+async def test_who_streams_a_message_or_asks_an_agent_is_told_that_the_run_goes_on_later() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), call("wait"), call("wait"), tools=[held.tool])
+    async with served(agent) as client:
+        body = {"model": "agent:agent", "messages": [{"role": "user", "content": "go"}]}
+        asking = asyncio.create_task(client.problem("POST", "/v1/chat/completions", body, 503))
+        path = f"/v1/sessions/{await client.session()}/messages/stream"
+        async with (
+            client.stream(path, {"content": "go"}) as frames,
+            client.stream("/v1/chat/completions", {**body, "stream": True}) as chunks,
+        ):
+            await until(frames, type="tool_start")
+            await anext(chunks)
+            async with asyncio.timeout(PATIENCE):
+                while held.begun < 3:
+                    await client.json("GET", "/health")
+            client.app.state.service.drain()
+            assert "goes on" in (await until(frames, type="error"))[-1]["message"]
+            rest = [one.data async for one in chunks if one.data]
+            assert rest[-1]["error"]["type"] == "shutting_down"
+        assert "goes on" in (await asking)["message"]
+        held.free.set()
+
+
 @pytest.mark.parametrize("dialect", ["loop", "frames", "wire", "rpc"])
 async def test_the_same_session_can_be_watched_in_every_dialect_from_any_position(dialect: str) -> None:
     agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
@@ -212,6 +236,9 @@ async def test_the_same_session_can_be_watched_in_every_dialect_from_any_positio
             raise AssertionError("ended")
 
         whole = await watched(0)
+        array = await client.json("GET", f"{path}&follow=false")
+        assert [json.loads(text) for _, text in whole] == array[: len(whole)]
+        assert await client.json("GET", f"{path}&follow=false&after=1000") == []
         ids = [int(seq) for seq, _ in whole if seq]
         assert ids == sorted(ids)
         for seq in ids[:-1]:

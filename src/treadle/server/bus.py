@@ -13,12 +13,12 @@ _MOST = 2048
 
 
 class Subscription:
-    """One watcher of everything. Should it fall behind, it is told how much it has missed (`missed`)."""
+    """One watcher of everything. What came while it was too far behind is counted, and not kept."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._queue: asyncio.Queue[tuple[str, AnyFact] | None] = asyncio.Queue(_MOST)
-        self.missed = 0
+        self._missed = 0
 
     def __enter__(self) -> Subscription:
         self._bus.subscriptions.add(self)
@@ -33,7 +33,12 @@ class Subscription:
         try:
             self._queue.put_nowait((session_id, fact))
         except asyncio.QueueFull:
-            self.missed += 1
+            self._missed += 1
+
+    def take_missed(self) -> int:
+        """How many facts were lost since this was asked last."""
+        missed, self._missed = self._missed, 0
+        return missed
 
     def close(self) -> None:
         """End the iteration."""

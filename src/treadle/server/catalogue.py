@@ -173,7 +173,7 @@ async def config(service: TheService, token: Viewer) -> ConfigView:
     name = agent.resolved_model().name
     provider, colon, _ = name.partition(":")
     return ConfigView(
-        provider=provider if colon else "custom",
+        provider=provider if colon or name == "local" else "custom",
         model=name,
         max_iterations=agent.limits.turns,
         skill_autogen=service.config.skill_autogen,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 
 from treadle import RunFinished, Session
 from treadle.events import CancelRequested, Event, MessageReceived, RunRequested, RunStarted, TurnStarted
@@ -59,23 +60,33 @@ class Waiting:
         """Nothing can be said before the answer."""
 
 
+async def followed(
+    streams: Streams, session: Session, message: MessageReceived, following: Following
+) -> AsyncGenerator[Event]:
+    """The events after a message, until it is over or the server leaves."""
+    watch = session.watch(message.seq)
+    waiting = Waiting(watch)
+    streams.add(waiting)
+    try:
+        async for event in watch:
+            over = following.feed(event)
+            yield event
+            if over:
+                return
+    finally:
+        streams.remove(waiting)
+        watch.close()
+
+
 async def settled(
     streams: Streams, session: Session, message: MessageReceived, patience: float | None = None
 ) -> tuple[str, Outcome]:
     """The reply to a message and how it went; with `patience`, what is so far when that is over."""
     following = Following(message.id)
-    watch = session.watch(message.seq)
-    waiting = Waiting(watch)
-    streams.add(waiting)
-    try:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                async for event in watch:
-                    if following.feed(event):
-                        break
-    finally:
-        streams.remove(waiting)
-        watch.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience), aclosing(followed(streams, session, message, following)) as events:
+            async for _ in events:
+                pass
     if following.ending is not None:
         return following.ending.answer, Outcome.of(following.ending)
     if following.held:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.responses import StreamingResponse
@@ -15,11 +15,15 @@ from starlette.responses import StreamingResponse
 from treadle import Answer, Grant, RunFinished, Session
 from treadle.dialects.base import encode
 from treadle.dialects.loop import LoopDialect, continuation_token, limits_of
-from treadle.errors import BadInput, Conflict
+from treadle.errors import BadInput, Conflict, NotFound
 from treadle.events import (
-    LIMIT_REASONS,
     AnyFact,
+    ApprovalAnswered,
+    ApprovalRequested,
     CallFinished,
+    Custom,
+    InputAnswered,
+    InputRequested,
     MessageReceived,
     ModelFailed,
     ModelReplied,
@@ -27,13 +31,14 @@ from treadle.events import (
     Scope,
     SessionConfigured,
     SessionCreated,
+    SessionRenamed,
     TurnStarted,
 )
 from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import text_of
 from treadle.server.follow import Following
 from treadle.server.service import Approver, Sender, Service, TheService, Viewer, beforehand
-from treadle.server.streams import HEADERS, LEAVING, PING, Stream, Translated
+from treadle.server.streams import HEADERS, LEAVING, PING, Stream, Translated, position
 from treadle.server.views import MOST_TURNS, Cancelled, Outcome, Resolved
 
 router = APIRouter(prefix="/api/agent", tags=["agent"])
@@ -51,6 +56,7 @@ _STATUSES: dict[Status, RunStatus] = {
     "cancelled": "cancelled",
 }
 _SCOPES: dict[str, Scope] = {"this_call": "call", "this_tool": "tool", "this_session": "session"}
+UNTOLD = (SessionCreated, SessionRenamed, SessionConfigured, MessageReceived, Custom)
 Glob = Annotated[str, Field(max_length=200)]
 
 
@@ -144,9 +150,17 @@ async def run(service: TheService, token: Sender, body: RunBody) -> Any:
 
 
 async def _stream(service: Service, session: Session, after: int, following: Following) -> Stream:
-    first = (await service.runtime.log.read(session.id, limit=1))[0]
-    dialect = LoopDialect(first if isinstance(first, SessionCreated) else None)
-    return Stream(service.streams, session.watch(after), Translated(dialect, named=True), following.feed)
+    dialect = await _dialect(service, session.id)
+    write = Translated(dialect, named=True)
+    stream = Stream(service.streams, session.watch(after), write, following.feed)
+    stream.farewell = lambda: write.lines(dialect.leave()) + LEAVING
+    return stream
+
+
+async def _dialect(service: Service, session_id: str) -> LoopDialect:
+    """One that begins in the middle of a session, and knows whose it is."""
+    first = (await service.runtime.log.read(session_id, limit=1))[0]
+    return LoopDialect(first if isinstance(first, SessionCreated) else None)
 
 
 @router.post("/{session_id}/approve")
@@ -227,11 +241,16 @@ async def get_session(service: TheService, token: Viewer, session_id: str) -> Ag
 
 @router.get("/sessions/{session_id}/stream", response_class=Response, responses=SSE)
 async def watch_one(
-    service: TheService, token: Viewer, session_id: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0
+    service: TheService,
+    token: Viewer,
+    session_id: str,
+    after: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
-    """One session's loop events, from a position on and then live."""
+    """One session's loop events, from `after` or Last-Event-ID on and then live."""
     session = await service.session(session_id)
-    return Stream(service.streams, session.watch(), Translated(LoopDialect(), after, named=True))
+    write = Translated(LoopDialect(), position(last_event_id, after), named=True)
+    return Stream(service.streams, session.watch(), write)
 
 
 def _line(info: SessionInfo, facts: list[AnyFact]) -> AgentSession:
@@ -259,10 +278,14 @@ def _line(info: SessionInfo, facts: list[AnyFact]) -> AgentSession:
 
 
 def _status(info: SessionInfo, last: RunFinished | None) -> RunStatus:
+    return _ended(last) if info.status == "stopped" and last is not None else _STATUSES[info.status]
+
+
+def _ended(fact: RunFinished) -> RunStatus:
     """Of the five; a limit is no success, but handing the turn back is."""
-    if info.status == "stopped" and last is not None and last.reason not in LIMIT_REASONS and last.reason != "stuck":
+    if fact.reason in ("answered", "yielded"):
         return "completed"
-    return _STATUSES[info.status]
+    return "cancelled" if fact.reason == "cancelled" else "failed"
 
 
 async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
@@ -281,7 +304,13 @@ async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
                 if item is None:
                     break
                 upcoming = asyncio.ensure_future(anext(facts, None))
-                yield _told(dialects, *item)
+                session_id, fact = item
+                if session_id not in dialects and not isinstance(fact, UNTOLD):
+                    dialects[session_id] = await _known_dialect(service, session_id)
+                if session_id in dialects:
+                    yield _told(dialects, session_id, fact)
+                if missed := subscription.take_missed():
+                    yield _missed(missed)
             yield LEAVING
         finally:
             upcoming.cancel()
@@ -289,20 +318,41 @@ async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
 
 def _told(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFact) -> bytes:
     """What one fact of one session means for who watches all."""
-    dialect = dialects.setdefault(session_id, LoopDialect())
     lines: list[bytes] = []
 
     def add(name: str, **data: Any) -> None:
-        body = msgspec.json.encode({"event": name, "data": {"session_id": session_id, **data}})
-        lines.append(b"event: %b\ndata: %b\n\n" % (name.encode(), body))
+        lines.append(_event(name, {"session_id": session_id, **data}))
 
-    if isinstance(fact, RunStarted):
-        add("session_started", run_id=fact.run_id, max_iterations=fact.limits.turns)
-    elif isinstance(fact, TurnStarted):
-        add("session_updated", iteration=fact.turn)
-    for frame in dialect.feed(fact):
+    match fact:
+        case RunStarted():
+            add("session_started", run_id=fact.run_id, max_iterations=fact.limits.turns)
+        case TurnStarted():
+            add("session_updated", status="running", iteration=fact.turn)
+        case ApprovalRequested() | InputRequested():
+            add("session_updated", status="awaiting_approval", call_id=fact.call_id)
+        case ApprovalAnswered() | InputAnswered():
+            add("session_updated", status="running", call_id=fact.call_id)
+        case _:
+            pass
+    for frame in dialects[session_id].feed(fact):
         add("agent_event", event=frame)
     if isinstance(fact, RunFinished):
-        dialects.pop(session_id, None)
-        add("session_ended", reason=fact.reason, iterations=fact.turns)
+        del dialects[session_id]
+        add("session_ended", status=_ended(fact), reason=fact.reason, iterations=fact.turns)
     return b"".join(lines)
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"event": name, "data": data}))
+
+
+def _missed(count: int) -> bytes:
+    message = f"{count} events came faster than they were read and are left out here; GET /api/agent/sessions has all"
+    return _event("error", {"message": message, "recoverable": True})
+
+
+async def _known_dialect(service: Service, session_id: str) -> LoopDialect:
+    try:
+        return await _dialect(service, session_id)
+    except NotFound:  # it was deleted since
+        return LoopDialect()

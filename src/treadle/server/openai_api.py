@@ -20,6 +20,7 @@ from starlette.responses import StreamingResponse
 from treadle import RunFinished, Session
 from treadle.dialects import responses as responses_out
 from treadle.dialects.base import encode
+from treadle.dialects.loop import GOES_ON
 from treadle.dialects.openai import (
     ChatChunks,
     TextChunks,
@@ -51,11 +52,11 @@ from treadle.events import (
 from treadle.messages import Reply
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import Model, ModelEvent
-from treadle.server.follow import Following
+from treadle.server.follow import Following, followed
 from treadle.server.guard import Refusal
 from treadle.server.problems import told
 from treadle.server.service import Sender, Service, TheService, Token
-from treadle.server.streams import HEADERS, Stream
+from treadle.server.streams import HEADERS, LEAVING, Stream
 from treadle.server.views import Body
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -127,7 +128,7 @@ async def chat_completions(service: TheService, token: Sender, request: Request)
         session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
         if body.stream:
             return _agent_stream(service, session, message, chunks.feed, b"data: [DONE]\n\n")
-        ending, activity = await _run(session, message)
+        ending, activity = await _run(service, session, message)
         return _json(agent_completion(name, body.model, created, ending, activity))
     model = service.model(body.model)
     if body.stream:
@@ -159,7 +160,7 @@ async def responses(service: TheService, token: Sender, request: Request) -> Any
         session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
         if body.stream:
             return _agent_stream(service, session, message, events.feed, b"", begin)
-        ending, activity = await _run(session, message)
+        ending, activity = await _run(service, session, message)
         return _json(responses_out.of_run(empty, ending, activity=activity))
     model = service.model(body.model)
     if body.stream:
@@ -232,9 +233,7 @@ async def _pieces(
                 for frame in feed(event):
                     yield _line(frame)
         except Exception as error:  # the status is sent already: the client is told in the stream
-            refusal = told(error)
-            problem = {"error": {"type": refusal.kind, "message": refusal.message, "code": refusal.kind}}
-            yield b"data: " + msgspec.json.encode(problem) + b"\n\n"
+            yield _problem(told(error))
     yield end
 
 
@@ -262,18 +261,15 @@ async def _ask_agent(
     return session, await session.post(last_words(asked))
 
 
-async def _run(session: Session, message: MessageReceived) -> tuple[RunFinished, list[AnyFact]]:
+async def _run(service: Service, session: Session, message: MessageReceived) -> tuple[RunFinished, list[AnyFact]]:
     """The run that takes up a message, to its end, and what its tools did."""
     following, activity = Following(message.id), list[AnyFact]()
-    watch = session.watch(message.seq)
-    try:
-        async for event in watch:
+    async with aclosing(followed(service.streams, session, message, following)) as events:
+        async for event in events:
             if isinstance(event, CallStarted | CallFinished | ApprovalRequested | InputRequested):
                 activity.append(event)
-            if following.feed(event):
-                break
-    finally:
-        watch.close()
+    if following.ending is None and not following.held:
+        raise _leaving(session)
     if following.ending is None:
         raise Refusal(409, "cancelled", "the run was cancelled before it answered")
     return following.ending, activity
@@ -289,7 +285,18 @@ def _agent_stream(
         return before + b"".join(_line(frame) for frame in feed(event))
 
     following = Following(message.id)
-    return Stream(service.streams, session.watch(message.seq), write, following.feed, lambda: end)
+    stream = Stream(service.streams, session.watch(message.seq), write, following.feed, lambda: end)
+    stream.farewell = lambda: _problem(_leaving(session)) + LEAVING
+    return stream
+
+
+def _leaving(session: Session) -> Refusal:
+    return Refusal(503, "shutting_down", f"session {session.id}: {GOES_ON}", retry_after=2)
+
+
+def _problem(refusal: Refusal) -> bytes:
+    problem = {"error": {"type": refusal.kind, "message": refusal.message, "code": refusal.kind}}
+    return b"data: " + msgspec.json.encode(problem) + b"\n\n"
 
 
 def _line(frame: Struct) -> bytes:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
+from msgspec import Struct
 from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 
 from treadle import Answer, Session
-from treadle.dialects.base import parse_approval_id
+from treadle.dialects.base import Dialect, encode, parse_approval_id
 from treadle.dialects.chat_rpc import ChatRpcDialect
-from treadle.dialects.frames import FramesDialect
-from treadle.dialects.loop import LoopDialect
+from treadle.dialects.frames import Error, FramesDialect
+from treadle.dialects.loop import GOES_ON, LoopDialect
 from treadle.dialects.wire import WireDialect
 from treadle.errors import BadInput, TreadleError
-from treadle.events import MessageReceived, SessionConfigured, encode
+from treadle.events import MessageReceived, SessionConfigured
 from treadle.log.base import SessionQuery, Status
 from treadle.server.follow import Following, settled
 from treadle.server.service import Approver, Sender, Service, TheService, Token, Viewer, beforehand
-from treadle.server.streams import Stream, Translated, Write
+from treadle.server.streams import LEAVING, Stream, Translated, position
 from treadle.server.views import (
     Accepted,
     Answered,
@@ -169,7 +171,10 @@ async def stream_message(service: TheService, token: Sender, session_id: str, bo
     session, message = await _posted(service, token, session_id, body, key)
     dialect = FramesDialect(session_id, service.classes(session.agent))
     following = Following(message.id)
-    return Stream(service.streams, session.watch(message.seq), Translated(dialect), following.feed)
+    write = Translated(dialect)
+    stream = Stream(service.streams, session.watch(message.seq), write, following.feed)
+    stream.farewell = lambda: write.lines([Error(GOES_ON)]) + LEAVING
+    return stream
 
 
 class EventQuery(BaseModel):
@@ -189,32 +194,33 @@ async def session_events(
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
     """Every event of a session: from `after` or Last-Event-ID on, and then live. `follow=false` gives a JSON array."""
-    after = _position(last_event_id) if last_event_id else query.after
+    after = position(last_event_id, query.after)
     session = await service.session(session_id)
-    if not query.follow:
-        facts = await session.facts(after)
-        return Response(b"[" + b",".join(map(encode, facts)) + b"]", media_type="application/json")
     if query.dialect == "events":
-        return Stream(service.streams, session.watch(after), service.streams.shared)
-    return Stream(service.streams, session.watch(), _translated(session_id, query.dialect, after))
+        if query.follow:
+            return Stream(service.streams, session.watch(after), service.streams.shared)
+        return _array(await session.facts(after))
+    dialect = _dialect(session_id, query.dialect, await service.window(session))
+    if query.follow:
+        return Stream(service.streams, session.watch(), Translated(dialect, after, named=query.dialect == "loop"))
+    told = [(fact.seq, dialect.feed(fact)) for fact in await session.facts()]
+    return _array([frame for seq, frames in told if seq > after for frame in frames])
 
 
-def _position(last_event_id: str) -> int:
-    if not last_event_id.isascii() or not last_event_id.isdigit() or int(last_event_id) > 2**53:
-        raise BadInput("Last-Event-ID: must be the number that an event had as its id")
-    return int(last_event_id)
+def _array(items: Sequence[Struct]) -> Response:
+    return Response(b"[" + b",".join(map(encode, items)) + b"]", media_type="application/json")
 
 
-def _translated(session_id: str, dialect: DialectName, after: int) -> Write:
-    match dialect:
+def _dialect(session_id: str, name: DialectName, window: int | None) -> Dialect:
+    match name:
         case "loop":
-            return Translated(LoopDialect(), after, named=True)
+            return LoopDialect()
         case "wire":
-            return Translated(WireDialect(session_id), after)
+            return WireDialect(session_id, window)
         case "rpc":
-            return Translated(ChatRpcDialect(session_id), after)
+            return ChatRpcDialect(session_id)
         case _:
-            return Translated(FramesDialect(session_id), after)
+            return FramesDialect(session_id)
 
 
 # ── answering ────────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from treadle.dialects.base import Dialect
+from treadle.errors import BadInput
 from treadle.events import Delta, Event, encode
 from treadle.log.base import Watch
 
@@ -49,6 +50,15 @@ class Shared:
         return data
 
 
+def position(last_event_id: str, after: int = 0) -> int:
+    """Where a client goes on: after the last event it has, if it says so."""
+    if not last_event_id:
+        return after
+    if not last_event_id.isascii() or not last_event_id.isdigit() or int(last_event_id) > 2**53:
+        raise BadInput("Last-Event-ID: must be the number that an event had as its id")
+    return int(last_event_id)
+
+
 def native(event: Event) -> bytes:
     """One of our own events as a server-sent one; only facts have an id."""
     if isinstance(event, Delta):
@@ -67,9 +77,10 @@ class Translated:
         seq = 0 if isinstance(event, Delta) else event.seq
         if not frames or 0 < seq <= self._after:
             return b""
-        return b"".join(self._lines(frames, seq))
+        return self.lines(frames, seq)
 
-    def _lines(self, frames: Sequence[Struct], seq: int) -> list[bytes]:
+    def lines(self, frames: Sequence[Struct], seq: int = 0) -> bytes:
+        """Frames as server-sent events; `seq` is the fact's that they come of."""
         lines: list[bytes] = []
         last = len(frames) - 1
         for place, frame in enumerate(frames):
@@ -78,7 +89,7 @@ class Translated:
             if self._named:
                 lines.append(b"event: %b\n" % str(getattr(frame, "event", "message")).encode())
             lines.append(b"data: %b\n\n" % _encoder.encode(frame))
-        return lines
+        return b"".join(lines)
 
 
 class Open(Protocol):
@@ -147,6 +158,7 @@ class Stream(Response):
     ) -> None:
         super().__init__()
         self._streams, self._watch, self._write, self._until, self._tail = streams, watch, write, until, tail
+        self.farewell: Callable[[], bytes] = lambda: LEAVING
         self._send: Send | None = None
         self._over = False
         self.last = time.monotonic()
@@ -162,7 +174,7 @@ class Stream(Response):
                 await self._follow(send)
             self._over = True
             if self._streams.closed:
-                await send({"type": "http.response.body", "body": LEAVING, "more_body": True})
+                await send({"type": "http.response.body", "body": self.farewell(), "more_body": True})
             elif self._tail is not None:
                 await send({"type": "http.response.body", "body": self._tail(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})

@@ -141,5 +141,6 @@ async def test_a_terminal_attached_over_http_sees_text_steers_and_approves(place
 async def test_a_server_that_cannot_be_reached_is_told(place: Place) -> None:
     done = await place.quick("attach", "job", "--url", "http://127.0.0.1:9")
     assert done.code == 1 and "http://127.0.0.1:9 cannot be reached" in done.err
+    assert "is `treadle serve` running there?" in done.err and "ssl" not in done.err
     loading = await place.quick("models", "load", "local", "--url", "http://127.0.0.1:9")
     assert loading.code == 1 and "cannot be reached" in loading.err

@@ -24,7 +24,16 @@ from treadle.cli.text import age, cut, harmless, table, visible, width
 from treadle.cli.view import ending, finished_lines
 from treadle.config import heed
 from treadle.errors import BadInput
-from treadle.events import CallFinished, Limits, Progress, Question, RunFinished, RunStarted, TurnStarted
+from treadle.events import (
+    CallFinished,
+    Limits,
+    MessageReceived,
+    Progress,
+    Question,
+    RunFinished,
+    RunStarted,
+    TurnStarted,
+)
 from treadle.models.local import LocalModel
 from treadle.toolbox import default_tools
 
@@ -33,8 +42,13 @@ class Tailed(Terminal):
     """A terminal that nobody sees, and its last tail."""
 
     def __init__(self) -> None:
-        super().__init__(io.StringIO())
+        self._shown = io.StringIO()
+        super().__init__(self._shown)
         self.tail_text = ""
+
+    @property
+    def shown(self) -> str:
+        return self._shown.getvalue()
 
     def tail(self, text: str) -> None:
         self.tail_text = text
@@ -209,6 +223,24 @@ def test_a_run_that_waits_says_for_what() -> None:
 def test_an_ending_is_not_told_twice() -> None:
     assert ending(RunFinished("r", "cancelled", error="cancelled by user: enough")) == "cancelled by user: enough"
     assert ending(RunFinished("r", "failed", error="no key")) == "failed: no key"
+
+
+def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_tail() -> None:
+    stage = Tailed()
+    screen = Screen(stage)
+    facts = [
+        MessageReceived(seq=1, id="a", parts=[TextPart("long ago")]),
+        RunStarted(seq=2, run_id="r1", limits=Limits()),
+        RunFinished(seq=3, run_id="r1", reason="answered"),
+        MessageReceived(seq=4, id="b", parts=[TextPart("tidy up")]),
+        RunStarted(seq=5, run_id="r2", limits=Limits(turns=7)),
+        TurnStarted(seq=6, turn=3),
+        MessageReceived(seq=7, id="c", parts=[TextPart("with tabs")]),
+    ]
+    screen.recall(facts)
+    assert stage.shown == "› tidy up\n› with tabs\n" and "turn 3/7" in stage.tail_text
+    screen.recall([*facts, RunFinished(seq=8, run_id="r2", reason="answered")])
+    assert stage.tail_text == ""
 
 
 def test_a_model_that_gets_ready_says_so_in_the_tail_until_it_writes() -> None:

@@ -22,9 +22,7 @@ from treadle.events import (
     ApprovalAnswered,
     CallFinished,
     InputAnswered,
-    MessageReceived,
     RunFinished,
-    RunStarted,
     SessionCreated,
 )
 
@@ -77,29 +75,13 @@ async def _link(args: argparse.Namespace) -> AsyncGenerator[Link]:
 async def _watch(link: Link, facts: list[AnyFact]) -> None:
     """Without a terminal: show what happens until the run that is under way is over."""
     screen = Screen(Terminal(sys.stdout))
-    _replay(screen, facts)
-    if not _is_running(facts):
+    screen.recall(facts)
+    if not screen.running:
         return
     async for event in link.events(facts[-1].seq):
         screen.event(event)
         if isinstance(event, RunFinished):
             return
-
-
-def _replay(screen: Screen, facts: list[AnyFact]) -> None:
-    """The last message and what came after it."""
-    start = max((fact.seq for fact in facts if isinstance(fact, MessageReceived)), default=1)
-    for fact in facts:
-        if fact.seq >= start:
-            screen.event(fact)
-    screen.running = _is_running(facts)
-
-
-def _is_running(facts: Iterable[AnyFact]) -> bool:
-    running = False
-    for fact in facts:
-        running = isinstance(fact, RunStarted) or (running and not isinstance(fact, RunFinished))
-    return running
 
 
 def open_questions(facts: Iterable[AnyFact]) -> list[ApprovalRequested | InputRequested]:
@@ -136,7 +118,7 @@ class Attached:
 
     async def stay(self, facts: list[AnyFact]) -> None:
         """Until the person leaves."""
-        _replay(self._screen, facts)
+        self._screen.recall(facts)
         for question in open_questions(facts):
             self._bring(question)
         watching = asyncio.create_task(self._watch(facts[-1].seq))

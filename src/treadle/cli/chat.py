@@ -186,13 +186,9 @@ class Chat:
         facts = await self.session.facts()
         said = [fact.seq for fact in facts if isinstance(fact, MessageReceived)]
         if said:
-            start = said[-RECAP] if len(said) >= RECAP else said[0]
             if len(said) > RECAP:
                 self.tell(f"… {len(said) - RECAP} messages before; treadle sessions show {self.session.id[:12]}")
-            for fact in facts:
-                if fact.seq >= start:
-                    self.screen.event(fact)
-            self.screen.running = False
+            self.screen.recall(facts, RECAP)
         else:
             self.tell("type a message; /help shows what else there is")
         return facts[-1].seq

@@ -142,6 +142,9 @@ async def _client(url: str, token_file: str) -> AsyncGenerator[aiohttp.ClientSes
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as client:
         try:
             yield client
+        except aiohttp.ClientConnectorError as error:
+            why = f"{error.strerror or 'nothing answers'}; is `treadle serve` running there?"
+            raise Unreachable(f"{url} cannot be reached: {why}") from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unreachable(f"{url} cannot be reached: {error}") from None
 

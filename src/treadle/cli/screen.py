@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import cast
 
 from treadle.cli.paint import Painter
@@ -11,6 +12,7 @@ from treadle.cli.stage import Stage
 from treadle.cli.text import count, cut, elapsed, harmless, styled
 from treadle.cli.view import ending, finished_lines, matters
 from treadle.events import (
+    AnyFact,
     ApprovalAnswered,
     ApprovalRequested,
     CallFinished,
@@ -98,6 +100,16 @@ class Screen:
             case _:
                 self._aside(event)
         self.tick()
+
+    def recall(self, facts: Sequence[AnyFact], messages: int = 1) -> None:
+        """Show the end of what was, so many messages back, and all of the run that is under way if there is one."""
+        runs = [fact.seq for fact in facts if isinstance(fact, RunStarted)]
+        began = runs[-1] if runs else 0
+        said = [fact.seq for fact in facts if isinstance(fact, MessageReceived)]
+        start = min((said[-messages:] or [0])[0], max((seq for seq in said if seq < began), default=began))
+        for fact in facts:
+            if fact.seq >= start:
+                self.event(fact)
 
     def tick(self) -> None:
         """Draw the tail again; time has passed."""

@@ -1,7 +1,9 @@
 """Hostile text: whoever writes into a workspace, a memory or a result gets no rights, no secret and no approval."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -10,7 +12,12 @@ from tests.kit import ended, of
 from tests.strict import StrictModel
 from treadle import Grant, Runtime, later, tool
 from treadle.events import ApprovalAnswered, ApprovalRequested, CallFinished, RunFinished, encode
+from treadle.knowledge.agents import read_sections
+from treadle.knowledge.base import Skill
+from treadle.knowledge.frames import frame
+from treadle.knowledge.instructions import nested
 from treadle.knowledge.reading import read_beneath
+from treadle.knowledge.skills import MOST_TRIGGERS, read_skill, triggered
 from treadle.library import AgentOptions, Library
 from treadle.log.base import Memory
 from treadle.messages import Request, ResultMessage, UserMessage, text_of
@@ -190,3 +197,33 @@ def test_yaml_that_wants_to_grow_or_to_run_is_refused(tmp_path: Path) -> None:
     library = Library(tmp_path)
     assert not {"bomb", "run", "deep"} & set(library.agents)
     assert len(library.problems) == 3 and any("brackets" in problem.message for problem in library.problems)
+
+
+def busy_skills() -> dict[str, Skill]:
+    patterns = tuple(f"a{'*a' * 20}*{number}" for number in range(MOST_TRIGGERS))
+    one = Skill("s", "d", "b", "/s", keywords=tuple("a" * 30 for _ in patterns), patterns=patterns)
+    return {str(number): one for number in range(200)}
+
+
+SLOW: dict[str, Callable[[Path], object]] = {
+    "a heading full of blanks": lambda _: read_sections("x", f"## a{' ' * 60_000}b\n---\nx: y\n---", "workspace"),
+    "a frame full of blanks": lambda _: frame("file", f"<{' ' * 60_000}x"),
+    "a front matter of brackets": lambda _: read_sections("x", f"## a\n---\na: {'[' * 8000}\n---\n", "workspace"),
+    "calls that name a crowd of files": lambda at: [
+        *nested(at, {"paths": [f"{n}/{'b/' * 30}c" for n in range(30_000)]})
+    ],
+    "skills that look for everything": lambda _: triggered(busy_skills(), "a 1\n" * 5000),
+}
+
+
+@pytest.mark.parametrize("what", SLOW)
+def test_no_text_takes_for_ever(tmp_path: Path, what: str) -> None:
+    before = process_time()
+    SLOW[what](tmp_path)
+    assert process_time() - before < 5
+
+
+def test_a_skill_with_a_crowd_of_triggers_is_refused() -> None:
+    front = f"name: s\ndescription: d\nmetadata:\n  keywords: '{','.join('x' * (MOST_TRIGGERS + 1))}'"
+    skill, [problem] = read_skill("s/SKILL.md", f"---\n{front}\n---\nB", "s", "user")
+    assert skill is None and "51 keywords are too many" in problem.message and problem.line == 4

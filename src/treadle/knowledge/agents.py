@@ -20,7 +20,6 @@ Posture = Literal["cautious", "balanced", "trusting"]
 POSTURES: tuple[Posture, ...] = get_args(Posture)
 MOST_STEPS = 200
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")
-_SECTION = re.compile(r"^##[ \t]+(.+?)[ \t]*#*[ \t]*$")
 _HEADING = re.compile(r"^#{1,2}[ \t]")
 _CODE = re.compile(r"^[ \t]*(```|~~~)")
 
@@ -93,14 +92,19 @@ def sections(path: str, text: str) -> tuple[str, list[tuple[str, Document | Prob
     starts = list(_headings(lines))
     kept.extend(lines[: starts[0]] if starts else lines)
     for start, end in pairwise((*starts, len(lines))):
-        title = _SECTION.match(lines[start])
+        title = _title(lines[start])
         below = next((place for place in range(start + 1, end) if lines[place].strip()), end)
-        if title is None or below == end or lines[below].rstrip() != "---":
+        if not title or below == end or lines[below].rstrip() != "---":
             kept.extend(lines[start:end])
             continue
         document = read_document(path, "\n".join(lines[below:end]), below + 1)
-        found.append((title[1], document))
+        found.append((title, document))
     return "\n".join(kept).strip(), found
+
+
+def _title(line: str) -> str:
+    """The name in a `## Name` heading, or nothing. No expression: one that backtracks could take for ever."""
+    return line[2:].strip().rstrip("#").rstrip() if line.startswith("##") else ""
 
 
 def _headings(lines: list[str]) -> Iterator[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_FRAMES = re.compile(r"<(\s*/?\s*(?:file|skills?|memories)\b)", re.IGNORECASE)
+_FRAMES = re.compile(r"<(\s*(?:/\s*)?(?:file|skills?|memories)\b)", re.IGNORECASE)
 
 
 def harmless(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import cast
 
@@ -16,6 +17,8 @@ from treadle.messages import Json
 
 FILE = "AGENTS.md"
 DEEPEST = 32
+MOST_FOLDERS = 50
+"""Of the folders that one call names, so many are looked into."""
 _PATH = re.compile(r"(^|_)(path|file|filename|folder|directory|dir)s?$")
 
 
@@ -51,7 +54,7 @@ def read_chain(workspace: Path) -> tuple[list[tuple[str, str]], list[AgentFile],
 
 def nested(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     """The AGENTS.md of the folders between the workspace and the files that a call names, as (path, text)."""
-    for parts in sorted(set(_folders(workspace, arguments))):
+    for parts in sorted(set(islice(_folders(workspace, arguments), MOST_FOLDERS))):
         for depth in range(1, min(len(parts), DEEPEST) + 1):
             text = read_beneath(workspace, (*parts[:depth], FILE))
             if text is not None and (rest := read_sections(FILE, text, "workspace")[0]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from treadle.knowledge.reading import folders_beneath, read_beneath
 
 FILE = "SKILL.md"
 MOST = 200
-LONGEST_MESSAGE = 20_000
+MOST_TRIGGERS = 50
+LONGEST_MESSAGE, MOST_LINES = 20_000, 200
+"""So much of a message is looked at for what calls for a skill."""
 _NAME = re.compile(r"[^\W_]+(-[^\W_]+)*")
 _REGEX = re.compile(r"\\[bdswBDSW]|\(\?|\[\^?\w-\w|\.\*|\.\+")
 
@@ -58,6 +60,9 @@ def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill
     keywords = (triggers.words("keywords") or ()) + (metadata.words("keywords") or ())
     patterns = (triggers.words("patterns") or ()) + _lines(metadata.text("patterns", 2000))
     always = triggers.flag("always") or metadata.flag("always") or False
+    for kind, given in (("keywords", keywords), ("patterns", patterns)):
+        if len(given) > MOST_TRIGGERS:
+            fields.wrong("metadata", f"{len(given)} {kind} are too many; {MOST_TRIGGERS} are the most")
     problems = [*fields.problems, *triggers.problems, *metadata.problems]
     if problems:
         return None, problems
@@ -77,13 +82,13 @@ def _lines(text: str) -> tuple[str, ...]:
 def triggered(skills: Mapping[str, Skill], message: str) -> list[Skill]:
     """The skills that a message calls for by a keyword or a pattern, sorted by name."""
     text = _folded(message[:LONGEST_MESSAGE])
-    lines = text.splitlines()
+    lines = text.splitlines()[:MOST_LINES]
     return [
         skill
         for _, skill in sorted(skills.items())
         if skill.enabled
         and not skill.always
-        and (_has_word(skill.keywords, text) or any(_fits(p, line) for p in skill.patterns for line in lines))
+        and (_has_word(skill.keywords, text) or _fits_one(skill.patterns, text, lines))
     ]
 
 
@@ -92,19 +97,27 @@ def _folded(text: str) -> str:
 
 
 def _has_word(keywords: Iterable[str], text: str) -> bool:
-    return any(re.search(rf"(?<!\w){re.escape(_folded(word))}(?!\w)", text) for word in keywords if word.strip())
+    words = (_folded(word) for word in keywords if word.strip())
+    return any(word in text and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in words)
 
 
-def _fits(pattern: str, line: str) -> bool:
-    """Whether the pieces between the stars stand in the line, in order. Takes linear time, whatever the pattern."""
+def _fits_one(patterns: Iterable[str], text: str, lines: Sequence[str]) -> bool:
+    for pattern in patterns:
+        pieces = [piece for piece in _folded(pattern).split("*") if piece.strip()]
+        if pieces and all(piece in text for piece in pieces) and any(_fits(pieces, line) for line in lines):
+            return True
+    return False
+
+
+def _fits(pieces: Sequence[str], line: str) -> bool:
+    """Whether the pieces between a pattern's stars stand in the line, in order. Linear time, whatever they are."""
     place = 0
-    pieces = [piece for piece in _folded(pattern).split("*") if piece.strip()]
     for piece in pieces:
         found = line.find(piece, place)
         if found < 0:
             return False
         place = found + len(piece)
-    return bool(pieces)
+    return True
 
 
 def framed(skill: Skill) -> str:

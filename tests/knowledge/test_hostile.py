@@ -11,6 +11,7 @@ import pytest
 from tests.kit import ended, of
 from tests.strict import StrictModel
 from treadle import Grant, Runtime, later, tool
+from treadle.compaction import context_breakdown
 from treadle.events import ApprovalAnswered, ApprovalRequested, CallFinished, RunFinished, encode
 from treadle.knowledge.agents import read_sections
 from treadle.knowledge.base import Skill
@@ -20,7 +21,8 @@ from treadle.knowledge.reading import read_beneath
 from treadle.knowledge.skills import MOST_TRIGGERS, read_skill, triggered
 from treadle.library import AgentOptions, Library
 from treadle.log.base import Memory
-from treadle.messages import Request, ResultMessage, UserMessage, text_of
+from treadle.messages import Request, ResultMessage, TextPart, UserMessage, text_of
+from treadle.state import State
 from treadle.testing import ScriptedModel, call
 
 CANARY = "canary-3f1c-do-not-show"
@@ -212,6 +214,9 @@ SLOW: dict[str, Callable[[Path], object]] = {
     "calls that name a crowd of files": lambda at: [
         *nested(at, {"paths": [f"{n}/{'b/' * 30}c" for n in range(30_000)]})
     ],
+    "a message full of frames": lambda _: context_breakdown(
+        State(), Request("", (UserMessage((TextPart("<skill " * 100_000),)),)), 4096
+    ),
     "skills that look for everything": lambda _: triggered(busy_skills(), "a 1\n" * 5000),
 }
 

@@ -108,6 +108,12 @@ async def test_an_answer_can_be_regenerated_and_a_past_forked() -> None:
         begun = await client.json("POST", f"/v1/sessions/{session_id}/regenerate")
         async with client.stream(f"/v1/sessions/{session_id}/events?after={begun['after']}") as events:
             assert (await until(events, type="run_finished"))[-1]["answer"] == "second"
+        shown = await client.json("GET", f"/v1/sessions/{session_id}")
+        assert [(one["role"], one["content"]) for one in shown["messages"]] == [("user", "hi"), ("assistant", "second")]
+        session = await client.app.state.service.session(session_id)
+        await session.rewind(2, "conversation")
+        shown = await client.json("GET", f"/v1/sessions/{session_id}")
+        assert "second" not in str(shown["messages"])
         forked = await client.json("POST", f"/v1/sessions/{session_id}/fork", {"after": 2}, 201)
         assert forked["parent"] == session_id and forked["seq"] == 2
         await client.problem("POST", f"/v1/sessions/{session_id}/fork", {"after": 999})
@@ -306,6 +312,9 @@ BAD_MESSAGES: list[tuple[object, int, str]] = [
     ({"content": "x", "contents": 1}, 422, "contents"),
     ({"content": 1}, 422, "content"),
     ({"content": "x", "attachments": [{"url": "file:///etc/passwd"}]}, 400, "url"),
+    ({"content": "x", "attachments": [{"media_type": "image/png"}]}, 400, "`data` or a `url`"),
+    ({"content": "x", "attachments": [{"media_type": "image/png", "data": "%%%"}]}, 400, "base64"),
+    ({"content": "x", "attachments": [{"name": "a.txt", "data": "aGk"}]}, 400, "base64"),
 ]
 
 

@@ -17,8 +17,9 @@ from treadle.dialects.frames import Error, FramesDialect
 from treadle.dialects.loop import GOES_ON, LoopDialect
 from treadle.dialects.wire import WireDialect
 from treadle.errors import BadInput, TreadleError
-from treadle.events import MessageReceived, SessionConfigured
+from treadle.events import MessageReceived, ModelFailed, RunStarted, SessionConfigured, SignalDetected, TurnStarted
 from treadle.log.base import SessionQuery, Status
+from treadle.messages import text_of
 from treadle.server.follow import Following, settled
 from treadle.server.service import Approver, Sender, Service, TheService, Token, Viewer, beforehand
 from treadle.server.streams import LEAVING, Stream, Translated, position
@@ -33,6 +34,7 @@ from treadle.server.views import (
     ContextView,
     ForkAt,
     GoOn,
+    MessageView,
     NewMessage,
     NewSession,
     Outcome,
@@ -42,7 +44,6 @@ from treadle.server.views import (
     SessionPageView,
     SessionView,
     SimpleAnswer,
-    messages_of,
 )
 from treadle.transcript import Form, export
 
@@ -102,10 +103,27 @@ async def get_session(service: TheService, token: Viewer, session_id: str) -> Se
     return SessionDetail(
         **SessionView.of(info).model_dump(),
         model=state.model or (state.created.model if state.created is not None else ""),
-        messages=messages_of(await session.facts()),
+        messages=await _said(session),
         pending=[Pending.of(session_id, question) for question in state.pending],
         context=await _context(session),
     )
+
+
+async def _said(session: Session) -> list[MessageView]:
+    """What was said, without what was taken back since; replies that only make calls say nothing."""
+    state = await session.state()
+    said: list[MessageView] = []
+    for entry in (*state.entries, *state.queue):
+        match entry:
+            case MessageReceived():
+                said.append(MessageView(role="user", content=text_of(entry.parts), at=entry.at, seq=entry.seq))
+            case SignalDetected() | TurnStarted() | ModelFailed() | RunStarted():
+                pass
+            case turn:
+                if turn.reply is not None and turn.reply.text:
+                    reply = turn.reply
+                    said.append(MessageView(role="assistant", content=reply.text, at=reply.at, seq=reply.seq))
+    return said
 
 
 async def _context(session: Session) -> ContextView | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from treadle import ApprovalRequested, FilePart, Grant, ImagePart, InputRequested, Limits, RunFinished, TextPart
 from treadle.dialects.base import approval_id
 from treadle.errors import BadInput
-from treadle.events import AnyFact, MessageReceived, ModelReplied
 from treadle.log.base import SessionInfo
-from treadle.messages import Part, text_of
+from treadle.messages import Part
 
 MOST_TURNS = 200
 Name = Annotated[str, Field(max_length=200)]
@@ -32,9 +32,16 @@ class Attachment(Body):
     url: str = Field("", max_length=8000)
 
     def part(self) -> Part:
+        """The attachment as a message holds it; what no model could ever read is refused, as it would stay for good."""
+        try:
+            b64decode(self.data, validate=True)
+        except ValueError:
+            raise BadInput("attachments: `data` must be base64") from None
         if self.media_type.startswith("image/") or self.url:
             if self.url and not self.url.startswith(("https://", "http://")):
                 raise BadInput("attachments: a url must be http or https")
+            if not self.data and not self.url:
+                raise BadInput("attachments: an image needs `data` or a `url`")
             kind = self.media_type if self.media_type.startswith("image/") else "image/png"
             return ImagePart(data=self.data, media_type=kind, url=self.url)
         return FilePart(name=self.name or "file", data=self.data, media_type=self.media_type)
@@ -230,17 +237,6 @@ class SessionDetail(SessionView):
     messages: list[MessageView] = Field(default_factory=list[MessageView])
     pending: list[Pending] = Field(default_factory=list[Pending])
     context: ContextView | None = None
-
-
-def messages_of(facts: list[AnyFact]) -> list[MessageView]:
-    """What was said, in order; replies that only make calls say nothing."""
-    said: list[MessageView] = []
-    for fact in facts:
-        if isinstance(fact, MessageReceived):
-            said.append(MessageView(role="user", content=text_of(fact.parts), at=fact.at, seq=fact.seq))
-        elif isinstance(fact, ModelReplied) and fact.text:
-            said.append(MessageView(role="assistant", content=fact.text, at=fact.at, seq=fact.seq))
-    return said
 
 
 class SessionPageView(BaseModel):

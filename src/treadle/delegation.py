@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from treadle.errors import Conflict, NotFound
 from treadle.events import (
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 AT_ONCE = 5
 DEEPEST = 3
 TRIES = 3
+Number = TypeVar("Number", int, float)
 
 
 class Delegation(Helpers):
@@ -87,7 +88,7 @@ class Delegation(Helpers):
         facts: list[AnyFact] = [
             created,
             SessionRenamed(name=" ".join(task.text.split())[:60], by="auto"),
-            SessionConfigured(limits=_what_is_left(parent, agent.limits), by="delegate"),
+            SessionConfigured(limits=self._what_is_left(parent, agent.limits, context.call_id), by="delegate"),
         ]
         try:
             await self._runtime.log.create(child_id, [checked(fact) for fact in facts])
@@ -106,6 +107,23 @@ class Delegation(Helpers):
             except NotFound:  # a parent that was deleted had a depth too, but nobody knows it any more
                 break
         return depth
+
+    def _what_is_left(self, parent: State, own: Limits, call_id: str) -> Limits:
+        """The helper's own limits; of time at most what the parent has left, of money and tokens an even share."""
+        run, calls = parent.run, parent.turn.calls if parent.turn is not None else {}
+        if run is None or call_id not in calls:
+            return own
+        tool, given = calls[call_id].call.tool, run.limits
+        shares = sum(one.finished is None and one.call.tool == tool for one in calls.values()) or 1
+        cost, tokens, seconds = own.cost, own.tokens, own.seconds
+        if given.cost is not None:
+            cost = _least(cost, max((given.cost - run.usage.cost) / shares, 1e-9))
+        if given.tokens is not None:
+            tokens = _least(tokens, max((given.tokens - run.usage.output_tokens) // shares, 1))
+        if given.seconds is not None:
+            gone = self._setup.clock.now() - run.started_at - run.waited
+            seconds = _least(seconds, max(given.seconds - gone, 0.001))
+        return Limits(own.turns, own.calls, tokens, seconds, cost, own.attempts, own.doom_loop)
 
     async def _outcome(self, session: Session, task: HelperTask, context: ToolContext) -> RunFinished:
         name, broken = session.agent.name, 0
@@ -131,6 +149,10 @@ def helper_id(session_id: str, call_id: str) -> str:
     return hashlib.sha256(f"helper\0{session_id}\0{call_id}".encode()).hexdigest()[:32]
 
 
+def _least(own: Number | None, left: Number) -> Number:
+    return left if own is None else min(own, left)
+
+
 def _inside(workspace: Path, folder: str) -> Path:
     if not folder:
         return workspace
@@ -138,21 +160,6 @@ def _inside(workspace: Path, folder: str) -> Path:
     if not place.is_relative_to(os.path.realpath(workspace)) or not place.is_dir():
         raise ToolError(f"{folder!r} is no folder inside the workspace.")
     return place
-
-
-def _what_is_left(parent: State, own: Limits) -> Limits:
-    """The helper's own limits, and of money, tokens and time no more than the parent has left."""
-    run = parent.run
-    if run is None:
-        return own
-    cost, tokens = own.cost, own.tokens
-    if run.limits.cost is not None:
-        left = max(run.limits.cost - run.usage.cost, 1e-9)
-        cost = left if cost is None else min(cost, left)
-    if run.limits.tokens is not None:
-        most = max(run.limits.tokens - run.usage.output_tokens, 1)
-        tokens = most if tokens is None else min(tokens, most)
-    return Limits(own.turns, own.calls, tokens, own.seconds, cost, own.attempts, own.doom_loop)
 
 
 def _progress(name: str, event: Event) -> str:

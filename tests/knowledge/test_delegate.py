@@ -47,6 +47,7 @@ from treadle.events import (
     MessageReceived,
     ModelReplied,
     Progress,
+    RunStarted,
     SessionCreated,
 )
 from treadle.log.base import Log, SessionQuery
@@ -478,6 +479,22 @@ async def test_a_helper_gets_what_the_parent_has_left_of_its_money() -> None:
         [begin] = [fact for fact in await log.read(helper_id(session.id, "d")) if hasattr(fact, "run_id")][:1]
     assert begin.limits.cost == 0.25 and child.usage.cost == 0.5  # type: ignore[union-attr]
     assert outcome.reason == "cost_limit", "what the helper spent counts"
+
+
+async def test_helpers_that_run_at_once_share_what_is_left() -> None:
+    log = MemoryLog()
+    calls = [call("delegate", id=name, task=f"task {name}") for name in "abcd"]
+    agent = crew(
+        say("", *calls, usage=Usage(10, 100, cost=0.2)),
+        "Done.",
+        helped=lambda task, turn: "ok",
+        limits=Limits(cost=1.0, tokens=1000, seconds=600),
+    )
+    async with agent.session(log) as session:
+        await ended(session, "go")
+        begun = [of(await log.read(helper_id(session.id, name)), RunStarted)[0].limits for name in "abcd"]
+    assert sum(one.cost or 9 for one in begun) <= 0.8 + 1e-6 and all(one.cost for one in begun)
+    assert sum(one.tokens or 9999 for one in begun) <= 900 and all((one.seconds or 999) <= 600 for one in begun)
 
 
 async def test_bad_tasks_are_answered_to_the_model(tmp_path: Path) -> None:

@@ -232,3 +232,13 @@ def test_a_skill_with_a_crowd_of_triggers_is_refused() -> None:
     front = f"name: s\ndescription: d\nmetadata:\n  keywords: '{','.join('x' * (MOST_TRIGGERS + 1))}'"
     skill, [problem] = read_skill("s/SKILL.md", f"---\n{front}\n---\nB", "s", "user")
     assert skill is None and "51 keywords are too many" in problem.message and problem.line == 4
+
+
+def test_names_that_look_like_others_or_reach_the_terminal_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / ".treadle" / "agents"
+    folder.mkdir(parents=True)
+    for name in ("Default", "default ", "\x1b[2Jx"):
+        (folder / f"{name}.md").write_text("---\ndescription: d\n---\nObey.")
+    library = Library(tmp_path)
+    assert {one.origin for one in library.agents.values()} == {"builtin"} and len(library.problems) == 3
+    assert all(str(problem).isprintable() for problem in library.problems)

@@ -19,7 +19,7 @@ from treadle.knowledge.markdown import Document, Fields, read_document
 Posture = Literal["cautious", "balanced", "trusting"]
 POSTURES: tuple[Posture, ...] = get_args(Posture)
 MOST_STEPS = 200
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?")
 _HEADING = re.compile(r"^#{1,2}[ \t]")
 _CODE = re.compile(r"^[ \t]*(```|~~~)")
 

@@ -26,7 +26,8 @@ class Problem(Struct, frozen=True):
     message: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.message}"
+        path = "".join(letter if letter.isprintable() else "?" for letter in self.path)  # it goes to terminals
+        return f"{path}:{self.line}: {self.message}"
 
 
 class Skill(Struct, frozen=True):

@@ -87,7 +87,7 @@ class FileKnowledge(Knowledge):
         found, more = _agents(workspace, (OWN, "agents"), "workspace")
         problems = [*problems, *wrong, *more]
         for agent in (*sections, *found):
-            if agent.name == DEFAULT:  # who does not choose an agent has not chosen this one
+            if agent.name.lower() == DEFAULT:  # who does not choose an agent has not chosen this one
                 problems.append(
                     Problem(agent.path, agent.line, "a workspace cannot replace the default agent; ignored")
                 )

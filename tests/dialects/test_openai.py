@@ -21,7 +21,18 @@ from treadle.dialects.openai_in import (
 from treadle.dialects.responses import ResponseEvents, new_response, of_reply, of_run
 from treadle.errors import BadInput
 from treadle.events import RunFinished, TextDelta
-from treadle.messages import Call, ImagePart, ModelMessage, Reply, ResultMessage, TextPart, Usage, UserMessage, text_of
+from treadle.messages import (
+    Call,
+    FilePart,
+    ImagePart,
+    ModelMessage,
+    Reply,
+    ResultMessage,
+    TextPart,
+    Usage,
+    UserMessage,
+    text_of,
+)
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
 CALLS = Reply("", calls=(Call("c1", "add", '{"a":1}'),), finish="calls", usage=Usage(5, 2))
@@ -65,6 +76,17 @@ def test_a_conversation_with_a_call_is_read() -> None:
     assert result == ResultMessage("c1", "add", "2")
     assert (request.max_tokens, request.sampling.temperature, request.sampling.stop) == (5, 0.5, ("END",))
     assert [tool.name for tool in request.tools] == ["add"]
+
+
+def test_files_come_with_their_names_as_data_or_as_bare_base64() -> None:
+    for data, media in (("data:text/plain;base64,aGk=", "text/plain"), ("aGk=", "application/octet-stream")):
+        part = {"type": "file", "file": {"filename": "a.txt", "file_data": data}}
+        item = {"type": "input_file", "filename": "a.txt", "file_data": data}
+        for asked in (
+            chat(messages=[{"role": "user", "content": [part]}]),
+            responses(input=[{"role": "user", "content": [item]}]),
+        ):
+            assert asked.messages[0].parts == (FilePart("a.txt", "aGk=", media),)
 
 
 def test_images_come_as_data_or_by_address() -> None:
@@ -111,6 +133,7 @@ def test_a_schema_for_the_answer_is_read_from_both_formats() -> None:
         ({"messages": [{"role": "tool", "tool_call_id": "zz", "content": "x"}]}, "tool_call_id"),
         ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "smell"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///x"}]}]}, "image_url"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:a,%"}]}]}, "base64"),
         ({"n": 2}, "n"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"tool_choice": "perhaps"}, "tool_choice"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
 
+from treadle.errors import BadInput
 from treadle.events import ApprovalRequested, CallFinished, Event, InputRequested
 from treadle.messages import Json
 
@@ -36,6 +38,15 @@ def summary_of(output: str, most: int = 500) -> str:
     if len(output) <= most:
         return output
     return f"{output[:most]} [… {len(output) - most} characters more]"
+
+
+def base64_in(text: str, field: str) -> str:
+    """The text, when it is base64: what a message holds stays there for good, and no model could read it else."""
+    try:
+        b64decode(text, validate=True)
+    except ValueError:
+        raise BadInput(f"{field}: must be base64") from None
+    return text
 
 
 def is_rejected(fact: CallFinished) -> bool:

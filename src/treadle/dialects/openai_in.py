@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, cast
 
 from msgspec import Struct
 
+from treadle.dialects.base import base64_in
 from treadle.errors import BadInput
 from treadle.messages import (
     Call,
@@ -298,19 +299,25 @@ def _part(piece: Json) -> Part:
         case "image_url" | "input_image":
             return _image(part.get("image_url"))
         case "file" | "input_file":
-            data = str(_object(part.get("file", part)).get("file_data", ""))
-            head, _, base64 = data.partition(",")
-            media = head.removeprefix("data:").removesuffix(";base64") or "application/octet-stream"
-            return FilePart(str(part.get("filename", "file")), base64, media)
+            given = _object(part.get("file", part))
+            media, data = _inline(str(given.get("file_data", "")), "file_data")
+            return FilePart(str(given.get("filename", "file")), data, media or "application/octet-stream")
         case other:
             raise BadInput(f"content: parts of type {other!r} are not understood here")
+
+
+def _inline(text: str, field: str) -> tuple[str, str]:
+    """The media type and the base64 of a `data:` address, or of base64 alone."""
+    head, comma, data = text.partition(",")
+    media = head.removeprefix("data:").removesuffix(";base64") if comma else ""
+    return media, base64_in(data if comma else text, field)
 
 
 def _image(given: Json) -> ImagePart:
     url = str(_object(given).get("url", "") if isinstance(given, dict) else given or "")
     if url.startswith("data:"):
-        head, _, data = url.partition(",")
-        return ImagePart(data=data, media_type=head.removeprefix("data:").removesuffix(";base64") or "image/png")
+        media, data = _inline(url, "image_url")
+        return ImagePart(data=data, media_type=media or "image/png")
     if not url.startswith(("http://", "https://")):
         raise BadInput("image_url: must be a data: or an http(s): address")
     return ImagePart(url=url)

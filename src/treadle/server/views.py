@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from treadle import ApprovalRequested, FilePart, Grant, ImagePart, InputRequested, Limits, RunFinished, TextPart
-from treadle.dialects.base import approval_id
+from treadle.dialects.base import approval_id, base64_in
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo
 from treadle.messages import Part
@@ -32,19 +31,15 @@ class Attachment(Body):
     url: str = Field("", max_length=8000)
 
     def part(self) -> Part:
-        """The attachment as a message holds it; what no model could ever read is refused, as it would stay for good."""
-        try:
-            b64decode(self.data, validate=True)
-        except ValueError:
-            raise BadInput("attachments: `data` must be base64") from None
+        data = base64_in(self.data, "attachments.data")
         if self.media_type.startswith("image/") or self.url:
             if self.url and not self.url.startswith(("https://", "http://")):
                 raise BadInput("attachments: a url must be http or https")
             if not self.data and not self.url:
                 raise BadInput("attachments: an image needs `data` or a `url`")
             kind = self.media_type if self.media_type.startswith("image/") else "image/png"
-            return ImagePart(data=self.data, media_type=kind, url=self.url)
-        return FilePart(name=self.name or "file", data=self.data, media_type=self.media_type)
+            return ImagePart(data=data, media_type=kind, url=self.url)
+        return FilePart(name=self.name or "file", data=data, media_type=self.media_type)
 
 
 class LimitsBody(Body):

@@ -1,6 +1,7 @@
 """Every ending of `treadle run`: its exit code, its document, its lines, and that stdout holds nothing else."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from tests.cli.kit import Done, Place, calling, model
 from tests.fakes.chat import StrictChat
 from tests.fakes.server import Odd, status
 from tests.kit import PATIENCE
+from treadle.errors import TreadleError
 from treadle.events import RunFinished, decode_event
 from treadle.messages import Reply
 
@@ -112,6 +114,20 @@ async def test_a_limit_is_three_and_never_success(place: Place) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"), [(["--max-calls", "1"], "call_limit"), (["--max-tokens", "3"], "token_limit")]
+)
+async def test_every_limit_has_its_reason(place: Place, flags: list[str], reason: str) -> None:
+    numbers = itertools.count()
+
+    def working(body: dict[str, Any]) -> Reply:
+        return calling("calculate", expression=f"{next(numbers)}+1") if offers(body) else Reply(text="That is all.")
+
+    async with StrictChat(working) as fake:
+        done = await place.run("run", "work", *model(fake), *flags, "--json")
+    assert done.code == 3 and (done.document["status"], done.document["reason"]) == ("stopped", reason)
+
+
 async def test_a_loop_is_three(place: Place) -> None:
     def again(body: dict[str, Any]) -> Reply:
         return calling("calculate", expression="1+1") if offers(body) else Reply(text="It goes round in circles.")
@@ -137,6 +153,29 @@ async def test_what_needs_a_person_is_denied_at_once_in_a_script_and_is_four(pla
     assert denied["tool"] == "write_file" and denied["arguments"]["path"] == "AGENTS.md" and denied["why"]
     assert "Nobody can be asked here" in told and "--yes" in told
     assert not (place.work / "AGENTS.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "code", "last"),
+    [
+        (
+            [calling("current_time"), Reply(text="That is all.")],
+            ["--max-turns", "1"],
+            3,
+            ("run_finished", "turn_limit"),
+        ),
+        ([ASKED, Reply(text="I could not.")], [], 4, ("run_finished", "answered")),
+        ([ASKED], ["--ask-later"], 4, ("approval_requested", None)),
+    ],
+)
+async def test_lines_end_with_what_it_came_to(
+    place: Place, script: list[Reply], flags: list[str], code: int, last: tuple[str, str | None]
+) -> None:
+    async with StrictChat(script) as fake:
+        done = await place.run("run", "work", *model(fake), *flags, "--jsonl")
+    assert (done.code, done.err) == (code, "")
+    end = check_lines(done)[-1]
+    assert (end["type"], end.get("reason")) == last
 
 
 async def test_a_question_that_nobody_can_answer_is_four(place: Place) -> None:
@@ -177,7 +216,11 @@ async def test_what_may_wait_for_a_person_is_left_in_the_log_and_goes_on_when_an
         assert done.document["pending"][0]["tool"] == "write_file"
         session = done.document["session_id"]
         listed = await place.quick("approvals", "list")
-        assert session[:12] in listed.out and "write_file [destructive]" in listed.out and "obey" in listed.out
+        assert (
+            session[:12] in listed.out
+            and "write_file wants to run  [destructive]" in listed.out
+            and "+obey" in listed.out
+        )
         allowed = await place.quick("approvals", "allow", session[:8])
         assert allowed.code == 0, allowed.err
         again = await place.quick("approvals", "allow", session[:8])
@@ -223,6 +266,23 @@ async def test_a_provider_that_is_not_there_is_one(place: Place) -> None:
     assert document["status"] == "failed" and "127.0.0.1:9" in document["error"]
 
 
+@pytest.mark.parametrize("form", ["--json", "--jsonl", "plain"])
+async def test_a_run_that_no_event_tells_the_end_of_says_why(
+    place: Place, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise TreadleError("no room left on the disk")
+
+    monkeypatch.setattr("treadle.cli.run.message_of", broken)
+    words = ["--model", "x", "--base-url", "http://127.0.0.1:9/v1"]
+    done = await place.quick("run", "hello", *words, *([form] if form != "plain" else []))
+    assert done.code == 1
+    if form == "--json":
+        assert golden(done)["error"] == "no room left on the disk"
+    else:
+        assert done.out == "" and done.err.count("no room left on the disk") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -262,19 +322,24 @@ async def test_two_forms_at_once_are_bad_usage(place: Place) -> None:
     assert done.code == 2 and "not allowed with" in done.document["error"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_stops_the_run_and_is_130(place: Place, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "form"), [(signal.SIGINT, "--json"), (signal.SIGTERM, "--jsonl")])
+async def test_a_signal_stops_the_run_and_is_130(place: Place, number: signal.Signals, form: str) -> None:
     async with StrictChat([Odd(Reply(text="one two three"), stall_after=1)]) as fake:
-        process = await place.start("run", "hello", *model(fake), "--json")
+        process = await place.start("run", "hello", *model(fake), form)
         async with asyncio.timeout(PATIENCE):
-            assert process.stderr is not None and process.stdout is not None
-            while b"turn_started" not in await process.stderr.readline():
+            events = process.stderr if form == "--json" else process.stdout
+            assert events is not None
+            while b"turn_started" not in await events.readline():
                 pass
             process.send_signal(number)
-            out, _ = await process.communicate()
+            out, err = await process.communicate()
     assert process.returncode == 130
-    document = json.loads(out)
-    assert (document["status"], document["reason"]) == ("cancelled", "cancelled")
+    end = json.loads(out.splitlines()[-1])
+    assert end["reason"] == "cancelled"
+    if form == "--json":
+        assert end["status"] == "cancelled" and out.count(b"\n") == 1
+    else:
+        assert end["type"] == "run_finished" and err == b""
 
 
 async def test_time_that_is_up_is_three(place: Place) -> None:

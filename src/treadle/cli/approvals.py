@@ -6,11 +6,14 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
-from treadle import Answer, ApprovalRequested, InputRequested, Session
+from treadle import Answer, ApprovalRequested, InputRequested, Session, Tool
+from treadle.cli.ask import approval_lines
 from treadle.cli.find import each
 from treadle.cli.options import Parser, add_store, parser_of, settings_of
-from treadle.cli.text import note, say, styled, visible, wants_colour
+from treadle.cli.text import columns, is_terminal, note, say, styled, visible, wants_colour
 from treadle.config import open_store
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
@@ -51,7 +54,9 @@ def main(args: argparse.Namespace) -> int:
 
 async def _list(args: argparse.Namespace) -> int:
     from treadle import Agent, Runtime
+    from treadle.toolbox import default_tools
 
+    tools = {tool.name: tool for tool in default_tools()}
     log = open_store(settings_of(args).settings)
     shown = 0
     try:
@@ -59,7 +64,7 @@ async def _list(args: argparse.Namespace) -> int:
             async for info in each(log, SessionQuery(status="waiting")):
                 session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
                 for question in (await session.state()).pending:
-                    _print(info, question)
+                    _print(info, question, tools)
                     shown += 1
     finally:
         await log.close()
@@ -68,13 +73,12 @@ async def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(info: SessionInfo, question: ApprovalRequested | InputRequested) -> None:
-    colour = wants_colour(sys.stdout)
+def _print(info: SessionInfo, question: ApprovalRequested | InputRequested, tools: Mapping[str, Tool]) -> None:
+    colour, room = wants_colour(sys.stdout), columns() if is_terminal(sys.stdout) else 120
     say(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
     if isinstance(question, ApprovalRequested):
-        say(f"  {question.tool} [{question.safety}]  why asked: {visible(question.why)}")
-        for name, value in question.arguments.items():
-            say(f"    {visible(name)}: {visible(str(value))}")
+        for line in approval_lines(question, tools, Path(info.workspace or "."), room, colour=colour):
+            sys.stdout.write(f"  {line}\n")
         if question.rule and not question.once:
             say(f"  --scope pattern would remember: {visible(question.rule)}")
     else:

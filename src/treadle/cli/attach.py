@@ -106,8 +106,10 @@ class Attached:
     def __init__(self, link: Link, folder: Path) -> None:
         from treadle.cli.asking import Asking
         from treadle.cli.prompt import Line, Words
+        from treadle.toolbox import default_tools
 
         self._link, self._folder = link, folder
+        self._tools = {tool.name: tool for tool in default_tools()}
         self._asking = Asking()
         self._line = Line(sys.stdout, data_folder() / "history", Words(COMMANDS, folder), {})
         self._screen = Screen(self._line)
@@ -145,7 +147,7 @@ class Attached:
                 self._draft = ""
                 return await self._typed(text)
             if not question.shown:
-                question.show(self._line, {}, self._folder)
+                question.show(self._line, self._tools, self._folder)
             question.take(await self._line.read("answer> ", inert=INERT), self._folder)
         except Interrupted as gave_way:
             self._draft = self._draft if question else gave_way.draft

@@ -147,6 +147,12 @@ class Show:
 
         return tell
 
+    def unsettled(self, report: Report) -> Report:
+        """Say why a run has no end in the log: no event tells it."""
+        if self.mode != "json":
+            self.note(report.error)
+        return report
+
     def give(self, report: Report) -> int:
         """Hand over what it came to; the exit code."""
         if self.mode == "json":
@@ -193,9 +199,10 @@ async def _opened(args: argparse.Namespace, begin: Callable[[Opened], Run], name
         except BadInput:
             raise
         except TreadleError as error:
-            report = not_run("failed", str(error), session.session.id)
+            report = show.unsettled(not_run("failed", str(error), session.session.id))
         except asyncio.CancelledError:
-            report = not_run("cancelled", "left before it was settled; it can be resumed", session.session.id)
+            left = "left before it was settled; it can be resumed"
+            report = show.unsettled(not_run("cancelled", left, session.session.id))
         return show.give(report)
 
 

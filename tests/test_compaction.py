@@ -362,7 +362,7 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
         compactions = of(facts, ContextCompacted)
         assert len(compactions) > 5 and all(fact.tokens_after < fact.tokens_before for fact in compactions)
         assert not [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
-        for number in (2, 77, 150, 298):
+        for number in (one for one in range(2, 299) if one % 40 != 1):
             assert await session._log.search(f"marker{number}x"), f"page {number} cannot be found any more"  # pyright: ignore[reportPrivateUsage]
     # Linear: what a turn costs does not grow with the turns before it, though no turn may use more than the window.
     sizes = [sum(len(shown_text(one)) for one in model.requests[start : start + 100]) for start in (50, 150)]

@@ -267,12 +267,12 @@ class Runtime:
     async def _with_knowledge(self, agent: Agent, created: SessionCreated, setup: Setup) -> Setup:
         if agent.knowledge is None:
             return setup
-        known = await agent.knowledge.preamble(setup.workspace, self.log.memories, created.at)
+        known = await agent.knowledge.preamble(setup.workspace, self.log.memories, created.at, setup.model.window)
         text = "\n\n".join(piece for piece in (setup.config.instructions, known) if piece)
         return replace(
             setup,
             config=msgspec.structs.replace(setup.config, instructions=text),
-            attachments=agent.knowledge.attachments(setup.workspace),
+            attachments=agent.knowledge.attachments(setup.workspace, setup.model.window),
         )
 
     def model(self, name: str) -> Model:

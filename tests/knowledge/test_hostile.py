@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit import ended, of
+from tests.knowledge.counting import CountingModel
 from tests.strict import StrictModel
 from treadle import Grant, Runtime, later, tool
 from treadle.compaction import context_breakdown
@@ -242,3 +243,19 @@ def test_names_that_look_like_others_or_reach_the_terminal_are_refused(tmp_path:
     library = Library(tmp_path)
     assert {one.origin for one in library.agents.values()} == {"builtin"} and len(library.problems) == 3
     assert all(str(problem).isprintable() for problem in library.problems)
+
+
+async def test_files_of_any_size_leave_room_for_the_work(tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text("Use tabs. " * 6000)
+    for number in range(9):
+        (tmp_path / f"d{number}").mkdir()
+        (tmp_path / f"d{number}" / "AGENTS.md").write_text("Tests first. " * 5000)
+
+    def script(request: Request, number: int) -> Any:
+        return call("read_file", path=f"d{number}/x") if number < 3 and request.tool_choice != "none" else "Done."
+
+    model = CountingModel(script, window=8192)
+    agent = Library(tmp_path).agent("default", AgentOptions(StrictModel(model), [read_file]))
+    async with agent.session(workspace=tmp_path) as session:
+        assert (await ended(session)).answer == "Done."
+    assert model.refused == 0 and "characters left out, for lack of room" in model.requests[0].system

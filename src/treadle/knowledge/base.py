@@ -45,14 +45,17 @@ class Skill(Struct, frozen=True):
 
 
 class Knowledge(ABC):
-    """What is known in a workspace. The same files give the same text, to the byte."""
+    """What is known in a workspace. The same files give the same text, to the byte.
+
+    `window` is the model's, in tokens, where it is known: what others wrote must not fill it.
+    """
 
     @abstractmethod
-    async def preamble(self, workspace: Path, memories: Memories, before: float) -> str:
+    async def preamble(self, workspace: Path, memories: Memories, before: float, window: int | None = None) -> str:
         """What goes with the agent's instructions, of what was there `before` the session began."""
 
     @abstractmethod
-    def attachments(self, workspace: Path) -> Attachments:
+    def attachments(self, workspace: Path, window: int | None = None) -> Attachments:
         """What is shown with a message or a result once it is called for."""
 
     @abstractmethod

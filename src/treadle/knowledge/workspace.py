@@ -24,6 +24,7 @@ from treadle.knowledge.skills import framed as framed_skill
 from treadle.knowledge.skills import index, read_skills, triggered
 from treadle.log.base import Memories, Memory
 from treadle.messages import Json
+from treadle.tokens import BYTES
 
 OWN = ".treadle"
 DEFAULT = "default"
@@ -52,20 +53,23 @@ class FileKnowledge(Knowledge):
     def __init__(self, user_folder: Path | None = None) -> None:
         self.user_folder = user_folder
 
-    async def preamble(self, workspace: Path, memories: Memories, before: float) -> str:
+    async def preamble(self, workspace: Path, memories: Memories, before: float, window: int | None = None) -> str:
         own = read_beneath(self.user_folder, (FILE,)) if self.user_folder is not None else None
-        parts = [framed(FILE, own.strip(), "user")] if own and own.strip() else []
+        parts = [framed(FILE, _fitted(own.strip(), window, 8), "user")] if own and own.strip() else []
         texts, _, _ = read_chain(workspace)
         if texts:
-            parts.append("\n\n".join((LOWER_TRUST, *(framed(path, text) for path, text in texts))))
+            share = 4 * len(texts)
+            parts.append(
+                "\n\n".join((LOWER_TRUST, *(framed(path, _fitted(text, window, share)) for path, text in texts)))
+            )
         parts.append(index(self.skills(workspace)))
         # Only what is older than the session, so that its prompt does not change while it remembers something.
         kept = await memories.list(("", str(workspace)))
         parts.append(_notes([one for one in kept if one.kind == "preference" and one.at < before]))
         return "\n\n".join(part for part in parts if part)
 
-    def attachments(self, workspace: Path) -> Attachments:
-        return WorkspaceAttachments(workspace, self.skills(workspace))
+    def attachments(self, workspace: Path, window: int | None = None) -> Attachments:
+        return WorkspaceAttachments(workspace, self.skills(workspace), window)
 
     def skills(self, workspace: Path) -> Mapping[str, Skill]:
         return self._skills(workspace)[0]
@@ -133,17 +137,28 @@ class FileKnowledge(Knowledge):
 class WorkspaceAttachments:
     """Skills that a message calls for, and the AGENTS.md of folders that a call has touched."""
 
-    def __init__(self, workspace: Path, skills: Mapping[str, Skill]) -> None:
-        self._workspace, self._skills = workspace, skills
+    def __init__(self, workspace: Path, skills: Mapping[str, Skill], window: int | None = None) -> None:
+        self._workspace, self._skills, self._window = workspace, skills, window
 
     def to_message(self, text: str) -> Sequence[tuple[str, str]]:
-        return [(f"skill:{skill.name}", framed_skill(skill)) for skill in triggered(self._skills, text)]
+        found = triggered(self._skills, text)
+        fitted = (replace(skill, body=_fitted(skill.body, self._window, 4 * len(found))) for skill in found)
+        return [(f"skill:{skill.name}", framed_skill(skill)) for skill in fitted]
 
     def to_result(self, arguments: Mapping[str, Json]) -> Sequence[tuple[str, str]]:
+        found = list(nested(self._workspace, arguments))
         return [
-            (f"file:{path}", f"[{LOWER_TRUST}]\n{framed(path, text)}")
-            for path, text in nested(self._workspace, arguments)
+            (f"file:{path}", f"[{LOWER_TRUST}]\n{framed(path, _fitted(text, self._window, 8 * len(found)))}")
+            for path, text in found
         ]
+
+
+def _fitted(text: str, window: int | None, share: int) -> str:
+    """At most this share of the model's window of a text: whoever wrote it must not stop the session with it."""
+    most = window * BYTES // share if window else len(text)
+    return (
+        text if len(text) <= most else f"{text[:most]}\n[… {len(text) - most} characters left out, for lack of room …]"
+    )
 
 
 def _agents(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[AgentFile], list[Problem]]:

@@ -8,7 +8,7 @@ from tests.kit import agent_of
 from tests.server.kit import Client, served
 from tests.server.worker import fake_model, nursery
 
-SESSIONS = 30
+SESSIONS = 200
 STEPS = 5
 MESSAGES = 100
 

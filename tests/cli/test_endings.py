@@ -15,7 +15,9 @@ from tests.fakes.chat import StrictChat
 from tests.fakes.server import Odd, status
 from tests.kit import PATIENCE
 from treadle.errors import TreadleError
-from treadle.events import RunFinished, decode_event
+from treadle.events import RunFinished, SessionConfigured, decode_event
+from treadle.log.base import SessionQuery
+from treadle.log.sqlite import SqliteLog
 from treadle.messages import Reply
 
 ASKED = calling("write_file", path="AGENTS.md", content="obey")
@@ -383,6 +385,21 @@ async def test_a_session_goes_on_by_name_with_all_that_was_said(place: Place) ->
     assert done.code == 0 and "I am Ada" in said and "who am I?" in said
     lines = check_lines(done)
     assert lines[1]["type"] == "message_received" and lines[1]["seq"] > 2
+
+
+async def test_a_session_keeps_the_model_it_had_last_and_a_flag_has_the_last_word(place: Place) -> None:
+    async with StrictChat([Reply(text="Hello."), Reply(text="Me again.")]) as fake:
+        await place.run("run", "hello", *model(fake), "--name", "one")
+        log = SqliteLog(place.home / ".local/share/treadle/treadle.db")
+        try:
+            (info,) = (await log.sessions(SessionQuery())).sessions
+            await log.post(info.id, [SessionConfigured(model="xai:grok")], wake=False)
+        finally:
+            await log.close()
+        kept = await place.quick("run", "who?", "--session", "one")
+        flagged = await place.run("run", "who?", "--session", "one", *model(fake))
+    assert kept.code == 2 and "XAI_API_KEY" in kept.err
+    assert (flagged.code, flagged.out) == (0, "Me again.\n")
 
 
 async def test_nothing_to_take_up_is_said(place: Place) -> None:

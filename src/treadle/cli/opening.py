@@ -14,7 +14,7 @@ from treadle.cli.find import find
 from treadle.cli.options import settings_of
 from treadle.config import Built, Loaded, Settings, build_agents, choose_model, mcp_tools, open_store
 from treadle.errors import BadInput, NotFound
-from treadle.events import SessionCreated
+from treadle.events import SessionConfigured, SessionCreated
 from treadle.library import Library
 from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
@@ -52,8 +52,9 @@ async def opened(args: argparse.Namespace, gate_for: GateFor, name: str = "") ->
     try:
         info = await find(log, args.session) if args.session else None
         if info is not None:
-            first = (await log.read(info.id, limit=1))[0]
-            loaded = _there(args, info, first.model if isinstance(first, SessionCreated) else "")
+            facts = await log.read(info.id)
+            models = [fact.model for fact in facts if isinstance(fact, SessionCreated | SessionConfigured)]
+            loaded = _there(args, info, next(filter(None, reversed(models)), ""))
         async with _running(log, loaded, info, gate_for, name) as session:
             yield session
     finally:
@@ -83,6 +84,8 @@ async def _running(
             ):
                 if info is not None and settings.agent and settings.agent != info.agent:
                     await session.configure(agent=settings.agent)
+                if (await session.state()).model not in ("", settings.model, model.name):
+                    await session.configure(model=model.name)
                 yield Opened(session, runtime, agent, settings, built.library, tuple(notes), info is None)
     finally:
         close = getattr(model, "close", None)
@@ -123,14 +126,14 @@ async def noted(args: argparse.Namespace, reference: str) -> AsyncGenerator[tupl
         await log.close()
 
 
-def _there(args: argparse.Namespace, info: SessionInfo, began: str) -> Loaded:
-    """The settings where the session lives: its own folder's file narrows it, and it keeps the model it began with."""
+def _there(args: argparse.Namespace, info: SessionInfo, last: str) -> Loaded:
+    """The settings where the session lives: its own folder's file narrows it, and it keeps the model it had last."""
     home = Path(info.workspace or ".")
     if args.workspace is not None and Path(args.workspace).expanduser().absolute() != home:
         raise BadInput(f"session {info.id[:12]} works in {home}; leave --workspace out, or start a new session")
     if not home.is_dir():
         raise BadInput(f"session {info.id[:12]} works in {home}, which is not there any more; nothing was started")
     loaded = settings_of(args, workspace=str(home))
-    if args.model is None and (":" in began or began == "local" or (began and loaded.settings.base_url)):
-        return settings_of(args, workspace=str(home), model=began)
+    if args.model is None and (":" in last or last == "local" or (last and loaded.settings.base_url)):
+        return settings_of(args, workspace=str(home), model=last)
     return loaded

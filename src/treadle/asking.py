@@ -93,7 +93,7 @@ async def consult(setup: Setup, request: Request) -> Reply:
 def room_of(setup: Setup, state: State) -> Room:
     """The room that the session's context has in its model's window."""
     fixed = in_text(setup.config.instructions) + in_tools(setup.specs)
-    return room_in(setup.model.window, state, fixed)
+    return room_in(setup.model.window, state, fixed, setup.attachments)
 
 
 def breakdown_of(setup: Setup, state: State) -> Breakdown:

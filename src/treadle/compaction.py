@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from msgspec import Struct
 
-from treadle.context import Projection, entries_through, position_of
+from treadle.context import Attachments, Projection, entries_through, position_of
 from treadle.events import ContextCompacted, MessageReceived, ModelFailed
 from treadle.messages import Json, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
 from treadle.state import CallState, Entry, State, Turn, tokens_of
@@ -54,18 +54,19 @@ class Plan(Struct, frozen=True):
 
 
 class Room(Struct, frozen=True):
-    """What there is to fit into: the window, and what is never left out."""
+    """What there is to fit into: the window, what is never left out, and what is shown with messages and results."""
 
     window: int
     fixed: int = 0
+    attachments: Attachments | None = None
 
 
-def room_in(window: int | None, state: State, fixed: int = 0) -> Room:
+def room_in(window: int | None, state: State, fixed: int = 0, attachments: Attachments | None = None) -> Room:
     """The room there is; where a request was too long for a window that is unknown or wrong, less than it had."""
     failed = state.turn.failed if state.turn is not None else None
     refused = failed is not None and failed.kind == "too_long"
     known = min(window, state.tokens) if window and refused else window or state.tokens
-    return Room(max(known, SMALLEST) if not window else max(known, 1), fixed)
+    return Room(max(known, SMALLEST) if not window else max(known, 1), fixed, attachments)
 
 
 def is_due(state: State, window: int | None) -> bool:
@@ -139,9 +140,9 @@ def _summed_up(state: State) -> int:
 
 def tokens_after(state: State, room: Room, done: Plan, summary: str = "") -> int:
     """About what the next request has once this is done: what there was, times what is left of it."""
-    fact = ContextCompacted(kind=done.kind, through=done.through, summary=summary)
-    now = room.fixed + in_messages(Projection().messages(state))
-    then = room.fixed + in_messages(Projection().messages(replace(state, compacted=[*state.compacted, fact])))
+    fact = ContextCompacted(kind=done.kind, through=done.through, summary=summary, seq=state.seq + 1)
+    afterwards = replace(state, compacted=[*state.compacted, fact])
+    now, then = (room.fixed + in_messages(Projection().messages(one, room.attachments)) for one in (state, afterwards))
     return state.tokens * then // max(now, 1)
 
 

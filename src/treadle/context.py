@@ -63,7 +63,8 @@ class Projection:
     """Turns a state into messages, keeping what it made before: a turn costs what the turn added.
 
     `scratch` lives as long as the messages only grow; a model's adapter may keep serialised ones in it.
-    What is attached is never stored: it is looked up when an entry is first shown, and after a compaction again.
+    What is attached is never stored: it is looked up when an entry is first shown. A compaction leaves it out with the
+    older entries, but for the last message; it comes again when it is called for again.
     """
 
     def __init__(self) -> None:
@@ -71,8 +72,10 @@ class Projection:
         self._messages: list[Message] = []
         self._done = 0
         self._pruned = 0
+        self._compacted = 0
         self._attachments: Attachments | None = None
         self._attached: set[str] = set()
+        self._last: MessageReceived | None = None
         self.scratch: dict[str, Json] = {}
 
     def messages(self, state: State, attachments: Attachments | None = None) -> Messages:
@@ -108,6 +111,8 @@ class Projection:
         if self._attachments is None:
             return shown
         if isinstance(entry, MessageReceived):
+            if entry.seq <= self._compacted and entry is not self._last:
+                return shown
             texts = self._new(self._attachments.to_message(text_of(entry.parts)))
             return [
                 UserMessage((*said.parts, *map(TextPart, texts))) for said in shown if isinstance(said, UserMessage)
@@ -123,7 +128,7 @@ class Projection:
         return shown
 
     def _takes_more(self, call: CallState) -> bool:
-        return call.started is not None and call.finished is not None and call.finished.seq > self._pruned
+        return call.started is not None and call.finished is not None and call.finished.seq > self._compacted
 
     def _new(self, found: Sequence[tuple[str, str]]) -> list[str]:
         """The texts that are not shown yet."""
@@ -139,6 +144,9 @@ class Projection:
         summaries = [fact for fact in state.compacted if fact.kind == "summary"]
         prunes = [fact.through for fact in state.compacted if fact.kind == "prune"]
         self._pruned = max(prunes, default=0)
+        self._compacted = max((fact.seq for fact in state.compacted), default=0)
+        messages = (entry for entry in reversed(state.entries) if isinstance(entry, MessageReceived))
+        self._last = next((entry for entry in messages if entry.seq <= self._compacted), None)
         self._done = 0
         if summaries:
             self._done = entries_through(state, summaries[-1].through)

@@ -252,7 +252,7 @@ async def test_files_of_any_size_leave_room_for_the_work(tmp_path: Path) -> None
         (tmp_path / f"d{number}" / "AGENTS.md").write_text("Tests first. " * 5000)
 
     def script(request: Request, number: int) -> Any:
-        return call("read_file", path=f"d{number}/x") if number < 3 and request.tool_choice != "none" else "Done."
+        return call("read_file", path=f"d{number}/x") if number < 9 and request.tool_choice != "none" else "Done."
 
     model = CountingModel(script, window=8192)
     agent = Library(tmp_path).agent("default", AgentOptions(StrictModel(model), [read_file]))

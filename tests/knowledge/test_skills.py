@@ -10,12 +10,25 @@ from hypothesis import strategies as st
 
 from tests.kit import ended, said
 from tests.strict import StrictModel
+from treadle.context import Projection
 from treadle.errors import NotFound
-from treadle.events import encode
+from treadle.events import (
+    AnyFact,
+    ContextCompacted,
+    Limits,
+    MessageReceived,
+    ModelReplied,
+    RunFinished,
+    RunStarted,
+    TurnStarted,
+    encode,
+    stamp,
+)
 from treadle.knowledge.base import Skill
 from treadle.knowledge.skills import framed, index, read_skill, triggered
 from treadle.library import AgentOptions, Library
-from treadle.messages import ResultMessage
+from treadle.messages import ResultMessage, TextPart, UserMessage, text_of
+from treadle.state import fold
 from treadle.testing import ScriptedModel, call
 
 SPEC_FIELDS = {"name", "description", "license", "allowed-tools", "metadata", "compatibility"}
@@ -195,3 +208,31 @@ def test_the_users_own_skill_comes_before_one_of_the_workspace(tmp_path: Path) -
     write(tmp_path, "own/skills/deploy/SKILL.md", "---\nname: deploy\ndescription: mine\n---\nMine.")
     one.refresh()
     assert one.skills["deploy"].body == "Mine." and one.skills["deploy"].origin == "user"
+
+
+def test_a_compaction_leaves_skills_out_but_for_the_message_at_hand(tmp_path: Path) -> None:
+    deploy = library(tmp_path).knowledge.attachments(tmp_path)
+    facts: list[AnyFact] = []
+    for number, text in enumerate(("hi", "please deploy")):
+        facts += [
+            MessageReceived(id=f"m{number}", parts=(TextPart(text),)),
+            RunStarted(run_id=f"run_{number}", limits=Limits()),
+            TurnStarted(turn=1, messages=(f"m{number}",)),
+            ModelReplied(text="Well."),
+            RunFinished(run_id=f"run_{number}", reason="answered", answer="Well."),
+        ]
+    through = 4  # the first turn is summed up, the second message stays
+    facts += [ContextCompacted(kind="summary", through=through, summary="They said hi.")]
+
+    def shown() -> int:
+        for number, fact in enumerate(facts, 1):
+            stamp(fact, number, 0.0)
+        messages = Projection().messages(fold(facts), deploy)
+        return sum("make check" in text_of(one.parts) for one in messages if isinstance(one, UserMessage))
+
+    assert shown() == 1
+    facts += [MessageReceived(id="m2", parts=(TextPart("thank you"),)), RunStarted(run_id="run_3", limits=Limits())]
+    facts += [TurnStarted(turn=1, messages=("m2",))]
+    assert shown() == 1, "what was shown stays until the next compaction"
+    facts += [ContextCompacted(kind="summary", through=through, summary="They said hi.")]
+    assert shown() == 0

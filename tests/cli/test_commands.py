@@ -283,9 +283,9 @@ async def test_a_session_that_runs_elsewhere_is_watched_and_steered(place: Place
             await other.until("It is written.")
             other.type("thank you\r")
             await other.until("You are welcome.")
-            other.type("/quit\r")
+            other.type("\x03")
             assert await other.end() == 0
-            assert "goes on without you" in other.text
+            assert "goes on without you" in other.text and "cancelled" not in other.text
         await owner.until("You are welcome.")
         owner.type("/quit\r")
         assert await owner.end() == 0

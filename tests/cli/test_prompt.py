@@ -2,12 +2,14 @@
 
 import asyncio
 import re
+import signal
+import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.cli.kit import Place, calling, model
+from tests.cli.kit import Place, Screen, calling, model
 from tests.fakes.chat import StrictChat
 from tests.fakes.server import Odd
 from tests.kit import PATIENCE
@@ -17,6 +19,11 @@ from treadle.messages import Reply
 def said(fake: StrictChat) -> list[str]:
     """What the model was last told by the user."""
     return [message["content"] for message in fake.seen[-1].body["messages"] if message["role"] == "user"]
+
+
+def echoes(screen: Screen) -> bool:
+    """Whether the terminal shows by itself what is typed, as it does before and after a prompt."""
+    return bool(termios.tcgetattr(screen.fd)[3] & termios.ECHO)
 
 
 async def test_lines_that_are_pasted_are_one_message(place: Place) -> None:
@@ -70,6 +77,20 @@ async def test_what_was_typed_before_is_at_hand_in_the_next_chat(place: Place) -
             assert await screen.end() == 0
     history = place.home / ".local/share/treadle/history"
     assert history.stat().st_mode & 0o077 == 0, "what a person typed is nobody else's business"
+
+
+async def test_a_chat_that_is_ended_gives_the_terminal_back_and_tells_the_way_back(place: Place) -> None:
+    async with StrictChat([Reply(text="Hello.")]) as fake, place.screen("chat", *model(fake)) as screen:
+        await screen.until("/help shows")
+        screen.type("hello\r")
+        await screen.until("Hello.")
+        async with asyncio.timeout(PATIENCE):
+            while echoes(screen):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        screen.kill(signal.SIGTERM)
+        assert await screen.end() == 0
+        assert echoes(screen)
+    assert "come back with" in screen.text
 
 
 async def test_one_ctrl_c_stops_it_and_two_leave(place: Place) -> None:

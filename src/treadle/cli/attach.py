@@ -30,7 +30,7 @@ EXAMPLES = """\
   treadle attach 3f2a91                                   over the store
   treadle attach 3f2a91 --url http://127.0.0.1:8420       over a server, with text as it is written
 
-What you type steers it; /stop stops the run, /quit or Ctrl-D leaves, and the run goes on."""
+What you type steers it; /stop stops the run; /quit, Ctrl-C or Ctrl-D leaves, and the run goes on."""
 
 COMMANDS = {"stop": "stop the run", "quit": "leave; the run goes on"}
 
@@ -111,12 +111,15 @@ class Attached:
         self._link, self._folder = link, folder
         self._tools = {tool.name: tool for tool in default_tools()}
         self._asking = Asking()
-        self._line = Line(sys.stdout, data_folder() / "history", Words(COMMANDS, folder), {})
+        self._line = Line(sys.stdout, data_folder() / "history", Words(COMMANDS, folder), {"c-c": self._leave})
         self._screen = Screen(self._line)
         self._screen.asks_here = True
         self._asking.changed = self._line.interrupt
         self._tasks: set[asyncio.Task[None]] = set()
         self._draft = ""
+
+    def _leave(self) -> None:
+        self._line.leave()
 
     async def stay(self, facts: list[AnyFact]) -> None:
         """Until the person leaves."""

@@ -162,12 +162,14 @@ class Chat:
         # While a line is written above the prompt the terminal is its old self, and Ctrl-C is a signal.
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._stop_or_leave)
+        loop.add_signal_handler(signal.SIGTERM, self._go)
         try:
             with heard(self.tell):
                 while self._next is None:
                     await self._once()
         finally:
             loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGTERM)
             await self._leave(background)
         return self._next
 
@@ -279,11 +281,14 @@ class Chat:
         elif self._line.draft and not self.running:
             self._line.clear()
         elif self.running or time.monotonic() - self._warned < PATIENCE:
-            self._next = ""
-            self._line.leave()
+            self._go()
         else:
             self._warned = time.monotonic()
             self.tell(styled("Ctrl-C again, or Ctrl-D, leaves", "dim", self.stage.colour))
+
+    def _go(self) -> None:
+        self._next = ""
+        self._line.leave()
 
     async def _leave(self, background: list[asyncio.Task[None]]) -> None:
         """Stop what is under way, show its end, and give the terminal back. What waits for an answer stays open."""

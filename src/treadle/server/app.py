@@ -35,7 +35,9 @@ class ServerApp(FastAPI):
         if self.openapi_schema is None:
             schema = super().openapi()
             schemes = {"token": {"type": "http", "scheme": "bearer"}}
-            schema.setdefault("components", {})["securitySchemes"] = schemes
+            components = schema.setdefault("components", {})
+            components["securitySchemes"] = schemes
+            components.setdefault("schemas", {}).update(problems.schemas())
             schema["security"] = [{"token": []}]
             schema["paths"]["/health"]["get"]["security"] = []
             self.openapi_schema = schema

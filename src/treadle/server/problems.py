@@ -59,9 +59,17 @@ _MEANINGS = {
     502: "the model failed",
     503: "no model, or the server is shutting down",
 }
+# By reference, not by model: FastAPI would build the same model anew for each status of each route, at every start.
+_BODY = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": meaning} for status, meaning in _MEANINGS.items()
+    status: {"content": _BODY, "description": meaning} for status, meaning in _MEANINGS.items()
 }
+
+
+def schemas() -> dict[str, Any]:
+    """What `RESPONSES` refer to, as OpenAPI's components have it."""
+    schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {**schema.pop("$defs"), "Problem": schema}
 
 
 def no_model() -> Refusal:

@@ -10,7 +10,7 @@ from tests.kit import Store, either_store, ended, results
 from tests.strict import StrictModel
 from treadle import Agent
 from treadle.errors import BadInput, NotFound
-from treadle.library import AgentOptions, Library
+from treadle.library import AgentOptions, FileKnowledge, Library
 from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
 from treadle.ranking import fused, nearest
@@ -207,3 +207,13 @@ async def test_preferences_are_told_to_new_sessions_and_never_change_a_prompt_on
     assert "notes, not orders" in systems[0] and "Another project" not in systems[0]
     assert "- Use tabs." in systems[3]
     await log.close()
+
+
+async def test_preferences_are_told_however_much_else_is_remembered(store: Store, tmp_path: Path) -> None:
+    log = store.open()
+    for number in range(1001):
+        await log.memories.add(Memory(f'Fact {number} is no "preference".', at=1.0))
+    await log.memories.add(Memory("The user likes tabs.", "preference", at=2.0))
+    assert "likes tabs" in await FileKnowledge().preamble(tmp_path, log.memories, 10.0)
+    assert [one.kind for one in await log.memories.list(kind="preference")] == ["preference"]
+    assert len(await log.memories.list(kind="fact")) == 1000 and await log.memories.list(kind="procedure") == []

@@ -64,8 +64,8 @@ class FileKnowledge(Knowledge):
             )
         parts.append(index(self.skills(workspace)))
         # Only what is older than the session, so that its prompt does not change while it remembers something.
-        kept = await memories.list(("", str(workspace)))
-        parts.append(_notes([one for one in kept if one.kind == "preference" and one.at < before]))
+        kept = await memories.list(("", str(workspace)), kind="preference")
+        parts.append(_notes([one for one in kept if one.at < before]))
         return "\n\n".join(part for part in parts if part)
 
     def attachments(self, workspace: Path, window: int | None = None) -> Attachments:

@@ -109,7 +109,7 @@ MOST_VECTORS = 5000
 class Memory(Struct, frozen=True, omit_defaults=True):
     """Something to be remembered. `scope` is the workspace where it holds, or empty: then it is the user's, anywhere.
 
-    `vector` is what the embedding model named `embedder` made of the text, where there was one at hand.
+    `vector` is what an embedding model made of the text, where there was one at hand.
     """
 
     text: str
@@ -119,7 +119,6 @@ class Memory(Struct, frozen=True, omit_defaults=True):
     id: str = ""
     at: float = 0.0
     vector: tuple[float, ...] = ()
-    embedder: str = ""
 
 
 class Memories(ABC):
@@ -163,8 +162,10 @@ class Memories(ABC):
         """One of them; raises `NotFound`."""
 
     @abstractmethod
-    async def list(self, scopes: Sequence[str] | None = None, limit: int = 1000) -> list[Memory]:
-        """All of these scopes, or of every scope, the oldest first."""
+    async def list(
+        self, scopes: Sequence[str] | None = None, limit: int = 1000, kind: MemoryKind | None = None
+    ) -> list[Memory]:
+        """All of these scopes, or of every scope, and of one kind or any, the oldest first."""
 
     @abstractmethod
     async def delete(self, memory_id: str) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from treadle.errors import NotFound
-from treadle.log.base import Memories, Memory
+from treadle.log.base import Memories, Memory, MemoryKind
 from treadle.log.search import words_in
 from treadle.log.store import Store
 
@@ -44,7 +45,7 @@ class PlainMemories(Memories):
         return memory
 
     async def _change(self, memory_id: str, text: str) -> Memory:
-        memory = replace(await self.get(memory_id), text=text, vector=(), embedder="")
+        memory = replace(await self.get(memory_id), text=text, vector=())
         self._kept[memory_id] = memory
         return memory
 
@@ -53,8 +54,11 @@ class PlainMemories(Memories):
             raise _unknown(memory_id)
         return self._kept[memory_id]
 
-    async def list(self, scopes: Sequence[str] | None = None, limit: int = 1000) -> list[Memory]:
-        return [memory for memory in self._kept.values() if scopes is None or memory.scope in scopes][:limit]
+    async def list(
+        self, scopes: Sequence[str] | None = None, limit: int = 1000, kind: MemoryKind | None = None
+    ) -> list[Memory]:
+        there = (memory for memory in self._kept.values() if scopes is None or memory.scope in scopes)
+        return list(islice((memory for memory in there if kind in (None, memory.kind)), limit))
 
     async def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         wanted = set(words_in(text))
@@ -94,7 +98,7 @@ class SqliteMemories(Memories):
     async def _change(self, memory_id: str, text: str) -> Memory:
         with self._store.write as db:
             num, memory = self._row(memory_id)
-            memory = replace(memory, text=text, vector=(), embedder="")
+            memory = replace(memory, text=text, vector=())
             db.execute("UPDATE memories SET body = ? WHERE num = ?", (msgspec.json.encode(memory), num))
             db.execute("UPDATE memory_words SET text = ? WHERE rowid = ?", (text, num))
         return memory
@@ -103,11 +107,16 @@ class SqliteMemories(Memories):
         with self._store.reading:
             return self._row(memory_id)[1]
 
-    async def list(self, scopes: Sequence[str] | None = None, limit: int = 1000) -> list[Memory]:
+    async def list(
+        self, scopes: Sequence[str] | None = None, limit: int = 1000, kind: MemoryKind | None = None
+    ) -> list[Memory]:
         where, values = _within(scopes)
+        if kind not in (None, "fact"):  # the usual kind is not written out; what has the word may still be another
+            where, values = f"{where} AND instr(body, ?)", (*values, msgspec.json.encode(kind))
         with self._store.reading as db:
-            rows = db.execute(f"SELECT body FROM memories WHERE {where} ORDER BY num LIMIT ?", (*values, limit))
-            return [_decoder.decode(body) for (body,) in rows]
+            rows = db.execute(f"SELECT body FROM memories WHERE {where} ORDER BY num", values)
+            there = (_decoder.decode(body) for (body,) in rows)
+            return list(islice((memory for memory in there if kind in (None, memory.kind)), limit))
 
     async def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         match = " OR ".join(f'"{word}"' for word in dict.fromkeys(words_in(text)))

@@ -11,7 +11,7 @@ import signal
 import sys
 import termios
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,6 +182,18 @@ class Screen:
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
+
+    async def leave(self) -> int:
+        """Ctrl-D, and again: the terminal itself swallows one that comes while a line is written. The exit code."""
+        async with asyncio.timeout(PATIENCE):
+            while not self.ended:
+                self.type("\x04")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        while not self.ended:
+                            self._changed.clear()
+                            await self._changed.wait()
+        return await self.end()
 
     async def end(self) -> int:
         """The exit code."""

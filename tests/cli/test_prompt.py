@@ -65,16 +65,14 @@ async def test_what_was_typed_before_is_at_hand_in_the_next_chat(place: Place) -
             await screen.until("/help shows")
             screen.type("good morning\r")
             await screen.until("Hello.")
-            screen.type("\x04")
-            assert await screen.end() == 0
+            assert await screen.leave() == 0
         async with place.screen("chat", *model(fake)) as screen:
             await screen.until("/help shows")
             screen.type("\x1b[A")
             await screen.until("› good morning")
             screen.type("\r")
             await screen.until("Again.")
-            screen.type("\x04")
-            assert await screen.end() == 0
+            assert await screen.leave() == 0
     history = place.home / ".local/share/treadle/history"
     assert history.stat().st_mode & 0o077 == 0, "what a person typed is nobody else's business"
 

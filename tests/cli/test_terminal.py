@@ -283,8 +283,7 @@ async def test_what_is_typed_while_it_works_steers_it(place: Place) -> None:
             screen.type("use tabs\r")
             await screen.until("it reads this at its next turn:\n› use tabs")
             await screen.until("Done, and with tabs.")
-            screen.type("\x04")
-            assert await screen.end() == 0
+            assert await screen.leave() == 0
         said = [message["content"] for message in fake.seen[-1].body["messages"] if message["role"] == "user"]
     assert said[0] == "tidy up" and "use tabs" in said[-1]
     assert "come back with: treadle chat --session" in screen.text
@@ -413,8 +412,7 @@ async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
             before = screen.text.count(found)
             screen.type(f"{line}\r")
             await screen.until(lambda text, found=found, before=before: text.count(found) > before)
-        screen.type("\x04")
-        assert await screen.end() == 0
+        assert await screen.leave() == 0
     assert "<h1>first steps</h1>" in (place.work / "talk.html").read_text()
 
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import treadle
 
 Tree = dict[str, str]
@@ -425,7 +427,15 @@ def test_the_check_of_third_parties_sees_them_in_low_layers_only() -> None:
 
 
 def test_importing_treadle_loads_nothing_heavy() -> None:
-    assert loaded_by("import treadle") & LATE_IMPORTS == set()
+    assert loaded_by("from treadle import *") & LATE_IMPORTS == set()
+    assert "asyncio" not in loaded_by("import treadle")
+
+
+def test_every_public_name_is_there_and_nothing_else_is() -> None:
+    assert all(getattr(treadle, name) is not None for name in treadle.__all__)
+    assert set(treadle.__all__) <= set(dir(treadle))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = treadle.nothing  # type: ignore[attr-defined]
 
 
 def test_the_listing_of_loaded_packages_sees_what_a_statement_loads() -> None:

@@ -229,7 +229,7 @@ class TestPrivateDataOnItsWayOut:
         ("tier", "network", "hosts", "traits"),
         [
             ("sandbox", False, (), {"private"}),
-            ("sandbox", True, ("pypi.org",), {"private", "way_out"}),
+            ("sandbox", True, ("example.org",), {"private", "way_out"}),
             ("sandbox", True, (), {"private", "way_out", "untrusted"}),
             ("full", False, (), {"private", "way_out"}),
         ],

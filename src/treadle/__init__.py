@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from treadle.agent import Agent
-from treadle.errors import NotAnswered, TreadleError
-from treadle.events import (
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    Grant,
-    InputRequested,
-    Limits,
-    ModelReplied,
-    ReasoningDelta,
-    RunFinished,
-    TextDelta,
-)
-from treadle.messages import FilePart, ImagePart, TextPart
-from treadle.run import Run
-from treadle.runtime import Runtime
-from treadle.session import Session
-from treadle.setup import Answer, Middleware, later
-from treadle.tools.ask import AskUser
-from treadle.tools.base import Tool, ToolContext, ToolError, ToolResult
-from treadle.tools.function import tool
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treadle.agent import Agent
+    from treadle.errors import NotAnswered, TreadleError
+    from treadle.events import (
+        ApprovalRequested,
+        CallFinished,
+        CallStarted,
+        Grant,
+        InputRequested,
+        Limits,
+        ModelReplied,
+        ReasoningDelta,
+        RunFinished,
+        TextDelta,
+    )
+    from treadle.messages import FilePart, ImagePart, TextPart
+    from treadle.run import Run
+    from treadle.runtime import Runtime
+    from treadle.session import Session
+    from treadle.setup import Answer, Middleware, later
+    from treadle.tools.ask import AskUser
+    from treadle.tools.base import Tool, ToolContext, ToolError, ToolResult
+    from treadle.tools.function import tool
 
 __all__ = [
     "Agent",
@@ -56,3 +59,34 @@ __all__ = [
     "tool",
 ]
 __version__ = "0.1.0"
+
+# Where the public names live. Each is imported when it is first asked for, so that a command that needs none of
+# them, such as `treadle --help`, does not pay for them.
+_MODULES = {
+    "agent": "Agent",
+    "errors": "NotAnswered TreadleError",
+    "events": "ApprovalRequested CallFinished CallStarted Grant InputRequested Limits ModelReplied ReasoningDelta "
+    "RunFinished TextDelta",
+    "messages": "FilePart ImagePart TextPart",
+    "run": "Run",
+    "runtime": "Runtime",
+    "session": "Session",
+    "setup": "Answer Middleware later",
+    "tools.ask": "AskUser",
+    "tools.base": "Tool ToolContext ToolError ToolResult",
+    "tools.function": "tool",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'treadle' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"treadle.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -201,7 +201,9 @@ async def test_the_default_model_is_written_to_the_users_file(place: Place) -> N
 
 
 async def test_tools_agents_skills_and_memory_are_shown(place: Place) -> None:
-    assert "edit_file" in (await place.quick("tools")).out
+    assert "edit_file" in (offered := (await place.quick("tools")).out) and "fetch_url" not in offered
+    assert "fetch_url" in (await place.quick("tools", "--web")).out
+    assert "example.org" in (await place.quick("tools", "shell", "--allow-host", "example.org")).out
     assert '"command"' in (await place.quick("tools", "bash")).out
     assert (await place.quick("tools", "nonsense")).code == 2
     assert "coder" in (await place.quick("agents")).out

@@ -93,6 +93,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     rights.add_argument("--approve", metavar="GLOB", nargs="+", action=Several, help="do not ask for these")
     rights.add_argument("--forbid", metavar="GLOB", nargs="+", action=Several, help="never run these")
     rights.add_argument("--yes", action="store_const", const=True, help="approve all that would be asked")
+    rights.add_argument("--web", action="store_const", const=True, help="offer fetch_url")
+    rights.add_argument("--allow-host", metavar="H", dest="network", action="append", help="commands may reach it")
     limits = parser.add_argument_group("limits of a run")
     limits.add_argument("--max-turns", metavar="N", help="default: 50; 0 is text only")
     limits.add_argument("--max-calls", metavar="N", help="default: 50")
@@ -121,6 +123,8 @@ FLAGS = (
     "approve",
     "forbid",
     "yes",
+    "web",
+    "network",
     "max_turns",
     "max_calls",
     "max_tokens",

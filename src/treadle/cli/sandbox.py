@@ -16,7 +16,7 @@ from treadle.walls import probe, run_in_sandbox
 EXAMPLES = """\
   treadle sandbox probe
   treadle sandbox exec --workspace . -- make test
-  treadle sandbox exec --workspace . --network --allow-host pypi.org -- pip download x
+  treadle sandbox exec --workspace . --network --allow-host example.org -- curl https://example.org
 
 The command's exit code is passed on; 124 when its time was up, 137 when it went over another bound."""
 

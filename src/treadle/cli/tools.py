@@ -28,7 +28,7 @@ def parser() -> Parser:
 
 def main(args: argparse.Namespace) -> int:
     settings = settings_of(args).settings
-    tools = {tool.name: tool for tool in default_tools(web=settings.web)}
+    tools = {tool.name: tool for tool in default_tools(web=settings.web, network=settings.network)}
     if args.name:
         return _one(tools, args.name)
     room = columns() if is_terminal(sys.stdout) else 120

@@ -26,7 +26,7 @@ from treadle.log.base import Artifact, Log
 from treadle.messages import NO_USAGE, Json, Part, TextPart, Usage
 from treadle.observation import clean, shorten, text_of_result
 from treadle.policy import tier_of
-from treadle.redact import Redactor
+from treadle.redact import RedactedStream, Redactor
 from treadle.setup import Setup
 from treadle.tools.base import Desk, ToolContext, ToolError, ToolResult
 
@@ -82,9 +82,10 @@ async def execute(ready: Ready, context: ToolContext, redactor: Redactor) -> Out
         outcome = Outcome("error", _told(error))
     outcome.duration = time.perf_counter() - began
     outcome.text = redactor.text(outcome.text)
-    outcome.parts = tuple(
-        TextPart(redactor.text(part.text)) if isinstance(part, TextPart) else part for part in outcome.parts
-    )
+    if outcome.parts:
+        outcome.parts = tuple(
+            TextPart(redactor.text(part.text)) if isinstance(part, TextPart) else part for part in outcome.parts
+        )
     return outcome
 
 
@@ -170,7 +171,7 @@ def context_of(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Map
     context.desk = LogDesk(log, session_id, call_id, setup.redactor)
     context.desk.memories, context.desk.helpers = log.memories, setup.helpers
 
-    live = setup.redactor.stream()
+    live: RedactedStream | None = None
 
     def progress(message: str, done: float | None = None, total: float | None = None) -> None:
         told = setup.redactor.text(message)
@@ -178,6 +179,8 @@ def context_of(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Map
         loop.call_soon_threadsafe(log.publish, session_id, delta)
 
     def output(text: str) -> None:
+        nonlocal live
+        live = live or setup.redactor.stream()
         if told := live.feed(text):
             loop.call_soon_threadsafe(log.publish, session_id, OutputDelta(call_id=call_id, text=told, after=after))
 

@@ -12,6 +12,7 @@ from tests.cli.kit import Place, calling, model
 from tests.fakes.chat import StrictChat
 from treadle.cli.main import COMMANDS
 from treadle.messages import Reply
+from treadle.rules import save_rule
 from treadle.walls import probe
 
 needs_sandbox = pytest.mark.skipif(probe().level == "none", reason="no sandbox here: bubblewrap is not installed")
@@ -198,6 +199,16 @@ async def test_the_default_model_is_written_to_the_users_file(place: Place) -> N
     done = await place.quick("models", "default", "ollama:qwen3")
     assert done.code == 0
     assert (place.home / ".config/treadle/config.toml").read_text() == 'model = "ollama:qwen3"\n'
+
+
+async def test_what_was_answered_for_good_is_shown_and_can_be_taken_back(place: Place) -> None:
+    save_rule(place.home / ".local/share/treadle", "shell(git push *)", workspace=place.work)
+    save_rule(place.home / ".local/share/treadle", "write_file(src/**)", "deny")
+    listed = (await place.quick("approvals", "rules")).out.splitlines()
+    assert listed == [f"allow  shell(git push *)  {place.work.resolve()}", "deny   write_file(src/**)  everywhere"]
+    assert (await place.quick("approvals", "forget", "shell(git push *)")).code == 0
+    assert (await place.quick("approvals", "rules")).out == "deny   write_file(src/**)  everywhere\n"
+    assert (await place.quick("approvals", "forget", "shell(git push *)")).code == 2
 
 
 async def test_tools_agents_skills_and_memory_are_shown(place: Place) -> None:

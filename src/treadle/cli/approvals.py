@@ -14,9 +14,10 @@ from treadle.cli.ask import approval_lines
 from treadle.cli.find import each
 from treadle.cli.options import Parser, add_store, parser_of, settings_of
 from treadle.cli.text import columns, is_terminal, note, say, styled, visible, wants_colour
-from treadle.config import open_store
+from treadle.config import data_folder, open_store
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
+from treadle.rules import all_rules, forget_rule
 
 EXAMPLES = """\
   treadle approvals list
@@ -24,6 +25,8 @@ EXAMPLES = """\
   treadle approvals allow 3f2a91 call_7 --scope tool
   treadle approvals deny 3f2a91 --reason "not on a Friday"
   treadle approvals answer 3f2a91 "the blue one"
+  treadle approvals rules                            what was answered for good
+  treadle approvals forget "shell(git push *)"       to be asked again
 
 The answer is recorded at once; whoever runs the session goes on with it, and if nobody does,
 `treadle sessions resume` does."""
@@ -36,6 +39,9 @@ def parser() -> Parser:
     allow = kinds.add_parser("allow", help="let a call run")
     deny = kinds.add_parser("deny", help="say no; the model is told, and goes on")
     answer = kinds.add_parser("answer", help="answer a question of the agent")
+    kinds.add_parser("rules", help="what was answered for good")
+    forget = kinds.add_parser("forget", help="take an answer for good back, wherever it holds")
+    forget.add_argument("rule", metavar="RULE", help="as `rules` shows it")
     for one in (allow, deny, answer):
         one.add_argument("session", metavar="SESSION", help="an id, the beginning of one, or a name")
     answer.add_argument("text", metavar="ANSWER")
@@ -49,7 +55,30 @@ def parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.action == "rules":
+        return _rules()
+    if args.action == "forget":
+        return _forget(args.rule)
     return asyncio.run(_list(args) if args.action == "list" else _answer(args))
+
+
+def _rules() -> int:
+    found = all_rules(data_folder())
+    for rule in found:
+        say(f"{rule.decision:6} {visible(rule.pattern)}  {rule.workspace or 'everywhere'}")
+    if not found:
+        note("nothing was answered for good")
+    return 0
+
+
+def _forget(pattern: str) -> int:
+    known = [rule for rule in all_rules(data_folder()) if rule.pattern == pattern]
+    if not known:
+        raise BadInput(f"there is no rule {pattern!r}; `treadle approvals rules` shows those there are")
+    for rule in known:
+        forget_rule(data_folder(), rule)
+    note("forgotten; it is asked for again")
+    return 0
 
 
 async def _list(args: argparse.Namespace) -> int:

@@ -110,7 +110,7 @@ async def _judge_one(setup: Setup, state: State, call: CallState) -> Ready | Any
         return _closed(call, "error", str(error))
     name = tool.name
     assessment = _assessed(setup, state, tool, parsed)
-    grants = [with_aliases(grant, setup.aliases) for grant in setup.grants]
+    grants = [with_aliases(grant, setup.aliases) for grant in setup.grants] if setup.aliases else setup.grants
     verdict = decide(grants, state.remembered, name, parsed.arguments, assessment)
     for middleware in setup.middleware:
         verdict = strictest(verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict)

@@ -111,6 +111,8 @@ def decide(
 
 def tier_of(grants: Sequence[Grant]) -> Tier:
     """The narrowest tier of a chain of grants."""
+    if len(grants) == 1:
+        return grants[0].tier
     tiers: list[Tier] = [grant.tier for grant in grants or (Grant(),)]
     return min(tiers, key=_WIDTH.index)
 

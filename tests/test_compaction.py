@@ -2,24 +2,19 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit import ended, of, said
-from tests.knowledge.counting import CountingModel, is_summary
 from tests.simulation import Simulation, check_results, check_runs, check_session, now_or_never
 from tests.strategies import LIMITS, histories, told
-from tests.strict import StrictModel, check_request
-from treadle import Agent, CallFinished, Limits, ToolContext, tool
+from tests.strict import check_request
+from treadle import CallFinished, Limits, tool
 from treadle.asking import make_room
 from treadle.compaction import HAPPENED, SAID, compacted, compose, plan, plan_summary, room_in, summary_request
 from treadle.context import Projection, entries_through
-from treadle.errors import Conflict, ModelError
 from treadle.events import (
     AnyFact,
     ContextCompacted,
@@ -36,13 +31,10 @@ from treadle.events import (
     SignalDetected,
     TurnStarted,
 )
-from treadle.log.memory import MemoryLog
-from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, ImagePart, Part, Reply, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
 from treadle.state import State, Turn, apply, fold
 from treadle.steps import AskModel, Compact, Record, Rest, Work, next_step
-from treadle.testing import ScriptedModel, call, crash_points, say
-from treadle.tools.todo import todo
+from treadle.testing import ScriptedModel
 
 WORDS = "lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore"
 FIRST = "Count every page of the great book, and never use the red ink."
@@ -312,241 +304,3 @@ def test_every_run_in_a_window_that_is_nearly_full_comes_to_its_one_end(
     assert check_runs(session.facts[session.start :]) >= 1
     check_session(session.state)
     check_results(session.facts)
-
-
-# ── in a running session ───────────────────────────────────────────────────────────────────────────────────
-
-
-class Reader:
-    """Reads a page a turn, plans now and then, and answers at the end; `plans` is the plan at each request."""
-
-    def __init__(self, turns: int) -> None:
-        self.turns = turns
-        self.plans: list[str] = []
-        self.plan = ""
-
-    def __call__(self, request: Request, number: int) -> Any:
-        self.plans.append(self.plan)
-        if request.tool_choice == "none":
-            return "I stop for now."
-        if number >= self.turns:
-            return "All pages are counted."
-        if number % 40 == 1:
-            self.plan = f"chapter {number}"
-            items = [{"text": self.plan, "status": "doing"}, {"text": "the index", "status": "pending"}]
-            return call("todo", items=items)
-        return say(f"I turn to page {number}.", call("page", number=number))
-
-
-async def opened(model: Any, store: Any = ":memory:", turns: int = 200, **options: Any) -> Any:
-    limits = Limits(turns=turns, calls=1000)
-    return Agent(StrictModel(model), tools=[page, todo], limits=limits, **options).session(store)
-
-
-async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) -> None:
-    reader, turns = Reader(300), 0
-    model = CountingModel(reader)
-    async with await opened(model, tmp_path / "long.db") as session:
-        outcome = await ended(session, FIRST)
-        while outcome.reason == "turn_limit":
-            turns += outcome.turns
-            async with session.continue_() as run:
-                outcome = await run.wait()
-            assert outcome is not None
-        assert outcome.reason == "answered", outcome.error
-        assert model.refused == 0 and turns + outcome.turns >= 299
-        for number, (request, plan) in enumerate(zip(model.requests, reader.plans, strict=True)):
-            assert FIRST in shown_text(request)
-            assert plan in shown_text(request), f"request {number} is without {plan!r}"
-        facts = await session.facts()
-        compactions = of(facts, ContextCompacted)
-        assert len(compactions) > 5 and all(fact.tokens_after < fact.tokens_before for fact in compactions)
-        assert not [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
-        for number in (one for one in range(2, 299) if one % 40 != 1):
-            assert await session._log.search(f"marker{number}x"), f"page {number} cannot be found any more"  # pyright: ignore[reportPrivateUsage]
-    # Linear: what a turn costs does not grow with the turns before it, though no turn may use more than the window.
-    sizes = [sum(len(shown_text(one)) for one in model.requests[start : start + 100]) for start in (50, 150)]
-    assert sizes[1] < sizes[0] * 1.25
-    assert model.read < 300 * 4096
-
-
-async def test_the_prefix_only_grows_between_compactions_and_tools_are_sorted() -> None:
-    model = CountingModel(Reader(60))
-    async with await opened(model) as session:
-        await ended(session, FIRST)  # the strict model refuses a request that changes what was shown before
-        changes = [fact.seq for fact in of(await session.facts(), ContextCompacted)]
-    assert len({id(request.scratch) for request in model.requests}) == 1 + len(changes)
-    assert {tuple(spec.name for spec in request.tools) for request in model.requests} == {("page", "todo")}
-    assert len({request.system for request in model.requests}) == 1
-
-
-async def test_a_floor_over_the_window_stops_after_two_compactions_with_the_numbers() -> None:
-    model = CountingModel(lambda request, number: call("page", number=number), window=1200)
-    async with await opened(model, instructions=f"{WORDS} " * 38) as session:
-        outcome = await ended(session, FIRST)
-        compactions = of(await session.facts(), ContextCompacted)
-    assert outcome.reason == "failed" and outcome.can_continue
-    assert "the context is full" in outcome.error and "1200" in outcome.error
-    assert len(compactions) <= 4
-
-
-async def test_a_failed_compaction_leaves_the_run_going() -> None:
-    class Unwilling(CountingModel):
-        async def stream(self, request: Request) -> Any:
-            if is_summary(request):
-                raise ModelError("no notes today", kind="overloaded", retryable=True)
-            async for event in super().stream(request):
-                yield event
-
-    model = Unwilling(Reader(40), window=2048)
-    async with await opened(model) as session:
-        outcome = await ended(session, FIRST)
-        facts = await session.facts()
-    assert outcome.reason == "answered", outcome.error
-    failures = [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
-    assert failures and "no notes today" in failures[0].detail
-    assert all(FIRST in shown_text(request) for request in model.requests)
-
-
-async def test_a_window_that_nobody_knows_is_learnt_from_the_refusal() -> None:
-    model = CountingModel(Reader(60), window=None)
-    async with await opened(model) as session:
-        outcome = await ended(session, FIRST)
-        facts = await session.facts()
-    assert outcome.reason == "answered", outcome.error
-    assert model.refused and of(facts, ContextCompacted)
-    assert [fact.kind for fact in of(facts, ModelFailed)] == ["too_long"] * model.refused
-
-
-async def test_what_a_summary_costs_counts_as_the_runs() -> None:
-    model = CountingModel(Reader(60))
-    async with await opened(model) as session:
-        outcome = await ended(session, FIRST)
-        state = await session.state()
-    assert model.summaries
-    assert outcome.usage.input_tokens == state.usage.input_tokens == model.read
-
-
-async def test_a_run_that_is_cancelled_while_it_compacts_ends_cancelled() -> None:
-    import asyncio
-
-    begun = asyncio.Event()
-
-    class Slow(CountingModel):
-        async def stream(self, request: Request) -> Any:
-            if is_summary(request):
-                begun.set()
-                await asyncio.Event().wait()
-            async for event in super().stream(request):
-                yield event
-
-    async with await opened(Slow(Reader(60), window=2048)) as session:
-        async with session.run(FIRST) as run:
-            waiting = asyncio.create_task(run.wait())
-            await asyncio.wait_for(begun.wait(), 20)
-            outcome = await session.cancel()
-            await waiting
-        assert outcome is not None and outcome.reason == "cancelled"
-
-
-async def test_a_session_is_compacted_on_request_and_it_can_be_taken_back() -> None:
-    model = CountingModel(Reader(8), window=32_000)
-    async with await opened(model) as session:
-        await ended(session, FIRST)
-        before = (await session.context()).used
-        fact = await session.compact()
-        assert fact is not None and fact.kind == "summary" and "it went on" in fact.summary
-        assert (await session.context()).used < before
-        await session.undo_compaction()
-        assert (await session.context()).used == before
-        with pytest.raises(Conflict, match="no compaction in effect"):
-            await session.undo_compaction()
-        await ended(session, "and?")
-
-
-async def test_a_new_session_has_nothing_to_compact() -> None:
-    async with await opened(CountingModel(Reader(2))) as session:
-        assert await session.compact() is None
-        assert of(await session.facts(), ContextCompacted) == []
-
-
-async def test_pruned_output_can_be_read_again_under_the_id_of_its_call() -> None:
-    seen: list[bytes] = []
-
-    @tool(safety="safe")
-    async def again(artifact: str, context: ToolContext) -> str:
-        seen.append(await context.desk.read_artifact(artifact))
-        return "ok"
-
-    lines = iter([call("page", id="p1", number=1), call("again", artifact="p1"), "Done."])
-    model = CountingModel(lambda request, number: next(lines))
-    agent = Agent(StrictModel(model), tools=[page, again])
-    async with agent.session() as session:
-        await ended(session)
-        assert b"marker1x" in seen[0]
-        assert b"marker1x" in (await session.artifact("p1")).data
-
-
-async def test_one_result_never_fills_a_small_window() -> None:
-    @tool(safety="safe")
-    async def novel() -> str:
-        return "word " * 20_000
-
-    lines = iter([call("novel", id="n1"), "Done."])
-    model = CountingModel(lambda request, number: next(lines))
-    async with Agent(StrictModel(model), tools=[novel]).session() as session:
-        assert (await ended(session)).reason == "answered"
-        [done] = of(await session.facts(), CallFinished)
-        assert len(done.output) < 2300 and done.truncation is not None
-        assert len((await session.artifact(done.truncation.artifact)).data) == 100_000
-
-
-async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
-    @tool(safety="safe", name="read_file")
-    async def read_file(path: str) -> str:
-        return "line " * 300
-
-    lines = iter([call("read_file", path="a"), "Done."])
-    model = CountingModel(lambda request, number: next(lines))
-    async with Agent(StrictModel(model), tools=[read_file], instructions="Be brief. " * 20).session() as session:
-        empty = await session.context()
-        assert empty.estimated and empty.system > 40 and empty.tools > 0
-        await ended(session, "read it")
-        found = await session.context()
-    assert not found.estimated and found.used == (await_tokens(model))
-    assert found.system + found.tools + found.skills + found.files + found.history == found.used
-    assert found.free == 4096 - found.used and found.files > found.history
-
-
-def await_tokens(model: CountingModel) -> int:
-    """What the provider counted for the last request and its reply."""
-    from treadle.tokens import in_messages, in_text, in_tools
-
-    last = model.requests[-1]
-    return in_text(last.system) + in_tools(last.tools) + in_messages(last.messages) + in_text("Done.")
-
-
-# ── cut anywhere ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_a_session_with_compactions_is_cut_after_every_fact_and_goes_on(tmp_path: Path) -> None:
-    log = MemoryLog()
-    model = CountingModel(Reader(16), window=1500)
-    async with await opened(model, log) as session:
-        assert (await ended(session, FIRST)).reason == "answered"
-        points = await crash_points(session)
-    assert any(isinstance(point.facts[-1], ContextCompacted) for point in points)
-    for number, point in enumerate(points):
-        store = MemoryLog() if number % 4 else SqliteLog(tmp_path / f"{number}.db")
-        await point.plant(store)
-        again = CountingModel(Reader(3), window=1500)
-        agent = Agent(StrictModel(again), tools=[page, todo])
-        async with agent.session(store, id=point.session_id) as session:
-            async with session.resume() as run:
-                await run.wait()
-            if any(isinstance(fact, MessageReceived) for fact in point.facts):
-                assert all(FIRST in shown_text(request) for request in again.requests)
-                await ended(session, "and?")
-                assert FIRST in shown_text(again.requests[-1]) and "and?" in said(again.requests[-1])
-        assert again.refused == 0
-        await store.close()

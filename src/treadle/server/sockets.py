@@ -221,19 +221,19 @@ def _wire(session_id: str, after: int, window: int | None) -> Callable[[Event], 
 async def _tell_statuses(service: Service, line: Line) -> None:
     """All sessions as they are now, and then each change: at once where this process writes, else soon."""
     dialects: dict[str, StatusDialect] = {}
-    seen: dict[str, tuple[str, str]] = {}
+    seen: dict[str, tuple[ChatState, str]] = {}
     with service.bus.subscribe() as subscription:
         line.start(_look_elsewhere(service, line, seen))
         async for session_id, fact in subscription:
             if session_id not in dialects:
-                before = seen.get(session_id, ("idle", ""))[0]
-                dialects[session_id] = StatusDialect(session_id, before)  # type: ignore[arg-type]
+                before = seen[session_id][0] if session_id in seen else "idle"
+                dialects[session_id] = StatusDialect(session_id, before)
             for frame in dialects[session_id].feed(fact):
                 seen[session_id] = (frame.status, frame.name or seen.get(session_id, ("", ""))[1])
                 await line.send(encode(frame))
 
 
-async def _look_elsewhere(service: Service, line: Line, seen: dict[str, tuple[str, str]]) -> None:
+async def _look_elsewhere(service: Service, line: Line, seen: dict[str, tuple[ChatState, str]]) -> None:
     """What other processes do with the sessions of this store is found by looking."""
     while True:
         page = await service.runtime.sessions(SessionQuery(limit=LISTED))

@@ -11,7 +11,7 @@ import signal
 import sys
 import termios
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,15 +184,8 @@ class Screen:
         os.write(self.fd, text.encode())
 
     async def leave(self) -> int:
-        """Ctrl-D, and again: the terminal itself swallows one that comes while a line is written. The exit code."""
-        async with asyncio.timeout(PATIENCE):
-            while not self.ended:
-                self.type("\x04")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(1):
-                        while not self.ended:
-                            self._changed.clear()
-                            await self._changed.wait()
+        """Ctrl-D; the exit code."""
+        self.type("\x04")
         return await self.end()
 
     async def end(self) -> int:

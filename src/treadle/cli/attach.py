@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
@@ -117,26 +118,36 @@ class Attached:
         self._asking.changed = self._line.interrupt
         self._tasks: set[asyncio.Task[None]] = set()
         self._draft = ""
+        self._left = False
 
     def _leave(self) -> None:
+        self._left = True
         self._line.leave()
 
     async def stay(self, facts: list[AnyFact]) -> None:
         """Until the person leaves."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._leave)  # what Ctrl-C is between two prompts
+        try:
+            with self._line.held():
+                await self._stay(facts)
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            note(f"detached; session {self._link.session_id[:12]} goes on without you")
+
+    async def _stay(self, facts: list[AnyFact]) -> None:
         self._screen.recall(facts)
         for question in open_questions(facts):
             self._bring(question)
         watching = asyncio.create_task(self._watch(facts[-1].seq))
         self._tasks.add(watching)
         try:
-            while not watching.done() and await self._once():
+            while not self._left and not watching.done() and await self._once():
                 pass
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._line.close()
-            note(f"detached; session {self._link.session_id[:12]} goes on without you")
 
     async def _once(self) -> bool:
         """Read one line and do what it says; False when it says to leave."""

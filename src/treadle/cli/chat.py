@@ -152,6 +152,10 @@ class Chat:
 
     async def talk(self) -> str:
         """Until the person leaves; the session to go on with, if it is another one."""
+        with self._line.held():
+            return await self._talk()
+
+    async def _talk(self) -> str:
         shown = await self._recap()
         state = await self.session.state()
         self._heed(asyncio.get_running_loop())
@@ -159,7 +163,7 @@ class Chat:
         if state.run is not None or (state.queue and not state.held):
             self.tell("taking up what was left unfinished")
             self.begin(self.session.resume())
-        # While a line is written above the prompt the terminal is its old self, and Ctrl-C is a signal.
+        # Between two prompts Ctrl-C is a signal.
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._stop_or_leave)
         loop.add_signal_handler(signal.SIGTERM, self._go)
@@ -291,7 +295,7 @@ class Chat:
         self._line.leave()
 
     async def _leave(self, background: list[asyncio.Task[None]]) -> None:
-        """Stop what is under way, show its end, and give the terminal back. What waits for an answer stays open."""
+        """Stop what is under way and show its end. What waits for an answer stays open."""
         tasks = [task for task in (self._driver, self._stopping) if task is not None and not task.done()]
         for task in tasks:
             task.cancel()
@@ -299,4 +303,3 @@ class Chat:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        self._line.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator
+import termios
+import tty
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import ANSI
@@ -50,7 +52,7 @@ class Line:
         self._open = self._tail = ""
         self._paint: Paint | None = None
         self._label = "› "
-        self._ending = self._inert = False
+        self._ending = self._inert = self._editing = False
         history.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(history, os.O_CREAT | os.O_APPEND, 0o600))
         self._session: PromptSession[str] = PromptSession(
@@ -62,7 +64,6 @@ class Line:
             multiline=True,
             prompt_continuation="  ",
             key_bindings=self._bindings(keys),
-            enable_open_in_editor=True,
             erase_when_done=True,
         )
         self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE
@@ -70,10 +71,18 @@ class Line:
         self._above: list[str] = []
         self._writing: asyncio.Task[None] | None = None
 
-    def close(self) -> None:
-        """Write out what is left; the terminal is as it was before."""
-        self._finish()
-        self._write_out()
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Keep the terminal from reading keys by itself, between two prompts too: no echo, no key lost but signals."""
+        fd = self._session.app.input.fileno()
+        before = termios.tcgetattr(fd)
+        tty.setcbreak(fd, termios.TCSANOW)  # any other moment to change it throws away what was typed ahead
+        try:
+            yield
+        finally:
+            self._finish()
+            self._write_out()
+            termios.tcsetattr(fd, termios.TCSANOW, before)
 
     async def read(self, label: str, draft: str = "", inert: float = 0.0) -> str:
         """What is typed next. Raises `EOFError` at Ctrl-D and `Interrupted` when something else needs the line.
@@ -88,6 +97,7 @@ class Line:
         finally:
             if waking is not None:
                 waking.cancel()
+            self._write_out()
         if self._ending:
             self._ending = False
             raise Interrupted(text)
@@ -159,9 +169,19 @@ class Line:
             self._writing = asyncio.create_task(self._write_above())
 
     async def _write_above(self) -> None:
+        """Take the prompt away, write, draw it again. The terminal stays in the prompt's hands: no key goes astray."""
+        app = self._session.app
         await asyncio.sleep(BUNDLE)
         while self._above:
-            await run_in_terminal(self._write_out)
+            if app.output.responds_to_cpr:
+                await app.renderer.wait_for_cpr_responses()
+            if self._editing or app.is_done or not app.is_running:
+                return  # it is written out at the end of that
+            app.renderer.erase()
+            self._write_out()
+            if not app.key_processor.input_queue:
+                app.renderer.request_absolute_cursor_position()
+            app.renderer.render(app, app.layout)
 
     def _write_out(self) -> None:
         text, self._above = "".join(self._above), []
@@ -170,6 +190,10 @@ class Line:
             output.enable_autowrap()
             output.write_raw(text)
             output.flush()
+
+    def _edited(self) -> None:
+        self._editing = False
+        self._put("")
 
     def _redraw(self) -> None:
         self._session.app.invalidate()
@@ -199,6 +223,11 @@ class Line:
         def _(event: KeyPressEvent) -> None:
             if not event.current_buffer.text:
                 event.app.exit(exception=EOFError)
+
+        @bindings.add("c-x", "c-e")
+        def _(event: KeyPressEvent) -> None:
+            self._editing = True
+            event.current_buffer.open_in_editor().add_done_callback(lambda _: self._edited())
 
         for key, act in keys.items():
             bindings.add(key)(_ignoring_the_event(act))

@@ -19,8 +19,8 @@ from treadle.events import (
 )
 from treadle.log.memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
-from treadle.messages import Request
-from treadle.testing import call, crash_points, say
+from treadle.messages import Reply, Request, Usage
+from treadle.testing import ScriptedModel, call, crash_points, say
 from treadle.tools.todo import todo
 
 
@@ -223,6 +223,26 @@ async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
     assert not found.estimated and found.used == (await_tokens(model))
     assert found.system + found.tools + found.skills + found.files + found.history == found.used
     assert found.free == 4096 - found.used and found.files > found.history
+
+
+async def test_what_the_provider_has_not_counted_since_a_compaction_is_called_estimated() -> None:
+    async with await opened(CountingModel(Reader(8), window=32_000)) as session:
+        await ended(session, FIRST)
+        assert not (await session.context()).estimated
+        assert await session.compact() is not None
+        assert (await session.context()).estimated
+        await ended(session, "and?")
+        assert not (await session.context()).estimated
+        await session.undo_compaction()
+        assert (await session.context()).estimated
+
+
+async def test_a_guess_of_the_adapters_is_not_called_a_count() -> None:
+    guessed = Reply("Hello.", usage=Usage(11, 7, estimated=True))
+    async with Agent(StrictModel(ScriptedModel(guessed))).session() as session:
+        await ended(session)
+        found = await session.context()
+    assert found.used == 18 and found.estimated
 
 
 def await_tokens(model: CountingModel) -> int:

@@ -283,7 +283,7 @@ def _line(text: str) -> str:
 
 
 class Breakdown(Struct, frozen=True):
-    """What fills a model's window, in tokens. `estimated` is False where the provider has counted the whole.
+    """What fills a model's window, in tokens. `estimated` is False once the provider has counted what is shown.
 
     `skills` are what the model is told of skills, `files` instruction files and what `read_file` has shown. `window`
     and `free` are None where the window is unknown.
@@ -316,12 +316,12 @@ def context_breakdown(state: State, request: Request, window: int | None) -> Bre
             skills, history = skills + attached, history + size - attached
     parts = {"system": system, "tools": in_tools(request.tools), "skills": skills, "files": files, "history": history}
     total = sum(parts.values())
-    counted = any(isinstance(entry, Turn) and entry.reply and entry.reply.usage.input_tokens for entry in state.entries)
-    used = state.tokens if counted else total
+    known = any(isinstance(entry, Turn) and entry.reply and entry.reply.usage.input_tokens for entry in state.entries)
+    used = state.tokens if known else total
     scaled = {name: size * used // max(total, 1) for name, size in parts.items()}
     scaled["history"] += used - sum(scaled.values())
     free = max(0, window - used) if window else None
-    return Breakdown(window, used, **scaled, free=free, estimated=not counted)
+    return Breakdown(window, used, **scaled, free=free, estimated=not state.counted)
 
 
 def _in_frames(kind: re.Pattern[str], text: str) -> int:

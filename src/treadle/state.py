@@ -136,7 +136,8 @@ class Past(NamedTuple):
 class State:
     """All that is known of a session at one position of its log.
 
-    `tokens` is about what the next request has: the provider's last count, and a guess for what came since.
+    `tokens` is about what the next request has: the provider's last count, and a guess for what came since. It is
+    `counted` from a reply on that came with such a count, until something else is shown than what was counted.
     `crowded` counts the compactions in a row that freed nothing, `touched` the files that calls have changed.
     """
 
@@ -163,6 +164,7 @@ class State:
     rewound: list[Past] = field(default_factory=list[Past])
     compacted: list[ContextCompacted] = field(default_factory=list[ContextCompacted])
     tokens: int = 0
+    counted: bool = False
     crowded: int = 0
     touched: dict[str, None] = field(default_factory=dict[str, None])
     generation: int = 0
@@ -277,6 +279,7 @@ def _replied(state: State, fact: ModelReplied) -> None:
             turn.calls[call.id] = state.calls[call.id] = CallState(call)
     used = fact.usage
     state.tokens = used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + tokens_of(turn)
+    state.counted = bool(used.input_tokens) and not used.estimated
     if state.crowded and (not state.compacted or state.tokens < FREED * state.compacted[-1].tokens_before):
         state.crowded = 0
     if state.run is not None:
@@ -389,7 +392,7 @@ def _compacted(state: State, fact: ContextCompacted) -> None:
     elif state.compacted:
         before = state.compacted.pop().tokens_before
         state.crowded = 0
-    state.tokens = fact.tokens_after or before or state.tokens
+    state.tokens, state.counted = fact.tokens_after or before or state.tokens, False
     state.generation += 1
     if state.turn is not None and state.turn.reply is None:
         state.turn.compacted = fact.seq
@@ -419,7 +422,7 @@ def _rewound(state: State, fact: Rewound) -> None:
 
 def _show_instead(state: State, entries: list[Entry], compacted: list[ContextCompacted]) -> None:
     gone = sum(map(tokens_of, state.entries)) - sum(map(tokens_of, entries))
-    state.tokens = max(0, state.tokens - gone)
+    state.tokens, state.counted = max(0, state.tokens - gone), False
     state.entries, state.compacted, state.crowded = entries, compacted, 0
     state.generation += 1
 

@@ -18,13 +18,13 @@ from treadle.events import Grant, Limits
 from treadle.knowledge.agents import AgentFile
 from treadle.knowledge.base import Problem, Skill
 from treadle.knowledge.workspace import FileKnowledge, Written
+from treadle.log.base import Embed
 from treadle.messages import Sampling
 from treadle.models.base import Model
 from treadle.policy import covers, with_posture
 from treadle.setup import Gate
 from treadle.tools.base import Tool
 from treadle.tools.function import tool as made_tool
-from treadle.tools.memory import Embed
 
 __all__ = ["AgentFile", "AgentOptions", "FileKnowledge", "Library", "Problem", "Skill", "Written"]
 

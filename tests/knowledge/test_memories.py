@@ -1,6 +1,5 @@
 """What is remembered: the same in both logs, found by words and by meaning, marked as recalled, and no secrets."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +53,6 @@ async def test_more_of_the_words_come_first(store: Store) -> None:
     both = await memories.add(Memory("Roses in the garden need water every morning."))
     assert (await memories.search("garden roses water morning"))[0] == both
     assert len(await memories.search("garden", limit=1)) == 1
-
-
-async def test_meaning_and_words_are_fused_by_rank(store: Store) -> None:
-    memories = store.open().memories
-    word = await memories.add(Memory("The car is red.", vector=(0.0, 1.0)))
-    near = await memories.add(Memory("A vehicle of crimson colour.", vector=(1.0, 0.1)))
-    far = await memories.add(Memory("Bread needs salt.", vector=(-1.0, 0.0)))
-    assert await memories.search("car") == [word]
-    found = await memories.search("car", vector=(1.0, 0.0))
-    assert set(map(id_of, found)) == {word.id, near.id} and far not in found
-
-
-def id_of(memory: Memory) -> str:
-    return memory.id
 
 
 def test_an_order_made_of_several_puts_what_is_high_in_both_first() -> None:
@@ -170,25 +155,6 @@ def forget(memory_id: str) -> Any:
     from treadle.messages import Call
 
     return Call("f", "forget", f'{{"id": "{memory_id}"}}')
-
-
-async def test_the_embedding_model_is_used_where_there_is_one(store: Store, tmp_path: Path) -> None:
-    async def embed(texts: Any) -> list[list[float]]:
-        await asyncio.sleep(0)
-        return [[1.0, 0.0] if "red" in text or "crimson" in text else [0.0, 1.0] for text in texts]
-
-    script = [
-        call("remember", text="The gate is crimson."),
-        call("remember", text="Bread needs salt."),
-        call("recall", id="r", query="anything red"),
-        "Done.",
-    ]
-    model = ScriptedModel(*script)
-    agent = Agent(StrictModel(model), tools=memory_tools(embed))
-    async with agent.session(store.open(), workspace=tmp_path) as session:
-        await ended(session)
-    shown = results(model.requests[-1])["r"].text
-    assert "crimson" in shown and "Bread" not in shown
 
 
 async def test_preferences_are_told_to_new_sessions_and_never_change_a_prompt_on_the_way(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ may `append`. Wake-ups are hints: the truth is always `read`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -103,14 +103,14 @@ class Hit(Struct, frozen=True):
 
 MemoryKind = Literal["fact", "preference", "procedure"]
 LONGEST_MEMORY = 2000
-MOST_VECTORS = 5000
+
+Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
+"""Makes a vector of each text, so that it is found by meaning as well as by its words. Vectors of different models say
+nothing about each other: an embedding that has another `name` makes them anew."""
 
 
 class Memory(Struct, frozen=True, omit_defaults=True):
-    """Something to be remembered. `scope` is the workspace where it holds, or empty: then it is the user's, anywhere.
-
-    `vector` is what an embedding model made of the text, where there was one at hand.
-    """
+    """Something to be remembered. `scope` is the workspace where it holds; empty where it is the user's, anywhere."""
 
     text: str
     kind: MemoryKind = "fact"
@@ -118,11 +118,15 @@ class Memory(Struct, frozen=True, omit_defaults=True):
     session_id: str = ""
     id: str = ""
     at: float = 0.0
-    vector: tuple[float, ...] = ()
 
 
 class Memories(ABC):
-    """What is remembered across sessions. Nothing of it is ever obeyed: it is shown as what somebody once noted."""
+    """What is remembered across sessions. Nothing of it is ever obeyed: it is shown as what somebody once noted.
+
+    With `embed` it is also found by its meaning.
+    """
+
+    embed: Embed | None = None
 
     async def add(self, memory: Memory) -> Memory:
         """Keep something; it gets its id and time. The same text in the same place is kept once.
@@ -135,21 +139,14 @@ class Memories(ABC):
         """Change the text of something remembered; raises `NotFound`, or `BadInput` as `add` does."""
         return await self._change(memory_id, _memorable(text))
 
-    async def search(
-        self, text: str, scopes: Sequence[str] | None = None, limit: int = 20, vector: Sequence[float] = ()
-    ) -> list[Memory]:
-        """Those that have any of the words of `text`, best first; with a `vector` of it also those that are near."""
-        from treadle.ranking import fused, nearest
-
-        found = await self._find(text, scopes, limit)
-        if not vector:
-            return found
-        known = {memory.id: memory for memory in (*await self.list(scopes, MOST_VECTORS), *found)}
-        near = nearest(vector, {memory.id: memory.vector for memory in known.values()})
-        return [known[one] for one in fused([memory.id for memory in found], near)[:limit]]
-
     @abstractmethod
-    async def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]: ...
+    async def search(
+        self, text: str, scopes: Sequence[str] | None = None, limit: int = 20, embed: Embed | None = None
+    ) -> list[Memory]:
+        """Those that have any of the words of `text`, best first; with an embedding also those that mean the like.
+
+        The embedding has a few seconds. Where it fails or takes longer, the words alone decide.
+        """
 
     @abstractmethod
     async def _put(self, memory: Memory) -> Memory: ...

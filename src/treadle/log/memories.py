@@ -1,12 +1,14 @@
 """What is remembered, kept in the same store as the sessions: in a table with full-text search, or in a list.
 
-What may be kept is decided by the port, and how words and vectors are weighed against each other.
+What may be kept is decided by the port.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,9 +16,11 @@ import msgspec
 from msgspec.structs import replace
 
 from treadle.errors import NotFound
-from treadle.log.base import Memories, Memory, MemoryKind
+from treadle.log.base import Embed, Memories, Memory, MemoryKind
+from treadle.log.meaning import MOST, alike
 from treadle.log.search import words_in
 from treadle.log.store import Store
+from treadle.ranking import fused
 
 _decoder = msgspec.json.Decoder(Memory)
 
@@ -29,12 +33,46 @@ def _unknown(memory_id: str) -> NotFound:
     return NotFound(f"nothing is remembered as {memory_id!r}; it may have been forgotten already")
 
 
-class PlainMemories(Memories):
+class Searched(Memories):
+    """Memories that are found by their words and, where there is an embedding, by their meaning, fused by rank."""
+
+    async def search(
+        self, text: str, scopes: Sequence[str] | None = None, limit: int = 20, embed: Embed | None = None
+    ) -> list[Memory]:
+        found = self._find(text, scopes, limit)
+        embed = embed or self.embed
+        near = await alike(self, embed, text, scopes) if embed is not None and text.strip() else []
+        if not near:
+            return found
+        best = fused([memory.id for memory in found], near)[:limit]
+        known = {memory.id: memory for memory in (*found, *self._those(best))}
+        return [known[one] for one in best if one in known]
+
+    @abstractmethod
+    def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+        """Those that have any of the words, best first."""
+
+    @abstractmethod
+    def _those(self, ids: Iterable[str]) -> list[Memory]:
+        """Those of them that are there still."""
+
+    @abstractmethod
+    def without(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]: ...
+
+    @abstractmethod
+    def keep(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None: ...
+
+    @abstractmethod
+    def kept(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]: ...
+
+
+class PlainMemories(Searched):
     """Memories that live as long as this object."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._kept: dict[str, Memory] = {}
+        self._vectors: dict[str, tuple[str, Sequence[float]]] = {}
 
     async def _put(self, memory: Memory) -> Memory:
         for known in self._kept.values():
@@ -45,8 +83,9 @@ class PlainMemories(Memories):
         return memory
 
     async def _change(self, memory_id: str, text: str) -> Memory:
-        memory = replace(await self.get(memory_id), text=text, vector=())
+        memory = replace(await self.get(memory_id), text=text)
         self._kept[memory_id] = memory
+        self._vectors.pop(memory_id, None)
         return memory
 
     async def get(self, memory_id: str) -> Memory:
@@ -57,13 +96,16 @@ class PlainMemories(Memories):
     async def list(
         self, scopes: Sequence[str] | None = None, limit: int = 1000, kind: MemoryKind | None = None
     ) -> list[Memory]:
-        there = (memory for memory in self._kept.values() if scopes is None or memory.scope in scopes)
+        there = self._within(scopes)
         return list(islice((memory for memory in there if kind in (None, memory.kind)), limit))
 
-    async def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+    def _within(self, scopes: Sequence[str] | None) -> Iterable[Memory]:
+        return (memory for memory in self._kept.values() if scopes is None or memory.scope in scopes)
+
+    def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         wanted = set(words_in(text))
         found: list[tuple[int, int, Memory]] = []
-        for number, memory in enumerate(await self.list(scopes, len(self._kept))):
+        for number, memory in enumerate(self._within(scopes)):
             score = len(wanted & set(words_in(memory.text)))
             if score:
                 found.append((-score, number, memory))
@@ -72,9 +114,27 @@ class PlainMemories(Memories):
     async def delete(self, memory_id: str) -> None:
         await self.get(memory_id)
         del self._kept[memory_id]
+        self._vectors.pop(memory_id, None)
+
+    def _those(self, ids: Iterable[str]) -> list[Memory]:
+        return [self._kept[one] for one in ids if one in self._kept]
+
+    def without(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+        newest = list(self._within(scopes))[: -MOST - 1 : -1]
+        return [one for one in newest if self._vectors.get(one.id, ("",))[0] != name][:limit]
+
+    def keep(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None:
+        self._vectors.update((memory.id, (name, vector)) for memory, vector in made if self._is_there(memory))
+
+    def _is_there(self, memory: Memory) -> bool:
+        return memory.id in self._kept and self._kept[memory.id].text == memory.text
+
+    def kept(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
+        made = ((memory.id, self._vectors.get(memory.id, ("", ()))) for memory in self._within(scopes))
+        return {memory_id: vector for memory_id, (by, vector) in made if by == name and vector}
 
 
-class SqliteMemories(Memories):
+class SqliteMemories(Searched):
     """Memories in the file of an SQLite log."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
@@ -98,7 +158,8 @@ class SqliteMemories(Memories):
     async def _change(self, memory_id: str, text: str) -> Memory:
         with self._store.write as db:
             num, memory = self._row(memory_id)
-            memory = replace(memory, text=text, vector=())
+            memory = replace(memory, text=text)
+            db.execute("DELETE FROM memory_vectors WHERE num = ?", (num,))
             db.execute("UPDATE memories SET body = ? WHERE num = ?", (msgspec.json.encode(memory), num))
             db.execute("UPDATE memory_words SET text = ? WHERE rowid = ?", (text, num))
         return memory
@@ -118,7 +179,7 @@ class SqliteMemories(Memories):
             there = (_decoder.decode(body) for (body,) in rows)
             return list(islice((memory for memory in there if kind in (None, memory.kind)), limit))
 
-    async def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+    def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         match = " OR ".join(f'"{word}"' for word in dict.fromkeys(words_in(text)))
         if not match:
             return []
@@ -132,7 +193,37 @@ class SqliteMemories(Memories):
         with self._store.write as db:
             num, _ = self._row(memory_id)
             db.execute("DELETE FROM memory_words WHERE rowid = ?", (num,))
+            db.execute("DELETE FROM memory_vectors WHERE num = ?", (num,))
             db.execute("DELETE FROM memories WHERE num = ?", (num,))
+
+    def _those(self, ids: Iterable[str]) -> list[Memory]:
+        wanted = tuple(ids)
+        query = f"SELECT body FROM memories WHERE id IN ({', '.join('?' * len(wanted))})"
+        with self._store.reading as db:
+            return [_decoder.decode(body) for (body,) in db.execute(query, wanted)]
+
+    def without(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+        where, values = _within(scopes)
+        query = f"""SELECT body FROM (SELECT num, body FROM memories WHERE {where} ORDER BY num DESC LIMIT ?) AS newest
+            LEFT JOIN memory_vectors ON memory_vectors.num = newest.num
+            WHERE memory_vectors.name IS NOT ? ORDER BY newest.num DESC LIMIT ?"""
+        with self._store.reading as db:
+            return [_decoder.decode(body) for (body,) in db.execute(query, (*values, MOST, name, limit))]
+
+    def keep(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None:
+        with self._store.write as db:
+            for memory, vector in made:
+                row: Any = db.execute("SELECT num, body FROM memories WHERE id = ?", (memory.id,)).fetchone()
+                if row is not None and _decoder.decode(row[1]).text == memory.text:
+                    values = (row[0], name, array("f", vector).tobytes())
+                    db.execute("INSERT OR REPLACE INTO memory_vectors (num, name, vector) VALUES (?, ?, ?)", values)
+
+    def kept(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
+        where, values = _within(scopes)
+        query = f"""SELECT id, vector FROM memories JOIN memory_vectors ON memory_vectors.num = memories.num
+            WHERE name = ? AND {where} ORDER BY memories.num DESC LIMIT ?"""
+        with self._store.reading as db:
+            return {one: array("f", vector) for one, vector in db.execute(query, (name, *values, MOST))}
 
     def _row(self, memory_id: str) -> tuple[int, Memory]:
         row: Any = self._store.db().execute("SELECT num, body FROM memories WHERE id = ?", (memory_id,)).fetchone()

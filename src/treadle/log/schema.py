@@ -70,6 +70,10 @@ MIGRATIONS: tuple[Migration, ...] = (
         """CREATE INDEX sessions_parent ON sessions (json_extract(CAST(parent AS TEXT), '$.session_id'))
             WHERE parent IS NOT NULL""",
     ),
+    (
+        # Apart from the memories: they are large, and most ways to read a memory have no use for them.
+        "CREATE TABLE memory_vectors (num INTEGER PRIMARY KEY, name TEXT NOT NULL, vector BLOB NOT NULL)",
+    ),
 )
 
 

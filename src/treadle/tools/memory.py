@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from treadle.errors import NotFound
-from treadle.log.base import Memories, Memory, MemoryKind
+from treadle.log.base import Embed, Memories, Memory, MemoryKind
 from treadle.tools.base import Tool, ToolContext, ToolError
 from treadle.tools.function import tool
-
-Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
-"""Makes vectors of texts, so that they are found by meaning as well as by their words."""
 
 MOST = 20
 RECALLED = (
@@ -39,11 +36,7 @@ def memory_tools(embed: Embed | None = None) -> list[Tool]:
             everywhere: for all of the user's projects, instead of this one
         """
         scope = "" if everywhere else str(context.workspace)
-        memory = Memory(text, kind, scope, context.session_id)
-        if embed is not None:
-            (vector,) = await embed([text])
-            memory = Memory(text, kind, scope, context.session_id, vector=tuple(vector))
-        kept = await _memories(context).add(memory)
+        kept = await _memories(context).add(Memory(text, kind, scope, context.session_id))
         return f"Remembered as {kept.id}, {_where(kept)}."
 
     @tool(
@@ -59,10 +52,7 @@ def memory_tools(embed: Embed | None = None) -> list[Tool]:
             query: words that it may have
             limit: how many at most
         """
-        vector: Sequence[float] = ()
-        if embed is not None:
-            (vector,) = await embed([query])
-        found = await _memories(context).search(query, _scopes(context), min(max(limit, 1), MOST), vector)
+        found = await _memories(context).search(query, _scopes(context), min(max(limit, 1), MOST), embed)
         return recalled(found) if found else "Nothing is remembered about this."
 
     return [remember, recall, forget]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +27,9 @@ def approval_lines(
     """What is asked, whole: tool, class, reason, every argument to the letter, and the diff it would make."""
     head = f"{styled('?', 'bold yellow', colour)} {styled(visible(question.tool), 'bold', colour)} wants to run  "
     head += styled(f"[{question.safety}]", _STYLES[question.safety], colour)
-    lines = [head, f"  why asked: {visible(question.why)}", f"  folder: {visible(str(folder))}"]
+    why = textwrap.wrap(visible(question.why), max(20, room - 16))  # words of ours: the rest is shown to the letter
+    lines = [head, f"  why asked: {why[0] if why else ''}", *(f"             {more}" for more in why[1:])]
+    lines.append(f"  folder: {visible(str(folder))}")
     for name, value in question.arguments.items():
         lines += _argument(name, value)
     lines += _parts(question, tools, folder)

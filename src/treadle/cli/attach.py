@@ -13,7 +13,8 @@ from pathlib import Path
 from treadle import ApprovalRequested, InputRequested
 from treadle.cli.link import Link, StoreLink, http_link
 from treadle.cli.options import Parser, add_store, parser_of
-from treadle.cli.screen import Screen
+from treadle.cli.screen import STEERS, TICK, Screen
+from treadle.cli.signals import acting
 from treadle.cli.stage import Terminal
 from treadle.cli.text import harmless, is_terminal, note, styled
 from treadle.config import data_folder
@@ -126,21 +127,18 @@ class Attached:
 
     async def stay(self, facts: list[AnyFact]) -> None:
         """Until the person leaves."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._leave)  # what Ctrl-C is between two prompts
-        try:
-            with self._line.held():
-                await self._stay(facts)
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-            note(f"detached; session {self._link.session_id[:12]} goes on without you")
+        # Between two prompts Ctrl-C is a signal.
+        with acting(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._leave)), self._line.held():
+            await self._stay(facts)
+        on = " goes on without you" if self._screen.running else ""
+        note(f"detached; session {self._link.session_id[:12]}{on}")
 
     async def _stay(self, facts: list[AnyFact]) -> None:
         self._screen.recall(facts)
         for question in open_questions(facts):
             self._bring(question)
         watching = asyncio.create_task(self._watch(facts[-1].seq))
-        self._tasks.add(watching)
+        self._tasks |= {watching, asyncio.create_task(self._tick())}
         try:
             while not self._left and not watching.done() and await self._once():
                 pass
@@ -148,21 +146,27 @@ class Attached:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not watching.cancelled():
+            watching.result()  # what it broke with
 
     async def _once(self) -> bool:
         """Read one line and do what it says; False when it says to leave."""
         from treadle.cli.gate import INERT
-        from treadle.cli.prompt import Interrupted
+        from treadle.cli.prompt import ANSWER, PROMPT, Interrupted
 
         question = self._asking.first
         try:
             if question is None:
-                text = await self._line.read("› ", self._draft)
+                text = await self._line.read(PROMPT, self._draft)
                 self._draft = ""
+                if text.startswith("/"):
+                    self._echo(PROMPT, text)
                 return await self._typed(text)
             if not question.shown:
                 question.show(self._line, self._tools, self._folder)
-            question.take(await self._line.read("answer> ", inert=INERT), self._folder)
+            text = await self._line.read(ANSWER, inert=INERT, passing=True)
+            self._echo(ANSWER, text)
+            question.take(text, self._folder)
         except Interrupted as gave_way:
             self._draft = self._draft if question else gave_way.draft
         except EOFError:
@@ -180,8 +184,15 @@ class Attached:
             case "":
                 pass
             case _:
+                if self._screen.running:
+                    self._line.aside(styled(STEERS, "dim", self._line.colour))
                 await self._link.send(text)
         return True
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self._screen.tick()
 
     def _bring(self, question: ApprovalRequested | InputRequested) -> None:
         async def asked() -> None:
@@ -208,6 +219,9 @@ class Attached:
             self._tell(error)
         finally:
             self._line.leave()
+
+    def _echo(self, label: str, text: str) -> None:
+        self._line.aside(styled(harmless(f"{label}{text}"), "dim", self._line.colour))
 
     def _tell(self, error: TreadleError) -> None:
         self._line.line(styled(harmless(str(error)), "red", self._line.colour))

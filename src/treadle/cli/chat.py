@@ -7,6 +7,8 @@ import asyncio
 import signal
 import sys
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from treadle import Run
 from treadle.cli.asking import Asking, Open
@@ -15,15 +17,16 @@ from treadle.cli.gate import INERT
 from treadle.cli.hearing import heard
 from treadle.cli.opening import Opened, opened
 from treadle.cli.options import Parser, Several, add_options, parser_of, settings_of
-from treadle.cli.prompt import Interrupted, Line, Words
-from treadle.cli.screen import Screen
+from treadle.cli.prompt import ANSWER, PROMPT, Interrupted, Line, Words
+from treadle.cli.screen import STEERS, TICK, Screen
+from treadle.cli.signals import acting
 from treadle.cli.slash import COMMANDS, obey
 from treadle.cli.stage import Bell, Stage
 from treadle.cli.text import harmless, is_terminal, note, styled
 from treadle.config import data_folder, heed, open_store
 from treadle.drafting import Drafts
 from treadle.errors import BadInput, Conflict, TreadleError
-from treadle.events import MessageReceived, Progress, RunFinished, RunRequested
+from treadle.events import ApprovalAnswered, InputAnswered, MessageReceived, Progress, RunFinished, RunRequested
 from treadle.log.base import SessionQuery
 from treadle.naming import name_session
 
@@ -35,9 +38,9 @@ EXAMPLES = """\
 
 While it works, what you type steers it. Esc or Ctrl-C stops it, a second Ctrl-C leaves; /help shows the rest."""
 
-TICK = 0.5
 PATIENCE = 2.0
 RECAP = 2
+POSTED = (MessageReceived, RunRequested, ApprovalAnswered, InputAnswered)
 
 
 def parser() -> Parser:
@@ -111,6 +114,7 @@ class Chat:
         self._stopping: asyncio.Task[RunFinished | None] | None = None
         self._next: str | None = None
         self._draft = ""
+        self._broken: BaseException | None = None
         self._warned = -PATIENCE
         asking.changed = self._line.interrupt
 
@@ -120,11 +124,11 @@ class Chat:
 
     def tell(self, text: str) -> None:
         """A line beside the conversation."""
-        self.stage.line(text if "\x1b[" in text and self.stage.colour else harmless(text))
+        self.stage.aside(text if "\x1b[" in text and self.stage.colour else harmless(text))
 
     def begin(self, run: Run) -> None:
         """Drive a run in the background; the events show themselves."""
-        self._driver = asyncio.create_task(self._drive(run))
+        self._driver = self._begun(self._drive(run))
 
     def switch(self, session_id: str) -> None:
         """Leave this session, for another or for good."""
@@ -142,7 +146,9 @@ class Chat:
     async def confirmed(self, question: str) -> bool:
         """Whether the person says yes; anything else is a no."""
         try:
-            return (await self._line.read(question)).strip().lower() in ("y", "yes")
+            text = await self._line.read(question, passing=True)
+            self._echo(question, text)
+            return text.strip().lower() in ("y", "yes")
         except (EOFError, Interrupted):
             return False
 
@@ -159,23 +165,33 @@ class Chat:
         shown = await self._recap()
         state = await self.session.state()
         self._heed(asyncio.get_running_loop())
-        background = [asyncio.create_task(self._show(shown)), asyncio.create_task(self._tick())]
+        background = [self._begun(self._show(shown)), self._begun(self._tick())]
         if state.run is not None or (state.queue and not state.held):
             self.tell("taking up what was left unfinished")
             self.begin(self.session.resume())
         # Between two prompts Ctrl-C is a signal.
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._stop_or_leave)
-        loop.add_signal_handler(signal.SIGTERM, self._go)
+        ends = {signal.SIGINT: self._stop_or_leave, signal.SIGTERM: self._go, signal.SIGHUP: self._go}
         try:
-            with heard(self.tell):
+            with acting(ends), heard(self.tell):
                 while self._next is None:
                     await self._once()
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
-            loop.remove_signal_handler(signal.SIGTERM)
             await self._leave(background)
+        if self._broken is not None:
+            raise self._broken
         return self._next
+
+    def _begun(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What a task broke with ends the chat and is told: without that task it would be blind or mute."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._broken = error
+            self._go()
 
     def _heed(self, loop: asyncio.AbstractEventLoop) -> None:
         def tell(message: str, done: float, total: float) -> None:
@@ -207,9 +223,9 @@ class Chat:
             question.show(self.stage, self.opened.agent.toolbox, self.opened.settings.folder)
         try:
             if question is None:
-                text = await self._line.read("› ", self._draft)
+                text = await self._line.read(PROMPT, self._draft)
             else:
-                text = await self._line.read("answer> ", inert=INERT)
+                text = await self._line.read(ANSWER, inert=INERT, passing=True)
         except Interrupted as gave_way:
             self._draft = self._draft if question else gave_way.draft
             return
@@ -224,6 +240,7 @@ class Chat:
 
     async def _typed(self, text: str, question: Open | None) -> None:
         if question is not None:
+            self._echo(ANSWER, text)
             question.take(text, self.opened.settings.folder)
             if question.settled.done() and question.settled.result() is None:
                 self.tell("it waits: it is asked again with your next message, and answered with `treadle approvals`")
@@ -232,15 +249,20 @@ class Chat:
         if not text.strip():
             return
         if text.startswith("/"):
+            self._echo(PROMPT, text)
             await obey(self, text)
             return
         parts = message_of(text, self.opened.settings.folder, self._images)
         self._images = []
         if self.running:
-            self.tell(styled("  it reads this at its next turn:", "dim", self.stage.colour))
+            self.tell(styled(STEERS, "dim", self.stage.colour))
             await self.session.send(parts)
         else:
             self.begin(self.session.run(parts))
+
+    def _echo(self, label: str, text: str) -> None:
+        """Leave what was typed in the scrollback, where no event does."""
+        self.tell(styled(harmless(f"{label}{text}"), "dim", self.stage.colour))
 
     async def _drive(self, run: Run) -> None:
         try:
@@ -262,7 +284,7 @@ class Chat:
             async for event in watch:
                 self.screen.event(event)
                 self._asking.event(event)
-                if isinstance(event, MessageReceived | RunRequested) and not self.running:
+                if isinstance(event, POSTED) and not self.running:
                     self.begin(self.session.resume())  # posted by somebody else, and nobody else runs it
                 if isinstance(event, RunFinished):
                     self._bell.ring(f"treadle: {event.reason}")

@@ -16,7 +16,8 @@ from treadle.cli.gate import TerminalGate, refuse
 from treadle.cli.hearing import heard
 from treadle.cli.opening import Gate, Opened, opened
 from treadle.cli.report import Report, Tally, not_run
-from treadle.cli.screen import Screen
+from treadle.cli.screen import TICK, Screen
+from treadle.cli.signals import acting
 from treadle.cli.stage import Bell, Terminal
 from treadle.cli.text import harmless, is_terminal, silence, styled
 from treadle.config import Settings, heed
@@ -25,7 +26,6 @@ from treadle.events import Event, MessageReceived, Progress, SessionCreated, enc
 from treadle.messages import Json, text_of
 
 Mode = Literal["screen", "json", "jsonl"]
-TICK = 0.5
 NAME = 48
 
 
@@ -73,8 +73,11 @@ async def follow(session: Session, run: Run, after: int, *sinks: Sink) -> RunFin
 
 @asynccontextmanager
 async def stopping(session: Session) -> AsyncGenerator[None]:
-    """Ctrl-C and SIGTERM stop the run and wait until that is recorded; a second one leaves at once."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    """Ctrl-C, SIGTERM and a terminal that goes away stop the run and wait until that is recorded.
+
+    A second Ctrl-C or SIGTERM leaves at once.
+    """
+    task = asyncio.current_task()
     asked: list[asyncio.Task[RunFinished | None]] = []
 
     def stop() -> None:
@@ -82,13 +85,14 @@ async def stopping(session: Session) -> AsyncGenerator[None]:
             task.cancel()
         asked.append(asyncio.ensure_future(session.cancel(why="stopped at the terminal")))
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    def hang_up() -> None:  # it may come twice, from the terminal and from the shell
+        if not asked:
+            asked.append(asyncio.ensure_future(session.cancel(why="the terminal went away")))
+
     try:
-        yield
+        with acting({signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGHUP: hang_up}):
+            yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
         await asyncio.gather(*asked, return_exceptions=True)
 
 

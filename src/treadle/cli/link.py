@@ -101,10 +101,16 @@ class HttpLink:
         """The route waits for the answer, which comes by the stream; so it is not waited for here."""
         sending = asyncio.create_task(self._post("messages", {"content": text}))
         self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
         done, _ = await asyncio.wait((sending,), timeout=AGAIN)
         for task in done:
+            self._sending.discard(task)
             task.result()
+
+    async def close(self) -> None:
+        """Wait for no answer any more; how a run ends is told by the stream, to whoever follows it."""
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
 
     async def answer(self, question: ApprovalRequested | InputRequested, answer: Answer) -> None:
         if isinstance(question, InputRequested):
@@ -169,7 +175,11 @@ async def http_link(url: str, reference: str, token_file: str) -> AsyncGenerator
         found = [one["id"] for one in listed if one["id"].startswith(reference) or one.get("name") == reference]
         if len(found) > 1:
             raise BadInput(f"{reference!r} could be {len(found)} sessions; write more of the id")
-        yield HttpLink(client, url, found[0] if found else reference)
+        link = HttpLink(client, url, found[0] if found else reference)
+        try:
+            yield link
+        finally:
+            await link.close()
 
 
 def _token(name: str) -> str:

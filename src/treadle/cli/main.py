@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 COMMANDS = {
     "run": "do one thing and end",
@@ -59,12 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain(words, "cancelled", 130)
     except BrokenPipeError:  # who read our output has gone
-        from treadle.cli.text import silence
-
-        silence(sys.stdout)
-        return 1
+        return _silenced(sys.stdout)
     except Exception as error:
-        return _complain(words, *_told(error))
+        try:
+            return _complain(words, *_told(error))
+        except OSError:  # the terminal has gone
+            return _silenced(sys.stdout, sys.stderr)
+
+
+def _silenced(*streams: TextIO) -> int:
+    from treadle.cli.text import silence
+
+    for stream in streams:
+        silence(stream)
+    return 1
 
 
 def _dispatch(words: list[str]) -> int:
@@ -106,8 +115,9 @@ def _told(error: Exception) -> tuple[str, int]:
         return str(error), 1
     if os.environ.get("TREADLE_DEBUG"):
         raise error
-    what = f"{type(error).__name__}: {error}"
-    return f"a mistake of treadle's own ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows more", 1
+    from treadle.cli.text import mistake
+
+    return mistake(error), 1
 
 
 def _complain(words: list[str], text: str, code: int) -> int:

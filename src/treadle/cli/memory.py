@@ -8,7 +8,7 @@ import sys
 
 from treadle.cli.options import Parser, add_store, parser_of, settings_of
 from treadle.cli.text import ago, columns, is_terminal, note, say, table
-from treadle.config import open_store
+from treadle.config import Settings, embedding_of, open_store
 from treadle.log.base import Memories, Memory
 
 EXAMPLES = """\
@@ -23,7 +23,7 @@ def parser() -> Parser:
     made = parser_of("memory", "What is remembered here, and for you everywhere.", EXAMPLES)
     kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
     kinds.add_parser("list", help="all of it").add_argument("--all", action="store_true", help="of every workspace")
-    search = kinds.add_parser("search", help="by words")
+    search = kinds.add_parser("search", help="by words, and by meaning where embed_model is set")
     search.add_argument("words")
     search.add_argument("--all", action="store_true", help="in every workspace")
     add = kinds.add_parser("add", help="something to remember")
@@ -48,13 +48,14 @@ async def _main(args: argparse.Namespace) -> int:
     settings = settings_of(args).settings
     log = open_store(settings)
     try:
-        await _do(args, log.memories, str(settings.folder))
+        await _do(args, log.memories, settings)
     finally:
         await log.close()
     return 0
 
 
-async def _do(args: argparse.Namespace, memories: Memories, folder: str) -> None:
+async def _do(args: argparse.Namespace, memories: Memories, settings: Settings) -> None:
+    folder = str(settings.folder)
     match args.action:
         case "add":
             kept = await memories.add(Memory(args.text, args.kind, "" if args.everywhere else folder))
@@ -65,6 +66,7 @@ async def _do(args: argparse.Namespace, memories: Memories, folder: str) -> None
             await memories.delete(args.id)
             note(f"forgot {args.id}")
         case "search":
+            memories.embed = embedding_of(settings)
             _print(await memories.search(args.words, None if args.all else ("", folder)))
         case _:
             _print(await memories.list(None if args.all else ("", folder)))

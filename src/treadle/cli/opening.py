@@ -12,7 +12,7 @@ from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, S
 from treadle.agent import SessionOptions
 from treadle.cli.find import find
 from treadle.cli.options import settings_of
-from treadle.config import Built, Loaded, Settings, build_agents, choose_model, mcp_tools, open_store
+from treadle.config import Built, Loaded, Settings, build_agents, choose_model, embedding_of, mcp_tools, open_store
 from treadle.errors import BadInput, NotFound
 from treadle.events import SessionConfigured, SessionCreated
 from treadle.library import Library
@@ -69,6 +69,7 @@ async def _running(
     shut_away(*filter(None, [settings.api_key_env]))
     model, reason = await choose_model(settings)
     try:
+        log.memories.embed = embedding_of(settings, model)
         async with mcp_tools(settings) as more:
             built = build_agents(settings, model, more)
             agent = _chosen(built, loaded, model, info)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import termios
 import tty
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
@@ -18,8 +19,9 @@ from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+from treadle.cli.signals import acting
 from treadle.cli.stage import Paint
-from treadle.cli.text import columns, cut, styled, wants_colour
+from treadle.cli.text import columns, cut, harmless, mistake, styled, wants_colour, wrapped
 
 SHOWN_LINES = 6
 """Rows of unfinished text that are drawn again and again; the rest of it shows once its line is whole."""
@@ -29,6 +31,9 @@ BUNDLE = 0.02
 
 REDRAW = 0.04
 """Seconds between two drawings of the prompt, however fast a model writes."""
+
+PROMPT, ANSWER = "› ", "answer> "
+"""What stands before a message, and before an answer."""
 
 ESCAPE = 0.08
 """Seconds after which an escape is the key itself, and not the beginning of another."""
@@ -51,8 +56,8 @@ class Line:
         self.colour = wants_colour(stream)
         self._open = self._tail = ""
         self._paint: Paint | None = None
-        self._label = "› "
-        self._ending = self._inert = self._editing = False
+        self._label = PROMPT
+        self._ending = self._inert = self._editing = self._passing = False
         history.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(history, os.O_CREAT | os.O_APPEND, 0o600))
         self._session: PromptSession[str] = PromptSession(
@@ -68,6 +73,7 @@ class Line:
         )
         self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE
         self._session.app.min_redraw_interval = REDRAW
+        self._session.app.renderer.cpr_not_supported_callback = None  # it would warn, and hand the terminal over
         self._above: list[str] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -77,23 +83,61 @@ class Line:
         fd = self._session.app.input.fileno()
         before = termios.tcgetattr(fd)
         tty.setcbreak(fd, termios.TCSANOW)  # any other moment to change it throws away what was typed ahead
+        stops = {signal.SIGTSTP: lambda: self._suspend(before), signal.SIGCONT: self._take_up}
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._mistaken)
         try:
-            yield
+            with acting(stops):
+                yield
         finally:
-            self._finish()
-            self._write_out()
-            termios.tcsetattr(fd, termios.TCSANOW, before)
+            loop.set_exception_handler(None)
+            try:
+                self._finish()
+                self._write_out()
+            finally:
+                with suppress(termios.error):  # the terminal may be gone
+                    termios.tcsetattr(fd, termios.TCSANOW, before)
 
-    async def read(self, label: str, draft: str = "", inert: float = 0.0) -> str:
+    def _mistaken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What went wrong where nobody waits for it is said above the prompt, not across it."""
+        error = context.get("exception")
+        self.aside(harmless(mistake(error) if error is not None else str(context.get("message"))))
+
+    def _suspend(self, before: list[Any]) -> None:
+        """Give the terminal back to the shell and stop, until the shell lets us go on."""
+        app, loop = self._session.app, asyncio.get_running_loop()
+        if not self._editing:  # an editor that is stopped with us has put the terminal right by itself
+            if app.is_running:
+                app.renderer.erase()
+            termios.tcsetattr(app.input.fileno(), termios.TCSANOW, before)
+        loop.remove_signal_handler(signal.SIGTSTP)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        loop.add_signal_handler(signal.SIGTSTP, self._suspend, before)
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Take the terminal again after a stop: the shell has used it meanwhile."""
+        app = self._session.app
+        if self._editing:
+            return
+        tty.setcbreak(app.input.fileno(), termios.TCSANOW)
+        if app.is_running and not app.is_done:
+            app.input.raw_mode().__enter__()  # the one that is left later is the prompt's own
+            app.renderer.erase()
+            app.renderer.render(app, app.layout)
+
+    async def read(self, label: str, draft: str = "", *, inert: float = 0.0, passing: bool = False) -> str:
         """What is typed next. Raises `EOFError` at Ctrl-D and `Interrupted` when something else needs the line.
 
-        For the first `inert` seconds nothing that is typed counts: it was meant for something else.
+        For the first `inert` seconds nothing that is typed counts: it was meant for something else. What is
+        only `passing`, as a yes is, is not kept among what was typed before.
         """
         self._write_out()
+        self._passing = passing
         self._label, self._inert = "wait … " if inert else label, inert > 0
         waking = asyncio.get_running_loop().call_later(inert, self._wake, label) if inert else None
         try:
-            text = await self._session.prompt_async(default=draft, handle_sigint=False)
+            text = await self._session.prompt_async(default=draft, handle_sigint=False, set_exception_handler=False)
         finally:
             if waking is not None:
                 waking.cancel()
@@ -109,11 +153,12 @@ class Line:
         self._redraw()
 
     def interrupt(self) -> None:
-        """Take the line away from whoever types on it; the draft is kept."""
+        """Take the line away from whoever types on it; the draft is kept. An editor is let finish first."""
         app = self._session.app
         if app.is_running and not app.is_done:
             self._ending = True
-            app.exit(result=self._session.default_buffer.text)
+            if not self._editing:
+                app.exit(result=self.draft)
 
     @property
     def draft(self) -> str:
@@ -150,6 +195,10 @@ class Line:
         self._put(f"{text}\n")
         self._redraw()
 
+    def aside(self, text: str) -> None:
+        self._put(f"{text}\n")
+        self._redraw()
+
     def tail(self, text: str) -> None:
         if text != self._tail:
             self._tail = text
@@ -177,11 +226,14 @@ class Line:
                 await app.renderer.wait_for_cpr_responses()
             if self._editing or app.is_done or not app.is_running:
                 return  # it is written out at the end of that
-            app.renderer.erase()
-            self._write_out()
-            if not app.key_processor.input_queue:
-                app.renderer.request_absolute_cursor_position()
-            app.renderer.render(app, app.layout)
+            try:
+                app.renderer.erase()
+                self._write_out()
+                if not app.key_processor.input_queue:
+                    app.renderer.request_absolute_cursor_position()
+                app.renderer.render(app, app.layout)
+            except OSError as gone:  # nobody waits for this task; whoever reads the line is told
+                app.exit(exception=gone)
 
     def _write_out(self) -> None:
         text, self._above = "".join(self._above), []
@@ -193,18 +245,29 @@ class Line:
 
     def _edited(self) -> None:
         self._editing = False
-        self._put("")
+        if self._ending:
+            self.interrupt()
+        else:
+            self._put("")
 
     def _redraw(self) -> None:
         self._session.app.invalidate()
 
     def _message(self) -> ANSI:
-        room = columns() * SHOWN_LINES
-        unfinished = self._open if len(self._open) <= room else f"…{self._open[-room:]}"
-        above = f"{unfinished}\n" if unfinished else ""
+        above = "".join(f"{row}\n" for row in self._unfinished())
         if self._tail:
             above += styled(cut(self._tail, columns() - 1), "dim", self.colour) + "\n"
         return ANSI(above + styled(self._label, "bold", self.colour))
+
+    def _unfinished(self) -> list[str]:
+        """The end of the line that is being written, in the rows that it will cover: the prompt wraps nothing."""
+        wide = columns()
+        most = wide * SHOWN_LINES
+        start = max(0, len(self._open) - most) // wide * wide  # so that rows stay where they are while it grows
+        shown = wrapped(self._open[start:].expandtabs(), wide)[-SHOWN_LINES:]
+        if start:
+            shown[0] = f"…{shown[0][1:]}"
+        return shown
 
     def _bindings(self, keys: dict[str, Callable[[], None]]) -> KeyBindings:
         bindings = KeyBindings()
@@ -212,7 +275,9 @@ class Line:
         @bindings.add("enter")
         @bindings.add("c-j")  # what was typed while no prompt was there comes as line feeds
         def _(event: KeyPressEvent) -> None:
-            if not self._inert:
+            if self._passing and not self._inert:
+                event.app.exit(result=event.current_buffer.text)
+            elif not self._inert:
                 event.current_buffer.validate_and_handle()
 
         @bindings.add("escape", "enter")
@@ -228,6 +293,10 @@ class Line:
         def _(event: KeyPressEvent) -> None:
             self._editing = True
             event.current_buffer.open_in_editor().add_done_callback(lambda _: self._edited())
+
+        @bindings.add("c-z")
+        def _(event: KeyPressEvent) -> None:
+            os.kill(os.getpid(), signal.SIGTSTP)
 
         for key, act in keys.items():
             bindings.add(key)(_ignoring_the_event(act))

@@ -18,7 +18,9 @@ from treadle.events import (
     CallFinished,
     CallStarted,
     ContextCompacted,
+    Custom,
     Event,
+    Fact,
     InputAnswered,
     InputRequested,
     MessageReceived,
@@ -35,6 +37,12 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Json, Usage, text_of
+
+TICK = 0.5
+"""Seconds between two drawings of the tail in which nothing happens but time."""
+
+STEERS = "  it reads this at its next turn:"
+"""What stands above a message that was sent while it works."""
 
 _SIGNALS = {
     "doom_loop": "the same calls again and again: the model is warned",
@@ -85,13 +93,13 @@ class Screen:
                 self._doing = next((line for line in reversed(text.splitlines()) if line.strip()), self._doing)
             case CallStarted():
                 self._arguments[event.call_id] = event.arguments
-                self._started[event.call_id] = (event.tool, time.monotonic())
+                self._started[event.call_id] = (event.tool, _since(event))
             case ModelReplied():
                 self._replied(event)
             case CallFinished():
                 self._finished(event)
             case RunStarted():
-                self.running, self._began = True, time.monotonic()
+                self.running, self._began = True, _since(event)
                 self._turn, self._calls, self._turns = 0, 0, event.limits.turns
             case TurnStarted():
                 self._turned(event)
@@ -180,7 +188,7 @@ class Screen:
     def _turned(self, fact: TurnStarted) -> None:
         self._close()
         self._written = self._readying = ""
-        self._turn, self._began = fact.turn, time.monotonic()
+        self._turn, self._began = fact.turn, _since(fact)
         if fact.wrap_up:
             self._dim(f"a limit is reached ({fact.wrap_up.replace('_', ' ')}): one last turn to sum up")
 
@@ -200,6 +208,10 @@ class Screen:
                 self._dim(f"no reply ({event.kind}: {event.message}); {wait}, attempt {event.attempt + 1}")
             case SignalDetected() if event.kind in _SIGNALS:
                 self._dim(_SIGNALS[event.kind])
+            case ContextCompacted(kind="undo"):
+                self._dim("the last compaction is taken back: the model is shown again what it left out")
+            case Custom(name="treadle.skill_proposed", data={"name": str(name)}):
+                self._dim(f"a skill is drafted from what was done: {name}; see treadle skills proposals")
             case ContextCompacted():
                 self._dim(f"context compacted: {count(event.tokens_before)} to {count(event.tokens_after)} tokens")
             case ApprovalAnswered() | InputAnswered():
@@ -207,7 +219,7 @@ class Screen:
             case ApprovalRequested() | InputRequested():
                 self._asked(event)
             case MessageReceived() if event.id != self._mine:
-                self.stage.line(styled(harmless(f"› {text_of(event.parts)}"), "blue", self.stage.colour))
+                self.stage.aside(styled(harmless(f"› {text_of(event.parts)}"), "blue", self.stage.colour))
             case Rewound():
                 self._dim(f"back to position {event.to} ({event.what})")
             case _:
@@ -230,6 +242,11 @@ class Screen:
 
     def _dim(self, text: str) -> None:
         self.stage.line(styled(cut(harmless(text), max(20, self.stage.room * 3)), "dim", self.stage.colour))
+
+
+def _since(fact: Fact) -> float:
+    """When it happened, on the clock that elapsed time is told by: it may have been before anybody looked."""
+    return time.monotonic() - max(0.0, time.time() - fact.at) if fact.at else time.monotonic()
 
 
 def _parsed(arguments: str) -> dict[str, Json]:

@@ -30,7 +30,7 @@ COMMANDS = {
     "tools": "what the agent can call",
     "approve": "do not ask for these from now on: /approve shell(git *)",
     "context": "what fills the model's window",
-    "compact": "sum up the older turns, to make room",
+    "compact": "sum up the older turns, to make room; /compact undo shows them again",
     "sessions": "the last sessions of this store",
     "fork": "go on in a new session with the same past: /fork [SEQ]",
     "rewind": "go back to before a message: /rewind [SEQ] [files|conversation|both]",
@@ -139,6 +139,11 @@ async def _context(chat: Chat, rest: str) -> None:
 
 async def _compact(chat: Chat, rest: str) -> None:
     chat.refuse_while_running("compact")
+    if rest not in ("", "undo"):
+        raise BadInput(f"/compact takes nothing or undo, not {rest!r}")
+    if rest:
+        await chat.session.undo_compaction()
+        return
     fact = await chat.session.compact()
     if fact is None:
         chat.tell("there is nothing to sum up yet")

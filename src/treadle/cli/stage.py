@@ -25,6 +25,10 @@ class Stage(Protocol):
         """A whole line, or several, of their own."""
         ...
 
+    def aside(self, text: str) -> None:
+        """The same, but it has nothing to do with the prose that is open, and does not end it where that can be."""
+        ...
+
     def tail(self, text: str) -> None:
         """What stands below everything until the next tail; empty takes it away."""
         ...
@@ -62,6 +66,9 @@ class Terminal:
             self._end()
         self._put(f"{text}\n")
         self._draw()
+
+    def aside(self, text: str) -> None:
+        self.line(text)
 
     def _end(self) -> None:
         """End the line that is open. It is painted where that means to draw one row again, and no more."""

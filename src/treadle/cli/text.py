@@ -60,6 +60,21 @@ def cut(text: str, columns: int) -> str:
     return kept + "…"
 
 
+def wrapped(text: str, columns: int) -> list[str]:
+    """The rows that a line covers on a terminal of so many columns."""
+    if text.isascii():
+        return [text[at : at + columns] for at in range(0, len(text), columns)]
+    rows, used = [""], 0
+    for character in text:
+        wide = _columns(character)
+        if used + wide > columns:
+            rows.append("")
+            used = 0
+        rows[-1] += character
+        used += wide
+    return rows
+
+
 def styled(text: str, style: str, colour: bool) -> str:
     """The text in a style such as `dim` or `bold red`, where colours are wanted."""
     if not colour or not text:
@@ -97,6 +112,12 @@ def note(text: str) -> None:
     """A line for the person, beside what the command gives."""
     sys.stderr.write(harmless(text) + "\n")
     sys.stderr.flush()
+
+
+def mistake(error: BaseException) -> str:
+    """What is said of an error that should not have come this far."""
+    what = f"{type(error).__name__}: {error}"
+    return f"a mistake of treadle's own ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows more"
 
 
 def silence(stream: TextIO) -> None:

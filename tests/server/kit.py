@@ -31,7 +31,7 @@ class Client:
         self.base, self.token = base, token
 
     async def __aenter__(self) -> "Client":
-        timeout, connector = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(limit=0)
+        timeout, connector = aiohttp.ClientTimeout(total=None, sock_read=60), aiohttp.TCPConnector(limit=0)
         self.http = aiohttp.ClientSession(self.base, headers=self.headers, timeout=timeout, connector=connector)
         return self
 
@@ -113,14 +113,13 @@ class Sent:
 
 async def sent(content: aiohttp.StreamReader) -> AsyncIterator[Sent]:
     lines: list[str] = []
-    async with asyncio.timeout(PATIENCE):
-        async for raw in content:
-            line = raw.decode().rstrip("\n")
-            if line:
-                lines.append(line)
-            elif lines:
-                yield Sent(lines)
-                lines = []
+    while raw := await asyncio.wait_for(content.readline(), PATIENCE):
+        line = raw.decode().rstrip("\n")
+        if line:
+            lines.append(line)
+        elif lines:
+            yield Sent(lines)
+            lines = []
 
 
 async def until(events: AsyncIterator[Sent], **wanted: str) -> list[dict[str, Any]]:

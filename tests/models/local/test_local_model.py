@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from tests.kit import PATIENCE
 
 from treadle.errors import ModelError, TreadleError
 from treadle.events import TextDelta
@@ -81,19 +82,21 @@ async def ask(model: Model, *messages: Message, tools: tuple[ToolSpec, ...] = ()
     return reply
 
 
-async def seconds_of_work(pid: int, seconds: float) -> float:
-    """How long the process computes in the next `seconds`."""
+def computed(pid: int) -> float:
+    """The seconds that the process has computed so far, which do not depend on what else the machine does."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def spent() -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    before = spent()
+async def computing(pid: int, seconds: float) -> bool:
+    """Whether the process computes in the next `seconds`."""
+    before = computed(pid)
     await asyncio.sleep(seconds)
-    return spent() - before
+    return computed(pid) - before > 0.05
 
 
-def engine_pid(model: LocalModel) -> int:
+async def engine_pid(model: LocalModel) -> int:
+    await model.load()  # a test may be the first of its worker
     found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_engine(path, model.status.path)]
     assert len(found) == 1
     return int(found[0].parent.name)
@@ -109,6 +112,7 @@ def _is_engine(path: Path, weights: str) -> bool:
 
 
 async def test_it_loads_with_progress_and_says_what_it_is(model: LocalModel, capfd: pytest.CaptureFixture[str]) -> None:
+    model.unload()
     assert model.status.state == "unloaded"
     status = await model.load()
     assert (status.state, model.window) == ("ready", 8192)
@@ -225,7 +229,7 @@ async def test_a_turn_reads_only_what_is_new(model: LocalModel) -> None:
 
 @pytest.mark.parametrize("words", [6, 1500], ids=["generation", "reading"])
 async def test_giving_up_stops_the_work(model: LocalModel, words: int) -> None:
-    pid = engine_pid(model)
+    pid = await engine_pid(model)
     text = " ".join(f"word{number}" for number in range(words))
     request = Request("", (user(f"Tell me a long story about {text}"),), max_tokens=2000, sampling=Sampling(
         extra={"ignore_eos": True, "dry_multiplier": 0})
@@ -236,12 +240,14 @@ async def test_giving_up_stops_the_work(model: LocalModel, words: int) -> None:
                 break
     else:
         task = asyncio.ensure_future(anext(model.stream(request)))
-        assert await seconds_of_work(pid, 0.5) > 0.05
+        async with asyncio.timeout(PATIENCE):
+            while not await computing(pid, 0.2):
+                pass
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    given_up = time.monotonic()
-    while await seconds_of_work(pid, 0.2) > 0.05:
-        assert time.monotonic() - given_up < 2
+    given_up = computed(pid)
+    while await computing(pid, 0.2):
+        assert computed(pid) - given_up < 4, "all of it takes many times as long"
 
 
 async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(model: LocalModel) -> None:
@@ -261,7 +267,7 @@ async def test_texts_become_vectors(model: LocalModel) -> None:
 
 
 async def test_an_engine_that_is_killed_fails_the_request_and_is_there_again_for_the_next(model: LocalModel) -> None:
-    pid = engine_pid(model)
+    pid = await engine_pid(model)
 
     async def kill_in_the_middle() -> None:
         extra = Sampling(extra={"ignore_eos": True})
@@ -274,7 +280,7 @@ async def test_an_engine_that_is_killed_fails_the_request_and_is_there_again_for
     assert caught.value.retryable
     assert caught.value.partial
     assert "Paris" in (await ask(model, user("What is the capital of France?"))).text
-    assert engine_pid(model) != pid
+    assert await engine_pid(model) != pid
 
 
 def test_the_engine_dies_with_its_parent(model: LocalModel) -> None:
@@ -297,16 +303,13 @@ time.sleep(60)
             parent.kill()
     given_up = time.monotonic()
     while Path(f"/proc/{child}").exists() or Path(folder).exists():
-        assert time.monotonic() - given_up < 5
+        assert time.monotonic() - given_up < PATIENCE
         time.sleep(0.02)
 
 
 async def test_unloading_ends_the_process_and_leaves_nothing_behind(model: LocalModel) -> None:
-    await model.load()
-    pid = engine_pid(model)
-    began = time.monotonic()
+    pid = await engine_pid(model)
     model.unload()
-    assert time.monotonic() - began < 2
     assert not Path(f"/proc/{pid}").exists()
     assert (model.status.state, model.status.memory, model.window) == ("unloaded", 0, None)
 

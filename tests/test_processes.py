@@ -36,6 +36,10 @@ F = TypeVar("F", bound=AnyFact)
 
 PROCESSES = 8
 TURNS = 200
+SOON = 10.0
+"""Seconds for what takes a fraction of one on an idle machine; if nobody told of it, it would take a lease or more."""
+LEASE = 3.0
+"""Short enough to wait for, and longer than a busy machine keeps a process from renewing it."""
 
 
 @pytest.fixture
@@ -56,7 +60,7 @@ async def beside(paper: Paper, lease: float = LEASE_SECONDS) -> AsyncIterator[Se
     assert paper.read("trouble") == []
 
 
-async def seen(session: Session, kind: type[F], after: int = 0, within: float = 15.0) -> F:
+async def seen(session: Session, kind: type[F], after: int = 0, within: float = 60.0) -> F:
     """The first fact of a kind, as soon as it is seen here."""
     watch = session.watch(after)
     try:
@@ -72,7 +76,7 @@ async def seen(session: Session, kind: type[F], after: int = 0, within: float = 
 async def test_eight_processes_run_two_hundred_turns_each_on_one_file(paper: Paper) -> None:
     children = [start(count, paper, f"p{number}", 1, TURNS - 1) for number in range(PROCESSES)]
     for child in children:
-        child.join(60)
+        child.join(100)
     assert [child.exitcode for child in children] == [0] * PROCESSES, paper.read("trouble")
     assert paper.read("trouble") == []
     log = TellingLog(paper)
@@ -99,11 +103,11 @@ def test_processes_that_make_the_same_new_store_at_once_all_get_it(tmp_path: Pat
         soon = time.monotonic() + 0.05  # one makes it, and the others come at every moment of that
         children = [start(open_at, paper, soon + place * 0.002) for place in range(4)]
         for child in children:
-            child.join(20)
+            child.join(60)
         assert [child.exitcode for child in children] == [0] * 4, paper.read("trouble")
 
 
-async def test_a_message_posted_by_another_process_steers_the_run_within_a_second(paper: Paper) -> None:
+async def test_a_message_posted_by_another_process_steers_the_run_at_once(paper: Paper) -> None:
     async with beside(paper) as session:
         with running(own, paper, "tick"):
             await seen(session, CallFinished)
@@ -114,7 +118,7 @@ async def test_a_message_posted_by_another_process_steers_the_run_within_a_secon
             took = time.monotonic() - began
             outcome = await seen(session, RunFinished)
             until(lambda: paper.read("outcome"))
-    assert took < 1
+    assert took < SOON
     assert outcome.seq > turn.seq
     assert outcome.reason == "answered" and outcome.answer.startswith("stopped after")
     assert [ending for _, ending in paper.read("outcome")] == ["answered"]
@@ -139,24 +143,24 @@ async def test_an_answer_given_by_another_process_is_acted_on_by_the_one_that_ru
             took = time.monotonic() - began
             outcome = await seen(session, RunFinished)
             pid = str(owner.pid)
-    assert took < 1
+    assert took < SOON
     assert started.tool == "careful" and started.owner.split(":")[2] == pid
     assert outcome.reason == "answered"
     assert [name for _, name, _ in paper.read("lines")] == ["careful"]
 
 
 @pytest.mark.parametrize("order", ["hold async", "hold thread", "think", "tick"])
-async def test_a_cancel_from_another_process_settles_within_a_second(paper: Paper, order: str) -> None:
+async def test_a_cancel_from_another_process_settles_at_once(paper: Paper, order: str) -> None:
     async with beside(paper) as session:
         with running(own, paper, order) as owner:
             await seen(session, TurnStarted if order == "think" else CallStarted)
             began = time.monotonic()
             outcome = await session.cancel(by="somebody else", why="enough")
             took = time.monotonic() - began
-            owner.join(1)
+            owner.join(SOON)
             assert owner.exitcode == 0
             facts, lines = await session.facts(), paper.read("lines")
-    assert took < 1
+    assert took < SOON
     assert outcome is not None and outcome.reason == "cancelled" and "somebody else" in outcome.error
     calls = [call.id for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls]
     assert [fact.call_id for fact in facts if isinstance(fact, CallFinished)] == calls
@@ -184,14 +188,14 @@ async def test_a_watch_in_another_process_gives_every_fact_once_and_at_once(pape
             leaving.close()
             await seen(session, CallFinished)
             late = asyncio.create_task(follow())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 mine, theirs = await first, await late
         unread.close()
         facts = await session.facts()
     assert [fact for fact, _ in mine] == facts
     assert [fact for fact, _ in theirs] == facts
     delay = max(delay for fact, delay in mine if fact.seq > 2)
-    assert delay < 1
+    assert delay < SOON
 
 
 async def test_a_killed_owner_is_taken_over_without_waiting_for_its_lease(paper: Paper) -> None:
@@ -207,7 +211,7 @@ async def test_a_killed_owner_is_taken_over_without_waiting_for_its_lease(paper:
             await session.send("stop")
             outcome = await seen(session, RunFinished)
         facts = await session.facts()
-    assert took < 3, "it looks for what is due every second"
+    assert took < SOON < LEASE_SECONDS, "it looks for what is due every second"
     epochs = [fact.epoch for fact in facts if isinstance(fact, CallStarted)]
     assert set(epochs) == {1, 2} and epochs == sorted(epochs) and taken.epoch == 2
     assert outcome.reason == "answered" and last.status == "ok"
@@ -216,24 +220,23 @@ async def test_a_killed_owner_is_taken_over_without_waiting_for_its_lease(paper:
 
 async def test_a_frozen_owner_is_taken_over_and_can_do_no_harm_when_it_wakes_up(paper: Paper) -> None:
     async with beside(paper) as session:
-        with running(own, paper, "tick", 1.0) as frozen:
+        with running(own, paper, "tick", LEASE) as frozen:
             await seen(session, CallFinished)
             freeze(frozen, paper.store)
-            began = time.monotonic()
+            lapses = _held_until(paper)
             known = (await session.facts())[-1].seq
-            with running(serve, paper, 1.0):
+            with running(serve, paper, LEASE):
                 taken = await seen(session, CallStarted, after=known)
-                took = time.monotonic() - began
                 thaw(frozen)
                 until(lambda: paper.read("refused"))
                 later = (await session.facts())[-1].seq
                 assert (await seen(session, CallStarted, after=later)).owner == taken.owner
                 await session.send("stop")
                 outcome = await seen(session, RunFinished)
-                frozen.join(5)
+                frozen.join(60)
             pid, exitcode = str(frozen.pid), frozen.exitcode
         facts = await session.facts()
-    assert 0.5 < took < 5
+    assert lapses < taken.at < lapses + SOON
     assert exitcode == 0, "it sees the end of the run that it no longer runs"
     assert outcome.reason == "answered"
     assert all(refused[0] == pid and refused[2] == "1" for refused in paper.read("refused"))
@@ -264,10 +267,10 @@ async def test_a_frozen_owner_stops_its_calls_when_it_wakes_up_and_goes_on_with_
 
 async def test_a_frozen_owner_cannot_write_even_before_its_successor_has(paper: Paper) -> None:
     async with beside(paper) as session:
-        with running(own, paper, "mull", 1.0) as frozen:
+        with running(own, paper, "mull", LEASE) as frozen:
             await seen(session, TurnStarted)
             freeze(frozen, paper.store)
-            with running(serve, paper, 1.0) as successor:
+            with running(serve, paper, LEASE) as successor:
                 until(lambda: _owned_by(paper, successor.pid))
                 freeze(successor, paper.store)
                 paper.write("go", "now")
@@ -279,6 +282,11 @@ async def test_a_frozen_owner_cannot_write_even_before_its_successor_has(paper: 
         facts = await session.facts()
     assert outcome.answer == "stopped after 0"
     assert len([fact for fact in facts if isinstance(fact, ModelReplied)]) == 1
+
+
+def _held_until(paper: Paper) -> float:
+    with closing(sqlite3.connect(paper.store)) as db:
+        return db.execute("SELECT lease FROM sessions").fetchone()[0]
 
 
 def _owned_by(paper: Paper, pid: int | None) -> bool:
@@ -303,7 +311,7 @@ async def test_whoever_waits_for_a_run_takes_it_over_when_its_process_is_gone(pa
                     kill(owner)
                 else:
                     freeze(owner, paper.store)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     outcome = await run.wait()
     assert outcome is not None and outcome.answer == "stopped after 30"
     assert set(Counter(key for key, *_ in paper.read("lines")).values()) == {1}
@@ -318,7 +326,7 @@ async def test_a_cancel_settles_a_run_whose_process_is_gone(paper: Paper, how: s
                 kill(owner)
             else:
                 freeze(owner, paper.store)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 outcome = await session.cancel()
         facts = await session.facts()
     assert outcome is not None and outcome.reason == "cancelled"
@@ -328,7 +336,7 @@ async def test_a_cancel_settles_a_run_whose_process_is_gone(paper: Paper, how: s
 async def test_a_question_outlives_the_process_that_asked_it_and_one_of_many_answers_counts(paper: Paper) -> None:
     async with beside(paper) as session:
         with running(own, paper, "ask") as asking:
-            asking.join(10)
+            asking.join(60)
             assert asking.exitcode == 0 and [ending for _, ending in paper.read("outcome")] == ["none"]
         question = await seen(session, ApprovalRequested)
         people = [f"person{number}" for number in range(4)]
@@ -336,7 +344,7 @@ async def test_a_question_outlives_the_process_that_asked_it_and_one_of_many_ans
         until(lambda: len(paper.read("ready")) == len(people))
         paper.write("go", "now")
         for child in children:
-            child.join(10)
+            child.join(60)
         assert [child.exitcode for child in children] == [0] * len(people), paper.read("trouble")
         async with session.resume() as run:
             outcome = await run.wait()
@@ -355,7 +363,7 @@ async def test_messages_from_many_processes_are_each_stored_and_shown_to_the_mod
             await seen(session, CallFinished)
             children = [start(post, paper, session.id, f"p{number}", 40) for number in range(4)]
             for child in children:
-                child.join(20)
+                child.join(60)
             assert [child.exitcode for child in children] == [0] * 4, paper.read("trouble")
             await session.send("stop")
             outcome = await seen(session, RunFinished)
@@ -374,7 +382,7 @@ async def test_a_process_that_could_not_reach_its_store_for_a_while_goes_on(pape
         await seen(session, CallFinished)
         with closing(sqlite3.connect(paper.store, isolation_level=None)) as hog:
             hog.execute("BEGIN IMMEDIATE")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await runtime.coordinator.idle(session.id)
             await asyncio.sleep(1.2)  # longer than the lease: it cannot be renewed either
             hog.execute("ROLLBACK")
@@ -396,7 +404,7 @@ async def test_a_clock_that_is_set_forward_does_not_make_a_process_take_over_fro
         last = await seen(session, CallFinished)
         for _ in range(3):
             ahead += 3600
-            last = await seen(session, CallFinished, after=last.seq + 200)
+            last = await seen(session, CallFinished, after=last.seq + 80)
         await session.send("stop")
         await seen(session, RunFinished)
         facts = await session.facts()
@@ -417,7 +425,7 @@ async def test_a_cancel_takes_back_a_question_that_somebody_is_being_asked(paper
         runtime.session(name="one", gate=nobody_answers) as session,
         session.run("ask") as run,
     ):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await asked.wait()
             outcome = await session.cancel()
             assert outcome is not None and outcome.reason == "cancelled"

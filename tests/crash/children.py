@@ -95,7 +95,7 @@ def _is_stopped(child: ForkServerProcess) -> bool:
     return state in "TZX"
 
 
-def until(what: Callable[[], object], seconds: float = 10.0) -> float:
+def until(what: Callable[[], object], seconds: float = 60.0) -> float:
     """Wait for a fact; how long it took."""
     began = time.monotonic()
     while not what():

@@ -65,8 +65,8 @@ def _call(name: str, number: int) -> Call:
     return Call(f"{name}-{number}", name, f'{{"number": {number}}}')
 
 
-def obedient_agent(paper: Paper, pause: float = 0.01) -> Agent:
-    """An agent whose questions wait in the log, and whose calls write a line each."""
+def obedient_agent(paper: Paper, pause: float = 0.05) -> Agent:
+    """An agent whose questions wait in the log, and whose calls write a line each. It ticks for ten seconds or more."""
 
     def noted(name: str, context: ToolContext) -> None:
         paper.write("lines", context.key, name, os.getpid())

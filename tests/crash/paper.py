@@ -22,7 +22,7 @@ from treadle.log.sqlite import SqliteLog
 
 @dataclass(frozen=True)
 class Paper:
-    """A folder with one store and append-only notes; a note is one write, so a kill cannot tear it."""
+    """A folder with one store and append-only notes. One that a kill has torn has no end, and does not count."""
 
     folder: Path
 
@@ -31,10 +31,10 @@ class Paper:
         return self.folder / "store.db"
 
     def write(self, name: str, *words: object) -> None:
-        line = " ".join(str(word).replace("\n", " ") for word in words) + "\n"
+        line = " ".join(str(word).replace("\n", " ") for word in words)
         file = os.open(self.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(file, line.encode())
+            os.write(file, f"\n{line} .".encode())
         finally:
             os.close(file)
 
@@ -43,8 +43,7 @@ class Paper:
             text = (self.folder / name).read_text("utf-8")
         except FileNotFoundError:
             return []
-        assert not text or text.endswith("\n"), f"{name} was torn"
-        return [line.split(" ") for line in text.splitlines()]
+        return [line.split(" ")[:-1] for line in text.split("\n") if line.endswith(" .")]
 
 
 def mark(fact: AnyFact) -> str:

@@ -20,15 +20,15 @@ LEASE = 0.6
 async def test_a_worker_frozen_at_random_is_replaced_and_does_nothing_twice(tmp_path: Path, seed: int) -> None:
     paper = Paper(tmp_path)
     warm_up()
-    with running(work, paper, Job(most=6, at_once=6, lease=LEASE)) as frozen:
+    with running(work, paper, Job(most=6, at_once=6, lease=LEASE, pace=10)) as frozen:
         until(lambda: paper.read("lines"))
-        frozen.join(random.Random(seed).uniform(0, 0.15))
+        frozen.join(random.Random(seed).uniform(0, 0.5))
         freeze(frozen, paper.store)
         before = len(paper.read("acknowledged"))
         finish(paper, Job(most=6, at_once=6, lease=LEASE))
         assert len(paper.read("acknowledged")) > before, "there was nothing left to take over"
         thaw(frozen)
-        frozen.join(10)
+        frozen.join(60)
         assert frozen.exitcode == 0, "it sees how the sessions ended that it no longer runs"
     tally = await check_store(paper)
     assert tally.sessions == 6

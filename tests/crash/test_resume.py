@@ -55,11 +55,11 @@ def test_a_program_that_was_killed_goes_on_when_it_is_run_again(tmp_path: Path) 
         until(lambda: letters.exists() and "Bob" in letters.read_text())
         program.kill()
     assert program.returncode == -signal.SIGKILL
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30)
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
     assert again.stdout == "resumed: All have their letters.\n"
     assert again.stderr == ""
     assert letters.read_text().split() == ["Ann", "Bob", "Cleo"], "nobody gets two"
-    third = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30)
+    third = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
     assert third.stdout.startswith("ran:"), "there is nothing to resume any more"
 
 
@@ -67,10 +67,10 @@ async def facts_after_deaths(paper: Paper, order: str, deaths: int) -> list[AnyF
     """The facts of a session whose process died that many times before it got to the end."""
     for _ in range(deaths):
         child = start(own, paper, order)
-        child.join(10)
+        child.join(60)
         assert child.exitcode == -signal.SIGKILL, paper.read("trouble")
     child = start(own, paper, order)
-    child.join(10)
+    child.join(60)
     assert child.exitcode == 0, paper.read("trouble")
     log = SqliteLog(paper.store)
     (info,) = (await log.sessions(SessionQuery())).sessions

@@ -36,6 +36,9 @@ from treadle.sandbox.workspace import lock_name
 
 neighbour, place = a_neighbour, a_place
 
+LONG = f"600.{os.getpid()}"
+"""Seconds that nobody else sleeps: other tests run beside these."""
+
 # A daemon as in the book: two forks, a session of its own, nothing open; it holds a lock as its sign of life.
 DAEMON = """
 import fcntl, os, sys, time
@@ -133,7 +136,7 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(run: Run, place: P
     await collect(run, place.shell("true"))
     before = left_behind(place)
     for step in range(12):
-        task = asyncio.ensure_future(collect(run, place.shell("sleep 600")))
+        task = asyncio.ensure_future(collect(run, place.shell(f"sleep {LONG}")))
         for _ in range(step):
             await asyncio.sleep(0.003)
         task.cancel()
@@ -148,7 +151,7 @@ async def test_many_commands_leave_no_process_descriptor_or_file_behind(run: Run
     before = left_behind(place)
     for _ in range(10):
         results = await asyncio.gather(
-            *(collect(run, place.shell(f"(setsid sleep 600 &); echo {n}")) for n in range(2))
+            *(collect(run, place.shell(f"(setsid sleep {LONG} &); echo {n}")) for n in range(2))
         )
         assert [result.output for result in results] == ["0\n", "1\n"]
     assert left_behind(place) == before
@@ -161,7 +164,7 @@ async def test_a_thousand_commands_leave_nothing_behind(run: Run, place: Place) 
     before = left_behind(place)
     for _ in range(500):
         await asyncio.gather(
-            *(collect(run, place.shell("(setsid sleep 600 &); mkdir -p d; touch d/x")) for _ in range(2))
+            *(collect(run, place.shell(f"(setsid sleep {LONG} &); mkdir -p d; touch d/x")) for _ in range(2))
         )
     (place.workspace / "d/x").unlink(missing_ok=True)
     assert left_behind(place) == before
@@ -187,7 +190,7 @@ def left_behind(place: Place) -> dict[str, list[str]]:
 
 def sleeps(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\0600\0"
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == f"sleep\0{LONG}\0".encode()
     except OSError:
         return False
 
@@ -211,7 +214,8 @@ async def test_when_we_are_killed_the_command_dies_with_us(name: str, place: Pla
 
 
 WAITING = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background may have it ignored
 from contextlib import asynccontextmanager
 from pathlib import Path
 from treadle.sandbox import bubblewrap

@@ -77,7 +77,7 @@ async def test_a_page_that_holds_exactly_the_rest_is_the_last(log: Log, make) ->
     assert (len(page.sessions), page.cursor) == (2, "")
 
 
-async def test_sessions_are_filtered_by_status_agent_workspace_and_name(log: Log, make) -> None:
+async def test_sessions_are_filtered_by_status_agent_workspace_name_and_beginning_of_id(log: Log, make) -> None:
     await log.create("t", [make.created("t", "writer", "/w"), SessionRenamed(name="Élan and 100% vigour")])
     await log.create("u", [make.created("u", "writer", "/v"), SessionRenamed(name="else")])
     await claim(log, "u")
@@ -93,6 +93,7 @@ async def test_sessions_are_filtered_by_status_agent_workspace_and_name(log: Log
     assert await found(text="éLAN") == ["t"]
     assert await found(text="0% v") == ["t"]
     assert await found(text="_") == []
+    assert await found(prefix="t") == ["t"] and await found(prefix="tt") == [] and await found(prefix="%") == []
     assert await found(agent="writer", status="idle", text="vigour", workspace="/w") == ["t"]
 
 

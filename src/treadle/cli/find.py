@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
 
 from treadle.errors import BadInput, NotFound
 from treadle.log.base import Log, SessionInfo, SessionQuery
+
+SHORTEST = 3
+"""Characters that a beginning of an id must have: a slip of the finger names no session."""
 
 _PAGE = 200
 
@@ -22,13 +24,10 @@ async def find(log: Log, reference: str) -> SessionInfo:
     named = [info async for info in each(log, SessionQuery(text=reference)) if info.name == reference]
     if named:
         return _only(reference, named)
-    if re.fullmatch(r"[0-9a-f]{3,31}", reference):
-        found: list[SessionInfo] = []
-        async for info in each(log, SessionQuery()):
-            if info.id.startswith(reference):
-                found.append(info)
+    if len(reference) >= SHORTEST:
+        found = (await log.sessions(SessionQuery(prefix=reference, limit=_PAGE))).sessions
         if found:
-            return _only(reference, found)
+            return _only(reference, list(found))
     raise NotFound(f"no session has the id or the name {reference!r}; `treadle sessions list` shows those there are")
 
 
@@ -46,6 +45,6 @@ async def each(log: Log, query: SessionQuery) -> AsyncIterator[SessionInfo]:
 
 def _only(reference: str, found: list[SessionInfo]) -> SessionInfo:
     if len(found) > 1:
-        ids = ", ".join(info.id[:12] for info in found[:5])
-        raise BadInput(f"{reference!r} could be {len(found)} sessions ({ids}…); write more of the id")
+        ids = ", ".join(info.id[:12] for info in found[:5]) + (", …" if len(found) > 5 else "")
+        raise BadInput(f"{reference!r} could be {len(found)} sessions ({ids}); write more of an id")
     return found[0]

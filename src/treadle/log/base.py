@@ -74,7 +74,7 @@ class SessionInfo(Struct, frozen=True):
 class SessionQuery(Struct, frozen=True):
     """Which sessions to list, newest first. `text` is looked for in the name; `cursor` is a page's end.
 
-    `parent` is the session that they were forked from or whose calls started them.
+    `parent` is the session that they were forked from or whose calls started them, `prefix` the beginning of an id.
     """
 
     status: Status | None = None
@@ -82,6 +82,7 @@ class SessionQuery(Struct, frozen=True):
     workspace: str = ""
     text: str = ""
     parent: str = ""
+    prefix: str = ""
     limit: int = 50
     cursor: str = ""
 

@@ -268,4 +268,5 @@ def _fits(session: _Session, query: SessionQuery) -> bool:
         and (not query.workspace or line.workspace == query.workspace)
         and (not query.parent or (line.parent is not None and line.parent.session_id == query.parent))
         and (not query.text or holds(line.name, query.text))
+        and line.id.startswith(query.prefix)
     )

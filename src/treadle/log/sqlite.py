@@ -76,6 +76,7 @@ _PAGE = f"""SELECT {LINE} FROM sessions WHERE num IN (
         WHERE (:status IS NULL OR status = :status) AND (:agent = '' OR agent = :agent)
         AND (:workspace = '' OR workspace = :workspace) AND (:text = '' OR holds(name, :text))
         AND (:parent = '' OR (parent IS NOT NULL AND json_extract(CAST(parent AS TEXT), '$.session_id') = :parent))
+        AND (:prefix = '' OR substr(id, 1, length(:prefix)) = :prefix)
         AND (updated_at, num) < (:updated_at, :num) ORDER BY updated_at DESC, num DESC LIMIT :limit)
     ORDER BY updated_at DESC, num DESC"""
 _SEARCH = f"""SELECT sessions.id, words.rowid & {SEQ}, snippet(words, 0, '', '', '…', 24)

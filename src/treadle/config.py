@@ -23,7 +23,7 @@ from treadle.messages import Json
 if TYPE_CHECKING:
     from treadle.agent import Agent
     from treadle.library import Library
-    from treadle.log.base import Log, SessionInfo
+    from treadle.log.base import Embed, Log, SessionInfo
     from treadle.models.base import Model
     from treadle.tools.base import Tool
 
@@ -73,6 +73,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     notify_after: float = 20.0
     auto_name: bool = True
     skill_autogen: bool = False
+    embed_model: str = ""
     mcp: dict[str, dict[str, Json]] = {}
 
     @property
@@ -297,6 +298,19 @@ async def choose_model(settings: Settings) -> tuple[Model, str]:
     if not isinstance(model, Routed):
         return model, ""
     return await model.chosen(), model.reason
+
+
+def embedding_of(settings: Settings, model: Model | None = None) -> Embed | None:
+    """What finds memories by their meaning, where the settings name it; the chosen `model` is not loaded twice."""
+    if not settings.embed_model:
+        return None
+    from treadle.models.embedding import Embedding, embedding
+
+    if model is not None and model.name == settings.embed_model:
+        return Embedding(model)
+    return embedding(
+        settings.embed_model, base_url=settings.base_url or None, api_key_env=_key_variable(settings) or None
+    )
 
 
 def heed(model: Model, told: Callable[[str, float, float], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol, runtime_checkable
 
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
@@ -28,3 +28,10 @@ class Model(Protocol):
         ...
 
     def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]: ...
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """A model that can also place texts in a space of meaning; few can, and a search does without."""
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]: ...

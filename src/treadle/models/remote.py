@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
 
 from treadle.errors import ModelError
 from treadle.messages import ModelMessage, Reply, Request, TextPart
@@ -15,8 +19,19 @@ from treadle.models.sse import Malformed
 
 _ASKED_AT_MOST = 3
 
+_EMBED_SECONDS = 60.0
+
 Probe = Callable[[Transport, str], Awaitable[int | None]]
 """Asks a server how large the window of the model of that name really is."""
+
+
+class _Embedded(Struct):
+    embedding: list[float]
+    index: int = 0
+
+
+class _Embeddings(Struct):
+    data: list[_Embedded]
 
 
 class Reader(Protocol):
@@ -137,6 +152,19 @@ class RemoteModel:
             raise failure from None
         finally:
             exchange.close()
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """One vector for each text, from a server that has embeddings; raises `ModelError` where it has none."""
+        versioned = bool(urlsplit(self.endpoint.base_url).path)
+        body = msgspec.json.encode({"model": self._model, "input": list(texts)})
+        path = "/embeddings" if versioned else "/v1/embeddings"
+        answer = await self._transport.ask(path, body=body, root=False, timeout=_EMBED_SECONDS)
+        try:
+            found = msgspec.convert(answer, _Embeddings).data
+            by_index = {each.index: each.embedding for each in found}
+            return [by_index[number] for number in range(len(texts))]
+        except (msgspec.ValidationError, KeyError):
+            raise ModelError(f"{self.name} at {self.endpoint.where} gives no embeddings", kind="bad_request") from None
 
     def _check_fit(self, request: Request, body: bytes) -> None:
         """Refuse what cannot fit: some servers cut it silently, and the model forgets who it is."""

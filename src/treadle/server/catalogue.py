@@ -40,6 +40,7 @@ class SkillSwitch(Body):
 
 class AgentView(BaseModel):
     name: str
+    description: str
     model: str
     tools: list[str]
     max_iterations: int
@@ -155,9 +156,15 @@ async def switch_skill(service: TheService, token: Sender, skill_id: str, body: 
 @router.get("/agents")
 async def agents(service: TheService, token: Viewer) -> list[AgentView]:
     """Who can be asked."""
+    workspace = service.workspace("")
+    about: dict[str, str] = {}
+    for agent in service.runtime.agents.values():
+        if isinstance(agent.knowledge, FileKnowledge) and agent.name not in about:
+            about.update((one.name, one.description) for one in agent.knowledge.written(workspace).agents.values())
     return [
         AgentView(
             name=agent.name,
+            description=about.get(agent.name, ""),
             model=agent.resolved_model().name,
             tools=sorted(agent.toolbox),
             max_iterations=agent.limits.turns,

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -51,7 +51,7 @@ from treadle.events import (
 )
 from treadle.messages import Reply
 from treadle.messages import Request as ModelRequest
-from treadle.models.base import Model, ModelEvent
+from treadle.models.base import Embeds, Model, ModelEvent
 from treadle.server.follow import Following, followed
 from treadle.server.guard import Refusal
 from treadle.server.problems import told
@@ -63,13 +63,6 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 AGENT = "agent:"
 Read = TypeVar("Read", ChatBody, CompletionBody, ResponsesBody)
 Feed = Callable[[Event | Reply], Sequence[Struct]]
-
-
-@runtime_checkable
-class Embeds(Protocol):
-    """A model that can also place texts in a space of meaning."""
-
-    async def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
 
 
 class EmbeddingsBody(Body):

@@ -31,6 +31,7 @@ from treadle.server.views import (
     Cancelled,
     ChangeSession,
     Compacted,
+    Compacting,
     ContextView,
     ForkAt,
     GoOn,
@@ -332,10 +333,13 @@ async def fork(service: TheService, token: Sender, session_id: str, body: ForkAt
 
 
 @router.post("/sessions/{session_id}/compact")
-async def compact(service: TheService, token: Sender, session_id: str) -> Compacted:
-    """Sum up the older turns for the model, to make room. The log keeps it all."""
+async def compact(service: TheService, token: Sender, session_id: str, body: Compacting | None = None) -> Compacted:
+    """Sum up the older turns for the model, to make room, or take that back. The log keeps it all."""
     service.check_open()
     session = await service.usable(session_id, token)
+    if body is not None and body.undo:
+        await session.undo_compaction()
+        return Compacted(compacted=False)
     await service.check_session(session)
     fact = await session.compact()
     if fact is None:

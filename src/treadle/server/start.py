@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treadle import Runtime
-from treadle.config import Settings, build_agents, choose_model, data_folder, mcp_tools, open_store
+from treadle.config import Settings, build_agents, choose_model, data_folder, embedding_of, mcp_tools, open_store
 from treadle.drafting import Drafts
 from treadle.errors import BadInput
 from treadle.naming import name_session
@@ -46,6 +46,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     model, reason = await choose_model(settings)
     log = open_store(settings)
     try:
+        log.memories.embed = embedding_of(settings, model)
         async with mcp_tools(settings) as more:
             built = build_agents(settings, model, more)
             if config.agent not in built.agents:

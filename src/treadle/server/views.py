@@ -294,6 +294,12 @@ class Cancelled(BaseModel):
     outcome: Outcome | None = None
 
 
+class Compacting(Body):
+    """`undo` takes the last compaction back instead: the model is shown again what it left out."""
+
+    undo: bool = False
+
+
 class Compacted(BaseModel):
     compacted: bool
     tokens_before: int = 0

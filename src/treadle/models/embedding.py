@@ -1,0 +1,33 @@
+"""An embedding model by its name, as memory takes it: the embedded one, or one of a server that has `/embeddings`.
+
+Few chat models have vectors, so it is a name of its own and no part of the model port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.errors import BadInput
+from treadle.models.base import Embeds, Model
+from treadle.models.catalog import resolve
+from treadle.models.providers import PROVIDERS
+
+
+class Embedding:
+    """Vectors from one model. Nothing is loaded or sent before the first text."""
+
+    def __init__(self, model: Model) -> None:
+        if not isinstance(model, Embeds):
+            raise BadInput(f"{model.name} gives no embeddings; name a model that does, such as local")
+        self.name = model.name
+        self._model = model
+
+    async def __call__(self, texts: Sequence[str]) -> list[list[float]]:
+        return await self._model.embed(texts)
+
+
+def embedding(name: str, *, base_url: str | None = None, api_key_env: str | None = None) -> Embedding:
+    """The embedding of that name; the base URL is for a name that says no provider."""
+    provider = name.partition(":")[0]
+    known = provider in PROVIDERS or provider == "local"
+    return Embedding(resolve(name, base_url=None if known else base_url, api_key_env=None if known else api_key_env))

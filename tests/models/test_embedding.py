@@ -1,0 +1,83 @@
+"""Vectors from a server that has `/embeddings`, and a clear word from one that has none."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.fakes.anthropic import StrictAnthropic
+from tests.fakes.chat import StrictChat
+from tests.fakes.clients import anthropic_model, chat_model
+from tests.fakes.server import Odd
+
+from treadle.config import Settings, embedding_of
+from treadle.errors import BadInput, ModelError, NotFound
+from treadle.models.embedding import Embedding, embedding
+from treadle.testing import ScriptedModel
+
+
+class Vectors(StrictChat):
+    """Gives the length of each text as its vector, the last first; `odd` is what it gives instead."""
+
+    odd: Any = None
+
+    def _answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Odd:
+        if path != "/v1/embeddings" or not self.authorised(headers):
+            return super()._answer(method, path, headers, raw)
+        texts = json.loads(raw)["input"]
+        data = [{"index": place, "embedding": [float(len(text))]} for place, text in enumerate(texts)]
+        return Odd(raw=json.dumps(self.odd or {"data": data[::-1]}).encode(), content_type="application/json")
+
+
+async def test_each_text_gets_its_vector_whatever_the_order_they_come_in() -> None:
+    async with Vectors() as fake:
+        model = chat_model(fake, "small")
+        assert await Embedding(model)(["a", "bcd"]) == [[1.0], [3.0]]
+        assert fake.seen[-1].body == {"model": "small", "input": ["a", "bcd"]}
+        unversioned = chat_model(fake.base_url.removesuffix("/v1"), "small")  # as Ollama's address is written
+        assert await unversioned.embed(["ab"]) == [[2.0]]
+        for one in (model, unversioned):
+            await one.close()
+
+
+@pytest.mark.parametrize("odd", [{"data": []}, {"data": [{"index": 7, "embedding": [1.0]}]}, {"error": "no"}, ["?"]])
+async def test_what_is_no_answer_is_told(odd: Any) -> None:
+    vectors = Vectors()
+    vectors.odd = odd
+    async with vectors as fake:
+        model = chat_model(fake)
+        with pytest.raises(ModelError, match="gives no embeddings"):
+            await model.embed(["a"])
+        await model.close()
+
+
+async def test_a_server_without_vectors_is_told() -> None:
+    async with StrictAnthropic() as fake:
+        model = anthropic_model(fake)
+        with pytest.raises(ModelError, match="gives no embeddings"):
+            await model.embed(["a"])
+        await model.close()
+
+
+async def test_the_settings_name_the_embedding_and_the_chosen_model_is_not_made_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Both(ScriptedModel):
+        async def embed(self, texts: Any) -> list[list[float]]:
+            return [[1.0] for _ in texts]
+
+    assert embedding_of(Settings(), Both(name="both")) is None
+    found = embedding_of(Settings(embed_model="both"), Both(name="both"))
+    assert found is not None and await found(["a"]) == [[1.0]]
+    monkeypatch.setenv("TEST_KEY", "sk-test")
+    async with Vectors() as fake:
+        named = Settings(model="m", embed_model="vectors", base_url=fake.base_url, api_key_env="TEST_KEY")
+        found = embedding_of(named, Both(name="m"))
+        assert found is not None and await found(["abc"]) == [[3.0]]
+
+
+def test_an_embedding_that_cannot_be_is_told_before_anything_starts() -> None:
+    with pytest.raises(NotFound, match="nonsense"):
+        embedding("nonsense")
+    with pytest.raises(BadInput, match="gives no embeddings"):
+        Embedding(ScriptedModel())
+    assert embedding("ollama:nomic-embed-text", base_url="http://127.0.0.1:9/v1").name == "ollama:nomic-embed-text"

@@ -1,0 +1,117 @@
+"""What agents know, over HTTP: contexts compacted and shown again, agents described, skills drafted, memories found."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cli.kit import Place, place_in
+from tests.fakes.chat import StrictChat
+from tests.fakes.server import Odd
+from tests.kit import PATIENCE, agent_of
+from tests.server.kit import Client, served, until
+from tests.server.test_processes import Real
+from treadle.library import AgentOptions, Library
+from treadle.messages import Call, Reply
+from treadle.testing import ScriptedModel
+
+DRAFT = "# look-around\nLooks around in a folder. Use it when somebody wants to know what is there.\n1. List the files."
+TOKEN = "a-token-for-the-tests"
+
+
+async def test_a_context_is_compacted_and_shown_again() -> None:
+    agent, model = agent_of("A story.", "Another.", "- two stories were told", "A third.")
+    async with served(agent) as client:
+        session_id = await client.session()
+        path = f"/v1/sessions/{session_id}/compact"
+        assert (await client.json("POST", path)) == {"compacted": False, "tokens_before": 0, "tokens_after": 0}
+        await client.problem("POST", path, {"undo": True}, 409)
+        await client.send(session_id, "Tell me a story.")
+        await client.send(session_id, "Another one.")
+        assert not (await client.json("GET", f"/v1/sessions/{session_id}"))["context"]["estimated"]
+        done = await client.json("POST", path, {})
+        assert done["compacted"] and done["tokens_before"] > 0
+        assert (await client.json("GET", f"/v1/sessions/{session_id}"))["context"]["estimated"]
+        await client.json("POST", path, {"undo": True})
+        await client.problem("POST", path, {"undo": True}, 409)
+        await client.problem("POST", path, {"undone": True}, 422)
+        await client.send(session_id, "One more.")
+    assert "Tell me a story." in str(model.requests[-1].messages[0]) and "two stories" not in str(model.requests[-1])
+
+
+async def test_agents_say_what_they_are_for(tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text("## Poet\n---\ndescription: writes verse\nsteps: 0\n---\nYou rhyme.\n")
+    agents = Library(tmp_path, tmp_path / "own").all_agents(AgentOptions(ScriptedModel()))
+    async with served(*agents, roots=(tmp_path,)) as client:
+        found = {one["name"]: one for one in await client.json("GET", "/v1/agents")}
+    assert (found["Poet"]["description"], found["Poet"]["max_iterations"]) == ("writes verse", 0)
+    assert found["reader"]["description"].startswith("Finds out")
+
+
+class Provider(StrictChat):
+    """Lists the files and answers, drafts a skill when it is asked to, and has vectors that know of colours."""
+
+    def authorised(self, headers: dict[str, str]) -> bool:
+        return True
+
+    def _answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Odd:
+        if path != "/v1/embeddings":
+            return super()._answer(method, path, headers, raw)
+        body = json.loads(raw)
+        assert set(body) == {"model", "input"} and body["model"] == "vectors", body
+        given = [[1.0, 0.1] if "red" in text or "crimson" in text else [-1.0, 0.0] for text in body["input"]]
+        data = [{"object": "embedding", "index": place, "embedding": one} for place, one in enumerate(given)]
+        return Odd(raw=json.dumps({"object": "list", "data": data[::-1]}).encode(), content_type="application/json")
+
+
+def replying(body: dict[str, Any]) -> Reply:
+    first, last = body["messages"][0], body["messages"][-1]
+    if str(first["content"]).startswith("You write down how"):
+        return Reply(DRAFT)
+    if last["role"] == "user":
+        return Reply(calls=(Call("call_1", "list_files", "{}"),), finish="calls")
+    return Reply("I looked around.")
+
+
+@asynccontextmanager
+async def serving(folder: Path, settings: str) -> AsyncGenerator[tuple[Client, Place]]:
+    """`treadle serve` as a process, with this in the user's config.toml, and the command line of the same user."""
+    place = place_in(folder)
+    config = folder / "config" / "treadle" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f"auto_name = false\n{settings}\n")
+    place.env["XDG_CONFIG_HOME"] = str(folder / "config")
+    async with Provider(replying) as fake:
+        real = Real(folder, str(fake.port), "fake")
+        try:
+            async with Client(real.base, TOKEN) as client:
+                yield client, place
+        finally:
+            real.end()
+
+
+async def test_a_server_drafts_a_skill_and_has_it_once_a_person_accepts_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, "skill_autogen = true") as (client, place):
+        assert (await client.json("GET", "/v1/config"))["skill_autogen"]
+        for folder in ("garden", "cellar", "attic"):
+            session_id = await client.session()
+            assert (await client.send(session_id, f"please look around in the {folder}"))["reply"] == "I looked around."
+        async with client.stream(f"/v1/sessions/{session_id}/events") as events:
+            proposed = (await until(events, type="custom", name="treadle.skill_proposed"))[-1]["data"]
+        assert proposed["name"] == "look-around" and "+1. List the files." in proposed["diff"]
+        assert await client.json("GET", "/v1/skills") == [], "nothing is active before a person says so"
+        assert (await place.quick("skills", "accept", "look-around")).code == 0
+        (skill,) = await client.json("GET", "/v1/skills")
+        assert skill["id"] == "look-around" and skill["enabled"] and skill["origin"] == "user"
+
+
+async def test_a_server_finds_memories_by_their_meaning_where_an_embedding_model_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path, 'embed_model = "vectors"') as (client, _):
+        await client.json("POST", "/v1/memory", {"content": "Bread needs salt."}, 201)
+        red = await client.json("POST", "/v1/memory", {"content": "A crimson gate."}, 201)
+        async with asyncio.timeout(PATIENCE):  # on a slow machine the first search may do without
+            while not (found := await client.json("GET", "/v1/memory/search?q=anything+red")):
+                pass
+        assert found == [red]

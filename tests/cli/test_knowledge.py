@@ -1,0 +1,134 @@
+"""What agents know, at the terminal: skills drafted in a chat, contexts compacted and shown again, broken files."""
+
+import asyncio
+import json
+from typing import Any
+
+from tests.cli.kit import Place, model
+from tests.cli.test_terminal import until_fact
+from tests.fakes.chat import StrictChat
+from tests.kit import PATIENCE
+from tests.server.test_knowledge import Provider, replying
+from treadle.events import RunFinished
+from treadle.messages import Call, Reply
+
+
+async def test_a_chat_drafts_a_skill_and_says_where_to_look_at_it(place: Place) -> None:
+    async with (
+        StrictChat(replying) as fake,
+        place.screen("chat", *model(fake), env={"TREADLE_SKILL_AUTOGEN": "true"}) as screen,
+    ):
+        await screen.until("/help shows")
+        for number, folder in enumerate(("garden", "cellar", "attic"), 1):
+            screen.type(f"please look around in the {folder}\r")
+            await until_fact(place, RunFinished, number)
+        await screen.until("drafted from what was done: look-around")
+        assert await screen.leave() == 0
+    assert "look-around" not in (await place.quick("skills")).out, "nothing is active before a person says so"
+    assert "+1. List the files." in (await place.quick("skills", "proposals")).out
+    assert (await place.quick("skills", "accept", "look-around")).code == 0
+    assert "look-around" in (await place.quick("skills")).out
+
+
+async def test_without_being_switched_on_no_skill_is_drafted(place: Place) -> None:
+    asked: list[str] = []
+
+    def answer(body: dict[str, Any]) -> Reply:
+        asked.append(str(body["messages"][0]["content"]))
+        return replying(body)
+
+    async with StrictChat(answer) as fake, place.screen("chat", *model(fake)) as screen:
+        await screen.until("/help shows")
+        for number in range(1, 5):
+            screen.type("please look around in the garden\r")
+            await until_fact(place, RunFinished, number)
+        assert await screen.leave() == 0
+    assert not any(text.startswith("You write down how") for text in asked)
+    assert "no skill is proposed" in (await place.quick("skills", "proposals")).err
+
+
+async def test_a_context_is_compacted_and_shown_again_in_a_chat(place: Place) -> None:
+    def answer(body: dict[str, Any]) -> Reply:
+        return Reply("- a story was told" if "notes of an agent" in str(body["messages"][0]) else "Once upon a time.")
+
+    async with StrictChat(answer) as fake, place.screen("chat", *model(fake)) as screen:
+        await screen.until("/help shows")
+        for number, text in enumerate(("tell me a story", "and another one"), 1):
+            screen.type(f"{text}\r")
+            await until_fact(place, RunFinished, number)
+        for line, found in [
+            ("/compact undo", "no compaction in effect"),
+            ("/context", "counted by the model's server"),
+            ("/compact", "context compacted"),
+            ("/context", ", estimated"),
+            ("/compact undo", "is taken back"),
+            ("/compact all", "takes nothing or undo"),
+        ]:
+            screen.type(f"{line}\r")
+            await screen.until(found)
+        screen.type("one more\r")
+        await until_fact(place, RunFinished, 3)
+        assert await screen.leave() == 0
+        shown = [message["content"] for message in fake.seen[-1].body["messages"]]
+    assert "tell me a story" in shown and "a story was told" not in str(shown)
+
+
+async def test_a_run_recalls_by_meaning_where_an_embedding_model_is_named(place: Place) -> None:
+    async with Provider(_recalling) as fake:
+        named = {"TREADLE_EMBED_MODEL": "vectors", "TREADLE_BASE_URL": fake.base_url}
+        for text in ("Bread needs salt.", "A crimson gate."):
+            assert (await place.quick("memory", "add", text)).code == 0
+        assert (await place.quick("memory", "search", "anything red")).out == ""
+        async with asyncio.timeout(PATIENCE):  # on a slow machine the first search may do without
+            while not (found := (await place.quick("memory", "search", "anything red", env=named)).out):
+                pass
+        assert "crimson" in found and "Bread" not in found
+        done = await place.run(
+            "run", "what is red here?", "--json", *model(fake), env={"TREADLE_EMBED_MODEL": "vectors"}
+        )
+        assert done.code == 0 and "crimson" in done.document["answer"] and "Bread" not in done.document["answer"]
+
+
+def _recalling(body: dict[str, Any]) -> Reply:
+    last = body["messages"][-1]
+    if last["role"] == "user":
+        return Reply(calls=(Call("call_1", "recall", json.dumps({"query": "anything red"})),), finish="calls")
+    return Reply(str(last["content"]))
+
+
+async def test_a_workspace_cannot_name_the_embedding_model(place: Place) -> None:
+    (place.work / ".treadle").mkdir()
+    (place.work / ".treadle" / "config.toml").write_text('embed_model = "openai:text-embedding-3-small"\n')
+    async with StrictChat([Reply("Hello.")]) as fake:
+        done = await place.run("run", "hello", *model(fake))
+    assert done.code == 0 and "embed_model is left out: a workspace may not set it" in done.err
+
+
+async def test_mistakes_in_agents_and_skills_are_told_with_file_and_line_and_the_others_work(place: Place) -> None:
+    agents, skills = place.work / ".treadle" / "agents", place.work / ".treadle" / "skills"
+    agents.mkdir(parents=True)
+    (agents / "broken.md").write_text("---\ndescription: x\nsteps: many\n---\nHi.\n")
+    (agents / "greedy.md").write_text(
+        "---\ndescription: über alles\nposture: trusting\nmodel: openai:gpt-4o\nsteps: 200\n---\nHi.\n"
+    )
+    (place.work / "AGENTS.md").write_text(
+        "Be kind.\n\n## Poet\n---\ndescription: verse\ntemperature: hot\n---\nRhyme.\n"
+    )
+    for name, text in (("good", "name: good\ndescription: fine"), ("bad", "name: other\ndescription: d")):
+        (skills / name).mkdir(parents=True)
+        (skills / name / "SKILL.md").write_text(f"---\n{text}\n---\nDo it.\n")
+    outside = place.home / "outside"
+    (outside / "linked").mkdir(parents=True)
+    (outside / "linked" / "SKILL.md").write_text("---\nname: linked\ndescription: from elsewhere\n---\nDo it.\n")
+    (skills / "linked").symlink_to(outside / "linked")
+    listed = await place.quick("agents")
+    assert listed.code == 0 and "greedy" in listed.out and "broken" not in listed.out and "Poet" not in listed.out
+    assert f"{agents}/broken.md:3: " in listed.err and f"{place.work}/AGENTS.md:6: " in listed.err
+    assert f"{agents}/greedy.md:3: a workspace cannot widen" in listed.err and "greedy.md:4: " in listed.err
+    shown = await place.quick("skills")
+    assert "good" in shown.out and "bad" not in shown.out and "linked" not in shown.out
+    assert f"{skills}/bad/SKILL.md:2: " in shown.err
+    async with StrictChat([Reply("Hello.")]) as fake:
+        done = await place.run("run", "hello", "--agent", "greedy", *model(fake))
+        asked = fake.seen[-1].body
+    assert done.code == 0 and asked["model"] == "fake" and "from elsewhere" not in str(asked) and "fine" in str(asked)

@@ -30,7 +30,7 @@ from treadle.log.sqlite import SqliteLog
 from treadle.messages import Request, ResultMessage, UserMessage, text_of
 from treadle.testing import ScriptedModel, SteppingClock
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds until a fact that does not come fails the test: for a slow machine, never waited for when all is well."""
 
 Kind = TypeVar("Kind")

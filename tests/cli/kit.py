@@ -25,6 +25,7 @@ from treadle.cli.main import main
 from treadle.messages import Call, Reply
 
 COLUMNS, ROWS = 100, 40
+INERT = "import sys; from treadle.cli import gate; gate.INERT = {}; from treadle.cli.main import main; sys.exit(main())"
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Place:
         """The program from its start to its end."""
         process = await self.start(*words, stdin=stdin is not None, env=env)
         try:
-            async with asyncio.timeout(PATIENCE * 2):
+            async with asyncio.timeout(PATIENCE):
                 out, err = await process.communicate(stdin.encode() if stdin is not None else None)
         finally:
             if process.returncode is None:
@@ -110,11 +111,12 @@ class Place:
         return Done(code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode())
 
     @asynccontextmanager
-    async def screen(self, *words: str, env: dict[str, str] | None = None) -> AsyncIterator[Screen]:
-        """The program on a pseudo-terminal."""
-        async with on_terminal(
-            [sys.executable, "-m", "treadle", *words], self.work, {**self.env, **(env or {})}
-        ) as one:
+    async def screen(
+        self, *words: str, env: dict[str, str] | None = None, inert: float | None = None
+    ) -> AsyncIterator[Screen]:
+        """The program on a pseudo-terminal; `inert` makes the time longer in which nothing that is typed counts."""
+        how = ["-m", "treadle"] if inert is None else ["-c", INERT.format(inert)]
+        async with on_terminal([sys.executable, *how, *words], self.work, {**self.env, **(env or {})}) as one:
             yield one
 
 
@@ -180,8 +182,31 @@ class Screen:
             raise AssertionError(f"{found!r} did not appear:\n{self.text}") from None
         return self.text
 
+    async def more(self) -> None:
+        """Until anything more is shown."""
+        async with asyncio.timeout(PATIENCE):
+            self._changed.clear()
+            await self._changed.wait()
+
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
+
+    def mute(self) -> None:
+        """Answer no more questions of the program, as terminals of few words do."""
+        self._screen.write_process_input = lambda data: None
+
+    def hang_up(self) -> None:
+        """Close the terminal under the program."""
+        asyncio.get_running_loop().remove_reader(self.fd)
+        os.close(self.fd)
+        self.fd = -1
+
+    @property
+    def gone(self) -> bool:
+        """Whether the program has ended, whatever it shows."""
+        if self.pid and os.waitpid(self.pid, os.WNOHANG)[0]:
+            self.pid = 0
+        return not self.pid
 
     async def leave(self) -> int:
         """Ctrl-D; the exit code."""
@@ -209,16 +234,16 @@ class Screen:
 async def on_terminal(argv: list[str], folder: Path, env: dict[str, str]) -> AsyncIterator[Screen]:
     pid, fd = pty.fork()
     if pid == 0:
+        termios.tcsetwinsize(0, (ROWS, COLUMNS))
         os.chdir(folder)
         os.execve(argv[0], argv, env)
-    termios.tcsetwinsize(fd, (ROWS, COLUMNS))
     screen, loop = Screen(fd, pid), asyncio.get_running_loop()
     loop.add_reader(fd, screen.feed)
     try:
         yield screen
     finally:
-        loop.remove_reader(fd)
-        os.close(fd)
+        if screen.fd >= 0:
+            screen.hang_up()
         if screen.pid:
             os.kill(screen.pid, signal.SIGKILL)
             os.waitpid(screen.pid, 0)  # noqa: ASYNC222

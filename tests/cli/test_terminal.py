@@ -1,8 +1,8 @@
 """The real program on a pseudo-terminal, driven by keys and judged by its screen."""
 
 import asyncio
+import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,14 @@ async def test_a_run_streams_and_ends_with_the_way_back(place: Place) -> None:
 
 async def test_text_is_shown_as_it_comes(place: Place) -> None:
     reply = Reply(text="\n".join(f"line {number}" for number in range(30)))
+    held = asyncio.Event()
     async with (
-        StrictChat([Odd(reply, split=60, pause=0.03)]) as fake,
+        StrictChat([Odd(reply, split=60, held=held, held_after=2500)]) as fake,
         place.screen("run", "count", *model(fake)) as screen,
     ):
         seen = await screen.until("line 3")
         assert "line 29" not in seen
+        held.set()
         assert await screen.end() == 0
         assert "line 29" in screen.text
 
@@ -116,12 +118,14 @@ async def test_an_approval_shows_everything_and_a_yes_lets_it_run(place: Place) 
 
 
 async def test_what_is_typed_before_the_question_was_read_does_not_count(place: Place) -> None:
+    held = asyncio.Event()
     async with (
-        StrictChat([Odd(ASKED, headers_late=1.0), Reply(text="done")]) as fake,
+        StrictChat([Odd(ASKED, held=held), Reply(text="done")]) as fake,
         place.screen("run", "write it", *model(fake)) as screen,
     ):
         await until_fact(place, TurnStarted)
         screen.type("y\ry\ry\r")
+        held.set()
         await screen.until("answer>")
         assert not (place.work / "AGENTS.md").exists()
         screen.type("n\r")
@@ -130,7 +134,10 @@ async def test_what_is_typed_before_the_question_was_read_does_not_count(place: 
 
 
 async def test_in_a_chat_too_nothing_counts_before_a_question_could_be_read(place: Place) -> None:
-    async with StrictChat([ASKED, Reply(text="As you like.")]) as fake, place.screen("chat", *model(fake)) as screen:
+    async with (
+        StrictChat([ASKED, Reply(text="As you like.")]) as fake,
+        place.screen("chat", *model(fake), inert=4.0) as screen,
+    ):
         await screen.until("/help shows")
         screen.type("write it\r")
         await screen.until("wait …")
@@ -247,34 +254,30 @@ async def test_ctrl_c_stops_a_run_and_is_130(place: Place) -> None:
 
 
 @needs_sandbox
-async def test_escape_in_a_chat_stops_a_command_and_its_children_within_a_second(place: Place) -> None:
-    script = [calling("shell", command="sleep 61.25 & sleep 61.25"), Reply(text="And now?")]
+async def test_escape_in_a_chat_stops_a_command_and_its_children(place: Place) -> None:
+    long = f"600.{os.getpid()}"  # seconds that nobody else sleeps
+    script = [calling("shell", command=f"sleep {long} & sleep {long}"), Reply(text="And now?")]
     async with (
         StrictChat(script) as fake,
         place.screen("chat", *model(fake)) as screen,
     ):
         await screen.until("/help shows")
         screen.type("wait a bit\r")
-        await until_running("61.25", there=True)
-        await screen.until("shell sleep 61.25")
-        began = time.monotonic()
+        await until_running(long, there=True)
+        await screen.until(f"shell sleep {long}")
         screen.type("\x1b")
-        await until_running("61.25", there=False)
-        took = time.monotonic() - began
+        await until_running(long, there=False)
         await screen.until("cancelled")
         screen.type("go on\r")
         await screen.until("And now?")
         screen.type("/quit\r")
         assert await screen.end() == 0
-    assert took < 5, f"it took {took:.1f} s"  # a second on a machine of its own
     assert fake.rejected == []
 
 
 async def test_what_is_typed_while_it_works_steers_it(place: Place) -> None:
-    script = [
-        Odd(calling("calculate", expression="1+1"), headers_late=3.0),
-        Reply(text="Done, and with tabs."),
-    ]
+    held = asyncio.Event()
+    script = [Odd(calling("calculate", expression="1+1"), held=held), Reply(text="Done, and with tabs.")]
     async with StrictChat(script) as fake:
         async with place.screen("chat", *model(fake)) as screen:
             await screen.until("/help shows")
@@ -282,6 +285,7 @@ async def test_what_is_typed_while_it_works_steers_it(place: Place) -> None:
             await until_fact(place, TurnStarted)
             screen.type("use tabs\r")
             await screen.until("it reads this at its next turn:\n› use tabs")
+            held.set()
             await screen.until("Done, and with tabs.")
             assert await screen.leave() == 0
         said = [message["content"] for message in fake.seen[-1].body["messages"] if message["role"] == "user"]
@@ -290,12 +294,15 @@ async def test_what_is_typed_while_it_works_steers_it(place: Place) -> None:
 
 
 async def test_a_draft_survives_a_question(place: Place) -> None:
-    script = [Odd(calling("ask_user", question="Which colour?"), headers_late=3.0), Reply(text="Blue it is.")]
+    held = asyncio.Event()
+    script = [Odd(calling("ask_user", question="Which colour?"), held=held), Reply(text="Blue it is.")]
     async with StrictChat(script) as fake, place.screen("chat", *model(fake)) as screen:
         await screen.until("/help shows")
         screen.type("paint it\r")
         await until_fact(place, TurnStarted)
         screen.type("and then the d")
+        await screen.until("and then the d")
+        held.set()
         await screen.until("answer>")
         screen.type("blue\r")
         await screen.until("Blue it is.")

@@ -20,7 +20,8 @@ class Odd:
     """A reply that arrives in an odd way, or an answer that is none.
 
     `raw` is the exact body instead of `reply`'s. After `stall_after` bytes of the body nothing comes any more,
-    after `reset_after` the connection is reset, after `end_after` it is closed as if nothing were wrong.
+    after `reset_after` the connection is reset, after `end_after` it is closed as if nothing were wrong. What comes
+    after `held_after` waits until `held` is set; at 0 that is all of it.
     """
 
     reply: Reply = field(default_factory=lambda: Reply(text="done"))
@@ -35,6 +36,8 @@ class Odd:
     reset_after: int | None = None
     end_after: int | None = None
     end_late: float = 0.0
+    held: asyncio.Event | None = None
+    held_after: int = 0
 
 
 def status(code: int, message: str = "no", **headers: str) -> Odd:
@@ -182,6 +185,8 @@ class Strict:
         body = odd.raw or b""
         if odd.headers_late:
             await asyncio.sleep(odd.headers_late)
+        if odd.held is not None and not odd.held_after:
+            await odd.held.wait()
         head = [f"HTTP/1.1 {odd.status} X", f"content-type: {odd.content_type}", "transfer-encoding: chunked"]
         head += [f"{name}: {value}" for name, value in odd.headers.items()]
         writer.write("\r\n".join([*head, "", ""]).encode())
@@ -194,6 +199,8 @@ class Strict:
             if odd.split or odd.pause:
                 await writer.drain()
                 await asyncio.sleep(odd.pause)
+            if odd.held is not None and start < odd.held_after <= start + size:
+                await odd.held.wait()
         if odd.stall_after is not None:
             await writer.drain()
             await reader.read()

@@ -242,6 +242,11 @@ def test_a_doubt_asks_for_what_would_be_allowed_until_somebody_approves() -> Non
         ("find . -name [*]", "shell(command=find . -name [[*]])"),
         ("ls > out", "shell(command=ls > out)"),
         ("A=1 make", "shell(command=A=1 make)"),
+        ("git -C sub status", "shell(command=git -C sub status)"),
+        ("uv run pytest -q", "shell(command=uv run pytest -q)"),
+        ("docker exec x ls", "shell(command=docker exec x ls)"),
+        ("tar xf a.tar", "shell(command=tar xf a.tar)"),
+        ("gawk 1 a", "shell(command=gawk 1 a)"),
     ],
 )
 def test_a_rule_is_made_of_one_plain_command_or_is_that_very_command(command: str, rule: str) -> None:

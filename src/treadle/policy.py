@@ -34,7 +34,12 @@ _BLANKS = re.compile(r"[ \t]+")
 _AROUND = " \t(){}!\"'"
 _LOOSE = re.compile(r"[$`*?\[{]|^~")
 _OPEN_ENDED = re.compile(
-    r"awk|bash|bunx?|dash|deno|env|eval|find|ksh|node|npx|parallel|perl|php|python[\d.]*|ruby|sed|sh|ssh|uvx|xargs|zsh"
+    r"[gmn]?awk|bash|bunx?|dash|deno|ed|emacs|env|eval|ex|expect|find|gdb|ksh|less|lua[\d.]*|man|n?vim?|node|npx|parallel|perl"
+    r"|php|psql|python[\d.]*|rsync|ruby|sed|sh|socat|sqlite3|ssh|tar|tclsh|uvx|xargs|zip|zsh"
+)
+_RUNNING = re.compile(r"run|exec|dlx|x|shell|foreach|bisect|submodule|-.*")
+_WITH_VERBS = re.compile(
+    r"git|docker|podman|kubectl|npm|pnpm|yarn|bun|cargo|go|uv|poetry|pdm|hatch|pipenv|conda|bundle|nix"
 )
 
 UNKNOWN = "? "
@@ -401,7 +406,10 @@ def generalise(tool: str, arguments: Mapping[str, Json], commands: tuple[str, ..
     elif kind == "command" and (len(commands) == 1 if commands else not _SHELL_OPERATORS.search(text)):
         words = (commands[0] if commands else _BLANKS.sub(" ", text).strip()).split(" ")
         # What these run is in the rest of their words, so a rule on the first would be a rule for everything.
-        if not _OPEN_ENDED.fullmatch(words[0]) and not _LOOSE.search(words[0]):
+        open_ended = _OPEN_ENDED.fullmatch(words[0]) or (
+            len(words) > 1 and _WITH_VERBS.fullmatch(words[0]) and _RUNNING.fullmatch(words[1])
+        )
+        if not open_ended and not _LOOSE.search(words[0]):
             # `git status` and `git push` are different things: a plain second word belongs to the rule.
             count = 2 if len(words) > 1 and re.fullmatch(r"[a-z][\w-]*", words[1]) else 1
             rule = f"{_literal(' '.join(words[:count]))} *"

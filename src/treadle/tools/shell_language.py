@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 DEPTH = 8
 _SHELLS = frozenset(("sh", "bash", "dash", "ash"))
-_NOT_READ = frozenset(
-    ("zsh", "ksh", "fish", "csh", "tcsh", "pwsh", "alias", "script", "parallel", "flock", "systemd-run", "")
+_NOT_READ = re.compile(
+    r"|zsh|ksh|fish|t?csh|pwsh|alias|script|parallel|flock|systemd-run|compgen|complete|setarch|linux(32|64)|setpriv"
+    r"|prlimit|choom|ssh-agent|dbus-run-session|fakeroot|run-parts|unbuffer"
 )
 
 # Commands that run another: their options, with a colon where a value follows, and how many words come before it.
@@ -53,9 +54,17 @@ _RESERVED = re.compile(
     r"[{}!]|\[\[|\]\]|if|then|elif|else|fi|for|while|until|do|done|case|esac|in|function|select|coproc"
 )
 _SYSTEM = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
+_STREAM = re.compile(r"-|/dev/(stdin|fd/.*)|/proc/[^/]+/fd/.*")
 _NOWHERE = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
+_JOINED = re.compile(r"[^\s\\](\\\\)*\\\n\S")
+_MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
+_SUBSTITUTION = re.compile(rb"\\.|(`|\$[(\[]|\$\{[^}]*@[A-Z]\})", re.DOTALL)
+# Bash reads subscripts and numbers a second time, and then runs what was only text at first.
+_READ_TWICE = re.compile(r"'[^']*(\$\(|`)|\\[$`]")
+_SUBSCRIPT = re.compile(r"\w\[[^\]]*(\$\(|`)")
+_RUN_LATER = re.compile(r"(PS[04]|BASH_ENV|ENV|PROMPT_COMMAND)\+?=")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _ANSI = re.compile(r"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 _ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "E": "\x1b", "r": "\r"}
@@ -134,7 +143,8 @@ class _Reader:
             return
         before, self._depth = self._depth, depth
         root = _parser().parse(source.encode()).root_node
-        if root.has_error:
+        # A word that goes on in the next line is two words to the grammar.
+        if root.has_error or _JOINED.search(source) or _overlooked(root):
             self._unknown(source)
         try:
             self._visit(root)
@@ -155,18 +165,21 @@ class _Reader:
                     self._visit(child, fed=fed or inside or number > 0)
             case "declaration_command" | "unset_command":
                 words = [Word(_text(child)) if not child.is_named else self._word(child) for child in node.children]
+                self._late(words)
                 self.parts.append(Part("command", tuple(words)))
             case "variable_assignment":
-                self.parts.append(Part("assignment", (self._assigned(node),)))
+                self._assignment(self._assigned(node))
             case "file_redirect":
                 self._redirect(node)
             case "heredoc_redirect":
                 self._heredoc(node)
             case "command_substitution":
                 self._substitution(node)
-            case "expansion" if re.search(r"@[A-Z]\}$", _text(node)):  # `${x@P}` runs what is in x
-                self._unknown(_text(node))
             case "arithmetic_expansion" if "'" in _text(node):  # which quotes nothing there
+                self._unknown(_text(node))
+            case "expansion" | "subscript" | "test_command" if _READ_TWICE.search(_text(node)):
+                self._unknown(_text(node))
+            case "compound_statement" if _text(node).startswith("((") and _READ_TWICE.search(_text(node)):
                 self._unknown(_text(node))
             case _:
                 for child in node.named_children:
@@ -193,9 +206,10 @@ class _Reader:
 
     def _simple(self, words: Sequence[Word], *, fed: bool = False) -> None:
         name = _command_name(words[0].text)
-        if not words[0].fixed or name in _NOT_READ or _RESERVED.fullmatch(name):
+        if not words[0].fixed or "{}" in name or _NOT_READ.fullmatch(name) or _RESERVED.fullmatch(name):
             self._unknown(words[0].text, *words[1:])
             return
+        self._late(words)
         words = (Word(name), *words[1:])
         if name in _WRAPPERS and not (name == "command" and _first(words) in ("-v", "-V")):
             self._wrapped(name, words, fed=fed)
@@ -206,8 +220,7 @@ class _Reader:
         elif name in ("eval", "trap"):
             self._evaluated(name, words)
         else:
-            read_in = name in (".", "source") and any(word.text.startswith("<(") for word in words)
-            self.parts.append(Part("unknown" if read_in else "command", tuple(words), fed))
+            self.parts.append(Part("unknown" if _reads_commands(name, words) else "command", tuple(words), fed))
             if name == "find":
                 self._found(words)
 
@@ -222,11 +235,12 @@ class _Reader:
             self.parts.append(Part("command", tuple(words)))
         rest = list(words[start + before :])
         while name in ("env", "sudo", "doas") and rest and _ASSIGNMENT.match(rest[0].text):
-            self.parts.append(Part("assignment", (rest.pop(0),)))
+            self._assignment(rest.pop(0))
         if name == "watch":
             self._joined(words, rest)
         elif rest and name == "xargs":
-            self._simple([*rest, Word("$@", fixed=False)])
+            mark = _replaced(words[:start])
+            self._simple([*(Word(one.text.replace(mark, "{}"), one.fixed) for one in rest), Word("$@", fixed=False)])
         elif rest:
             self._simple(rest, fed=fed)
         elif name not in _SEEN_TOO:
@@ -235,14 +249,15 @@ class _Reader:
     def _shell(self, words: Sequence[Word], *, fed: bool) -> None:
         """`bash -c "…"` is what is in the quotes; a shell that reads its commands from somewhere is not to be known."""
         for number, word in enumerate(words[1:], 1):
-            if word.fixed and re.fullmatch(r"-[a-z]*c", word.text):
+            if word.fixed and re.fullmatch(r"-[a-np-zA-NP-Z]*c[a-np-zA-NP-Z]*", word.text):
                 script = words[number + 1 : number + 2]
-                if words[0].text != "bash" and any("$'" in one.text for one in script):
-                    self._unknown(words[0].text, *words[1:])  # only bash knows these quotes
+                only_bash = words[0].text != "bash" and any("$'" in one.text for one in script)  # knows these quotes
+                if only_bash or any(re.match(r"[-+]", one.text) for one in script):
+                    self._unknown(words[0].text, *words[1:])
                 self._joined(words, script)
                 return
-            if not word.fixed or not re.fullmatch(r"-[a-z]+|--(posix|norc|noprofile|login)", word.text):
-                script = word.fixed and not word.text.startswith("-")
+            if not word.fixed or not re.fullmatch(r"[-+][a-np-rt-zA-NP-Z]+|--(posix|norc|noprofile|login)", word.text):
+                script = word.fixed and not re.match(r"[-+]", word.text) and not _STREAM.fullmatch(word.text)
                 self.parts.append(Part("command" if script else "unknown", tuple(words), fed))
                 return
         self.parts.append(Part("unknown", tuple(words), fed))
@@ -256,9 +271,23 @@ class _Reader:
     def _evaluated(self, name: str, words: Sequence[Word]) -> None:
         if name == "trap":
             self.parts.append(Part("command", tuple(words)))
-        rest = words[1:] if name == "eval" else words[1:2]
+        start = 2 if _first(words) == "--" else 1
+        rest = words[start:] if name == "eval" else words[start : start + 1]
         if rest and not (name == "trap" and rest[0].text.startswith("-")):
             self._joined(words, rest)
+
+    def _assignment(self, word: Word) -> None:
+        if _RUN_LATER.match(word.text):
+            self._unknown(word.text)
+        else:
+            self.parts.append(Part("assignment", (word,)))
+        self._late((word,))
+
+    def _late(self, words: Sequence[Word]) -> None:
+        """Text that is run when bash takes it for the name of an element, as many of its own commands do."""
+        for word in words:
+            if word.fixed and _SUBSCRIPT.search(word.text):
+                self._unknown(word.text)
 
     def _joined(self, words: Sequence[Word], script: Sequence[Word]) -> None:
         """Words that a shell reads as a script of their own."""
@@ -285,13 +314,15 @@ class _Reader:
             self.parts.append(Part("redirect", (Word("<" if reads else ">"), Word(path, word.fixed))))
 
     def _heredoc(self, node: Node) -> None:
-        quoted = any(child.type == "heredoc_start" and set(_text(child)) & set("'\"\\") for child in node.children)
+        marker = next((_text(child) for child in node.children if child.type == "heredoc_start"), "")
+        plain = marker.strip("'\"\\")
         for child in node.named_children:
             if child.type != "heredoc_body":
                 self._visit(child, fed=child.type == "pipeline")
-            elif not quoted:
-                if "`" in _text(child):  # the grammar does not look into these
-                    self._unknown(_text(child))
+            # Bash may see another end than the grammar, and run what comes after it.
+            elif not _MARKER.fullmatch(marker) or plain in map(str.strip, _text(child).splitlines()):
+                self._unknown(_text(node))
+            elif plain == marker:
                 self._visit(child)
 
     def _substitution(self, node: Node) -> None:
@@ -303,6 +334,8 @@ class _Reader:
             self._visit(child)
 
     def _assigned(self, node: Node) -> Word:
+        for name in node.children_by_field_name("name"):
+            self._visit(name)
         value = node.child_by_field_name("value")
         word = self._word(value) if value is not None else Word("")
         name = _text(node)[: (value.start_byte if value is not None else node.end_byte) - node.start_byte]
@@ -334,6 +367,51 @@ class _Reader:
             case _:
                 self._visit(node)
                 return Word(text, fixed=False)
+
+
+def _overlooked(root: Node) -> bool:
+    """Whether something is run on the way that the grammar did not see, as in here-documents behind a blank.
+
+    `${x@P}` is run, too: what is in x.
+    """
+    source, seen, nodes = bytearray(root.text or b""), set[int](), [root]
+    while nodes:
+        node = nodes.pop()
+        if node.type in ("$(", "$((", "$[", "`"):
+            seen.add(node.start_byte - root.start_byte)
+        elif node.type in ("raw_string", "ansi_c_string") or _is_comment(node, source) or _is_verbatim(node):
+            start, end = node.start_byte - root.start_byte, node.end_byte - root.start_byte
+            source[start:end] = b" " * (end - start)
+        else:
+            nodes.extend(node.children)
+    return any(found[1] and found.start() not in seen for found in _SUBSTITUTION.finditer(source))
+
+
+def _is_comment(node: Node, source: bytearray) -> bool:
+    """Also to bash, to which a `#` in the middle of a word is none."""
+    return node.type == "comment" and re.search(rb"(^|[^\\][\s;&|()])$", source[: node.start_byte][-2:]) is not None
+
+
+def _is_verbatim(node: Node) -> bool:
+    """Whether this is a here-document in which nothing is run."""
+    if node.type != "heredoc_body" or node.parent is None:
+        return False
+    return any(child.type == "heredoc_start" and set(_text(child)) & set("'\"\\") for child in node.parent.children)
+
+
+def _reads_commands(name: str, words: Sequence[Word]) -> bool:
+    """Whether a command of bash itself runs what it reads, or what it is told for later."""
+    if name in (".", "source"):
+        return any(word.text.startswith("<(") or _STREAM.fullmatch(word.text) for word in words[1:])
+    return name in ("mapfile", "readarray") and any(re.match(r"-\w*C", word.text) for word in words)
+
+
+def _replaced(options: Sequence[Word]) -> str:
+    """What `xargs` puts its input in place of."""
+    for number, word in enumerate(options):
+        if found := re.match(r"-\w*I(.*)", word.text):
+            return found[1] or (options[number + 1].text if number + 1 < len(options) else "") or "{}"
+    return "{}"
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -8,43 +8,67 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 
 from treadle.events import Safety
 from treadle.policy import shown
-from treadle.tools.names import is_instruction
+from treadle.tools.names import is_instruction, is_protected
 from treadle.tools.shell_language import Part, Word, executed
 
 DISKS = "it works on whole disks"
 UNCOMMITTED = "it throws away work that was not committed"
 PUBLISHES = "it publishes, or changes what others see"
+RUNS = "it lets git run another program"
 
-# Commands that only read, and the words that would make them do more.
-_READERS: tuple[tuple[str, str], ...] = (
+# Commands that only read, and what would make them do more: letters, long options (which may be cut short), words.
+_READERS: tuple[tuple[str, str, str, str], ...] = (
     (
         r"ls|cat|head|tail|wc|nl|cut|tr|comm|diff|cmp|stat|du|df|pwd|echo|true|false|test|\[|:|basename|dirname|realpath",
         "",
+        "",
+        "",
     ),
-    (r"readlink|which|type|whoami|id|uname|[ef]?grep|md5sum|sha\d+sum|cksum|od|hexdump|strings|seq|expr|sleep", ""),
-    (r"column|fold|tac|rev|jq|xargs|cd", ""),
-    (r"printf", r"-v.*"),
-    (r"command", r"-p"),
-    (r"date", r"-s.*|--set.*|\d{8,}.*"),
-    (r"sort", r"-o.*|--output.*|--compress-program.*|-T.*|--temp.*"),
-    (r"tree", r"-o.*|-R"),
-    (r"file", r"-C|--compile"),
-    (r"uniq", r"[^-].*"),
-    (r"rg", r"--pre.*|--hostname-bin.*|-[a-zA-Z]*z.*|--search-zip"),
-    (r"find", r"-(exec|execdir|ok|okdir|delete|fprint.*|fls)"),
-    (r"fd", r"-[a-zA-Z]*[xX].*|--exec.*"),
-    (r"git (status|ls-files|ls-tree|rev-parse|describe|merge-base|cherry|name-rev)", ""),
-    (r"git (log|shortlog|rev-list|diff|show|blame)", r"--output.*|--ext-diff|--textconv"),
-    (r"git branch", r"-[dDmMcCfu].*|--(delete|move|copy|force|set-upstream|unset-upstream|edit).*|[^-].*"),
-    (r"git tag", r"-[adfsumF].*|--(annotate|delete|force|sign|message|file|edit|local-user).*|[^-].*"),
-    (r"git remote", r"(?!-v$|--verbose$|show$|get-url$).*"),
-    (r"git grep", r"-O.*|--open-files-in-pager.*"),
+    (
+        r"readlink|which|type|whoami|id|uname|[ef]?grep|md5sum|sha\d+sum|cksum|od|hexdump|strings|seq|expr|sleep",
+        "",
+        "",
+        "",
+    ),
+    (r"column|fold|tac|rev|jq|xargs|cd", "", "", ""),
+    (r"printf", "", "", r"-v.*"),
+    (r"command", "p", "", ""),
+    (r"date", "", "set", r"-(?![Idfr])[a-zA-Z]*s.*|\d{8,}.*"),
+    (r"sort", "oT", "output compress-program temporary-directory", ""),
+    (r"tree", "oR", "output", ""),
+    (r"file", "C", "compile", ""),
+    (r"uniq", "", "", r"[^-].*"),
+    (r"rg", "z", "pre hostname-bin search-zip", ""),
+    (r"find", "", "", r"-(exec|execdir|ok|okdir|delete|fprint.*|fls)"),
+    (r"fd", "xX", "exec exec-batch", ""),
+    (r"git (status|ls-files|ls-tree|rev-parse|describe|merge-base|cherry|name-rev)", "", "", ""),
+    (r"git (log|shortlog|rev-list|diff|show|blame)", "", "output ext-diff textconv", ""),
+    (
+        r"git branch",
+        "dDmMcCfu",
+        "delete move copy force set-upstream-to unset-upstream edit-description",
+        r"[^-].*",
+    ),
+    (r"git tag", "adfsumF", "annotate delete force sign message file edit local-user", r"[^-].*"),
+    (r"git remote", "", "", r"(?!-v$|--verbose$|show$|get-url$).*"),
+    (r"git grep", "O", "open-files-in-pager", ""),
 )
 _GIT_VALUES = ("-C", "-c", "--git-dir", "--work-tree", "--namespace", "--config-env", "--attr-source")
+_GIT_LONG = (
+    "force force-with-lease mirror delete prune hard discard-changes global system "
+    "upload-pack receive-pack exec extcmd open-files-in-pager config-env exec-path"
+)
+# Settings that name no program: any other may.
+_GIT_RUNS = re.compile(
+    r"(^| )(-c (?!(user|color|advice|i18n|column)\.|core\.(quotepath|autocrlf|abbrev)=|init\.defaultbranch=|safe\.)"
+    r"|--config-env|--exec-path=)",
+    re.IGNORECASE,
+)
 _GIT_OPTION = re.compile(r"--no-pager|-P|--no-optional-locks|--literal-pathspecs|--version")
 
 # Commands that hurt: the name, the words after it (joined by blanks), and the reason.
@@ -65,7 +89,7 @@ _DANGERS: tuple[tuple[str, str, str], ...] = (
     (r"systemctl", r"(?!(status|show|list-\S+|is-\S+|cat)\b)", "it changes the system's services"),
     (r"service", r"(?!.*status$)", "it changes the system's services"),
     (r"sysctl", r".*(-w|=|-p)", "it changes the kernel's settings"),
-    (r"chmod", r".*([ugoa]*\+[rwx]*s|\b[2467]\d{3}\b)", "it lets others act with this user's rights"),
+    (r"chmod", r".*([+=][rwxXt]*s|\b0*[2467]\d{3}\b)", "it lets others act with this user's rights"),
     (
         r"git",
         r"push\b.* (--force|-[a-zA-Z]*[fd]|--mirror|--delete|--prune|\+|:)",
@@ -80,6 +104,8 @@ _DANGERS: tuple[tuple[str, str, str], ...] = (
     (r"git", r"branch\b.* (-[a-zA-Z]*D|.*--force)|stash (drop|clear)|reflog (expire|delete)", "it throws away history"),
     (r"git", r"gc\b.* --prune|filter-branch|update-ref\b.* -d", "it throws away history"),
     (r"git", r"config\b.* --(global|system)", "it changes git for every project"),
+    (r"git", r".* --(upload-pack|receive-pack|exec|extcmd|open-files-in-pager)\b|grep\b.* -\w*O", RUNS),
+    (r"git", r"submodule\b.* foreach\b|bisect run\b|(rebase|difftool)\b.* -\w*x|clone\b.* (-c|--config)\b", RUNS),
     (
         r"docker|podman",
         r".*(--privileged|--pid[= ]host|(-v|--volume)[= ]?/:|docker\.sock)",
@@ -104,12 +130,27 @@ _WRITERS = re.compile(
 )
 _COPIERS = re.compile(r"cp|install|rsync|ln")
 _EDITORS = re.compile(r"sed|perl|ruby")
+_OUTPUTS = re.compile(r"curl|wget|aria2c|sort|tree|git|gcc|g\+\+|cc|clang|ld|go|rustc|pandoc|openssl|find")
+_OUTPUT = re.compile(r"(--output(-[a-z]+)?|--directory-prefix|-[a-zA-Z]*[oOP]|-fprint.*|-fls)(?:=?(.*))", re.DOTALL)
 _DOWNLOADERS = frozenset(("curl", "wget", "aria2c"))
 _INTERPRETERS = re.compile(r"python[\d.]*|perl|ruby|node|php|bun|deno")
 _RUNNERS = re.compile(rf"{_INTERPRETERS.pattern}|(ba|da|a|z|k)?sh|source|\.")
 _SECRET = re.compile(
     r"(^|/)(\.env(rc)?(\.(?!example|sample|template|dist|defaults)[^/]*)?|\.(ssh|aws|gnupg|kube|docker|azure)(/.*)?"
-    r"|\.(netrc|pgpass|git-credentials)|id_(rsa|dsa|ecdsa|ed25519)|etc/g?shadow|proc/[^/]+/environ)$"
+    r"|\.(netrc|pgpass|git-credentials)|id_(rsa|dsa|ecdsa|ed25519)|etc/g?shadow|proc/[^/]+/environ)$",
+    re.IGNORECASE,
+)
+_SECRETS = (
+    ".env",
+    ".envrc",
+    ".env.local",
+    ".ssh",
+    ".aws",
+    ".netrc",
+    ".pgpass",
+    ".git-credentials",
+    "id_rsa",
+    "id_ed25519",
 )
 _HARMLESS_PLACES = ("/tmp", "/var/tmp", "/dev/fd")
 
@@ -147,9 +188,7 @@ class _Judge:
             return "it runs what it downloads, unseen"
         if part.kind in ("unknown", "assignment"):
             return _known(part) if part.kind == "unknown" else ""
-        if part.name not in ("echo", "printf") and any(
-            _SECRET.search(word.text.strip("\"'")) for word in part.words[1:]
-        ):
+        if part.name not in ("echo", "printf") and any(_may_be_secret(word, part.name) for word in part.words[1:]):
             return "it touches what may be secret"
         if part.kind == "redirect":
             if part.name != ">":
@@ -194,7 +233,10 @@ class _Judge:
         deletes = name == "rm" or (name == "find" and "-delete" in flags)
         edits = _EDITORS.fullmatch(name) and re.search(r"(^| )(-[a-zA-Z]*i|--in-place)", flags)
         if not (deletes or edits or _WRITERS.fullmatch(name)):
-            return ""
+            places = list(_outputs(name, words)) if _OUTPUTS.fullmatch(name) else []
+            if any(self._outside(place) for place in places):
+                return "it writes outside the workspace"
+            return next((why for place in places if (why := _instructs(place))), "")
         if _COPIERS.fullmatch(name) and not re.search(r"(^| )(-t|--target)", flags):
             words = words[-1:]
         for word in words:
@@ -230,7 +272,35 @@ class _Judge:
 
 def _instructs(word: Word) -> str:
     """Why a file that is written must be seen, when it speaks to agents or programs of later days."""
+    if is_protected(word.text):
+        return "it changes what runs at the next git or treadle command"
     return "it changes what tells agents, editors or build services what to do" if is_instruction(word.text) else ""
+
+
+def _outputs(name: str, words: Sequence[Word]) -> Iterator[Word]:
+    """The files and folders that a command is told to write to."""
+    for number, word in enumerate(words):
+        if found := _OUTPUT.fullmatch(word.text):
+            yield Word(found[3], word.fixed) if found[3] else (*words[number + 1 :], Word(""))[0]
+    operands = [word for word in words if not word.text.startswith("-")]
+    if name == "git" and operands:
+        before = {"clone": 2, "init": 1, "worktree": 2}.get(operands[0].text, len(operands))
+        yield from operands[before:]
+
+
+def _may_be_secret(word: Word, name: str) -> bool:
+    """Whether a word names a file that may hold secrets, also among others."""
+    text = word.text.strip("\"'")
+    if word.fixed:
+        return _SECRET.search(text.rstrip("/")) is not None
+    for piece in re.split(r"[{},:=\"'`$()\s-]+", text):
+        last = posixpath.basename(piece)
+        if _SECRET.search(piece):
+            return True
+        if re.search(r"[*?\[]", last) and re.search(r"[\w.]", last) and name != "ls":
+            # To a shell a wildcard does not stand for the first dot of a name.
+            return any(fnmatchcase(one, last) for one in _SECRETS if one[0] == last[0] or one[0] != ".")
+    return False
 
 
 def _below(path: str, place: str) -> bool:
@@ -241,13 +311,25 @@ def _known(part: Part) -> str:
     """What the table says against a command."""
     name = posixpath.basename(part.name)
     words = [word.text for word in part.words[1:]]
-    while name == "git" and words and words[0].startswith("-"):
-        words = words[2:] if words[0] in _GIT_VALUES else words[1:]
+    if name == "git":
+        words = [_spelled_out(word, _GIT_LONG) for word in words]
+        options = _git_options(words)
+        if _GIT_RUNS.search(" ".join(words[:options])):
+            return RUNS
+        words = words[options:]
     told = " ".join(words)
     for names, pattern, why in _DANGERS:
         if re.fullmatch(names, name) and re.match(pattern, told, re.DOTALL):
             return why
     return ""
+
+
+def _git_options(words: Sequence[str]) -> int:
+    """How many words stand before what git is to do."""
+    number = 0
+    while number < len(words) and words[number].startswith("-"):
+        number += 2 if words[number] in _GIT_VALUES else 1
+    return number
 
 
 def _reads(part: Part) -> bool:
@@ -258,8 +340,25 @@ def _reads(part: Part) -> bool:
             words.pop(0)
         if words:
             name = f"git {words.pop(0).text}"
-    unsafe = next((more for names, more in _READERS if re.fullmatch(names, name)), None)
-    if unsafe is None:
+    more = next((more for names, *more in _READERS if re.fullmatch(names, name)), None)
+    if more is None:
         return False
+    letters, options, other = more
     # A word that is not known before it runs may be any of them.
-    return not unsafe or all(word.fixed and not re.fullmatch(unsafe, word.text, re.DOTALL) for word in words)
+    return not any(more) or all(word.fixed and not _does_more(word.text, letters, options, other) for word in words)
+
+
+def _does_more(word: str, letters: str, options: str, other: str) -> bool:
+    if letters and re.match(rf"-[a-zA-Z0-9]*[{letters}]", word):
+        return True
+    if word.startswith("--") and _spelled_out(word, options).partition("=")[0][2:] in options.split():
+        return True
+    return bool(other) and re.fullmatch(other, word, re.DOTALL) is not None
+
+
+def _spelled_out(word: str, options: str) -> str:
+    """A long option in full: most programs take the beginning of one for the whole."""
+    name, equals, value = word.partition("=")
+    if not re.match(r"--.", name):
+        return word
+    return next((f"--{one}{equals}{value}" for one in options.split() if one.startswith(name[2:])), word)

@@ -1,0 +1,55 @@
+"""Ways to run a command past the one who reads it: whatever bash runs was read beforehand, or is asked for."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from treadle.tools.shell_language import commands_of, parts_of
+from treadle.tools.shell_safety import classify
+
+TRICKS = Path(__file__).with_name("tricks.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n%%\n")
+GROUPS = [TRICKS[start : start + 60] for start in range(0, len(TRICKS), 60)]
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs that say by a file that they ran; the tricks are about running `alpha`."""
+    folder = tmp_path_factory.mktemp("stub")
+    for name in ("alpha", "beta"):
+        (folder / name).write_text(f"#!/bin/sh\n: > {shlex.quote(str(folder))}/ran-{name}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def runs_alpha(command: str, stub: Path) -> bool:
+    (stub / "ran-alpha").unlink(missing_ok=True)
+    subprocess.run(
+        ["bash", "-c", f"eval {shlex.quote(command)}"],
+        env={"PATH": f"{stub}:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+        cwd=stub,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return (stub / "ran-alpha").exists()
+
+
+@pytest.mark.parametrize("tricks", GROUPS, ids=lambda tricks: shlex.quote(tricks[0])[:30])
+def test_no_trick_runs_what_was_not_read(tricks: list[str], stub: Path) -> None:
+    ran = 0
+    for command in tricks:
+        parts = parts_of(command)
+        read = any(text.partition(" ")[0].endswith("alpha") for text in commands_of(parts))
+        asked = any(part.kind == "unknown" for part in parts)
+        if runs_alpha(command, stub):
+            ran += 1
+            assert read or asked, (command, commands_of(parts))
+            assert classify(parts, str(stub))[0] != "safe", command
+    assert ran > len(tricks) / 2, "most of these do run it, or they would prove nothing"
+
+
+def test_the_tricks_are_many_and_each_is_its_own() -> None:
+    assert len(set(TRICKS)) == len(TRICKS) > 450

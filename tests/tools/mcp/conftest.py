@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +39,28 @@ async def until(so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def quiet_port() -> int:
+    """A port that the system gives to nobody by itself, so that it is still free when a server comes back to it."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(100):
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", random.randrange(first // 2, first)))
+            return tried.getsockname()[1]
+    raise AssertionError("no port is free")
+
+
 class Web:
     """A server written with the SDK, on a loopback port; it can go away and come back on the same one."""
 
     def __init__(self) -> None:
-        self.port = 0
+        self.port = quiet_port()
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         command = [sys.executable, str(HERE / "served.py"), "--http", "--port", str(self.port)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
+        assert int(self._process.stdout.readline()) == self.port
 
     def stop(self) -> None:
         if self._process is not None:

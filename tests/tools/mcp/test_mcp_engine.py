@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit import agent_of, finished_calls, go, of, results, wait_for
-from tests.tools.mcp.conftest import child, odd
+from tests.tools.mcp.conftest import child, odd, until
 from treadle import CallStarted
 from treadle.events import ApprovalRequested, Grant, Progress
 from treadle.messages import Call, Reply
@@ -38,7 +38,7 @@ async def test_a_call_is_allowed_asked_or_denied_as_any_other(tmp_path: Path) ->
 
 async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    async with McpServers([child(safety="caution", timeout=2.0)]) as servers:
+    async with McpServers([child(safety="caution", timeout=4.0)]) as servers:
         agent, _ = agent_of(
             calls(("served__wait", {"path": str(trace)})),
             calls(("served__append", {"path": str(trace), "word": "after"})),
@@ -62,6 +62,7 @@ async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(tmp
             await session.cancel()
             outcome = await run.wait()
             assert outcome is not None and outcome.reason == "cancelled"
+        await until(lambda: "cancelled" in trace.read_text())
         (served,) = servers.health()
         assert served.state == "up"
     assert trace.read_text().splitlines() == ["waiting", "cancelled"]

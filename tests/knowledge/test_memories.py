@@ -123,6 +123,27 @@ async def test_an_older_store_gets_its_table_when_it_is_opened(tmp_path: Path) -
     assert (tmp_path / "old.db.v1.bak").exists()
 
 
+async def test_a_new_memory_and_the_preferences_cost_the_same_however_much_is_remembered(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "many.db")
+    steps: list[int] = []
+
+    def count() -> int:
+        steps[-1] += 1
+        return 0
+
+    for number in range(2000):
+        if number in (100, 1999):
+            steps.append(0)
+            log._store.db().set_progress_handler(count, 10)  # pyright: ignore[reportPrivateUsage]
+            await log.memories.add(Memory(f"Preference {number}.", "preference", "/here"))
+            assert len(await log.memories.list(("", "/here"), kind="preference")) == len(steps)
+            log._store.db().set_progress_handler(None, 0)  # pyright: ignore[reportPrivateUsage]
+        await log.memories.add(Memory(f"Fact {number}: 東京 has a gate."))
+    await log.close()
+    few, many = steps
+    assert many < few + 100, "they look through all of it"
+
+
 # ── the tools ──────────────────────────────────────────────────────────────────────────────────────────────
 
 

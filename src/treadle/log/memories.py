@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from treadle.errors import NotFound
 from treadle.log.base import Embed, Memories, Memory, MemoryKind
 from treadle.log.meaning import MOST, alike
+from treadle.log.schema import IN_BODY
 from treadle.log.search import words_in
 from treadle.log.store import Store
 from treadle.ranking import fused
@@ -142,11 +143,9 @@ class SqliteMemories(Searched):
 
     async def _put(self, memory: Memory) -> Memory:
         with self._store.write as db:
-            same = "SELECT body FROM memories WHERE scope = ? AND instr(body, ?)"
-            for (body,) in db.execute(same, (memory.scope, msgspec.json.encode(memory.text))):
-                known = _decoder.decode(body)
-                if known.text == memory.text:
-                    return known
+            same = f"SELECT body FROM memories WHERE +scope = ? AND {IN_BODY.format('text')} = ? LIMIT 1"
+            for (body,) in db.execute(same, (memory.scope, memory.text)):
+                return _decoder.decode(body)
             memory = _new(memory, self._clock())
             num = db.execute(
                 "INSERT INTO memories (id, scope, body) VALUES (?, ?, ?)",
@@ -172,12 +171,13 @@ class SqliteMemories(Searched):
         self, scopes: Sequence[str] | None = None, limit: int = 1000, kind: MemoryKind | None = None
     ) -> list[Memory]:
         where, values = _within(scopes)
-        if kind not in (None, "fact"):  # the usual kind is not written out; what has the word may still be another
-            where, values = f"{where} AND instr(body, ?)", (*values, msgspec.json.encode(kind))
+        if kind is not None:  # the usual one is not written out
+            written = IN_BODY.format("kind")
+            where = f"{where} AND {written} IS NULL" if kind == "fact" else f"+{where} AND {written} = ?"
+            values = values if kind == "fact" else (*values, kind)
         with self._store.reading as db:
-            rows = db.execute(f"SELECT body FROM memories WHERE {where} ORDER BY num", values)
-            there = (_decoder.decode(body) for (body,) in rows)
-            return list(islice((memory for memory in there if kind in (None, memory.kind)), limit))
+            rows = db.execute(f"SELECT body FROM memories WHERE {where} ORDER BY num LIMIT ?", (*values, limit))
+            return [_decoder.decode(body) for (body,) in rows]
 
     def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         match = " OR ".join(f'"{word}"' for word in dict.fromkeys(words_in(text)))

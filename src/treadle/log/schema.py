@@ -17,6 +17,9 @@ APPLICATION_ID = 0x7472646C  # "trdl", shown by file(1) and checked when a store
 
 Migration = Sequence[str]
 
+IN_BODY = "json_extract(CAST(body AS TEXT), '$.{}')"
+"""A field of a memory. The very words of an index's expression must stand in a query that is to use it."""
+
 MIGRATIONS: tuple[Migration, ...] = (
     (
         # AUTOINCREMENT: the number of a deleted session may still be cached by another process, so it must
@@ -73,6 +76,9 @@ MIGRATIONS: tuple[Migration, ...] = (
     (
         # Apart from the memories: they are large, and most ways to read a memory have no use for them.
         "CREATE TABLE memory_vectors (num INTEGER PRIMARY KEY, name TEXT NOT NULL, vector BLOB NOT NULL)",
+        # So that a session's beginning and the next memory do not take longer the more is remembered.
+        f"CREATE INDEX memories_text ON memories ({IN_BODY.format('text')})",
+        f"CREATE INDEX memories_kind ON memories ({IN_BODY.format('kind')}) WHERE {IN_BODY.format('kind')} IS NOT NULL",
     ),
 )
 

@@ -216,7 +216,7 @@ async def test_the_time_limit_stops_a_tool_that_is_still_running(store: Store) -
             stopped.append(True)
 
     agent, model = agent_of(
-        [call("hang", id="a"), call("hang", id="b")], "half done", tools=[hang], limits=Limits(seconds=0.1)
+        [call("hang", id="a"), call("hang", id="b")], "half done", tools=[hang], limits=Limits(seconds=0.5)
     )
     async with agent.session(store.open()) as session:
         outcome = await ended(session)
@@ -242,7 +242,7 @@ async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what
             yield Reply(text="half done")
 
     options: Any = {"clock": store.stepping()} if clock == "set back" else {}
-    agent = Agent(Talker(), limits=Limits(seconds=0.1), **options)
+    agent = Agent(Talker(), limits=Limits(seconds=0.5), **options)
     async with agent.session(store.open()) as session:
         outcome = await ended(session)
         failed = of(await session.facts(), ModelFailed)
@@ -262,7 +262,7 @@ async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(m
             yield TextDelta(text="never")
 
     model = Stalled()
-    async with Agent(model, limits=Limits(seconds=0.1)).session() as session:
+    async with Agent(model, limits=Limits(seconds=0.5)).session() as session:
         async with asyncio.timeout(20):
             outcome = await ended(session)
     assert (outcome.reason, model.asked) == ("time_limit", 2)
@@ -271,7 +271,7 @@ async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(m
 
 async def test_the_time_limit_ends_the_waiting_for_a_busy_model(store: Store) -> None:
     busy = ModelError("busy", retryable=True, retry_after=50)
-    agent, model = agent_of(busy, "half done", limits=Limits(seconds=0.1), tools=[note])
+    agent, model = agent_of(busy, "half done", limits=Limits(seconds=0.5), tools=[note])
     async with agent.session(store.open()) as session:
         await check_wrapped_up(model, await ended(session), "time_limit", "time")
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit import (
+    PATIENCE,
     Held,
     Store,
     agent_of,
@@ -136,7 +137,7 @@ async def test_a_run_can_be_cancelled_through_another_runtime_on_the_same_log(st
     async with agent.session(log) as session, agent.session(log, id=session.id) as other:
         await session.send("go")
         await wait_for(session, CallStarted)
-        outcome = await asyncio.wait_for(other.cancel(), 5)
+        outcome = await asyncio.wait_for(other.cancel(), PATIENCE)
     assert outcome is not None and outcome.reason == "cancelled"
     assert log.listener is None, "nothing of the runtimes is left on the log"
 

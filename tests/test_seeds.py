@@ -301,7 +301,7 @@ ENDINGS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [say("", call("note", text="1"), usage=replace(say("").usage, cost=2.0)), "half"],
         {"limits": Limits(cost=1.0)},
     ),
-    "time_limit": ([call("hang"), "half"], {"limits": Limits(seconds=0.05)}),
+    "time_limit": ([call("hang"), "half"], {"limits": Limits(seconds=0.5)}),
     "doom_loop": ([*[call("note", text="1")] * 4, "half"], {}),
     "stuck": (["<stuck>no way</stuck>"], {}),
     "yielded": (["over to you <yield/>"], {}),

@@ -100,7 +100,7 @@ async def test_waits_of_a_run_take_no_time_on_a_stepping_clock_and_are_remembere
     agent, _ = agent_of(ModelError("busy", retryable=True, retry_after=45), "ok", clock=clock)
     began = asyncio.get_running_loop().time()
     assert await agent.ask("go") == "ok"
-    assert clock.slept == pytest.approx([45]) and asyncio.get_running_loop().time() - began < 5
+    assert clock.slept == pytest.approx([45]) and asyncio.get_running_loop().time() - began < 30
 
 
 async def test_crash_points_are_every_prefix_and_can_be_planted_and_gone_on_from() -> None:

@@ -19,7 +19,7 @@ from treadle.sandbox.base import Bounds, Ended, Job, OnOutput
 from treadle.sandbox.run import probe, run_in_sandbox, run_on_host
 
 PYTHON = "/usr/bin/python3"
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 needs_bubblewrap = pytest.mark.skipif(
     probe().level != "bubblewrap", reason=f"NOT TESTED, the full sandbox does not work here: {probe().why}"

@@ -156,6 +156,22 @@ async def test_an_approval_is_answered_after_a_restart_by_another_runtime(store:
     assert results(model.requests[0])["a"].text == "dropped users"
 
 
+async def test_one_that_answers_and_leaves_at_once_does_not_break_the_call_off(store: Store, tables: Tables) -> None:
+    agent, _ = agent_of(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
+    async with agent.session(store.open()) as session:
+        assert await go(session) is None
+    other, _ = agent_of(tools=tables.tools)
+    async with other.session(store.open()) as session:
+        await session.approve("a", Answer(by="phone"))
+    assert not tables.done
+    again, _ = agent_of("done", tools=tables.tools)
+    async with again.session(store.open()) as session:
+        outcome = await resumed(session)
+        result = (await finished_calls(session))["a"]
+    assert outcome is not None and outcome.reason == "answered"
+    assert (result.status, tables.done) == ("ok", ["users"])
+
+
 async def test_a_gate_is_asked_again_after_a_restart(on_file: Store, tables: Tables) -> None:
     agent, _ = agent_of(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
     async with agent.session(on_file.open()) as session:

@@ -212,6 +212,32 @@ async def test_names_notes_and_limits_that_cannot_be_stored_are_refused(store: S
         assert await session.facts() == before
 
 
+async def test_an_agent_or_a_model_that_is_not_there_is_refused_before_the_session_has_it(store: Store) -> None:
+    agent, _ = agent_of("ok", "still ok")
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        before = await session.facts()
+        with pytest.raises(NotFound, match="no agent named 'nobody' here; there are: agent"):
+            await session.configure(agent="nobody")
+        with pytest.raises(NotFound, match=r"no model 'opnai:x'\. Did you mean openai:x"):
+            await session.configure(model="opnai:x")
+        assert await session.facts() == before
+        assert await session.ask("and now?") == "still ok"
+
+
+async def test_a_position_that_is_not_there_is_refused_with_those_that_are(store: Store) -> None:
+    agent, _ = agent_of("ok")
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        last = len(await session.facts())
+        for seq in (-1, 0, last + 1):
+            with pytest.raises(BadInput, match=f"has positions 1 to {last}, not {seq}"):
+                await session.at(seq)
+            with pytest.raises(BadInput, match=f"no position {seq} to fork from"):
+                await session.fork(after=seq)
+        assert (await session.at(last)).seq == last
+
+
 # --- sessions and stores
 
 

@@ -11,6 +11,8 @@ from tests.kit import Store, agent_of, check_settled, either_store, ended, file_
 from treadle import (
     Agent,
     AskUser,
+    Grant,
+    Middleware,
     Runtime,
     ToolContext,
     ToolResult,
@@ -166,6 +168,8 @@ def odd_default(what: Callable[[], None]) -> str:
         (unschemable, "no schema can be made"),
         (odd_default, "no schema can be made"),
         (lambda: None, "cannot be a tool's name"),
+        (AskUser, r"pass AskUser\(\)"),
+        (3, "pass a function"),
     ],
 )
 def test_a_function_without_a_schema_is_refused_when_the_agent_is_made(function: Any, told: str) -> None:
@@ -180,3 +184,37 @@ def test_other_mistakes_in_an_agent_are_refused_when_it_is_made() -> None:
         tool(dangerous=True)(lambda: None)
     with pytest.raises(BadInput, match="two agents have the same name"):
         Runtime(":memory:", [Agent(ScriptedModel()), Agent(ScriptedModel())])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": 42}, "model is a name, or an object with name, window and stream, but this is a int"),
+        ({"tools": note}, "tools is a list, but this is a FunctionTool"),
+        ({"tools": "note"}, "tools is a list, but this is a str"),
+        ({"middleware": Middleware()}, "middleware is a list, but this is a Middleware"),
+        ({"limits": {"turns": 3}}, r"limits is a Limits\(...\), but this is a dict"),
+        ({"grant": "full"}, r"grant is a Grant\(...\), but this is a str"),
+        ({"sampling": {"temperature": 1}}, r"sampling is a Sampling\(...\), but this is a dict"),
+        ({"on_error": "ignore"}, "on_error='ignore' is not one of"),
+        ({"approval_ttl": 0}, "approval_ttl must be more than 0"),
+        ({"output": threading.Event}, "cannot be made into a schema: Unable to generate"),
+    ],
+)
+def test_what_has_the_wrong_shape_is_refused_when_the_agent_is_made(given: Any, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        Agent(**given)
+
+
+async def test_an_option_that_a_session_does_not_have_is_refused_and_nothing_is_made(store: Store) -> None:
+    agent: Any = Agent(ScriptedModel(), tools=[note])
+    with pytest.raises(BadInput, match=r"no option 'grants'; there are: .*grant"):
+        async with agent.session(store.open(), grants=Grant(forbid=("note",))):
+            pass
+    async with Runtime(store.open(), [agent], recover=False) as runtime:
+        assert not (await runtime.sessions()).sessions
+
+
+async def test_the_sync_form_says_what_to_write_where_a_loop_runs() -> None:
+    with pytest.raises(BadInput, match=r"await agent.ask"):
+        Agent(ScriptedModel("Hello.")).ask_sync("Hi")

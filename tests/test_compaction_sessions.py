@@ -93,8 +93,34 @@ async def test_a_floor_over_the_window_stops_after_two_compactions_with_the_numb
         outcome = await ended(session, FIRST)
         compactions = of(await session.facts(), ContextCompacted)
     assert outcome.reason == "failed" and outcome.can_continue
-    assert "the context is full" in outcome.error and "1200" in outcome.error
+    assert outcome.error.endswith("tokens, but the window has 1200 (a compaction freed nothing; nothing is lost)")
     assert len(compactions) <= 4
+
+
+async def test_a_first_request_that_is_too_long_is_told_in_the_providers_numbers() -> None:
+    refusal = "maximum context length is 4096 tokens, your messages have 9000"
+    model = ScriptedModel(*[ModelError(refusal, kind="too_long")] * 3)
+    async with Agent(StrictModel(model)).session() as session:
+        outcome = await ended(session, "Hello.")
+    assert outcome.reason == "failed" and outcome.can_continue
+    assert outcome.error == f"too_long: {refusal} (nothing can be left out; nothing is lost)"
+
+
+async def test_refusals_that_no_compaction_helps_against_end_in_the_providers_numbers() -> None:
+    refusal = "maximum context length is 100 tokens"
+
+    def refuses(request: Request) -> Any:
+        if is_summary(request):
+            return "We read pages."
+        if len(model.requests) > 6:
+            return ModelError(refusal, kind="too_long")
+        return call("page", number=len(model.requests))
+
+    model = ScriptedModel(*[refuses] * 40)
+    async with await opened(model) as session:
+        outcome = await ended(session, FIRST)
+        assert of(await session.facts(), ContextCompacted)
+    assert outcome.reason == "failed" and outcome.error.startswith(f"too_long: {refusal} (")
 
 
 async def test_a_failed_compaction_leaves_the_run_going() -> None:

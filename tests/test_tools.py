@@ -193,7 +193,7 @@ def odd_default(x: Any = object()) -> None: ...  # noqa: B008
         (odd_default, "odd_default: no schema can be made from its parameters: Default value .* not JSON"),
         (lambda: None, "'<lambda>' cannot be a tool's name: give one of letters"),
         (functools.partial(starred), "cannot be a tool's name"),
-        (dict, "dict: its type hints cannot be read"),
+        (dict, r"dict is a class: pass dict\(\)"),
     ],
 )
 def test_a_function_that_cannot_be_a_tool_is_refused_with_the_reason(function: Any, words: str) -> None:

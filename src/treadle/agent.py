@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, get_args
 
 from treadle.errors import BadInput
 from treadle.events import AgentConfig, Grant, Limits, SessionCreated
@@ -69,6 +69,7 @@ class Agent:
     _model: Model | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         for given in self.tools:
             one = given if isinstance(given, Tool) else tool(given)
             if one.name in self._tools:
@@ -80,6 +81,8 @@ class Agent:
             most = getattr(self.limits, name)
             if most is not None and not most > 0:
                 raise BadInput(f"limits: {name} must be more than 0; leave it out for no limit of that kind")
+        if self.approval_ttl is not None and not self.approval_ttl > 0:
+            raise BadInput("approval_ttl must be more than 0 seconds; leave it out for questions that never expire")
 
     def session(
         self, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
@@ -108,7 +111,11 @@ class Agent:
         self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
     ) -> Json:
         """`ask` for programs without an event loop."""
-        return asyncio.run(self.ask(content, store, **options))
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.ask(content, store, **options))
+        raise BadInput("an event loop runs here already: write `await agent.ask(...)`")
 
     def config(self) -> AgentConfig:
         """The agent as values, for the log."""
@@ -167,3 +174,24 @@ class Agent:
     def parse_output(self, text: str) -> Json:
         """An answer as the agent's `output` type."""
         return text if self.output is None else parse_output(self.output, text)
+
+
+def _check_kinds(agent: Agent) -> None:
+    """Refuse what has the wrong shape when the agent is made, rather than when it first matters."""
+    kinds: dict[str, type] = {"limits": Limits, "grant": Grant, "sampling": Sampling}
+    for name, kind in kinds.items():
+        given = getattr(agent, name)
+        if not isinstance(given, kind):
+            raise BadInput(f"{name} is a {kind.__name__}(...), but this is a {type(given).__name__}")
+    for name in ("tools", "middleware"):
+        given = getattr(agent, name)
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise BadInput(f"{name} is a list, but this is a {type(given).__name__}")
+    model = cast("object", agent.model)
+    if model is not None and not isinstance(model, str | Model):
+        kind = type(model).__name__
+        raise BadInput(f"model is a name, or an object with name, window and stream, but this is a {kind}")
+    if not callable(agent.on_error) and agent.on_error not in get_args(Recovery):
+        raise BadInput(f"on_error={agent.on_error!r} is not one of {get_args(Recovery)}, nor a function")
+    if agent.output is not None:
+        output_schema(agent.output)

@@ -79,13 +79,15 @@ def is_futile(state: State) -> bool:
     return state.crowded >= CROWDED
 
 
-def full(state: State, window: int | None) -> str:
-    """Why a run stops whose context cannot be made to fit."""
-    of = f" of the {window} that the model takes" if window else ", which is more than the model takes"
-    tried = f"{state.crowded} compactions in a row freed nothing" if state.crowded else "nothing can be left out"
+def full(state: State, window: int | None, said: str = "") -> str:
+    """Why a run stops whose context cannot be made to fit; what the provider `said` has better numbers than ours."""
+    times = f"{state.crowded} compactions" if state.crowded > 1 else "a compaction"
+    tried = f"{times} freed nothing" if state.crowded else "nothing can be left out"
+    if said:
+        return f"{said} ({tried}; nothing is lost)"
     return (
-        f"the context is full: about {state.tokens} tokens{of}, and {tried}. Nothing is lost: go on in a new session, "
-        "with fewer tools, or with a model of a larger window"
+        f"the context is full: about {state.tokens} tokens of the {window} that the model takes, and {tried}. Nothing "
+        "is lost: go on in a new session, with fewer tools, or with a model of a larger window"
     )
 
 

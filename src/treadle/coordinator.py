@@ -222,6 +222,9 @@ class Coordinator:
         self.failures.pop(session_id, None)
         seq = -1
         try:
+            if self._closed:  # whoever only answered and left would take the call along that was just allowed
+                await self._give_up(claim, 0.0)
+                return
             loop = self._loops[session_id] = await self._load(lease)
             while True:
                 rest = await loop.run()

@@ -170,6 +170,9 @@ class Messages(Sequence[Message]):
         for index in range(self._length):
             yield self._items[index]
 
+    def __repr__(self) -> str:
+        return f"Messages({self[:]!r})"
+
 
 class ToolSpec(Struct, frozen=True, omit_defaults=True):
     """What a model is told about a tool. `examples` are short requests with the arguments they call for."""

@@ -45,7 +45,8 @@ def output_schema(wanted: Any) -> dict[str, Json]:
     try:
         return _adapter(wanted).json_schema()
     except PydanticUserError as error:
-        raise BadInput(f"output={wanted!r} cannot be made into a schema: {error}") from None
+        why = str(error).splitlines()[0]
+        raise BadInput(f"output={wanted!r} cannot be made into a schema: {why}") from None
 
 
 def parse_output(wanted: Any, text: str) -> Any:

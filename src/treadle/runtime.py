@@ -107,6 +107,9 @@ class Runtime:
         """Open a session of one of the agents; see `SessionOptions` for which. An id says by itself whose it is."""
         if not agent_name and options.get("id"):
             agent_name = (await self.log.info(options.get("id", ""))).agent
+        if unknown := options.keys() - SessionOptions.__annotations__.keys():
+            known = ", ".join(SessionOptions.__annotations__)
+            raise BadInput(f"a session has no option {min(unknown)!r}; there are: {known}")
         agent = self._agent(agent_name)
         session_id = await self._find(agent, options) or await self._create(agent, options)
         with self.kept(session_id, options.get("gate"), options.get("grant")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from msgspec import Struct
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from treadle.asking import breakdown_of, compact
 from treadle.compaction import Breakdown
 from treadle.coordinator import Coordinator
-from treadle.errors import BadInput, Conflict, NotAnswered
+from treadle.errors import BadInput, Conflict, NotAnswered, NotFound
 from treadle.events import (
     AnyFact,
     CallFinished,
@@ -133,7 +134,8 @@ class Session:
     async def approve(self, call_id: str, answer: Answer | None = None, *, digest: str = "") -> None:
         """Answer an approval: once by default, or as `answer` says. Anyone with the log may do it, at any time.
 
-        With the `digest` of the question that was shown, the answer counts for exactly that and nothing else.
+        This process goes on with the session if it stays; one that leaves at once leaves that to `resume`, or to a
+        runtime elsewhere. With the `digest` of the question that was shown, the answer counts for nothing else.
         """
         await self._coordinator.answer(self.id, call_id, answer or Answer(), digest)
 
@@ -161,9 +163,19 @@ class Session:
     async def configure(
         self, *, agent: str = "", model: str = "", limits: Limits | None = None, by: str = "user"
     ) -> None:
-        """Go on with another agent of this runtime, another model or other limits, from the next run on."""
-        fact = SessionConfigured(agent=agent, model=model, limits=limits, by=by)
-        await self._log.post(self.id, [checked(fact)], wake=False)
+        """Go on with another agent of this runtime, another model or other limits, from the next run on.
+
+        Raises `NotFound` for an agent or a model that is not there, and `BadInput` for a model without its key.
+        """
+        fact = checked(SessionConfigured(agent=agent, model=model, limits=limits, by=by))
+        if agent and agent not in self._coordinator.agents:
+            names = ", ".join(self._coordinator.agents)
+            raise NotFound(f"no agent named {agent!r} here; there are: {names or 'none'}")
+        if model:  # one that cannot be had would stop the session at its next message
+            wanted = copy(await self._coordinator.state(self.id))
+            wanted.agent, wanted.model = agent or wanted.agent, model
+            await self._coordinator.setup(wanted)
+        await self._log.post(self.id, [fact], wake=False)
 
     async def note(self, name: str, data: Json = None) -> None:
         """Put something of your own into the log, under a namespaced name such as `acme.audit`."""
@@ -177,9 +189,9 @@ class Session:
 
     async def at(self, seq: int) -> State:
         """What the log amounted to at a position."""
-        facts = await self._log.read(self.id, limit=seq)
-        if seq < 1 or len(facts) < seq:
-            raise BadInput(f"session {self.id} has positions 1 to {len(facts)}, not {seq}")
+        facts = await self._log.read(self.id, limit=max(seq, 0))
+        if not 1 <= seq <= len(facts):
+            raise BadInput(f"session {self.id} has positions 1 to {(await self._log.info(self.id)).seq}, not {seq}")
         return fold(facts)
 
     async def facts(self, after: int = 0) -> list[AnyFact]:

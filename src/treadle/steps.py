@@ -138,16 +138,20 @@ def _compact(state: State, run: RunState, turn: Turn, window: int | None) -> Ste
     """Right before the model is asked, when every call has its result, is when a context is made to fit."""
     if "compaction_failed" in turn.signals:
         return None
-    if not _refused_for_length(turn) and not is_due(state, window):
+    refusal = _refused_for_length(turn)
+    if not refusal and not is_due(state, window):
         return None
     if is_futile(state):
-        return Record((_ending(run, "failed", error=full(state, window)),))
+        return Record((_ending(run, "failed", error=full(state, window, refusal)),))
     return Compact()
 
 
-def _refused_for_length(turn: Turn) -> bool:
-    """Whether the model has said that the request is too long, and nothing was done about it yet."""
-    return turn.failed is not None and turn.failed.kind == "too_long" and turn.compacted < turn.failed.seq
+def _refused_for_length(turn: Turn) -> str:
+    """What the model said when the request was too long for it, where nothing was done about that yet."""
+    failed = turn.failed
+    if failed is None or failed.kind != "too_long" or turn.compacted >= failed.seq:
+        return ""
+    return f"{failed.kind}: {failed.message}"
 
 
 def _call_model(state: State, run: RunState, turn: Turn, now: float) -> Step:
@@ -165,7 +169,7 @@ def _call_model(state: State, run: RunState, turn: Turn, now: float) -> Step:
         return _wrap_up(run, "time_limit")
     error = f"{failed.kind}: {failed.message}"
     if failed.kind == "too_long":
-        error = f"{full(state, None)} ({error})"
+        error = full(state, None, error)
     return Record((_ending(run, "failed", failed.partial, error=error),))
 
 

@@ -7,7 +7,7 @@ from tests.fakes.chat import StrictChat
 from tests.fakes.clients import ask, chat_model, events_of, reply_of
 from tests.fakes.server import Odd, events, status
 
-from treadle.errors import BadInput, ModelError
+from treadle.errors import BadInput, ModelError, NotFound
 from treadle.messages import Reply
 from treadle.models.base import Model
 from treadle.models.fallback import Fallback, fallback
@@ -76,6 +76,13 @@ def test_one_model_is_itself_and_none_is_a_mistake() -> None:
     assert fallback(model) is model
     with pytest.raises(BadInput):
         fallback()
+
+
+def test_names_are_looked_up_and_unknown_ones_refused_at_once() -> None:
+    model = fallback("ollama:one", "llamacpp:two")
+    assert isinstance(model, Fallback) and model.name == "ollama:one"
+    with pytest.raises(NotFound, match="no model 'lama:two'"):
+        fallback("ollama:one", "lama:two")
 
 
 def test_the_window_is_the_smallest() -> None:

@@ -10,9 +10,11 @@ from tests.fakes.chat import StrictChat
 from tests.fakes.clients import ADD, ECHO, ask, chat_model, model_of, reply_of
 from tests.fakes.server import status
 
+from treadle import Agent
 from treadle.errors import ModelError
 from treadle.messages import Reply
 from treadle.models.anthropic import Anthropic
+from treadle.models.catalog import resolve
 from treadle.models.chat import Chat, Quirks
 from treadle.models.ollama import Ollama
 from treadle.models.responses import Responses
@@ -51,6 +53,27 @@ async def test_an_exchange_is_recorded_without_its_key_and_plays_back(tmp_path: 
         with pytest.raises(ModelError, match="the recording has ended"):
             await reply_of(model, ask("hi"))
         await model.close()
+
+
+def chat_model_of(name: str, base_url: str) -> Any:
+    return chat_model(base_url)
+
+
+@pytest.mark.parametrize("version", ["", "/v1"])
+async def test_an_exchange_is_recorded_with_a_base_url_as_models_take_it(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_KEY", "sk-test")
+    file = tmp_path / "exchange.json"
+    async with StrictChat([Reply(text="Hello.")]) as fake:
+        assert fake.base_url.endswith("/v1")
+        async with record(fake.base_url.removesuffix("/v1") + version, file) as base_url:
+            model = resolve("some-model", base_url=base_url, api_key_env="FAKE_KEY")
+            assert await Agent(model).ask("Hi") == "Hello."
+    assert [exchange.path for exchange in load(file).exchanges] == ["/v1/models", "/v1/chat/completions"]
+    for model in (resolve, chat_model_of):  # one asks for its window first, the other does not
+        async with replay(file) as base_url:
+            assert await Agent(model("some-model", base_url=base_url)).ask("Hi") == "Hello."
 
 
 async def test_another_request_than_the_recorded_one_is_refused_if_it_must_be_exact(tmp_path: Path) -> None:

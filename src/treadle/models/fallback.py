@@ -14,11 +14,14 @@ from treadle.models.remote import close
 _REST = 60.0
 
 
-def fallback(*models: Model) -> Model:
-    """A model that asks the first of `models`, and the others in turn where it fails."""
+def fallback(*models: Model | str) -> Model:
+    """A model that asks the first of `models`, and the others in turn where it fails; names are looked up."""
+    from treadle.models.catalog import resolve
+
     if not models:
         raise BadInput("fallback needs at least one model")
-    return models[0] if len(models) == 1 else Fallback(models)
+    known = tuple(resolve(model) if isinstance(model, str) else model for model in models)
+    return known[0] if len(known) == 1 else Fallback(known)
 
 
 class Fallback:

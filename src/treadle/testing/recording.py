@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -64,15 +65,19 @@ class _Answer(NamedTuple):
 
 @asynccontextmanager
 async def record(upstream: str, path: Path | str, *, about: str = "") -> AsyncGenerator[str, None]:
-    """A base URL on this machine that passes everything on to `upstream` and records what comes back."""
+    """A base URL on this machine that passes everything on to `upstream` and records what comes back.
+
+    `upstream` is a base URL as a model takes it, such as `https://api.example.org/v1`.
+    """
     import aiohttp
 
     taken: list[Exchange] = []
+    parts = urlsplit(upstream)
     async with aiohttp.ClientSession(auto_decompress=True) as session:
 
         async def pass_on(asked: _Asked) -> _Answer:
             headers = {name: value for name, value in asked.headers.items() if name not in _NOT_PASSED_ON}
-            url = upstream.rstrip("/") + asked.path
+            url = f"{parts.scheme}://{parts.netloc}{asked.path}"
             async with session.request(asked.method, url, data=asked.body, headers=headers) as response:
                 body = await response.read()
                 kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
@@ -80,7 +85,7 @@ async def record(upstream: str, path: Path | str, *, about: str = "") -> AsyncGe
                 return _Answer(response.status, kept, body)
 
         async with _serve(pass_on) as base_url:
-            yield base_url
+            yield base_url + parts.path.rstrip("/")
     recording = Recording(about=about, exchanges=tuple(taken))
     text = msgspec.json.format(msgspec.json.encode(recording), indent=1)
     await asyncio.to_thread(Path(path).write_bytes, text + b"\n")
@@ -88,7 +93,7 @@ async def record(upstream: str, path: Path | str, *, about: str = "") -> AsyncGe
 
 @asynccontextmanager
 async def replay(recording: Recording | Path | str, *, exact: bool = False) -> AsyncGenerator[str, None]:
-    """A base URL on this machine that answers as recorded, one exchange after the other.
+    """A base URL on this machine that answers as recorded, one exchange after the other for each kind of request.
 
     With `exact` a request that is not the recorded one to the byte is refused with 409.
     """
@@ -96,11 +101,12 @@ async def replay(recording: Recording | Path | str, *, exact: bool = False) -> A
     rest = list(known.exchanges)
 
     async def answer(asked: _Asked) -> _Answer:
-        if not rest:
+        exchange = next((one for one in rest if _kind(one.path) in ("", _kind(asked.path))), None)
+        if exchange is None:
             return _Answer(410, {}, b"the recording has ended")
-        if exact and rest[0].asked != _digest(asked.body):
+        if exact and exchange.asked != _digest(asked.body):
             return _Answer(409, {}, b"this is not the request that was recorded")
-        exchange = rest.pop(0)
+        rest.remove(exchange)
         return _Answer(exchange.status, exchange.headers, exchange.raw)
 
     async with _serve(answer) as base_url:
@@ -117,6 +123,11 @@ def _exchange(asked: _Asked, status: int, headers: Mapping[str, str], body: byte
         return msgspec.structs.replace(common, body=body.decode("utf-8"))
     except UnicodeDecodeError:
         return msgspec.structs.replace(common, base64=base64.b64encode(body).decode())
+
+
+def _kind(path: str) -> str:
+    """What a request is for: a model may ask for its window first, and not on every machine."""
+    return path.partition("?")[0].rpartition("/")[2]
 
 
 def _digest(body: bytes) -> str:

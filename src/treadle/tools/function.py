@@ -122,12 +122,21 @@ def tool(function: Function | None = None, /, **options: Any) -> FunctionTool | 
         known = ", ".join(Options.__struct_fields__)
         raise ToolDefinitionError(f"@tool: {error}. It takes {known}.") from None
     if function is not None:
-        return FunctionTool(function, chosen)
+        return FunctionTool(_function(function), chosen)
 
     def decorate(function: Function) -> FunctionTool:
-        return FunctionTool(function, chosen)
+        return FunctionTool(_function(function), chosen)
 
     return decorate
+
+
+def _function(given: object) -> Function:
+    """What was given as a function, if it is one: a class would become a tool that makes objects."""
+    if isinstance(given, type):
+        raise ToolDefinitionError(f"{given.__name__} is a class: pass {given.__name__}(), or a function.")
+    if not callable(given):
+        raise ToolDefinitionError(f"{given!r} cannot be a tool: pass a function, or an object of a Tool class.")
+    return given
 
 
 def _arguments_model(name: str, function: Function, about: Mapping[str, str]) -> tuple[str, type[BaseModel]]:

@@ -153,6 +153,9 @@ class Handler(BaseHTTPRequestHandler):
         type(self).ranges.append(asked)
         same = self.headers.get("If-Range") == '"v1"'
         start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and same else 0
+        if start >= len(self.content):
+            self.send_error(416)
+            return
         self.send_response(206 if start else 200)
         self.send_header("ETag", '"v1"')
         self.send_header("Content-Length", str(len(self.content) - start))
@@ -193,6 +196,16 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(address: str, monkey
     assert weights.installed() == []
     assert weights.pull(address).read_bytes() == MODEL
     assert Handler.ranges == [None, "bytes=5000-"]
+
+
+def test_a_download_of_which_all_had_come_is_not_stuck(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "cut", 5000)
+    with pytest.raises(ModelError, match="pull it again"):
+        weights.pull(address)
+    (weights.models_dir() / ".big.gguf.part").write_bytes(MODEL)  # killed between its last byte and its name
+    assert weights.pull(address).read_bytes() == MODEL
+    assert Handler.ranges == [None, f"bytes={len(MODEL)}-", None]
+    assert names() == [".lock", "big.gguf"]
 
 
 def test_a_page_that_is_not_a_model_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
@@ -168,7 +169,7 @@ def _run(command: list[str], folder: Path, progress: Progress, stop: threading.E
     """Run a fetcher to its end; what it said if it failed."""
     with tempfile.TemporaryFile() as output:
         # What is on its way lies in the folder for temporary files: how much there is tells how far it has come.
-        environment = os.environ | {"TMPDIR": str(folder)}
+        environment = {"PIP_RESUME_RETRIES": "5"} | os.environ | {"TMPDIR": str(folder)}
         with contextlib.ExitStack() as stack:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -230,7 +231,16 @@ def _resume(url: str, part: Path, progress: Callable[[float, float], None], stop
     if done:
         request.add_header("Range", f"bytes={done}-")
         request.add_header("If-Range", mark.read_text())
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    try:
+        answer = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code != 416 or not done:
+            raise
+        error.close()
+        part.unlink()  # all of it had come, or more than the server has: what is here cannot be gone on with
+        _resume(url, part, progress, stop)
+        return
+    with answer:
         if answer.status != 206:
             done = 0
         total = done + int(answer.headers.get("Content-Length") or 0)

@@ -348,11 +348,16 @@ def build_agents(settings: Settings, model: Model, more: Sequence[Tool] = ()) ->
     """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
     from treadle.library import AgentOptions, Library
     from treadle.toolbox import default_tools
+    from treadle.tools.shell import Shell
 
     library = Library(settings.folder, config_folder())
+    tools = default_tools(web=settings.web, network=settings.network, kept=data_folder() / "kept")
+    for tool in tools:
+        if isinstance(tool, Shell):
+            tool.readable = (config_folder() / "skills",)  # skills come with scripts
     options = AgentOptions(
         model=model,
-        tools=[*default_tools(web=settings.web, network=settings.network, kept=data_folder() / "kept"), *more],
+        tools=[*tools, *more],
         grant=build_grant(settings),
         limits=settings.limits(),
         instructions=_instructions(settings.system_prompt),

@@ -4,8 +4,8 @@ import asyncio
 import json
 from typing import Any
 
-from tests.cli.kit import Place, model
-from tests.cli.test_terminal import until_fact
+from tests.cli.kit import Place, calling, model
+from tests.cli.test_terminal import needs_sandbox, until_fact
 from tests.fakes.chat import StrictChat
 from tests.kit import PATIENCE
 from tests.server.test_knowledge import Provider, replying
@@ -132,3 +132,24 @@ async def test_mistakes_in_agents_and_skills_are_told_with_file_and_line_and_the
         done = await place.run("run", "hello", "--agent", "greedy", *model(fake))
         asked = fake.seen[-1].body
     assert done.code == 0 and asked["model"] == "fake" and "from elsewhere" not in str(asked) and "fine" in str(asked)
+
+
+@needs_sandbox
+async def test_the_scripts_of_skills_run_like_any_command_and_cannot_be_changed(place: Place) -> None:
+    own, here = place.home / ".config/treadle/skills/greet", place.work / ".treadle/skills/wave"
+    for folder in (own, here):
+        (folder / "scripts").mkdir(parents=True)
+        (folder / "SKILL.md").write_text(f"---\nname: {folder.name}\ndescription: d\n---\nRun scripts/do.sh.\n")
+        (folder / "scripts" / "do.sh").write_text(f"echo {folder.name}d by $(basename $0)\n")
+    (own / "secret").symlink_to(place.home / "secret")
+    (place.home / "secret").write_text("canary")
+    commands = [f"sh {folder}/scripts/do.sh" for folder in (own, here)]
+    commands += [f"cat {own}/secret", f"echo x > {own}/scripts/do.sh", f"echo x > {here}/scripts/do.sh"]
+    script = [calling("shell", f"call_{number}", command=one) for number, one in enumerate(commands)]
+    async with StrictChat([*script, Reply("Done.")]) as fake:
+        done = await place.run("run", "greet and wave", "--yes", *model(fake))
+        told = {one["tool_call_id"]: one["content"] for one in fake.seen[-1].body["messages"] if one["role"] == "tool"}
+    assert done.code == 0, done.err
+    assert "greetd by do.sh" in told["call_0"] and "waved by do.sh" in told["call_1"]
+    assert "canary" not in told["call_2"]
+    assert all((folder / "scripts/do.sh").read_text().startswith("echo") for folder in (own, here))

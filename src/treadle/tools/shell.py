@@ -9,7 +9,7 @@ import codecs
 import contextlib
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -75,6 +75,9 @@ class Shell(Tool):
         ),
     )
 
+    readable: Sequence[Path] = ()
+    """Folders besides the workspace that commands may read, such as that of the user's skills."""
+
     def __init__(
         self,
         sandbox: Sandbox,
@@ -136,6 +139,7 @@ class Shell(Tool):
             network=self._network,
             allow_hosts=self._allow_hosts,
             bounds=bounds,
+            read_only=tuple(folder for folder in self.readable if folder.is_dir()),
             env_files=self._env_files,
             writable=not reads,  # should it do more than it was judged by, it cannot
         )

@@ -196,6 +196,23 @@ async def test_preferences_are_told_to_new_sessions_and_never_change_a_prompt_on
     await log.close()
 
 
+async def test_all_that_is_remembered_can_be_listed_page_by_page_from_either_end(store: Store) -> None:
+    memories = store.open().memories
+    for number in range(7):
+        await memories.add(Memory(f"Fact {number}."))
+    pages = [await memories.list(limit=3, offset=offset) for offset in (0, 3, 6, 9)]
+    assert [[one.text[5] for one in page] for page in pages] == [["0", "1", "2"], ["3", "4", "5"], ["6"], []]
+    assert [one.text[5] for one in await memories.list(limit=2, newest=True)] == ["6", "5"]
+
+
+async def test_of_a_thousand_preferences_the_newest_are_told(store: Store, tmp_path: Path) -> None:
+    log = store.open()
+    for number in range(1002):
+        await log.memories.add(Memory(f"Likes colour number {number}.", "preference", at=1.0 + number))
+    told = await FileKnowledge().preamble(tmp_path, log.memories, 1e9)
+    assert "number 1001." in told and "number 0." not in told
+
+
 async def test_preferences_are_told_however_much_else_is_remembered(store: Store, tmp_path: Path) -> None:
     log = store.open()
     for number in range(1001):

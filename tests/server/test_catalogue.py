@@ -50,6 +50,8 @@ async def test_things_are_remembered_found_and_forgotten() -> None:
             "likes green tea",
             "lives by the sea",
         ]
+        (last,) = await client.json("GET", "/v1/memory?limit=5&offset=1")
+        assert last["content"] == "lives by the sea"
         changed = await client.json("PATCH", f"/v1/memory/{made['id']}", {"content": "likes black tea"})
         assert changed == {**made, "content": "likes black tea"} and changed["session_id"] == ""
         assert await client.json("GET", "/v1/memory/search?q=green") == []

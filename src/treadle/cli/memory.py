@@ -69,7 +69,7 @@ async def _do(args: argparse.Namespace, memories: Memories, settings: Settings) 
             memories.embed = embedding_of(settings)
             _print(await memories.search(args.words, None if args.all else ("", folder)))
         case _:
-            _print(await memories.list(None if args.all else ("", folder)))
+            _print(await memories.list(None if args.all else ("", folder), sys.maxsize))
 
 
 def _print(found: list[Memory]) -> None:

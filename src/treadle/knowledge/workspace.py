@@ -64,7 +64,7 @@ class FileKnowledge(Knowledge):
             )
         parts.append(index(self.skills(workspace)))
         # Only what is older than the session, so that its prompt does not change while it remembers something.
-        kept = await memories.list(("", str(workspace)), kind="preference")
+        kept = await memories.list(("", str(workspace)), kind="preference", newest=True)
         parts.append(_notes([one for one in kept if one.at < before]))
         return "\n\n".join(part for part in parts if part)
 

@@ -161,9 +161,15 @@ class Memories(ABC):
 
     @abstractmethod
     async def list(
-        self, scopes: Sequence[str] | None = None, limit: int = 1000, kind: MemoryKind | None = None
+        self,
+        scopes: Sequence[str] | None = None,
+        limit: int = 1000,
+        kind: MemoryKind | None = None,
+        *,
+        offset: int = 0,
+        newest: bool = False,
     ) -> list[Memory]:
-        """All of these scopes, or of every scope, and of one kind or any, the oldest first."""
+        """Those of these scopes, or of every scope, and of one kind or any, the oldest first or the newest."""
 
     @abstractmethod
     async def delete(self, memory_id: str) -> None:

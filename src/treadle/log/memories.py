@@ -9,7 +9,6 @@ import os
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -95,10 +94,16 @@ class PlainMemories(Searched):
         return self._kept[memory_id]
 
     async def list(
-        self, scopes: Sequence[str] | None = None, limit: int = 1000, kind: MemoryKind | None = None
+        self,
+        scopes: Sequence[str] | None = None,
+        limit: int = 1000,
+        kind: MemoryKind | None = None,
+        *,
+        offset: int = 0,
+        newest: bool = False,
     ) -> list[Memory]:
-        there = self._within(scopes)
-        return list(islice((memory for memory in there if kind in (None, memory.kind)), limit))
+        there = [memory for memory in self._within(scopes) if kind in (None, memory.kind)]
+        return (there[::-1] if newest else there)[offset : offset + limit]
 
     def _within(self, scopes: Sequence[str] | None) -> Iterable[Memory]:
         return (memory for memory in self._kept.values() if scopes is None or memory.scope in scopes)
@@ -168,7 +173,13 @@ class SqliteMemories(Searched):
             return self._row(memory_id)[1]
 
     async def list(
-        self, scopes: Sequence[str] | None = None, limit: int = 1000, kind: MemoryKind | None = None
+        self,
+        scopes: Sequence[str] | None = None,
+        limit: int = 1000,
+        kind: MemoryKind | None = None,
+        *,
+        offset: int = 0,
+        newest: bool = False,
     ) -> list[Memory]:
         where, values = _within(scopes)
         if kind is not None:  # the usual one is not written out
@@ -176,7 +187,8 @@ class SqliteMemories(Searched):
             where = f"{where} AND {written} IS NULL" if kind == "fact" else f"+{where} AND {written} = ?"
             values = values if kind == "fact" else (*values, kind)
         with self._store.reading as db:
-            rows = db.execute(f"SELECT body FROM memories WHERE {where} ORDER BY num LIMIT ?", (*values, limit))
+            order = f"ORDER BY num {'DESC' if newest else 'ASC'} LIMIT ? OFFSET ?"
+            rows = db.execute(f"SELECT body FROM memories WHERE {where} {order}", (*values, limit, offset))
             return [_decoder.decode(body) for (body,) in rows]
 
     def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:

@@ -239,10 +239,13 @@ def _known(service: Service, name: str) -> str:
 
 @router.get("/memory")
 async def memories(
-    service: TheService, token: Viewer, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    service: TheService,
+    token: Viewer,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> list[MemoryView]:
-    """What is remembered across sessions, the oldest first."""
-    return [MemoryView.of(memory) for memory in await service.runtime.log.memories.list(limit=limit)]
+    """What is remembered across sessions, the oldest first; `offset` leaves out so many of them."""
+    return [MemoryView.of(memory) for memory in await service.runtime.log.memories.list(limit=limit, offset=offset)]
 
 
 @router.get("/memory/search")

@@ -62,6 +62,14 @@ def git(place: Place) -> None:
     (place.workspace / ".git/config").write_text("[core]\n")
 
 
+def repositories(place: Place) -> None:
+    """A repository, a submodule, a repository by another name, and settings of ours, all further down."""
+    for folder in ("sub/.git/hooks", "module", "store/objects", "deep/er/.treadle"):
+        (place.workspace / folder).mkdir(parents=True)
+    for file in ("sub/.git/config", "module/.git", "store/HEAD", "store/config", "deep/er/.treadle/config.toml"):
+        (place.workspace / file).write_text("[core]\n")
+
+
 def settings(place: Place) -> None:
     (place.workspace / ".treadle").mkdir()
     (place.workspace / ".treadle/config.toml").write_text("narrow = true\n")
@@ -160,6 +168,17 @@ WRITES = [
         "a missing repository as a file",
         "os.path.isdir('.git') and os.rmdir('.git'); open('.git', 'w').write('gitdir: x'); escaped()",
     ),
+    Attempt("a hook in a repository further down", writing("'sub/.git/hooks/pre-commit'"), repositories),
+    Attempt(
+        "a repository further down, moved with its folder",
+        "os.rename('sub', 'moved'); " + writing("'moved/.git/config'"),
+        repositories,
+    ),
+    Attempt("a repository further down, moved away", "os.rename('sub/.git', 'old'); escaped()", repositories),
+    Attempt("a submodule pointed elsewhere", writing("'module/.git'"), repositories),
+    Attempt("a submodule exchanged", "os.unlink('module/.git'); escaped()", repositories),
+    Attempt("a repository by another name", writing("'store/config'"), repositories),
+    Attempt("our settings further down", writing("'deep/er/.treadle/config.toml'"), repositories),
     Attempt("our settings", writing("'.treadle/config.toml'"), settings),
     Attempt(
         "our settings where there are none",

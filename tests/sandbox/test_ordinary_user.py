@@ -30,6 +30,7 @@ async def main():
         ("who", "id -u", False),
         ("written", "echo x > file && cat file", False),
         ("protected", "mkdir -p .git/hooks 2>&1 || echo no", False),
+        ("further", "mkdir -p sub/.git/hooks 2>&1 || echo no", False),
         ("bomb", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 30 & done; wait; echo EXPLODED", False),
         ("network", "/usr/bin/python3 -I -c 'import socket; s = socket.create_connection((\\"127.0.0.1\\", 3128)); "
             "s.sendall(b\\"CONNECT 10.0.0.1:443 HTTP/1.1\\\\r\\\\n\\\\r\\\\n\\"); print(s.recv(99))'", True),
@@ -49,7 +50,9 @@ def their_folder() -> Iterator[Path]:
     if os.getuid() != 0:
         pytest.skip("the whole suite runs as an ordinary user")
     folder = Path(tempfile.mkdtemp(prefix="workspace-"))
-    os.chown(folder, NOBODY, NOBODY)
+    (folder / "sub/.git").mkdir(parents=True)
+    for made in (folder, folder / "sub", folder / "sub/.git"):
+        os.chown(made, NOBODY, NOBODY)
     yield folder
     shutil.rmtree(folder)
 
@@ -77,5 +80,5 @@ def test_an_ordinary_user_has_the_same_walls(their_folder: Path) -> None:
     assert said["level"] == "bubblewrap"
     assert said["who"] == ["exited", f"{NOBODY}\n"] and said["written"] == ["exited", "x\n"]
     assert "Read-only" in said["protected"][1] and said["bomb"] == ["processes", ""]
-    assert "403" in said["network"][1]
-    assert sorted(os.listdir(their_folder)) == ["file"]
+    assert "403" in said["network"][1] and "Read-only" in said["further"][1]
+    assert sorted(os.listdir(their_folder)) == ["file", "sub"]

@@ -13,8 +13,8 @@ from tests.sandbox.kit import EVERYWHERE, Place, Run, a_neighbour, a_place, coll
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap
 from treadle.sandbox import workspace as workspaces
-from treadle.sandbox.base import Job, is_env_file
-from treadle.sandbox.workspace import env_files, guarded, real_workspace, working_folder
+from treadle.sandbox.base import Job, SandboxUnavailable, is_env_file
+from treadle.sandbox.workspace import guarded, look_through, real_workspace, working_folder
 
 neighbour, place = a_neighbour, a_place
 
@@ -62,7 +62,14 @@ def test_env_files_are_found_where_a_command_would_see_them(tmp_path: Path) -> N
     (tmp_path / ".env").symlink_to("/etc/hostname")
     (tmp_path / ".env.local").symlink_to("secrets")
     (tmp_path / "secrets").touch()
-    assert sorted(env_files(tmp_path)) == [tmp_path / "a/b/.env", tmp_path / "secrets"]
+    assert sorted(look_through(tmp_path).env_files) == [tmp_path / "a/b/.env", tmp_path / "secrets"]
+
+
+def test_env_files_are_found_in_a_workspace_below_a_protected_name(tmp_path: Path) -> None:
+    workspace = tmp_path / ".treadle/trees/one"
+    workspace.mkdir(parents=True)
+    (workspace / ".env").touch()
+    assert look_through(workspace).env_files == (workspace / ".env",)
 
 
 def test_the_search_for_env_files_ends_in_a_huge_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +78,24 @@ def test_the_search_for_env_files_ends_in_a_huge_tree(tmp_path: Path, monkeypatc
         (tmp_path / f"d{n}/e").mkdir(parents=True)
         (tmp_path / f"d{n}/.env").touch()
     (tmp_path / ".env").touch()
-    found = env_files(tmp_path)
+    found = look_through(tmp_path).env_files
     assert tmp_path / ".env" in found and len(found) < 31
+
+
+def test_repositories_further_down_are_found_under_any_name(tmp_path: Path) -> None:
+    for folder in ("a/.git/hooks", "b/c/.treadle", "store/objects", ".git/modules/sub/objects", "node_modules/x/.git"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("store/HEAD", ".git/HEAD", ".git/modules/sub/HEAD", "tree/HEAD", "tree/commondir", "notes/HEAD"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/.git").write_text("gitdir: ../.git/modules/sub")
+    for name, target in (("in", "../kept"), ("up", ".."), ("out", "/etc"), ("lost", "../nothing")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".git").symlink_to(target)
+    (tmp_path / "kept").mkdir()
+    found = {str(one.relative_to(tmp_path)) for one in look_through(tmp_path).repositories}
+    assert found == {"a/.git", "b/c/.treadle", "store", "sub/.git", "tree", "kept"}
 
 
 def test_a_placeholder_stays_until_the_last_one_leaves(tmp_path: Path) -> None:
@@ -114,6 +137,44 @@ async def test_an_older_bubblewrap_protects_as_well_and_is_given_no_descriptor_o
     monkeypatch.setattr(bubblewrap, "_binds_descriptors", lambda: False)
     ran = await inside(place.shell("touch .git/x; touch .treadle/x; ls /proc/$$/fd"))
     assert ran.output.count("Read-only") == 2 and ran.output.split()[-3:] == ["0", "1", "2"], ran
+
+
+@needs_bubblewrap
+async def test_a_repository_exchanged_while_a_command_starts_shows_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = place.workspace / "sub/.git", place.outside / ".git"
+    for folder in (mine, theirs):
+        folder.mkdir(parents=True)
+    (theirs / "key").write_text("the-secret")
+
+    def too_late(plan: bubblewrap.Plan) -> list[str]:
+        """What is mounted when the way to it was a link for a moment, and is a folder again."""
+        words = arguments(plan)
+        words[words.index(str(mine))] = str(theirs)
+        return words
+
+    arguments = bubblewrap.arguments
+    monkeypatch.setattr(bubblewrap, "_binds_descriptors", lambda: False)
+    monkeypatch.setattr(bubblewrap, "arguments", too_late)
+    with pytest.raises(SandboxUnavailable, match="exchanged meanwhile"):
+        await inside(place.shell("cat sub/.git/key > sub/read"))
+    assert os.listdir(place.workspace / "sub") == [".git"]
+
+
+def test_a_repository_moved_while_a_command_starts_is_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(BadInput, match="Run it again"), guarded(tmp_path, [tmp_path / "sub/.git"]):
+        pass
+    assert os.listdir(tmp_path) == ["sub"]
+
+
+@needs_bubblewrap
+async def test_what_is_made_in_a_repository_further_down_can_be_read_and_the_rest_worked_on(place: Place) -> None:
+    made = "mkdir sub && cd sub && git init -q . && echo text > file && git add file && echo done"
+    assert "done" in (await inside(place.shell(made))).output
+    later = await inside(place.shell("cd sub && echo more >> file && git status --short && git add file"))
+    assert "AM file" in later.output and "Read-only" in later.output, later
 
 
 @pytest.mark.parametrize("run", EVERYWHERE[:2])

@@ -17,14 +17,14 @@ from typing import cast
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.sandbox.base import Ended, Job, OnOutput, SandboxUnavailable
+from treadle.sandbox.base import PROTECTED, Ended, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import interpreter_folders, walled_environment
 from treadle.sandbox.folder import empty_file, prepared_etc
 from treadle.sandbox.network import proxy_environment
 from treadle.sandbox.process import Following, Output, Tree, limit, limits_of, memory_file, pipe, readable, spawn
 from treadle.sandbox.seccomp import Machine, program
 from treadle.sandbox.usage import descendants
-from treadle.sandbox.workspace import env_files, guarded, real_workspace, working_folder
+from treadle.sandbox.workspace import guarded, look_through, real_workspace, working_folder
 
 BWRAP = "/usr/bin/bwrap"
 """That exact path: distributions give it, and no other, the right to make user namespaces."""
@@ -69,12 +69,13 @@ async def run(job: Job, on_output: OnOutput, open_way: OpenWay) -> Ended:
     """Run a command to its end behind all walls; `open_way` is how a granted network is reached."""
     workspace = real_workspace(job)
     cwd = working_folder(job, workspace)
-    masked = [] if job.env_files else await asyncio.to_thread(env_files, workspace)
+    found = await asyncio.to_thread(look_through, workspace)
+    masked = () if job.env_files else found.env_files
     with ExitStack() as held:
-        protected = held.enter_context(guarded(workspace))
+        protected = held.enter_context(guarded(workspace, found.repositories if job.writable else ()))
         seen = (Path("/usr"), workspace, *job.read_only, *interpreter_folders())
         environment = {**(proxy_environment() if job.network else {}), **walled_environment(job, HOME, seen)}
-        box = _Box(Plan(job, workspace, cwd, protected, tuple(masked), environment), held)
+        box = _Box(Plan(job, workspace, cwd, protected, masked, environment), held)
         try:
             pid = await box.set_up()
             async with open_way(pid, job):
@@ -123,7 +124,20 @@ class _Box:
         self._held.callback(os.close, self._first)
         for waiting in descendants(pid):
             limit(waiting, limits_of(self._plan.job.bounds, counted_apart=True))
+            self._check_protected(waiting)
         return pid
+
+    def _check_protected(self, pid: int) -> None:
+        """Another command may have put a link in the way of a repository further down, between looking and mounting."""
+        for name, opened in self._plan.protected.items():
+            if name in PROTECTED or _binds_descriptors():
+                continue
+            try:
+                seen = os.stat(f"/proc/{pid}/root{self._plan.workspace / name}", follow_symlinks=False)
+            except OSError as error:
+                raise self._failed(f"it cannot be seen what is mounted at {name} ({error.strerror})") from None
+            if not os.path.samestat(seen, os.fstat(opened)):
+                raise self._failed(f"{name} was exchanged meanwhile. Run it again.")
 
     async def follow(self, pid: int, on_output: OnOutput) -> Ended:
         """Let the command go, and follow it to its end."""

@@ -10,7 +10,7 @@ import ctypes
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from treadle.sandbox.bubblewrap import machine
 from treadle.sandbox.environment import interpreter_folders, walled_environment
 from treadle.sandbox.folder import ETC, runtime_folder
 from treadle.sandbox.seccomp import program
-from treadle.sandbox.workspace import env_files, real_workspace, working_folder
+from treadle.sandbox.workspace import look_through, real_workspace, working_folder
 
 OLDEST = 3
 """Before its third version, Landlock let a process empty files that it may not write."""
@@ -88,12 +88,14 @@ def _rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
         yield path, _READ | _WRITE | _TRUNCATE
     everything = handled(version()) & ~_MAKE_DEVICES & ~_DEVICES
     yield str(folder), everything
-    masked = set[Path]() if job.env_files else set(env_files(workspace))
-    yield from _split(workspace, masked, everything if job.writable else _READ_ONLY)
+    found = look_through(workspace)
+    special = dict.fromkeys(found.repositories, _READ_ONLY)
+    special |= {} if job.env_files else dict.fromkeys(found.env_files, 0)
+    yield from _split(workspace, special, everything if job.writable else _READ_ONLY)
 
 
-def _split(folder: Path, masked: set[Path], rights: int) -> Iterator[Rule]:
-    """Rights for all in a folder but what is masked or protected; a rule holds for everything below its folder."""
+def _split(folder: Path, special: Mapping[Path, int], rights: int) -> Iterator[Rule]:
+    """Rights for all in a folder, and others for what is special; a rule holds for everything below its folder."""
     yield str(folder), _LIST
     for entry in os.scandir(folder):
         path = Path(entry.path)
@@ -101,7 +103,10 @@ def _split(folder: Path, masked: set[Path], rights: int) -> Iterator[Rule]:
             continue  # what it leads to has its own rule, or none
         if entry.name in PROTECTED:
             yield entry.path, _READ_ONLY
-        elif entry.is_dir(follow_symlinks=False) and any(file.is_relative_to(path) for file in masked):
-            yield from _split(path, masked, rights)
-        elif path not in masked:
+        elif path in special:
+            if special[path]:
+                yield entry.path, special[path]
+        elif entry.is_dir(follow_symlinks=False) and any(one.is_relative_to(path) for one in special):
+            yield from _split(path, special, rights)
+        else:
             yield entry.path, rights

@@ -12,9 +12,11 @@ import hashlib
 import os
 import stat
 from collections import deque
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from msgspec import Struct
 
 from treadle.errors import BadInput
 from treadle.sandbox.base import PROTECTED, Job, is_env_file
@@ -39,6 +41,15 @@ _NEVER = {
 _NOT_BELOW = ("/boot", "/dev", "/etc", "/proc", "/sys")
 _NOT_SEARCHED = {".git", ".treadle", "__pycache__", "node_modules"}
 _ENTRIES = 10_000
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Found(Struct, frozen=True):
+    """What lies in a workspace that a command may not see, or not change."""
+
+    env_files: tuple[Path, ...]
+    repositories: tuple[Path, ...]
 
 
 def existing_workspace(job: Job) -> Path:
@@ -73,42 +84,80 @@ def working_folder(job: Job, workspace: Path) -> Path:
     return folder
 
 
-def env_files(workspace: Path) -> list[Path]:
-    """Files that hold secrets by custom, near ones first; in a huge tree the search ends after so many entries."""
-    found: list[Path] = []
+def look_through(workspace: Path) -> Found:
+    """Find files that hold secrets by custom, and repositories further down, near ones first.
+
+    In a huge tree the search ends after so many entries.
+    """
+    env_files, repositories = list[Path](), list[Path]()
     folders, seen = deque([workspace]), 0
     while folders and seen < _ENTRIES:
-        with suppress(OSError), os.scandir(folders.popleft()) as entries:
-            for entry in entries:
-                seen += 1
+        folder = folders.popleft()
+        with suppress(OSError), os.scandir(folder) as entries:
+            here = list(entries)
+            seen += len(here)
+            if folder != workspace and is_repository({entry.name for entry in here}):
+                repositories.append(folder)
+                continue
+            for entry in here:
                 if is_env_file(entry.name):
-                    found += _visible(Path(entry.path), workspace)
+                    env_files += filter(Path.is_file, _inside(Path(entry.path), workspace))
+                elif entry.name in PROTECTED and folder != workspace:
+                    repositories += _inside(Path(entry.path), workspace)
                 elif entry.name not in _NOT_SEARCHED and entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-    return found
+    return Found(tuple(env_files), tuple(dict.fromkeys(repositories)))
 
 
-def _visible(path: Path, workspace: Path) -> Iterator[Path]:
-    """The file that a name leads to, when a command would see it."""
+def is_repository(names: set[str]) -> bool:
+    """Whether git takes a folder with these names in it for a repository, whatever the folder is called."""
+    return "HEAD" in names and bool(names & {"objects", "commondir"})
+
+
+def _inside(path: Path, workspace: Path) -> Iterator[Path]:
+    """What a name leads to, when it lies in the workspace and is not protected anyway."""
     real = path.resolve()
-    if real.is_file() and real.is_relative_to(workspace) and not any(part in PROTECTED for part in real.parts):
-        yield real
+    if real != workspace and real.is_relative_to(workspace) and real.exists():
+        if not set(real.relative_to(workspace).parts[:-1]).intersection(PROTECTED):
+            yield real
 
 
 @contextmanager
-def guarded(workspace: Path) -> Generator[dict[str, int]]:
-    """Hold what is protected: an open descriptor for each name, made with a placeholder where it is missing."""
+def guarded(workspace: Path, repositories: Iterable[Path] = ()) -> Generator[dict[str, int]]:
+    """Hold what is protected: an open descriptor for each name, made with a placeholder where it is missing.
+
+    Repositories further down are held as they are, by their place in the workspace.
+    """
     path = runtime_folder() / lock_name(workspace)
     lock = _shared_lock(path)
     opened: dict[str, int] = {}
     try:
         for protected in PROTECTED:
             opened[protected] = _open_protected(workspace, protected, lock)
+        for repository in repositories:
+            name = str(repository.relative_to(workspace))
+            opened[name] = _open_below(workspace, name)
         yield opened
     finally:
         for descriptor in opened.values():
             os.close(descriptor)
         _unlock(lock, path, workspace)
+
+
+def _open_below(workspace: Path, name: str) -> int:
+    """Open what lies further down, through no link."""
+    *folders, last = name.split("/")
+    try:
+        with ExitStack() as held:
+            here = os.open(workspace, _FOLDER)
+            held.callback(os.close, here)
+            for folder in folders:
+                here = os.open(folder, _FOLDER, dir_fd=here)
+                held.callback(os.close, here)
+            return os.open(last, _ITSELF, dir_fd=here)
+    except OSError as error:
+        # Leaving it out would let a command open a repository by moving it about while another one starts.
+        raise BadInput(f"{workspace / name} was moved or exchanged just now. Nothing was run. Run it again.") from error
 
 
 def lock_name(workspace: Path) -> str:
@@ -130,14 +179,13 @@ def _shared_lock(path: Path) -> int:
 def _open_protected(workspace: Path, name: str, lock: int) -> int:
     """Open without following a link; a missing one is made, and its name is left in the lock file to be removed."""
     path = workspace / name
-    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, _ITSELF)
     except FileNotFoundError:
         os.write(lock, f"{name}\n".encode())
         with suppress(FileExistsError):
             os.mkdir(path, 0o755)
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, _ITSELF)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
         os.close(descriptor)

@@ -110,8 +110,19 @@ class Folder:
             raise PathRefused("The workspace itself cannot be written: name a file in it.")
         if is_protected(name):
             raise PathRefused(f"{name}: what lies in .git or .treadle is never written by a tool. The user can.")
+        if repository := self._repository_of(name):
+            raise PathRefused(f"{name}: {repository} is a repository of git, and what lies in it is never written.")
         self._mask(name)
         return name
+
+    def _repository_of(self, name: str) -> str:
+        """The folder on the way that git takes for a repository, whatever it is called; nothing when there is none."""
+        folder = posixpath.dirname(name)
+        while folder:
+            if self.look(f"{folder}/HEAD") and (self.look(f"{folder}/objects") or self.look(f"{folder}/commondir")):
+                return folder
+            folder = posixpath.dirname(folder)
+        return ""
 
     def _mask(self, name: str) -> None:
         if is_secret(name, self.granted):

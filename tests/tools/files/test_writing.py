@@ -64,6 +64,16 @@ async def test_the_folders_that_run_code_later_are_never_written(bench: Bench, p
     assert os.listdir(bench.workspace) == []
 
 
+async def test_a_repository_by_another_name_is_never_written(bench: Bench) -> None:
+    for folder in ("store/objects", "trees/one"):
+        (bench.workspace / folder).mkdir(parents=True)
+    for file in ("store/HEAD", "trees/one/HEAD", "trees/one/commondir", "HEAD"):
+        (bench.workspace / file).write_text("x")
+    for path in ("store/config", "store/hooks/post-merge", "trees/one/config", "store/HEAD"):
+        assert "is a repository of git" in await bench.refused("write_file", path=path, content="x")
+    await bench.call("write_file", path="trees/two.txt", content="x")
+
+
 async def test_a_file_changed_since_it_was_read_is_not_overwritten(bench: Bench) -> None:
     bench.put("a.txt", "one")
     await bench.call("read_file", path="a.txt")

@@ -9,7 +9,8 @@ from tests.cli.test_terminal import needs_sandbox, until_fact
 from tests.fakes.chat import StrictChat
 from tests.kit import PATIENCE
 from tests.server.test_knowledge import Provider, replying
-from treadle.events import RunFinished
+from treadle.events import AgentConfig, Parent, RunFinished, SessionCreated, SessionRenamed
+from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, Reply
 
 
@@ -153,3 +154,17 @@ async def test_the_scripts_of_skills_run_like_any_command_and_cannot_be_changed(
     assert "greetd by do.sh" in told["call_0"] and "waved by do.sh" in told["call_1"]
     assert "canary" not in told["call_2"]
     assert all((folder / "scripts/do.sh").read_text().startswith("echo") for folder in (own, here))
+
+
+async def test_a_chat_goes_on_with_the_folders_last_session_and_never_with_a_helpers(place: Place) -> None:
+    log = SqliteLog(place.home / ".local/share/treadle/treadle.db")
+    for name, parent in (("mine", None), ("helper", Parent("mine", 1, "call_1"))):
+        created = SessionCreated(
+            session_id=name, workspace=str(place.work), parent=parent, agent=AgentConfig("default")
+        )
+        await log.create(name, [created, SessionRenamed(name=name)])
+    await log.close()
+    async with StrictChat([Reply("Hello.")]) as fake, place.screen("chat", "--continue", *model(fake)) as screen:
+        await screen.until("/help shows")
+        assert await screen.leave() == 0
+        assert "come back with: treadle chat --session mine" in screen.text

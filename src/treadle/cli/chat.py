@@ -8,11 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
+from contextlib import aclosing
 from typing import Any
 
 from treadle import Run
 from treadle.cli.asking import Asking, Open
 from treadle.cli.content import message_of
+from treadle.cli.find import each
 from treadle.cli.gate import INERT
 from treadle.cli.hearing import heard
 from treadle.cli.opening import Opened, opened
@@ -84,13 +86,18 @@ async def _one(args: argparse.Namespace) -> str:
 async def _latest(args: argparse.Namespace) -> str:
     settings = settings_of(args).settings
     log = open_store(settings)
+    found = ""
     try:
-        page = await log.sessions(SessionQuery(workspace=str(settings.folder), limit=1))
+        async with aclosing(each(log, SessionQuery(workspace=str(settings.folder)))) as sessions:
+            async for info in sessions:
+                if info.parent is None or not info.parent.call_id:  # a helper's is nobody's to talk to
+                    found = info.id
+                    break
     finally:
         await log.close()
-    if not page.sessions:
+    if not found:
         note(f"no session works in {settings.folder} yet; this is a new one")
-    return page.sessions[0].id if page.sessions else ""
+    return found
 
 
 class Chat:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from msgspec.structs import replace
 
@@ -31,7 +31,7 @@ async def find(log: Log, reference: str) -> SessionInfo:
     raise NotFound(f"no session has the id or the name {reference!r}; `treadle sessions list` shows those there are")
 
 
-async def each(log: Log, query: SessionQuery) -> AsyncIterator[SessionInfo]:
+async def each(log: Log, query: SessionQuery) -> AsyncGenerator[SessionInfo]:
     """Every session that a query means, page by page."""
     query = replace(query, limit=_PAGE)
     while True:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.dialects import recordings
-from tests.dialects.recordings import SCENARIOS, finished_ids
+from tests.dialects.recordings import SCENARIOS, finished_ids, stored
 from treadle.dialects import jsonrpc
 from treadle.dialects.base import encode
 from treadle.dialects.chat_rpc import ChatRpcDialect
@@ -32,6 +32,19 @@ async def test_every_run_is_told_in_the_six_kinds_and_ends_with_done(scenario: S
     assert {one["kind"] for one in params} <= KINDS and {one["session_id"] for one in params} == {"s1"}
     assert [one["id"] for one in params if one["kind"] == "tool_result"] == finished_ids(events)
     assert params[-1]["kind"] == "done"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_who_was_late_for_the_tokens_is_told_the_same_text_before_what_follows_it(scenario: Scenario) -> None:
+    events = await scenario()
+    live, later = ([one["params"] for one in told(seen)] for seen in (events, stored(events)))
+    assert text(live) == text(later)
+    untold = [one for one in live if one["kind"] != "token"]
+    assert untold == [one for one in later if one["kind"] != "token"]
+
+
+def text(params: list[dict[str, Any]]) -> str:
+    return "".join(one.get("text", "|") for one in params)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.dialects import recordings
 from tests.dialects.recordings import SCENARIOS, stored
 from treadle.dialects.base import encode, parse_approval_id, summary_of
 from treadle.dialects.frames import FramesDialect
-from treadle.events import Event, RunFinished, SessionCreated
+from treadle.events import Event, RunFinished, SessionCreated, TextDelta
 
 Scenario = Callable[[], Awaitable[list[Event]]]
 every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
@@ -40,7 +40,28 @@ async def test_every_run_ends_in_one_done_and_every_start_has_its_end(scenario: 
     assert frames[-1]["type"] == "done"
     starts = [start["id"] for start in of(frames, "tool_start")]
     assert starts == [end["id"] for end in of(frames, "tool_end")] and len(set(starts)) == len(starts)
-    assert [frame for frame in frames if frame["type"] != "delta"] == told(stored(events))
+
+
+@every_scenario
+async def test_who_was_late_for_the_fragments_is_told_the_same(scenario: Scenario) -> None:
+    events = await scenario()
+    assert joined(told(events)) == told(stored(events))
+    first_only: list[Event] = []
+    for event in events:
+        if not isinstance(event, TextDelta) or not isinstance(first_only[-1], TextDelta):
+            first_only.append(event)
+    assert joined(told(first_only)) == told(stored(events))
+
+
+def joined(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Fragments that follow each other as one."""
+    whole: list[dict[str, Any]] = []
+    for frame in frames:
+        if whole and frame["type"] == whole[-1]["type"] == "delta":
+            whole[-1] = {"type": "delta", "text": whole[-1]["text"] + frame["text"]}
+        else:
+            whole.append(frame)
+    return whole
 
 
 @every_scenario

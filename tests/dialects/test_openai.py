@@ -233,6 +233,20 @@ def test_bare_prompts_are_read_and_answered_in_chunks() -> None:
     assert [frame["choices"][0]["text"] for frame in frames] == ["x", ""]
 
 
+@pytest.mark.parametrize("name", ["two_turns_with_calls", "a_plain_answer", "a_turn_limit", "a_failure_and_a_retry"])
+async def test_who_was_late_for_an_agents_fragments_has_the_same_text(name: str) -> None:
+    events = await getattr(recordings, name)()
+    texts: set[str] = set()
+    for seen in (events, recordings.stored(events)):
+        chunks, response = ChatChunks("id", "agent:a", 1), ResponseEvents("r", "agent:a", 1.0)
+        frames = written(frame for event in seen for frame in chunks.feed(event))
+        texts.add("".join(frame["choices"][0]["delta"].get("content", "") for frame in frames).replace("\n\n", ""))
+        told = written(frame for event in seen for frame in response.feed(event))
+        texts.add("".join(frame["delta"] for frame in told if frame["type"] == "response.output_text.delta"))
+        assert told[-1]["response"]["output"][0]["content"][0]["text"] in texts
+    assert len(texts) == 1
+
+
 async def test_an_agents_run_streams_its_text_with_the_tools_in_the_extension_field() -> None:
     events = await recordings.two_turns_with_calls()
     chunks = ChatChunks("id", "agent:a", 1)

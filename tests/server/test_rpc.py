@@ -91,6 +91,34 @@ async def test_a_chat_is_cancelled() -> None:
         assert told[-1]["status"] == "cancelled"
 
 
+async def test_two_messages_to_one_session_are_both_answered_and_nothing_is_told_twice() -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "to both", "and more", tools=[held.tool])
+    async with served(agent) as client, client.socket("/v1/rpc") as socket:
+        await socket.send(json.dumps(request("agents.chat", prompt="one")))
+        session_id = json.loads(await socket.recv())["result"]["session_id"]
+        await events(socket, "tool_call")
+        await socket.send(json.dumps(request("agents.chat", 2, prompt="two", session_id=session_id)))
+        assert json.loads(await socket.recv())["result"]["accepted"]
+        held.free.set()
+        assert [one["kind"] for one in await events(socket, "done")] == ["tool_result", "token", "done"]
+        await socket.send(json.dumps(request("agents.chat", 3, prompt="three", session_id=session_id)))
+        assert json.loads(await socket.recv())["id"] == 3  # nothing else was left to tell
+        assert [one["kind"] for one in await events(socket, "done")] == ["token", "done"]
+
+
+async def test_nulls_are_not_given_and_a_blank_prompt_makes_no_session() -> None:
+    agent, _ = agent_of("hello")
+    async with served(agent) as client:
+        nulls = dict.fromkeys(("session_id", "agent", "model", "attachments", "stream"))
+        assert (await client.json("POST", "/v1/rpc", request("agents.chat", prompt="hi", **nulls)))["result"][
+            "accepted"
+        ]
+        blank = await client.json("POST", "/v1/rpc", request("agents.chat", prompt=" "))
+        assert blank["error"]["code"] == -32602 and blank["error"]["message"].startswith("prompt")
+        assert len((await client.json("GET", "/v1/sessions"))["sessions"]) == 1
+
+
 async def test_what_a_batch_begins_is_told_after_the_batch_is_answered() -> None:
     agent, _ = agent_of("one", "two", "three")
     async with served(agent) as client, client.socket("/v1/rpc") as socket:

@@ -79,6 +79,42 @@ async def test_the_same_key_gives_the_same_message_and_the_same_answer() -> None
         assert len(model.requests) == 1
 
 
+async def test_a_key_that_was_used_for_another_message_is_a_conflict_and_adds_nothing() -> None:
+    agent, model = agent_of("once")
+    async with served(agent) as client:
+        session_id = await client.session()
+        headers = {"Idempotency-Key": "k1"}
+        await client.send(session_id, "hi", headers=headers)
+        path = f"/v1/sessions/{session_id}/messages"
+        for other in (
+            {"content": "something else"},
+            {"content": "hi", "mode": "interrupt"},
+            {"content": "hi", "attachments": [{"name": "a.txt", "data": "aGk="}]},
+        ):
+            for route in (path, f"{path}/stream"):
+                problem = await client.problem("POST", route, other, 409, headers=headers)
+                assert problem["type"] == "key_reused" and "another message" in problem["message"]
+        assert len([fact for fact in await client.facts(session_id) if fact["type"] == "message_received"]) == 1
+        assert (await client.send(session_id, "hi", headers=headers))["reply"] == "once"
+        assert len(model.requests) == 1
+        async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
+            await socket.send(json.dumps({"type": "user", "content": "else", "key": "k1"}))
+            assert "another message" in json.loads(await socket.recv())["message"]
+
+
+async def test_what_is_null_is_not_given_and_a_session_needs_no_body() -> None:
+    agent, _ = agent_of("hello")
+    async with served(agent) as client:
+        bare = await client.json("POST", "/v1/sessions", status=201)
+        nulls = dict.fromkeys(("agent", "model", "name", "workspace", "limits", "approve", "forbid"))
+        full = await client.json("POST", "/v1/sessions", nulls, 201)
+        assert bare["agent"] == full["agent"] == "agent"
+        body = {"content": "hi", "attachments": None, "mode": None}
+        assert (await client.json("POST", f"/v1/sessions/{full['id']}/messages", body))["reply"] == "hello"
+        problem = await client.problem("POST", f"/v1/sessions/{full['id']}/approvals/c", {"decision": None}, 422)
+        assert problem["message"].startswith("decision")
+
+
 async def test_a_session_has_its_own_limits_and_never_more_than_the_operators_patience() -> None:
     agent, _ = agent_of(call("note", text="a"), "so far", tools=[note], limits=Limits(seconds=60))
     async with served(agent) as client:
@@ -116,7 +152,7 @@ async def test_an_answer_can_be_regenerated_and_a_past_forked() -> None:
         assert "second" not in str(shown["messages"])
         forked = await client.json("POST", f"/v1/sessions/{session_id}/fork", {"after": 2}, 201)
         assert forked["parent"] == session_id and forked["seq"] == 2
-        await client.problem("POST", f"/v1/sessions/{session_id}/fork", {"after": 999})
+        await client.problem("POST", f"/v1/sessions/{session_id}/fork", {"after": 999}, 409)
         await client.problem("POST", f"/v1/sessions/{await client.session()}/continue", status=409)
 
 
@@ -303,18 +339,23 @@ async def test_another_model_can_be_chosen_among_those_that_are_offered() -> Non
         await client.problem("POST", "/v1/sessions", {"model": "local:/etc/passwd"}, 404)
         await client.problem("POST", "/v1/sessions", {"agent": "nobody"}, 404)
         await client.problem("PATCH", f"/v1/sessions/{session_id}", {"model": "nope"}, 404)
-        await client.problem("PATCH", f"/v1/sessions/{session_id}", {"agent": "nope"}, 400)
+        await client.problem("PATCH", f"/v1/sessions/{session_id}", {"agent": "nope"}, 404)
 
 
 BAD_MESSAGES: list[tuple[object, int, str]] = [
-    ({"content": ""}, 400, "empty"),
+    ({"content": ""}, 422, "content: the message is empty"),
+    ({}, 422, "content: the message is empty"),
     ({"content": "x", "mode": "loud"}, 422, "mode"),
     ({"content": "x", "contents": 1}, 422, "contents"),
     ({"content": 1}, 422, "content"),
-    ({"content": "x", "attachments": [{"url": "file:///etc/passwd"}]}, 400, "url"),
-    ({"content": "x", "attachments": [{"media_type": "image/png"}]}, 400, "`data` or a `url`"),
-    ({"content": "x", "attachments": [{"media_type": "image/png", "data": "%%%"}]}, 400, "base64"),
-    ({"content": "x", "attachments": [{"name": "a.txt", "data": "aGk"}]}, 400, "base64"),
+    ({"content": "x", "attachments": [{"url": "file:///etc/passwd"}]}, 422, "attachments.url"),
+    ({"content": "x", "attachments": [{"media_type": "image/png"}]}, 422, "`data` or a `url`"),
+    (
+        {"content": "x", "attachments": [{"media_type": "image/png", "data": "%%%"}]},
+        422,
+        "attachments.data: must be base64",
+    ),
+    ({"content": "x", "attachments": [{"name": "a.txt", "data": "aGk"}]}, 422, "base64"),
 ]
 
 
@@ -323,7 +364,8 @@ async def test_a_bad_message_is_refused_by_its_field() -> None:
     async with served(agent) as client:
         path = f"/v1/sessions/{await client.session()}/messages"
         for body, status, named in BAD_MESSAGES:
-            assert named in (await client.problem("POST", path, body, status))["message"]
+            problem = await client.problem("POST", path, body, status)
+            assert named in problem["message"] and problem["message"].startswith(problem["param"])
 
 
 async def test_an_image_goes_with_the_message() -> None:
@@ -361,5 +403,7 @@ async def test_a_folder_outside_of_the_operators_roots_is_refused(tmp_path: Path
         for folder in ("..", "../secret", str(tmp_path / "secret"), "link", "/", "mine/../../secret"):
             problem = await client.problem("POST", "/v1/sessions", {"workspace": folder}, 403)
             assert problem["type"] == "outside_roots"
-        await client.problem("POST", "/v1/sessions", {"workspace": "missing"}, 400)
-        await client.problem("POST", "/v1/sessions", {"workspace": "a\0b"}, 400)
+        for folder in ("missing", "a\0b"):
+            assert (await client.problem("POST", "/v1/sessions", {"workspace": folder}, 422))["param"] == "workspace"
+            run = {"objective": "go", "workingDir": folder}
+            assert (await client.problem("POST", "/api/agent/run", run, 422))["param"] == "workingDir"

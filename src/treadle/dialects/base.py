@@ -28,6 +28,29 @@ class Dialect(Protocol):
         ...
 
 
+class Pieces:
+    """A reply as far as it was told in fragments. Who came late, or watches from another process, had few or none.
+
+    Kept by reference, so a watcher more costs no copy of the text.
+    """
+
+    def __init__(self) -> None:
+        self._told: list[str] = []
+
+    def add(self, text: str) -> None:
+        self._told.append(text)
+
+    def clear(self) -> None:
+        """Begin another reply."""
+        self._told.clear()
+
+    def rest(self, text: str) -> str:
+        """What is still to be told of the whole reply; empty where fragments are missing in between."""
+        told = "".join(self._told)
+        self._told.clear()
+        return text[len(told) :] if text.startswith(told) else ""
+
+
 def encode(frame: Struct) -> bytes:
     """The JSON of a frame."""
     return _encoder.encode(frame)

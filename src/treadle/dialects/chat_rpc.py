@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from treadle.dialects.base import approval_id, asked
+from treadle.dialects.base import Pieces, approval_id, asked
 from treadle.events import (
     LIMIT_REASONS,
     ApprovalRequested,
@@ -21,6 +21,7 @@ from treadle.events import (
     RunFinished,
     RunStarted,
     TextDelta,
+    TurnStarted,
 )
 from treadle.messages import Json
 
@@ -96,6 +97,7 @@ class ChatRpcDialect:
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
         self._called: list[str] = []
+        self._pieces = Pieces()
 
     def feed(self, event: Event) -> Sequence[Notification]:
         """The notifications that one of our events amounts to."""
@@ -105,18 +107,25 @@ class ChatRpcDialect:
         session_id = self._session_id
         match event:
             case TextDelta():
+                self._pieces.add(event.text)
                 return (Token(session_id, event.text),)
             case RunStarted():
                 self._called.clear()
+            case TurnStarted():
+                self._pieces.clear()
             case ModelReplied():
                 self._called.extend(call.tool for call in event.calls)
-                return tuple(ToolCall(session_id, call.id, call.tool, call.arguments) for call in event.calls)
+                rest = self._pieces.rest(event.text)
+                said = (Token(session_id, rest),) if rest else ()
+                calls = (ToolCall(session_id, call.id, call.tool, call.arguments) for call in event.calls)
+                return (*said, *calls)
             case CallFinished():
                 ok = event.status == "ok"
                 return (ToolResult(session_id, event.call_id, event.tool, ok, event.status, event.output),)
             case ApprovalRequested() | InputRequested():
                 return (self._pending(event),)
             case ModelFailed():
+                self._pieces.clear()
                 if event.wait is not None:
                     return (Error(session_id, event.message, recoverable=True),)
             case RunFinished():

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import field
 
-from treadle.dialects.base import Frame, approval_id, is_rejected, summary_of
+from treadle.dialects.base import Frame, Pieces, approval_id, is_rejected, summary_of
 from treadle.events import (
     ApprovalRequested,
     CallFinished,
@@ -105,10 +105,12 @@ class FramesDialect:
         self._calls: dict[str, Call] = {}
         self._asked: dict[str, str] = {}
         self._begun: set[str] = set()
+        self._pieces = Pieces()
 
     def feed(self, event: Event) -> Sequence[Frame]:
         """The frames that one of our events amounts to."""
         if type(event) is TextDelta:
+            self._pieces.add(event.text)
             return (Delta(event.text),)
         match event:
             case RunStarted():
@@ -116,10 +118,14 @@ class FramesDialect:
                 self._asked.clear()
                 self._begun.clear()
             case TurnStarted():
+                self._pieces.clear()
                 return (Iteration(event.turn),)
             case ModelReplied():
                 self._calls.update((call.id, call) for call in event.calls)
+                rest = self._pieces.rest(event.text)
+                return (Delta(rest),) if rest else ()
             case ModelFailed():
+                self._pieces.clear()
                 if event.wait is not None:
                     return (Retry(event.message, event.wait),)
             case ApprovalRequested() | InputRequested():

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from treadle.dialects.base import Pieces
 from treadle.events import (
     LIMIT_REASONS,
     AnyFact,
@@ -19,6 +20,8 @@ from treadle.events import (
     CallStarted,
     Event,
     InputRequested,
+    ModelFailed,
+    ModelReplied,
     ReasoningDelta,
     RunFinished,
     TextDelta,
@@ -128,19 +131,29 @@ class ChatChunks:
         self._id, self._model, self._created, self._usage = completion_id, model, created, usage
         self._begun = False
         self._said = False
+        self._pieces = Pieces()
 
     def feed(self, event: Event | Reply) -> Sequence[ChatChunk]:
         """The chunks that an event amounts to."""
         match event:
             case TextDelta():
                 self._said = True
+                self._pieces.add(event.text)
                 return (self._chunk(Delta(content=event.text)),)
             case ReasoningDelta():
                 return (self._chunk(Delta(reasoning_content=event.text)),)
             case Reply():
                 return self._replied(event)
             case TurnStarted():  # a reader without the extension field still sees where a turn ends
+                self._pieces.clear()
                 return (self._chunk(Delta(content="\n\n")),) if self._said and event.turn > 1 else ()
+            case ModelFailed():
+                self._pieces.clear()
+                return ()
+            case ModelReplied():
+                rest = self._pieces.rest(event.text)
+                self._said = self._said or bool(rest)
+                return (self._chunk(Delta(content=rest)),) if rest else ()
             case CallStarted() | CallFinished() | ApprovalRequested() | InputRequested():
                 return (self._chunk(Delta(), treadle=event),)
             case RunFinished():

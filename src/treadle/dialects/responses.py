@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
+from treadle.dialects.base import Pieces
 from treadle.events import (
     LIMIT_REASONS,
     AnyFact,
@@ -16,8 +17,11 @@ from treadle.events import (
     CallStarted,
     Event,
     InputRequested,
+    ModelFailed,
+    ModelReplied,
     RunFinished,
     TextDelta,
+    TurnStarted,
 )
 from treadle.messages import Json, Reply, Usage
 
@@ -102,6 +106,7 @@ class ResponseEvents:
         self._response = Response(response_id, created, model, "in_progress")
         self._number = 0
         self._text: list[str] = []
+        self._pieces = Pieces()
         self._open = False
 
     def begin(self) -> Sequence[ResponseEvent]:
@@ -115,7 +120,14 @@ class ResponseEvents:
         """The events that one of ours amounts to."""
         match event:
             case TextDelta():
+                self._pieces.add(event.text)
                 return (*self._opened(), self._piece(event.text))
+            case TurnStarted() | ModelFailed():
+                self._pieces.clear()
+                return ()
+            case ModelReplied():
+                rest = self._pieces.rest(event.text)
+                return (*self._opened(), self._piece(rest)) if rest else ()
             case CallStarted() | CallFinished() | ApprovalRequested() | InputRequested():
                 return (self._event("treadle.activity", treadle=event),)
             case Reply():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeAlias
 
@@ -12,9 +13,10 @@ from treadle import Answer, Session
 from treadle.dialects import jsonrpc
 from treadle.dialects.base import encode, parse_approval_id
 from treadle.dialects.chat_rpc import ChatRpcDialect
+from treadle.dialects.chat_rpc import Token as ChatToken
 from treadle.dialects.jsonrpc import RpcError, RpcFailure, RpcRequest, RpcResponse, RpcResult
 from treadle.errors import Conflict, NotFound
-from treadle.events import Delta, Event, SessionConfigured
+from treadle.events import AnyFact, Delta, Event, MessageReceived, SessionConfigured
 from treadle.messages import Json
 from treadle.server.follow import Following
 from treadle.server.guard import Refusal
@@ -27,8 +29,9 @@ router = APIRouter(tags=["rpc"])
 MOST_IN_BATCH = 100
 _CODES = {400: jsonrpc.INVALID_PARAMS, 422: jsonrpc.INVALID_PARAMS, 500: jsonrpc.INTERNAL_ERROR}
 
-Watch: TypeAlias = Callable[[Session, int, str, bool], None]
-"""Begins to tell a chat to whoever is connected: the session, from where, the message's id, and whether each token."""
+Watch: TypeAlias = Callable[[Session, MessageReceived, bool], None]
+"""Begins to tell a chat to whoever is connected: the session, the message, and whether each token."""
+RECENT = 256
 
 
 class ChatParams(Body):
@@ -108,7 +111,7 @@ class Methods:
         given = ChatParams.model_validate(params)
         token, service = needs(self._token, "send"), self._service
         service.check_open()
-        message = NewMessage(content=given.prompt, attachments=given.attachments)
+        parts = NewMessage(content=given.prompt, attachments=given.attachments).parts("prompt")
         if given.session_id:
             session = await service.usable(given.session_id, token)
             if given.model:
@@ -118,10 +121,10 @@ class Methods:
             configured = SessionConfigured(model=given.model, by=token.name) if given.model else None
             session = await service.create(token, agent=given.agent, configured=configured)
         await service.check_session(session)
-        fact = await session.post(message.parts())
+        message = await session.post(parts)
         if self._watch is not None:
-            self._watch(session, fact.seq, fact.id, given.stream)
-        return {"accepted": True, "session_id": session.id, "message_id": fact.id}
+            self._watch(session, message, given.stream)
+        return {"accepted": True, "session_id": session.id, "message_id": message.id}
 
     async def _cancel(self, params: dict[str, Json]) -> Json:
         given = SessionParams.model_validate(params)
@@ -158,11 +161,15 @@ async def rpc(service: TheService, request: Request) -> Response:
 async def rpc_socket(socket: WebSocket) -> None:
     """JSON-RPC 2.0 with `agents.chat.event` notifications."""
     service, token = service_of(socket), token_of(socket)
-    begun: list[tuple[Session, int, str, bool]] = []
+    telling: dict[str, Told] = {}
+    begun: list[tuple[Session, int]] = []
     async with Line(socket, service.streams) as line:
 
-        def watch(session: Session, after: int, message_id: str, tokens: bool) -> None:
-            begun.append((session, after, message_id, tokens))
+        def watch(session: Session, message: MessageReceived, tokens: bool) -> None:
+            if session.id not in telling:
+                telling[session.id] = Told()
+                begun.append((session, message.seq))
+            telling[session.id].expect(message, tokens=tokens)
 
         methods = Methods(service, token, watch)
         async for text in line.messages():
@@ -170,15 +177,44 @@ async def rpc_socket(socket: WebSocket) -> None:
             if answer is not None:
                 await line.send(answer)
             while begun:  # only now: the acknowledgement goes first
-                line.start(_tell(line, *begun.pop(0)))
+                line.start(_tell(line, *begun.pop(0), telling))
 
 
-async def _tell(line: Line, session: Session, after: int, message_id: str, tokens: bool) -> None:
-    dialect, following = ChatRpcDialect(session.id), Following(message_id)
+class Told:
+    """A session that one connection is told: once, however many of its messages are waited for, until all are over."""
+
+    def __init__(self) -> None:
+        self.tokens = False
+        self._waiting: list[Following] = []
+        self._recent: deque[AnyFact] = deque(maxlen=RECENT)
+
+    def expect(self, message: MessageReceived, *, tokens: bool) -> None:
+        """Wait for one more message; what was told since it was stored counts for it."""
+        following = Following(message.id)
+        self.tokens = self.tokens or tokens
+        if not any(following.feed(fact) for fact in self._recent if fact.seq > message.seq):
+            self._waiting.append(following)
+
+    def feed(self, event: Event) -> bool:
+        """Whether all is over with this event."""
+        if isinstance(event, Delta):
+            return False
+        self._recent.append(event)
+        self._waiting = [following for following in self._waiting if not following.feed(event)]
+        return not self._waiting
+
+
+async def _tell(line: Line, session: Session, after: int, telling: dict[str, Told]) -> None:
+    dialect, told_to = ChatRpcDialect(session.id), telling[session.id]
 
     def write(event: Event) -> list[bytes]:
-        if isinstance(event, Delta) and not tokens:
-            return []
-        return [encode(frame) for frame in dialect.feed(event)]
+        notes = dialect.feed(event)
+        return [encode(note) for note in notes if told_to.tokens or not isinstance(note.params, ChatToken)]
 
-    await line.follow(session.watch(after), write, following.feed)
+    def until(event: Event) -> bool:
+        over = told_to.feed(event)
+        if over:
+            del telling[session.id]
+        return over
+
+    await line.follow(session.watch(after), write, until)

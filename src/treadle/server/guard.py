@@ -38,11 +38,14 @@ _logger = logging.getLogger("treadle.server")
 
 
 class Refusal(Exception):
-    """The request goes no further."""
+    """The request goes no further. `field` is the one of the request's that is wrong, where it is one."""
 
-    def __init__(self, status: int, kind: str, message: str, hint: str = "", retry_after: float = 0.0) -> None:
+    def __init__(
+        self, status: int, kind: str, message: str, hint: str = "", retry_after: float = 0.0, field: str = ""
+    ) -> None:
         super().__init__(message)
-        self.status, self.kind, self.message, self.hint, self.retry_after = status, kind, message, hint, retry_after
+        self.status, self.kind, self.message, self.hint = status, kind, message, hint
+        self.retry_after, self.field = retry_after, field
 
 
 class Bucket:

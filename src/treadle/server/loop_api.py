@@ -39,7 +39,7 @@ from treadle.messages import text_of
 from treadle.server.follow import Following
 from treadle.server.service import Approver, Sender, Service, TheService, Viewer, beforehand
 from treadle.server.streams import HEADERS, LEAVING, PING, Stream, Translated, position
-from treadle.server.views import MOST_TURNS, Cancelled, Outcome, Resolved
+from treadle.server.views import MOST_TURNS, Cancelled, Lenient, Outcome, Resolved
 
 router = APIRouter(prefix="/api/agent", tags=["agent"])
 EMPTY = "Objective must not be empty"
@@ -60,7 +60,7 @@ UNTOLD = (SessionCreated, SessionRenamed, SessionConfigured, MessageReceived, Cu
 Glob = Annotated[str, Field(max_length=200)]
 
 
-class CamelBody(BaseModel):
+class CamelBody(Lenient):
     """A body in camelCase; snake_case is understood too."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
@@ -135,7 +135,7 @@ async def run(service: TheService, token: Sender, body: RunBody) -> Any:
     session = await service.create(
         token,
         name=body.session_name or "",
-        workspace=body.working_dir or "",
+        workspace=str(service.workspace(body.working_dir or "", "workingDir")),
         grant=Grant(tier="full", approve=approve, forbid=tuple(body.forbidden), ask_all=True),
         configured=SessionConfigured(
             instructions=body.system_prompt or "",

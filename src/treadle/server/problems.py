@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request, WebSocket
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -22,9 +23,10 @@ from treadle.errors import (
     StoreError,
     TreadleError,
 )
-from treadle.server.guard import Refusal
+from treadle.server.guard import Refusal, refuse
 
 _logger = logging.getLogger("treadle.server")
+RETRY_SECONDS = 5.0
 NO_MODEL = "No model loaded. Load a model before running the agent."
 
 
@@ -77,6 +79,11 @@ def no_model() -> Refusal:
     return Refusal(503, "no_model", NO_MODEL, "POST /v1/models/load, or start the server with a model that works")
 
 
+def invalid(field: str, message: str) -> Refusal:
+    """A field of a request has a value that it cannot have."""
+    return Refusal(422, "invalid_field", f"{field}: {message}", field=field)
+
+
 def told(error: Exception) -> Refusal:
     """An exception as what the client is told."""
     match error:
@@ -93,7 +100,9 @@ def told(error: Exception) -> Refusal:
         case Conflict():
             return Refusal(409, "conflict", str(error))
         case ModelError():
-            return Refusal(_model_status(error), f"model_{error.kind}", str(error), retry_after=error.retry_after or 0)
+            status = _model_status(error)
+            wait = error.retry_after or (RETRY_SECONDS if status == 429 else 0)
+            return Refusal(status, f"model_{error.kind}", str(error), retry_after=wait)
         case StoreError():
             return Refusal(503, "store", str(error), "nothing that was recorded is lost", retry_after=5)
         case msgspec.ValidationError():
@@ -120,10 +129,19 @@ def response(refusal: Refusal) -> JSONResponse:
         "message": refusal.message,
         "hint": refusal.hint,
         "code": refusal.kind,
-        "param": None,
+        "param": refusal.field or None,
     }
     headers = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after else None
     return JSONResponse({"error": error}, refusal.status, headers)
+
+
+def _unfit(errors: Sequence[Any]) -> Refusal:
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return Refusal(400, "malformed", "the body is not valid JSON")
+    where = ".".join(str(piece) for piece in first["loc"] if piece not in ("body", "query", "path", "header"))
+    also = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return invalid(where or "the body", f"{first['msg']}{also}")
 
 
 def install(app: FastAPI) -> None:
@@ -132,15 +150,13 @@ def install(app: FastAPI) -> None:
     async def treadle_error(request: Request, error: Exception) -> JSONResponse:
         return response(told(error))
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
+    async def unfit(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            return response(Refusal(400, "malformed", "the body is not valid JSON"))
-        where = ".".join(str(piece) for piece in first["loc"] if piece not in ("body", "query", "path", "header"))
-        more = len(error.errors()) - 1
-        also = f" (and {more} more)" if more else ""
-        return response(Refusal(422, "invalid_field", f"{where or 'the body'}: {first['msg']}{also}"))
+        return response(_unfit(error.errors()))
+
+    async def unfit_socket(socket: WebSocket, error: Exception) -> None:
+        assert isinstance(error, WebSocketRequestValidationError)
+        await refuse(socket.scope, socket.send, _unfit(error.errors()))
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -151,5 +167,6 @@ def install(app: FastAPI) -> None:
 
     for kind in (TreadleError, Refusal, msgspec.MsgspecError, Exception):
         app.add_exception_handler(kind, treadle_error)
-    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(RequestValidationError, unfit)
+    app.add_exception_handler(WebSocketRequestValidationError, unfit_socket)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, http_error)

@@ -6,21 +6,22 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from treadle import Agent, Grant, Runtime, Session, later
-from treadle.errors import BadInput, NotFound, TreadleError
-from treadle.events import SessionConfigured, SessionCreated
+from treadle.errors import NotFound, TreadleError
+from treadle.events import MessageReceived, SessionConfigured, SessionCreated
 from treadle.log.base import SessionQuery
+from treadle.messages import Part
 from treadle.models.base import Model
 from treadle.server.bus import Bus
 from treadle.server.config import ServerConfig
 from treadle.server.guard import Refusal
 from treadle.server.metrics import Metrics
-from treadle.server.problems import no_model
+from treadle.server.problems import invalid, no_model
 from treadle.server.streams import Streams
 from treadle.server.tokens import Right, Token, Tokens
 
@@ -103,18 +104,35 @@ class Service:
             configured=configured,
         )
 
-    def workspace(self, asked: str) -> Path:
-        """A folder for a session: inside the operator's roots, without tricks."""
+    async def post(
+        self, session: Session, parts: tuple[Part, ...], mode: Literal["queue", "interrupt"] = "queue", key: str = ""
+    ) -> MessageReceived:
+        """Leave a message. A repeat with the same key gives the first one again; the key is not for another message."""
+        message = await session.post(parts, mode=mode, key=key)
+        # Middleware may have changed what was stored, and differently each time: then a repeat cannot be told.
+        if key and not session.agent.middleware and (message.parts, message.mode) != (parts, mode):
+            raise Refusal(
+                409,
+                "key_reused",
+                "Idempotency-Key: it was used here for another message; that one stands, and nothing was added",
+                "send a new message with a new key",
+                field="Idempotency-Key",
+            )
+        return message
+
+    def workspace(self, asked: str, field: str = "workspace") -> Path:
+        """A folder for a session: inside the operator's roots, without tricks. `field` is where it was asked for."""
         roots = [root.resolve() for root in self.config.roots] or [Path.cwd()]
         if not asked:
             return roots[0]
         if "\0" in asked:
-            raise BadInput("workingDir: a path has no null characters")
+            raise invalid(field, "a path has no null characters")
         folder = (roots[0] / asked).resolve()
         if not any(folder.is_relative_to(root) for root in roots):
-            raise Refusal(403, "outside_roots", "workingDir: that folder is outside of what this server may work in")
+            message = f"{field}: that folder is outside of what this server may work in"
+            raise Refusal(403, "outside_roots", message, field=field)
         if not folder.is_dir():
-            raise BadInput("workingDir: there is no such folder")
+            raise invalid(field, "there is no such folder")
         return folder
 
     # ── agents and models ──────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from treadle.dialects.chat_rpc import ChatRpcDialect
 from treadle.dialects.frames import Error, FramesDialect
 from treadle.dialects.loop import GOES_ON, LoopDialect
 from treadle.dialects.wire import WireDialect
-from treadle.errors import BadInput, TreadleError
+from treadle.errors import Conflict, NotFound, TreadleError
 from treadle.events import MessageReceived, ModelFailed, RunStarted, SessionConfigured, SignalDetected, TurnStarted
 from treadle.log.base import SessionQuery, Status
 from treadle.messages import text_of
@@ -77,8 +77,9 @@ async def list_sessions(
 
 
 @router.post("/sessions", status_code=201)
-async def create_session(service: TheService, token: Sender, body: NewSession) -> SessionView:
+async def create_session(service: TheService, token: Sender, body: NewSession | None = None) -> SessionView:
     """Make a session. `approve` answers beforehand what would be asked; it never allows what is denied."""
+    body = body or NewSession.model_validate({})
     agent = service.runtime.agents.get(body.agent) or service.default_agent
     limits = body.limits.limits(agent.limits) if body.limits is not None else None
     configured = SessionConfigured(
@@ -141,7 +142,7 @@ async def change_session(service: TheService, token: Sender, session_id: str, bo
     if body.model:
         service.model(body.model)
     if body.agent and body.agent not in service.runtime.agents:
-        raise BadInput(f"agent: there is no agent {body.agent!r}; GET /v1/agents lists them")
+        raise NotFound(f"agent: there is no agent {body.agent!r}; GET /v1/agents lists them")
     if body.name is not None:
         await session.rename(body.name)
     if body.agent or body.model or body.limits is not None:
@@ -162,7 +163,7 @@ async def _posted(
     service.check_open()
     session = await service.usable(session_id, token)
     await service.check_session(session)
-    return session, await session.post(body.parts(), mode=body.mode, key=key)
+    return session, await service.post(session, body.parts(), body.mode, key)
 
 
 @router.post("/sessions/{session_id}/messages")
@@ -176,7 +177,8 @@ async def post_message(
 ) -> Answered:
     """Send a message and wait for the answer; approvals are waited for too, `wait` seconds at most if it is given.
 
-    The same `Idempotency-Key` gives the same message and the same answer. Closing the connection stops nothing.
+    The same `Idempotency-Key` gives the same message and the same answer; with another message it is a conflict.
+    Closing the connection stops nothing.
     """
     session, message = await _posted(service, token, session_id, body, key)
     reply, outcome = await settled(service.streams, session, message, wait)
@@ -328,7 +330,10 @@ async def _go_on(
 async def fork(service: TheService, token: Sender, session_id: str, body: ForkAt | None = None) -> SessionView:
     """A new session that shares this one's past up to a position."""
     session = await service.usable(session_id, token)
-    made = await session.fork(body.after if body is not None else None)
+    after = body.after if body is not None else None
+    if after is not None and after > (last := (await service.runtime.log.info(session_id)).seq):
+        raise Conflict(f"after: session {session_id} has positions 1 to {last}, not {after}; nothing was forked")
+    made = await session.fork(after)
     return SessionView.of(await service.runtime.log.info(made.id))
 
 

@@ -167,7 +167,7 @@ async def _take(service: Service, token: Token, session: Session, frame: ClientF
             needs(token, "send")
             await service.check_session(session)
             message = NewMessage(content=frame.content, attachments=frame.attachments)
-            await session.post(message.parts(), mode=frame.mode, key=frame.key)
+            await service.post(session, message.parts(), frame.mode, frame.key)
         case CancelFrame():
             await session.cancel(by=needs(token, "send").name)
         case ApprovalFrame():

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from treadle import ApprovalRequested, FilePart, Grant, ImagePart, InputRequested, Limits, RunFinished, TextPart
 from treadle.dialects.base import approval_id, base64_in
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo
 from treadle.messages import Part
+from treadle.server.problems import invalid
 
 MOST_TURNS = 200
 Name = Annotated[str, Field(max_length=200)]
 
 
-class Body(BaseModel):
+class Lenient(BaseModel):
+    """What is null is not given: many clients send every field they know."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        fields = cast("dict[str, Any]", given)
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class Body(Lenient):
     """A request's body; a field that nobody knows is refused, so that a typing mistake is found."""
 
     model_config = ConfigDict(extra="forbid")
@@ -31,12 +44,15 @@ class Attachment(Body):
     url: str = Field("", max_length=8000)
 
     def part(self) -> Part:
-        data = base64_in(self.data, "attachments.data")
+        try:
+            data = base64_in(self.data, "data")
+        except BadInput:
+            raise invalid("attachments.data", "must be base64") from None
         if self.media_type.startswith("image/") or self.url:
             if self.url and not self.url.startswith(("https://", "http://")):
-                raise BadInput("attachments: a url must be http or https")
+                raise invalid("attachments.url", "must be http or https")
             if not self.data and not self.url:
-                raise BadInput("attachments: an image needs `data` or a `url`")
+                raise invalid("attachments", "an image needs `data` or a `url`")
             kind = self.media_type if self.media_type.startswith("image/") else "image/png"
             return ImagePart(data=data, media_type=kind, url=self.url)
         return FilePart(name=self.name or "file", data=data, media_type=self.media_type)
@@ -108,7 +124,10 @@ class NewMessage(Body):
     attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
     mode: Literal["queue", "interrupt"] = "queue"
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self, field: str = "content") -> tuple[Part, ...]:
+        """What the message holds; `field` is where the client wrote it."""
+        if not self.content.strip() and not self.attachments:
+            raise invalid(field, "the message is empty: say what is wanted")
         text: tuple[Part, ...] = (TextPart(self.content),) if self.content else ()
         return (*text, *(attachment.part() for attachment in self.attachments))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit import ended, of, said
+from tests.kit import PATIENCE, ended, of, said
 from tests.knowledge.counting import CountingModel, is_summary
 from tests.strict import StrictModel
 from tests.test_compaction import FIRST, WORDS, page, shown_text
@@ -176,7 +176,7 @@ async def test_a_run_that_is_cancelled_while_it_compacts_ends_cancelled() -> Non
     async with await opened(Slow(Reader(60), window=2048)) as session:
         async with session.run(FIRST) as run:
             waiting = asyncio.create_task(run.wait())
-            await asyncio.wait_for(begun.wait(), 20)
+            await asyncio.wait_for(begun.wait(), PATIENCE)
             outcome = await session.cancel()
             await waiting
         assert outcome is not None and outcome.reason == "cancelled"

@@ -29,7 +29,7 @@ needs_weights = pytest.mark.skipif(
 
 def run(path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", str(path)], cwd=folder, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-W", "error", str(path)], cwd=folder, capture_output=True, text=True, timeout=500, check=False
     )
 
 
@@ -65,7 +65,6 @@ def test_the_first_screen_has_commands() -> None:
 
 
 @needs_weights
-@pytest.mark.timeout(300)
 def test_every_command_of_the_first_screen_does_what_it_says(tmp_path: Path) -> None:
     """On the embedded model and a store of its own: the one-shot answers, the others start and end well."""
     (tmp_path / "work").mkdir()
@@ -91,7 +90,7 @@ def said(words: list[str], folder: Path, env: dict[str, str]) -> str:
         if child.stderr is not None:
             assert "treadle serves http://127.0.0.1:" in child.stderr.readline()
             child.terminate()
-        told, _ = child.communicate(timeout=100)
+        told, _ = child.communicate(timeout=500)
     assert child.returncode == 0, (words, told)
     return told
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit import (
+    PATIENCE,
     Store,
     agent_of,
     check_settled,
@@ -263,7 +264,7 @@ async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(m
 
     model = Stalled()
     async with Agent(model, limits=Limits(seconds=0.5)).session() as session:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             outcome = await ended(session)
     assert (outcome.reason, model.asked) == ("time_limit", 2)
     assert "gave no summary" in outcome.answer

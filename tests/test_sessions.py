@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tests.kit import (
+    PATIENCE,
     Held,
     Store,
     agent_of,
@@ -359,7 +360,7 @@ async def test_a_cancel_that_comes_as_the_run_ends_is_given_that_ending(on_file:
 
         log.post = slow_post  # type: ignore[method-assign]
         async with elsewhere.session(id=session.id) as seen:
-            outcome = await asyncio.wait_for(seen.cancel(), 10)
+            outcome = await asyncio.wait_for(seen.cancel(), PATIENCE)
         assert outcome is not None and outcome.reason == "answered"
         assert of(await session.facts(), CancelRequested)
 

@@ -94,7 +94,6 @@ def test_a_config_that_cannot_be_used_says_which_server_and_why(given: dict[str,
         mcp_servers({"git": given})
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(weights.find(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights")
 async def test_the_embedded_model_does_four_jobs_with_real_tools_on_real_files(
     tools: dict[str, Tool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -415,14 +415,14 @@ async def test_what_means_something_to_the_event_loop_is_only_an_error_of_the_to
 @pytest.mark.usefixtures("no_idle_threads")
 async def test_calls_do_not_wait_for_each_other_and_few_threads_are_kept() -> None:
     count = threads._KEPT + 6
-    barrier = threading.Barrier(count, timeout=60)
+    barrier = threading.Barrier(count, timeout=500)
     workers = [thread for thread in threading.enumerate() if thread.name == "treadle-tool"]
     await asyncio.gather(*(run_in_thread(barrier.wait, {}) for _ in range(count)))
     assert len(threads._idle) == threads._KEPT
     new = [one for one in threading.enumerate() if one.name == "treadle-tool" and one not in workers]
     spare = [one for one in new if one not in threads._idle]
     for one in spare:
-        one.join(timeout=60)
+        one.join(timeout=500)
     assert len(spare) <= 6 and not any(one.is_alive() for one in spare)
 
 
@@ -459,5 +459,5 @@ async def main():
 asyncio.run(main())
 print("left")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")

@@ -55,11 +55,11 @@ def test_a_program_that_was_killed_goes_on_when_it_is_run_again(tmp_path: Path) 
         until(lambda: letters.exists() and "Bob" in letters.read_text())
         program.kill()
     assert program.returncode == -signal.SIGKILL
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=500)
     assert again.stdout == "resumed: All have their letters.\n"
     assert again.stderr == ""
     assert letters.read_text().split() == ["Ann", "Bob", "Cleo"], "nobody gets two"
-    third = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    third = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=500)
     assert third.stdout.startswith("ran:"), "there is nothing to resume any more"
 
 

@@ -310,7 +310,7 @@ async def test_after_kill_9_the_same_helpers_go_on_and_no_mark_is_left_twice(whe
     root = str(Path(__file__).parents[2])
     program = WORKER.format(root=root, where=where)
     died = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", program], cwd=tmp_path, timeout=100, check=False
+        subprocess.run, [sys.executable, "-c", program], cwd=tmp_path, timeout=500, check=False
     )
     assert died.returncode == -signal.SIGKILL
     async with tree_agent().session(tmp_path / "tree.db") as session:

@@ -280,7 +280,7 @@ from treadle.models import http
 print(len(http._pools))
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-X", "dev", "-c", code], capture_output=True, text=True, timeout=500
     )
     assert (done.stdout.split(), done.stderr) == (["done", "done", "0"], "")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sandbox.kit import PYTHON, Place, Ran, a_neighbour, a_place, collect, inside, needs_bubblewrap
+from tests.sandbox.kit import PATIENCE, PYTHON, Place, Ran, a_neighbour, a_place, collect, inside, needs_bubblewrap
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock, network
 from treadle.sandbox.addresses import is_public
@@ -216,7 +216,7 @@ print(got)
         job = Job((PYTHON, "-I", "-c", code), place.workspace, network=True, allow_hosts=(f"site.test:{port}",))
         ran = await collect(lambda job, on_output: bubblewrap.run(job, on_output, way), job)
         assert ran.output == f"{1 << 20}\n", ran
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await closed.wait()
 
 

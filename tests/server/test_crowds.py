@@ -40,7 +40,7 @@ async def test_what_each_of_many_watchers_sees_is_the_log(tmp_path: Path) -> Non
     with fake_model() as port, nursery() as made:
         spec = {"port": port, "model": f"steps-{STEPS}-tok-20-delay-1ms", "store": str(tmp_path / "store.db")}
         base = made.start(**spec, side=str(tmp_path / "side.txt"))
-        async with Client(base) as client, asyncio.timeout(90):
+        async with Client(base) as client, asyncio.timeout(500):
             await asyncio.gather(*(watched(client, number) for number in range(SESSIONS)))
 
 

@@ -41,7 +41,7 @@ async def test_the_examples_in_the_documentation_work_as_written() -> None:
         process = await asyncio.create_subprocess_exec(
             "sh", "-c", script, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
-        out, err = await asyncio.wait_for(process.communicate(), 60)
+        out, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 0, (out.decode(), err.decode())
     outputs = out.decode().split("@@\n")
     for block, output in zip(blocks, outputs, strict=True):

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.kit import Tables, agent_of, note
+from tests.kit import PATIENCE, Tables, agent_of, note
 from tests.server.kit import OWNER, Client, served, until
 from treadle import Grant, Runtime
 from treadle.errors import BadInput
@@ -32,7 +32,7 @@ async def raw(client: Client, *lines: str, body: bytes = b"") -> int:
     """The status of a request that no decent client would send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(client.base.rpartition(":")[2]))
     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
-    answer = await asyncio.wait_for(reader.readline(), 20)
+    answer = await asyncio.wait_for(reader.readline(), PATIENCE)
     writer.close()
     return int(answer.split()[1])
 
@@ -159,7 +159,7 @@ async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
         path = f"/v1/sessions/{await client.session()}/stream"
         async with client.socket(path) as socket:
             await socket.send(json.dumps({"type": "user", "content": "x" * (1024 * 1024)}))
-            await asyncio.wait_for(socket.wait_closed(), 20)
+            await asyncio.wait_for(socket.wait_closed(), PATIENCE)
             assert socket.close_code == 1009
 
 

@@ -34,8 +34,6 @@ from treadle.models.base import Model
 from treadle.models.local import LocalModel, weights
 from treadle.models.local.model import DriverName
 
-pytestmark = pytest.mark.timeout(300)
-
 CALCULATE = ToolSpec(
     "calculate",
     "Work out an arithmetic expression.",

@@ -43,7 +43,7 @@ def agent() -> Agent:
 
 
 def killed(program: str, folder: Path) -> bool:
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, timeout=500, check=False)
     return done.returncode == -signal.SIGKILL
 
 

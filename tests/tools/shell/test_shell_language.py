@@ -286,7 +286,7 @@ def test_what_bash_runs_was_read_beforehand(stubs: Path, command: str) -> None:
     environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "CALLED": str(called), "LC_ALL": "C.UTF-8"}
     if any(part.kind == "unknown" for part in parts_of(command)):
         return  # asked for: the grammar falls short of bash here and there
-    subprocess.run(["bash", "-c", command], env=environment, cwd=stubs, capture_output=True, timeout=60)
+    subprocess.run(["bash", "-c", command], env=environment, cwd=stubs, capture_output=True, timeout=500)
     read = [[word.text for word in part.words] for part in parts_of(command)]
     for one in filter(None, called.read_text().split("\035")):
         ran = one.split("\036")[:-1]

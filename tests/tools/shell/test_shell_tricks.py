@@ -31,7 +31,7 @@ def runs_alpha(command: str, stub: Path) -> bool:
         cwd=stub,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=500,
         check=False,
     )
     return (stub / "ran-alpha").exists()

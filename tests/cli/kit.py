@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import json
 import os
 import pty
 import signal
+import struct
 import sys
 import termios
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -190,6 +192,22 @@ class Screen:
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
+
+    @asynccontextmanager
+    async def not_looked_at(self) -> AsyncIterator[None]:
+        """Nothing is read from the program for as long as the block: once there is no room, it has to wait."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.fd)
+        yield
+        loop.add_reader(self.fd, self.feed)
+
+    async def full(self) -> None:
+        """Until what nobody reads grows no more."""
+        before, now = -1, 0
+        async with asyncio.timeout(PATIENCE):
+            while now < 4000 or now != before:
+                await asyncio.sleep(0.2)
+                (now,), before = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4))), now
 
     def mute(self) -> None:
         """Answer no more questions of the program, as terminals of few words do."""

@@ -66,6 +66,10 @@ async def test_sessions_are_listed_and_found_by_name_and_beginning_of_id(place: 
     for reference in (second, second[:8], "beta"):
         shown = await place.quick("sessions", "show", reference)
         assert shown.code == 0 and "› why is the build red?" in shown.out and "Since Monday" in shown.out
+    assert (await place.quick("sessions", "show", second[:2])).code == 2
+    await place.quick("sessions", "rename", first[:8], "beta")
+    several = await place.quick("sessions", "show", "beta")
+    assert several.code == 2 and f"'beta' could be 2 sessions ({first[:12]}, {second[:12]})" in several.err
     gone = await place.quick("sessions", "show", "gamma")
     assert gone.code == 2 and "no session has the id or the name 'gamma'" in gone.err
 
@@ -298,7 +302,7 @@ async def test_a_session_that_runs_elsewhere_is_watched_and_steered(place: Place
             await other.until("You are welcome.")
             other.type("\x03")
             assert await other.end() == 0
-            assert "goes on without you" in other.text and "cancelled" not in other.text
+            assert "detached; session" in other.text and "cancelled" not in other.text
         await owner.until("You are welcome.")
         owner.type("/quit\r")
         assert await owner.end() == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle import Answer, ApprovalRequested, InputRequested, Session
+from treadle.cli.find import SHORTEST
 from treadle.errors import BadInput, Conflict, NotFound, TreadleError
 from treadle.events import AnyFact, Event, Fact, decode_event, decode_fact
 
@@ -165,16 +166,31 @@ async def post(url: str, path: str, body: dict[str, Any], token_file: str) -> An
         return await response.json()
 
 
+async def _meant(client: aiohttp.ClientSession, url: str, reference: str) -> list[str]:
+    """The ids of the sessions that a person may mean."""
+    found: list[str] = []
+    asked = {"limit": "200"}
+    while True:
+        async with client.get(f"{url.rstrip('/')}/v1/sessions", params=asked) as response:
+            await _check(response)
+            page = await response.json()
+        for one in page["sessions"]:
+            if one["id"] == reference:
+                return [reference]
+            if one.get("name") == reference or (len(reference) >= SHORTEST and one["id"].startswith(reference)):
+                found.append(one["id"])
+        if not page.get("cursor"):
+            return found
+        asked["cursor"] = page["cursor"]
+
+
 @asynccontextmanager
 async def http_link(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpLink]:
     """A link to a session of a server; a beginning of its id will do."""
     async with _client(url, token_file) as client:
-        async with client.get(f"{url.rstrip('/')}/v1/sessions", params={"limit": "200"}) as response:
-            await _check(response)
-            listed = (await response.json())["sessions"]
-        found = [one["id"] for one in listed if one["id"].startswith(reference) or one.get("name") == reference]
+        found = await _meant(client, url, reference)
         if len(found) > 1:
-            raise BadInput(f"{reference!r} could be {len(found)} sessions; write more of the id")
+            raise BadInput(f"{reference!r} could be {len(found)} sessions; write more of an id")
         link = HttpLink(client, url, found[0] if found else reference)
         try:
             yield link

@@ -285,12 +285,8 @@ async def _delete(args: argparse.Namespace) -> int:
                 note("nothing was deleted")
                 return 1
         await log.delete(info.id)
-        children = [one.id[:12] async for one in each(log, SessionQuery()) if _is_child(one, info)]
+        children = [one.id[:12] async for one in each(log, SessionQuery(parent=info.id))]
     finally:
         await log.close()
     note(f"deleted {info.id[:12]}" + (f"; its forks stay: {', '.join(children)}" if children else ""))
     return 0
-
-
-def _is_child(one: SessionInfo, of: SessionInfo) -> bool:
-    return one.parent is not None and one.parent.session_id == of.id

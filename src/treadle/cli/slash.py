@@ -159,6 +159,7 @@ async def _sessions(chat: Chat, rest: str) -> None:
 async def _fork(chat: Chat, rest: str) -> None:
     chat.refuse_while_running("fork")
     forked = await chat.session.fork(chat.position(rest) if rest else None)
+    chat.tell(f"forked: you go on in {forked.id[:12]}; {chat.session.id[:12]} stays as it is")
     chat.switch(forked.id)
 
 

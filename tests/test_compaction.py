@@ -30,6 +30,7 @@ from treadle.events import (
     SessionCreated,
     SignalDetected,
     TurnStarted,
+    stamp,
 )
 from treadle.messages import Call, ImagePart, Part, Reply, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
 from treadle.state import State, Turn, apply, fold
@@ -144,6 +145,36 @@ def test_at_every_position_of_a_rich_log_a_compaction_leaves_what_the_user_said(
                 apply(after, msgspec.structs.replace(later, seq=after.seq + 1))
                 check_request(Request(system="", messages=Projection().messages(after)))
     assert tried > 20
+
+
+def test_an_answer_is_not_shown_without_its_question() -> None:
+    story: list[AnyFact] = []
+    for number in range(4):
+        story += [
+            MessageReceived(id=f"m{number}", parts=(TextPart(f"question {number} " + "word " * 200),)),
+            RunStarted(run_id=f"run_{number}", limits=Limits()),
+            TurnStarted(turn=1, messages=(f"m{number}",)),
+            ModelReplied(text=f"answer {number}"),
+        ]
+    state = planted(told(*story[:-1]), 900)
+    wanted = plan_summary(state, room_in(900, state))
+    assert wanted is not None
+    apply(state, ContextCompacted(kind="summary", through=wanted.through, summary="so", seq=state.seq + 1))
+    shown = shown_text(Request(system="", messages=Projection().messages(state)))
+    assert "answer 2" not in shown and "question 2" not in shown and "question 3" in shown
+
+
+def test_what_the_last_calls_gave_is_never_left_out() -> None:
+    large = "much " * 2000
+    story = rich()[:18] + told(CallFinished(call_id="d", tool="look", status="ok", output=large), TurnStarted(turn=2))
+    for number, fact in enumerate(story, 1):
+        stamp(fact, number, 0.0)
+    for most in (300, 3000, 4000):
+        state = planted(story, most)
+        wanted = plan(state, room_in(most, state))
+        assert wanted is not None
+        apply(state, ContextCompacted(kind=wanted.kind, through=wanted.through, summary="so", seq=state.seq + 1))
+        assert large in shown_text(Request(system="", messages=Projection().messages(state))), (most, wanted)
 
 
 def test_a_message_that_nobody_has_answered_is_never_summed_up() -> None:

@@ -126,6 +126,8 @@ def plan_summary(state: State, room: Room) -> Plan | None:
         if kept > TAIL * room.window:
             break
         cut -= 1
+    if first < cut < must and isinstance(entries[cut], Turn) and isinstance(entries[cut - 1], MessageReceived):
+        cut += 1  # an answer without its question would be taken for one to something else
     # A message stands where a turn took it, which may be after facts that are younger than it is.
     for place in (*range(cut, first, -1), *range(cut + 1, must + 1)):
         through = max((position_of(entry) for entry in entries[:place]), default=0)

@@ -121,3 +121,8 @@ async def test_the_embedded_model_does_four_jobs_with_real_tools_on_real_files(
     assert (folder / "note.txt").read_text() == "the roses are fine"
     called = [fact.tool for fact in facts if isinstance(fact, CallStarted)]
     assert called == ["list_files", "read_file", "calculate", "write_file"]
+
+
+def test_the_web_can_be_read_through_a_proxy(tmp_path: Path) -> None:
+    tools = {tool.name: tool for tool in default_tools(web="http://proxy.example:3128", kept=tmp_path / "kept")}
+    assert vars(tools["fetch_url"])["_proxy"] == "http://proxy.example:3128"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -68,6 +69,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout: float | None = None
     system_prompt: str = ""
     web: bool = False
+    web_proxy: str = ""
     network: tuple[str, ...] = ()
     notify: Literal["auto", "bell", "osc9", "off"] = "auto"
     notify_after: float = 20.0
@@ -239,6 +241,8 @@ def _checked(settings: Settings) -> Settings:
         value = getattr(settings, key)
         if value is not None and not value > 0:
             raise BadInput(f"{key} is {value}; it must be more than 0, or be left out for no limit of that kind")
+    if settings.web_proxy and not re.fullmatch(r"https?://[^\s/@?#]+/?", settings.web_proxy):
+        raise BadInput("web_proxy is an address such as http://proxy.example:3128, without a user or a password")
     if settings.api_key_env and settings.api_key_file:
         raise BadInput("api_key_env and api_key_file are both set; leave one out")
     return settings
@@ -351,7 +355,8 @@ def build_agents(settings: Settings, model: Model, more: Sequence[Tool] = ()) ->
     from treadle.tools.shell import Shell
 
     library = Library(settings.folder, config_folder())
-    tools = default_tools(web=settings.web, network=settings.network, kept=data_folder() / "kept")
+    web = settings.web and (settings.web_proxy or True)
+    tools = default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
     for tool in tools:
         if isinstance(tool, Shell):
             tool.readable = (config_folder() / "skills",)  # skills come with scripts

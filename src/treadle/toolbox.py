@@ -23,7 +23,7 @@ __all__ = ["Health", "McpServer", "McpServers", "default_tools", "mcp_servers"]
 def default_tools(
     *,
     shell: bool = True,
-    web: bool = False,
+    web: bool | str = False,
     ask: bool = True,
     network: Sequence[str] = (),
     kept: Path | str | None = None,
@@ -31,10 +31,10 @@ def default_tools(
 ) -> list[Tool]:
     """Tools for work in a folder: files, commands, arithmetic, the time, a plan, long output, questions to the user.
 
-    `web` adds `fetch_url`, which lets in what strangers wrote and is a way out, so it must be wanted. `network` names
-    the hosts that sandboxed commands may reach (`example.org`, `*.example.org`, `*` for all public ones). `kept` is the
-    folder for old contents of changed files (default: in the user's data folder), `granted` names files that are
-    masked as secrets otherwise.
+    `web` adds `fetch_url`, which lets in what strangers wrote and is a way out, so it must be wanted; it may be the
+    address of the proxy to go through. `network` names the hosts that sandboxed commands may reach (`example.org`,
+    `*.example.org`, `*` for all public ones). `kept` is the folder for old contents of changed files (default: in the
+    user's data folder), `granted` names files that are masked as secrets otherwise.
     """
     from treadle.tools.ask import AskUser
     from treadle.tools.calculate import calculate
@@ -56,7 +56,7 @@ def default_tools(
         from treadle.sandbox.addresses import is_public
         from treadle.tools.fetch import FetchUrl
 
-        tools.append(FetchUrl(is_public))
+        tools.append(FetchUrl(is_public, proxy=web if isinstance(web, str) else ""))
     if ask:
         tools.append(AskUser())
     return tools

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -31,6 +32,9 @@ MOST_BYTES = 2 * 1024 * 1024
 REDIRECTS = 5
 SECONDS = 30.0
 _LONGEST_URL = 4096
+_LOOKING_UP = 3.0
+# Names of this machine and its network, and numbers that some programs take for an address.
+_NOT_PUBLIC = re.compile(r"^[^.]*$|(^|\.)(localhost|local|internal|lan|home\.arpa|\d+|0x[0-9a-f]*)$", re.IGNORECASE)
 _TEXTUAL = re.compile(
     r"text/.*|application/(.*\+)?(json|xml|javascript|yaml|x-yaml|toml|x-ndjson|sql|x-sh)|image/svg\+xml"
 )
@@ -55,7 +59,8 @@ class _Page(Struct):
 
 class FetchUrl(Tool):
     """Read a page. `is_public` says which addresses may be reached; `allow_hosts` (`wiki.example.org`, `*.lan:80`) may
-    have any address. `proxy` is one that the user configured; it then finds the addresses of names.
+    have any address. `proxy` is one that the user configured: it finds the addresses of names, and those that can be
+    found from here are checked before.
     """
 
     timeout = SECONDS + 30
@@ -111,7 +116,7 @@ class FetchUrl(Tool):
         except TimeoutError:
             raise ToolError(f"{url} did not answer within {SECONDS:g} s.") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ToolError(f"{url} cannot be read: {error or type(error).__name__}.") from None
+            raise ToolError(f"{url} cannot be read: {error or type(error).__name__}.{self._hint()}") from None
         text = await run_in_thread(_readable, {"page": page})
         cut = "" if page.whole else f"\n[cut off after {MOST_BYTES} bytes]"
         failed = f"HTTP {page.status} {page.reason}. " if page.status >= 400 else ""
@@ -149,22 +154,36 @@ class FetchUrl(Tool):
     async def _allowed_addresses(self, target: URL) -> Sequence[str]:
         """Where a host is, when all of that may be reached; for a proxy, which finds it itself, none."""
         host, port = target.raw_host or "", target.port or 0
-        literal = _is_address(host)
-        if self._granted(host, port) and self._proxy:
+        granted = self._granted(host, port)
+        if self._proxy and granted:
             return ()
-        if self._proxy and not literal:
-            if "." not in host.strip(".") or re.search(r"(^|\.)(localhost|local|internal|lan|home\.arpa)\.?$", host):
-                raise ToolError(_refused(host))
-            return ()
-        try:
-            addresses = [host] if literal else await self._resolve(host, port)
-        except OSError as error:
-            raise ToolError(f"The host {host} cannot be found: {error}.") from None
-        if not addresses:
-            raise ToolError(f"The host {host} has no address.")
-        if not self._granted(host, port) and not all(map(self._is_public, addresses)):
+        if self._proxy and not _is_address(host) and _NOT_PUBLIC.search(host.rstrip(".")):
             raise ToolError(_refused(host))
+        addresses = await self._found(host, port)
+        if not granted and not all(map(self._is_public, addresses)):
+            raise ToolError(_refused(host))
+        return () if self._proxy else addresses
+
+    async def _found(self, host: str, port: int) -> Sequence[str]:
+        """The addresses of a host; with a proxy there may be none that can be found from here."""
+        if _is_address(host):
+            return [host]
+        try:
+            async with asyncio.timeout(_LOOKING_UP if self._proxy else None):
+                addresses = await self._resolve(host, port)
+        except OSError as error:  # a time-out is one
+            if self._proxy:
+                return ()
+            raise ToolError(f"The host {host} cannot be found: {error}.{self._hint()}") from None
+        if not addresses and not self._proxy:
+            raise ToolError(f"The host {host} has no address.")
         return addresses
+
+    def _hint(self) -> str:
+        """A word about a proxy where there seems to be one: the environment's is not used unasked."""
+        if self._proxy or not any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy")):
+            return ""
+        return " The environment names a proxy, which is not used: the user can set web_proxy in the configuration."
 
     def _granted(self, host: str, port: int) -> bool:
         return any(fnmatchcase(host, one) or fnmatchcase(f"{host}:{port}", one) for one in self._allow_hosts)

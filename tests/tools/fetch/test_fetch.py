@@ -3,6 +3,8 @@
 import asyncio
 import json
 import time
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -19,6 +21,8 @@ PAGE = """<!doctype html><html><head><title>A  page</title><style>p {}</style></
 <h1>Head</h1><p>Some <b>bold</b> text, <a href="/next?a=1&amp;b=2">a link</a> and <a href="javascript:x()">none</a>.
 <ul><li>one<li>two</ul><pre>kept  blanks</pre><script>if (1 < 2) steal("</p>")</script>
 <table><tr><td>1<td>2</table><img src=x alt="a picture"> &lt;b&gt; 1 < 2 <!-- hidden --> end</body></html>"""
+
+BOMB = 64 << 20
 
 
 class Site:
@@ -54,6 +58,10 @@ async def site() -> AsyncIterator[Site]:
                 return web.Response(body=b"\x7fELF\0\0", content_type="text/plain")
             case "/large":
                 return web.Response(text="x" * (MOST_BYTES + 1000))
+            case "/bomb":
+                packing = zlib.compressobj(9, zlib.DEFLATED, 31)
+                packed = b"".join(packing.compress(b"x" * (1 << 20)) for _ in range(BOMB >> 20)) + packing.flush()
+                return web.Response(body=packed, headers={"content-type": "text/plain", "content-encoding": "gzip"})
             case "/missing":
                 return web.Response(status=404, text="no such page")
             case "/cookie":
@@ -283,11 +291,53 @@ async def test_a_proxy_of_the_environment_is_not_used_but_a_configured_one_is(
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert body(await fetched(FetchUrl(nothing_is_private), site.url("/text"))) == "plain /text"
-    proxied = FetchUrl(is_public, proxy=site.url(""))
+    proxied = FetchUrl(is_public, proxy=site.url(""), resolve=unknown)
     assert body(await fetched(proxied, "http://far.away.example/page")) == "plain /page"
-    for host in ("localhost", "printer", "db.internal", "127.0.0.1", "[::1]"):
-        with pytest.raises(ToolError, match="not a public"):
-            await fetched(proxied, f"http://{host}/page")
+
+
+async def unknown(host: str, port: int) -> Sequence[str]:
+    raise OSError("Name or service not known")
+
+
+NAMES = ["localhost", "localhost.", "printer", "db.internal"]
+NUMBERS = ["127.0.0.1", "[::1]", "127.1", "0x7f.1", "2130706433", "127.0.0.1.", "[::ffff:169.254.169.254]"]
+
+
+@pytest.mark.parametrize("host", [*NAMES, *NUMBERS])
+async def test_a_proxy_is_not_asked_for_what_is_not_public(site: Site, host: str) -> None:
+    with pytest.raises(ToolError, match="not a public"):
+        await fetched(FetchUrl(is_public, proxy=site.url(""), resolve=unknown), f"http://{host}/page")
+    assert site.asked == []
+
+
+async def test_with_a_proxy_what_can_be_found_of_a_name_is_checked_too(site: Site) -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return ["10.0.0.1"] if host == "inner.example" else ["93.184.215.14"]
+
+    proxied = FetchUrl(is_public, proxy=site.url(""), resolve=resolve)
+    with pytest.raises(ToolError, match="not a public"):
+        await fetched(proxied, "http://inner.example/page")
+    assert body(await fetched(proxied, "http://outer.example/page")) == "plain /page"
+    assert site.asked == ["/page"]
+
+
+async def test_where_the_environment_names_a_proxy_a_failure_says_how_to_use_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    with pytest.raises(ToolError, match="can set web_proxy"):
+        await fetched(FetchUrl(is_public, resolve=unknown), "https://far.away.example/")
+
+
+async def test_a_page_that_unpacks_into_very_much_is_cut_like_any_other(site: Site) -> None:
+    tracemalloc.start()
+    try:
+        result = await fetched(FetchUrl(nothing_is_private), site.url("/bomb"))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert f"cut off after {MOST_BYTES} bytes" in result.text
+    assert most < BOMB / 2  # unpacked at once, it takes all of that
 
 
 async def test_a_host_that_is_not_there_is_told() -> None:

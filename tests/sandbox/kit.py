@@ -41,7 +41,8 @@ _NEIGHBOUR = """
 import os, socket, sys
 held = open(sys.argv[1], "w+"); held.write(os.environ["SECRET"]); held.flush(); os.unlink(sys.argv[1])
 tcp = socket.create_server(("127.0.0.1", 0))
-six = socket.create_server(("::1", 0), family=socket.AF_INET6) if socket.has_ipv6 else tcp
+try: six = socket.create_server(("::1", 0), family=socket.AF_INET6)
+except OSError: six = tcp
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); udp.bind(("127.0.0.1", 0))
 abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0" + sys.argv[2]); abstract.listen()
 path = socket.socket(socket.AF_UNIX); path.bind(sys.argv[3]); path.listen()

@@ -202,12 +202,15 @@ WRITES = [
 SOCKETS = [
     Attempt("a port of the host", "socket.create_connection(('127.0.0.1', int(E['TCP'])), 3); escaped()"),
     Attempt(
-        "a port of the host by its other loopback", "socket.create_connection(('::1', int(E['SIX'])), 3); escaped()"
+        "a port of the host by its other loopback",
+        "socket.create_connection(('::1', int(E['SIX'])), 3); escaped()",
+        rights=True,
     ),
     Attempt("a port of the host by any address", "socket.create_connection(('0.0.0.0', int(E['TCP'])), 3); escaped()"),
     Attempt(
         "a port of the host by a mapped address",
         "socket.create_connection(('::ffff:127.0.0.1', int(E['TCP'])), 3); escaped()",
+        rights=True,
     ),
     Attempt(
         "a datagram to the host",

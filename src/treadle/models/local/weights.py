@@ -217,8 +217,9 @@ def _download(url: str, progress: Progress, stop: threading.Event) -> Path:
         try:
             _resume(url, part, lambda done, total: progress(f"fetching {name}", done, total), stop)
         except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "reason", error)
             raise ModelError(
-                f"{name} could not be fetched: {error}. What has come is kept; pull it again to go on.", kind="network"
+                f"{name} could not be fetched: {why}. What has come is kept; pull it again to go on.", kind="network"
             ) from error
         return _keep(part, kept)
 

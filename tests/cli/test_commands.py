@@ -1,6 +1,7 @@
 """The commands beside run and chat: what they print, what they change, and how they end."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -279,7 +280,7 @@ async def test_completion_completes_in_bash(place: Place) -> None:
 
 async def test_a_reader_that_leaves_does_not_make_a_mess(place: Place) -> None:
     await talked(place, "alpha")
-    command = f"{sys.executable} -m treadle sessions show alpha | head -c 1"
+    command = f"{shlex.quote(sys.executable)} -m treadle sessions show alpha | head -c 1"
     done = shown("bash", "-c", command, place=place)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -198,7 +199,7 @@ bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no shell with jo
 @pytest.mark.parametrize("how", ["a key", "a signal"])
 async def test_a_chat_that_is_stopped_lends_the_terminal_to_the_shell(place: Place, how: str) -> None:
     async with StrictChat([Reply(text="Hello.")]) as fake:
-        command = " ".join([sys.executable, "-m", "treadle", "chat", *model(fake)])
+        command = shlex.join([sys.executable, "-m", "treadle", "chat", *model(fake)])
         shell = [shutil.which("bash") or "", "--norc", "--noprofile", "--noediting", "-i"]
         async with on_terminal(shell, place.work, {**place.env, "PS1": "shell$ "}) as screen:
             screen.type(f"{command}\n")
@@ -336,3 +337,17 @@ async def test_what_was_left_for_later_goes_on_when_it_is_allowed_elsewhere(plac
         await screen.until("It is written.")
         assert await screen.leave() == 0
     assert (place.work / "AGENTS.md").read_text() == "be kind\n"
+
+
+async def test_a_terminal_that_only_prints_can_watch_and_run_but_not_chat(place: Place) -> None:
+    dumb = {"TERM": "dumb"}
+    async with StrictChat([Reply(text="**Ready.**")]) as fake:
+        async with place.screen("run", "get ready", "--name", "job", *model(fake), env=dumb) as screen:
+            assert await screen.end() == 0
+        assert b"\x1b" not in screen.raw and "**Ready.**" in screen.text
+        async with place.screen("chat", *model(fake), env=dumb) as screen:
+            assert await screen.end() == 2
+        assert "treadle run --session" in screen.text
+        async with place.screen("attach", "job", env=dumb) as screen:
+            assert await screen.end() == 0
+        assert b"\x1b" not in screen.raw and "**Ready.**" in screen.text

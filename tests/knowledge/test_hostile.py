@@ -25,6 +25,7 @@ from treadle.log.base import Memory
 from treadle.messages import Request, ResultMessage, TextPart, UserMessage, text_of
 from treadle.state import State
 from treadle.testing import ScriptedModel, call
+from treadle.tokens import in_text
 
 CANARY = "canary-3f1c-do-not-show"
 ORDER = (
@@ -245,11 +246,12 @@ def test_names_that_look_like_others_or_reach_the_terminal_are_refused(tmp_path:
     assert all(str(problem).isprintable() for problem in library.problems)
 
 
-async def test_files_of_any_size_leave_room_for_the_work(tmp_path: Path) -> None:
-    (tmp_path / "AGENTS.md").write_text("Use tabs. " * 6000)
+@pytest.mark.parametrize("words", ["Use tabs. ", "タブを使う。"])
+async def test_files_of_any_size_leave_room_for_the_work(tmp_path: Path, words: str) -> None:
+    (tmp_path / "AGENTS.md").write_text(words * (60_000 // len(words.encode())))
     for number in range(9):
         (tmp_path / f"d{number}").mkdir()
-        (tmp_path / f"d{number}" / "AGENTS.md").write_text("Tests first. " * 5000)
+        (tmp_path / f"d{number}" / "AGENTS.md").write_text(words * 5000)
 
     def script(request: Request, number: int) -> Any:
         return call("read_file", path=f"d{number}/x") if number < 9 and request.tool_choice != "none" else "Done."
@@ -259,3 +261,4 @@ async def test_files_of_any_size_leave_room_for_the_work(tmp_path: Path) -> None
     async with agent.session(workspace=tmp_path) as session:
         assert (await ended(session)).answer == "Done."
     assert model.refused == 0 and "characters left out, for lack of room" in model.requests[0].system
+    assert in_text(model.requests[0].system) < 8192 / 4 + 500

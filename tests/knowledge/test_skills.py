@@ -27,6 +27,7 @@ from treadle.events import (
 from treadle.knowledge.base import Skill
 from treadle.knowledge.skills import framed, index, read_skill, triggered
 from treadle.library import AgentOptions, Library
+from treadle.log.memory import MemoryLog
 from treadle.messages import ResultMessage, TextPart, UserMessage, text_of
 from treadle.state import fold
 from treadle.testing import ScriptedModel, call
@@ -190,6 +191,19 @@ async def test_use_skill_gives_the_body_and_the_files_that_come_with_it(tmp_path
     assert results["b"] == "1. breathe"
     assert "has no file" in results["c"] and "steps/list.md" in results["c"] and "canary" not in results["c"]
     assert "The skills are: deploy, taste" in results["d"]
+
+
+async def test_skills_are_listed_in_one_order_whatever_order_they_were_made_in(tmp_path: Path) -> None:
+    names = ["b", "a", "d", "c"]
+    for name in names:
+        always = "metadata: {always: 'true'}\n" if name in "cd" else ""
+        place = "own/skills" if name in "ad" else ".treadle/skills"
+        write(tmp_path, f"{place}/{name}/SKILL.md", f"---\nname: {name}\ndescription: does {name}\n{always}---\nBody.")
+    told = await Library(tmp_path, tmp_path / "own").knowledge.preamble(tmp_path, MemoryLog().memories, 0.0)
+    places = [told.index(words) for words in ("- a: does", "- b (of", 'name="c"', 'name="d"')]
+    assert places == sorted(places)
+    shuffled = {name: skill_of(name=name) for name in names}
+    assert index(shuffled) == index(dict(sorted(shuffled.items())))
 
 
 def test_a_skill_is_switched_off_and_on_for_its_user(tmp_path: Path) -> None:

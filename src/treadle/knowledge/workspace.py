@@ -24,7 +24,7 @@ from treadle.knowledge.skills import framed as framed_skill
 from treadle.knowledge.skills import index, read_skills, triggered
 from treadle.log.base import Memories, Memory
 from treadle.messages import Json
-from treadle.tokens import BYTES
+from treadle.tokens import BYTES, size_of
 
 OWN = ".treadle"
 DEFAULT = "default"
@@ -155,10 +155,11 @@ class WorkspaceAttachments:
 
 def _fitted(text: str, window: int | None, share: int) -> str:
     """At most this share of the model's window of a text: whoever wrote it must not stop the session with it."""
-    most = window * BYTES // share if window else len(text)
-    return (
-        text if len(text) <= most else f"{text[:most]}\n[… {len(text) - most} characters left out, for lack of room …]"
-    )
+    size = size_of(text)
+    if not window or size * share <= window * BYTES:
+        return text
+    kept = len(text) * window * BYTES // (size * share)
+    return f"{text[:kept]}\n[… {len(text) - kept} characters left out, for lack of room …]"
 
 
 def _agents(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[AgentFile], list[Problem]]:

@@ -11,10 +11,16 @@ from hypothesis import settings
 
 from treadle.tools.ripgrep import find_ripgrep
 
-# A deadline measures the machine, not the code, when tests run side by side.
-settings.register_profile("dev", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "dev")
+# A deadline measures the machine, not the code, when tests run side by side. The examples are the same every time, so
+# that a run fails for what was changed; `--hypothesis-profile explore` looks for new ones.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile("same")
+
+# Tests talk to this machine only: a proxy that the environment names is not for them.
+for name in ("http_proxy", "https_proxy", "all_proxy"):
+    os.environ.pop(name, None)
+    os.environ.pop(name.upper(), None)
 
 
 class _Listening(logging.Handler):

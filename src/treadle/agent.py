@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, get_args
 
 from treadle.errors import BadInput
 from treadle.events import AgentConfig, Grant, Limits, SessionCreated
 from treadle.knowledge.base import Knowledge
 from treadle.log.base import Log
-from treadle.messages import Json, Sampling
+from treadle.messages import Sampling
 from treadle.models.base import Model
-from treadle.output import check_output, output_schema, parse_output
+from treadle.output import T, check_output, output_schema, parse_output
 from treadle.secrets import redactor_for
 from treadle.setup import Clock, Gate, Middleware, RecoveryStrategy, Setup
 from treadle.tools.base import Recovery, Tool
@@ -39,7 +39,7 @@ class SessionOptions(TypedDict, total=False):
 
 
 @dataclass(slots=True)
-class Agent:
+class Agent(Generic[T]):
     """Give it a model and tools; it runs the loop.
 
     `model` is a name such as "local" or "openai:gpt-4o", any object with the model port, or nothing: then the first
@@ -57,7 +57,7 @@ class Agent:
     limits: Limits = Limits()
     grant: Grant = Grant()
     sampling: Sampling = Sampling()
-    output: Any = None
+    output: type[T] | None = None
     middleware: Sequence[Middleware] = ()
     on_error: Recovery | RecoveryStrategy = "tell"
     gate: Gate | None = None
@@ -86,12 +86,12 @@ class Agent:
 
     def session(
         self, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
-    ) -> AbstractAsyncContextManager[Session]:
+    ) -> AbstractAsyncContextManager[Session[T]]:
         """Open a session: `async with agent.session("words.db") as session`. A path keeps it, and resumes it."""
         from treadle.runtime import Runtime
 
         @asynccontextmanager
-        async def opened() -> AsyncGenerator[Session]:
+        async def opened() -> AsyncGenerator[Session[T]]:
             async with (
                 Runtime(store, [self], recover=False) as runtime,
                 runtime.session(self.name, **options) as session,
@@ -100,16 +100,12 @@ class Agent:
 
         return opened()
 
-    async def ask(
-        self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
-    ) -> Json:
+    async def ask(self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]) -> T:
         """The answer, in one call: opens a session, runs it, closes it. Raises `NotAnswered` if there is none."""
         async with self.session(store, **options) as session:
             return await session.ask(content)
 
-    def ask_sync(
-        self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
-    ) -> Json:
+    def ask_sync(self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]) -> T:
         """`ask` for programs without an event loop."""
         try:
             asyncio.get_running_loop()
@@ -171,12 +167,12 @@ class Agent:
             await close()
             self._model = None
 
-    def parse_output(self, text: str) -> Json:
+    def parse_output(self, text: str) -> T:
         """An answer as the agent's `output` type."""
-        return text if self.output is None else parse_output(self.output, text)
+        return cast("T", text) if self.output is None else parse_output(self.output, text)
 
 
-def _check_kinds(agent: Agent) -> None:
+def _check_kinds(agent: Agent[Any]) -> None:
     """Refuse what has the wrong shape when the agent is made, rather than when it first matters."""
     kinds: dict[str, type] = {"limits": Limits, "grant": Grant, "sampling": Sampling}
     for name, kind in kinds.items():

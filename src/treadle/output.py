@@ -11,6 +11,14 @@ from treadle.messages import Json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=str)
+    """What an agent answers with: text, unless its `output` says otherwise."""
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 _FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL | re.IGNORECASE)
 

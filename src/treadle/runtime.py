@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -42,7 +42,7 @@ class Runtime:
     def __init__(
         self,
         store: str | Path | Log,
-        agents: Sequence[Agent],
+        agents: Sequence[Agent[Any]],
         *,
         recover: bool = True,
         lease: float = LEASE_SECONDS,
@@ -103,7 +103,7 @@ class Runtime:
         return self._coordinator
 
     @asynccontextmanager
-    async def session(self, agent_name: str = "", **options: Unpack[SessionOptions]) -> AsyncGenerator[Session]:
+    async def session(self, agent_name: str = "", **options: Unpack[SessionOptions]) -> AsyncGenerator[Session[Any]]:
         """Open a session of one of the agents; see `SessionOptions` for which. An id says by itself whose it is."""
         if not agent_name and options.get("id"):
             agent_name = (await self.log.info(options.get("id", ""))).agent
@@ -142,7 +142,7 @@ class Runtime:
         workspace: str | Path = ".",
         grants: Sequence[Grant] = (),
         configured: SessionConfigured | None = None,
-    ) -> Session:
+    ) -> Session[Any]:
         """A new session that lives by its log alone: nothing is held for it here, and it needs no closing.
 
         Each of `grants` can only narrow what the agent may do; `configured` is what it has instead of the agent's.
@@ -166,7 +166,7 @@ class Runtime:
         await self.log.create(session_id, [checked(fact) for fact in facts])
         return Session(self.coordinator, agent, session_id)
 
-    async def open(self, session_id: str) -> Session:
+    async def open(self, session_id: str) -> Session[Any]:
         """A session by its id, which needs no closing; raises `NotFound`. Those opened last are kept at hand."""
         session = Session(self.coordinator, self._agent((await self.log.info(session_id)).agent), session_id)
         self.coordinator.keep(session_id)

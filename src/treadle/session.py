@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from treadle.events import (
 from treadle.execute import output_of
 from treadle.log.base import Artifact, Log, Watch
 from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, writable
+from treadle.output import T
 from treadle.run import Run
 from treadle.setup import Answer
 from treadle.state import State, fold
@@ -54,10 +55,10 @@ class Checkpoint(Struct, frozen=True):
     kind: Literal["after_user_input", "before_llm", "before_tool_calls", "after_tool_calls"]
 
 
-class Session:
+class Session(Generic[T]):
     """One conversation: its log, and the agent that goes on with it."""
 
-    def __init__(self, coordinator: Coordinator, agent: Agent, session_id: str) -> None:
+    def __init__(self, coordinator: Coordinator, agent: Agent[T], session_id: str) -> None:
         self.id = session_id
         self.agent = agent
         self._coordinator = coordinator
@@ -75,7 +76,7 @@ class Session:
         run = Run(self._coordinator, self.id, begin, message_id)
         return run
 
-    async def ask(self, content: Content, *, key: str = "") -> Json:
+    async def ask(self, content: Content, *, key: str = "") -> T:
         """The answer to a message: text, or what the agent's `output` type makes of it.
 
         Raises `NotAnswered` when the run ends without an answer or waits for somebody.
@@ -226,7 +227,7 @@ class Session:
                     found.append(Checkpoint(fact.seq, "after_tool_calls"))
         return found
 
-    async def fork(self, after: int | None = None) -> Session:
+    async def fork(self, after: int | None = None) -> Session[T]:
         """A new session that shares this one's past up to a position (default: all of it). Both live on."""
         facts = await self._log.read(self.id, limit=after)
         if not facts or (after is not None and not 1 <= after <= len(facts)):

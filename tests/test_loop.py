@@ -9,6 +9,7 @@ from treadle import Agent, CallFinished, CallStarted, Limits, ModelReplied, Reas
 from treadle.errors import ModelError
 from treadle.events import ModelFailed, RunFinished, SignalDetected, TurnStarted
 from treadle.messages import Call, Reply, Usage
+from treadle.setup import backoff
 from treadle.testing import SteppingClock, call, say
 
 store = either_store
@@ -336,6 +337,12 @@ async def test_a_provider_that_wants_too_long_a_wait_ends_the_run_at_once() -> N
         outcome = await ended(session)
     assert outcome.reason == "failed" and "16 days" in outcome.error and outcome.can_continue
     assert len(model.requests) == 1
+
+
+@pytest.mark.parametrize(("attempt", "longest"), [(1, 0.5), (2, 1.0), (4, 4.0), (20, 30.0)])
+def test_pauses_grow_up_to_a_bound_and_are_not_the_same_for_everybody(attempt: int, longest: float) -> None:
+    pauses = [backoff(attempt, None) or 0.0 for _ in range(100)]
+    assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 
 async def test_attempts_run_out(store: Store) -> None:

@@ -274,8 +274,17 @@ async def test_completion_knows_commands_actions_and_options(place: Place, shell
 
 async def test_completion_completes_in_bash(place: Place) -> None:
     script = (await place.quick("completion", "bash")).out
-    asked = "COMP_WORDS=(treadle sessions export --fo); COMP_CWORD=3; _treadle; echo ${COMPREPLY[@]}"
-    assert shown("bash", "-c", f"{script}\n{asked}").stdout.strip() == "--form"
+    for words, found in [
+        ("ses", "sessions"),
+        ("sessions ren", "rename"),
+        ("sessions export --fo", "--form"),
+        ("sessions export --form h", "html"),
+        ("run --access r", "read-only"),
+        ("completion f", "fish"),
+    ]:
+        at = len(words.split())
+        asked = f"COMP_WORDS=(treadle {words}); COMP_CWORD={at}; _treadle; echo ${{COMPREPLY[@]}}"
+        assert shown("bash", "-c", f"{script}\n{asked}").stdout.strip() == found
 
 
 async def test_a_reader_that_leaves_does_not_make_a_mess(place: Place) -> None:

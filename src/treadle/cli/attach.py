@@ -16,7 +16,7 @@ from treadle.cli.options import Parser, add_store, parser_of
 from treadle.cli.screen import STEERS, TICK, Screen
 from treadle.cli.signals import acting
 from treadle.cli.stage import Terminal
-from treadle.cli.text import harmless, is_terminal, note, styled
+from treadle.cli.text import harmless, is_dumb, is_terminal, note, styled
 from treadle.config import data_folder
 from treadle.errors import TreadleError
 from treadle.events import (
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
 async def _attach(args: argparse.Namespace) -> int:
     async with _link(args) as link:
         facts = await link.facts()
-        if is_terminal(sys.stdin) and is_terminal(sys.stdout):
+        if is_terminal(sys.stdin) and is_terminal(sys.stdout) and not is_dumb():
             first = facts[0]
             folder = Path(first.workspace or ".") if isinstance(first, SessionCreated) else Path(".")
             await Attached(link, folder).stay(facts)

@@ -24,7 +24,7 @@ from treadle.cli.screen import STEERS, TICK, Screen
 from treadle.cli.signals import acting
 from treadle.cli.slash import COMMANDS, obey
 from treadle.cli.stage import Bell, Stage
-from treadle.cli.text import harmless, is_terminal, note, styled
+from treadle.cli.text import harmless, is_dumb, is_terminal, note, styled
 from treadle.config import data_folder, heed, open_store
 from treadle.drafting import Drafts
 from treadle.errors import BadInput, Conflict, TreadleError
@@ -59,6 +59,8 @@ def parser() -> Parser:
 def main(args: argparse.Namespace) -> int:
     if not is_terminal(sys.stdin) or not is_terminal(sys.stdout):
         raise BadInput('a chat needs a terminal; without one there is `treadle run "…"`')
+    if is_dumb():
+        raise BadInput("TERM says that this terminal only prints; a chat draws: use `treadle run --session`")
     return asyncio.run(_chat(args))
 
 

@@ -27,6 +27,9 @@ EXAMPLES = """\
 
 SESSION is an id, the beginning of one, or a name."""
 
+NARROW = 72
+"""Columns below which only what tells sessions apart is listed."""
+
 STATUSES = ("idle", "running", "waiting", "answered", "stopped", "failed", "cancelled")
 _STYLES = {"waiting": "yellow", "unfinished": "yellow", "running": "blue", "failed": "red", "answered": "green"}
 
@@ -124,6 +127,8 @@ def _print(found: list[SessionInfo], *, as_json: bool) -> None:
     if not found:
         note("no sessions here")
         return
+    room = columns() if is_terminal(sys.stdout) else 0
+    heads = ["status", "session", "age", "turns", "cost", "workspace", "name"]
     rows = [
         [
             status_of(info),
@@ -136,9 +141,10 @@ def _print(found: list[SessionInfo], *, as_json: bool) -> None:
         ]
         for info in found
     ]
-    heads = ["status", "session", "age", "turns", "cost", "workspace", "name"]
+    if 0 < room < NARROW:
+        heads, *rows = [[*row[:3], row[-1]] for row in (heads, *rows)]
     colour = wants_colour(sys.stdout)
-    for number, line in enumerate(table(rows, heads, columns() if is_terminal(sys.stdout) else 0)):
+    for number, line in enumerate(table(rows, heads, room)):
         word = line.split(" ", 1)[0]
         style = "bold" if not number else _STYLES.get(word, "")
         rest = line[len(word) :]

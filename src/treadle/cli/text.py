@@ -93,7 +93,12 @@ def is_terminal(stream: TextIO) -> bool:
 
 def wants_colour(stream: TextIO) -> bool:
     """Whether escape codes may be written: to a terminal that can, and unless NO_COLOR is set."""
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and not is_dumb()
+
+
+def is_dumb() -> bool:
+    """Whether the terminal says of itself that it can do no more than print."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def columns() -> int:

@@ -41,6 +41,20 @@ def test_a_secret_is_hidden_in_base64_wherever_it_stands(before: str, after: str
     assert HIDDEN in hidden and len(hidden.replace(HIDDEN, "")) <= 14
 
 
+@given(st.text("ab\n", max_size=80), st.text("ab\n", max_size=40), st.integers(1, 80), st.lists(st.integers(0, 400)))
+def test_a_secret_is_hidden_in_base64_that_is_broken_into_lines(
+    before: str, after: str, width: int, cuts: list[int]
+) -> None:
+    letters = base64.b64encode(f"{before}{SECRET}{after}".encode()).decode()
+    text = "\n".join(letters[start : start + width] for start in range(0, len(letters), width))
+    redactor = Redactor([SECRET])
+    stream, places = redactor.stream(), sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(places)), stream.finish()])
+    assert told == redactor.text(text) and HIDDEN in told
+    core = base64.b64encode(f"{before}{SECRET}".encode()).decode()[-len(SECRET) - 4 : -6]
+    assert core not in told.replace("\n", "")
+
+
 def test_text_without_secrets_is_left_as_it_is() -> None:
     for redactor in (Redactor([]), Redactor(["", "ab", "     "]), Redactor(["correct horse"])):
         assert redactor.text("nothing ab here") == "nothing ab here"

@@ -24,10 +24,16 @@ class Redactor:
     """Hides the secrets it was made with. Cheap where there are none."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        self._forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, self._forms))) if self._forms else None
-        self._firsts = {form[0] for form in self._forms}
-        self._longest = max(map(len, self._forms), default=0)
+        known = [secret for secret in secrets if len(secret.strip()) >= SHORTEST]
+        self._plain = {form for secret in known for form in _forms(secret)}
+        self._folded = {form for secret in known for form in _in_base64(secret.encode("utf-8", "surrogateescape"))}
+        written = {form: re.escape(form) for form in self._plain}
+        # Programs that write base64 break its lines wherever a line is full.
+        written |= {form: "\n?".join(map(re.escape, form)) for form in self._folded}
+        longest_first = sorted(written, key=len, reverse=True)
+        self._pattern = re.compile("|".join(written[form] for form in longest_first)) if written else None
+        self._firsts = {form[0] for form in written}
+        self._longest = max((2 * len(form) if form in self._folded else len(form) for form in written), default=0)
 
     def text(self, text: str) -> str:
         """The text without secrets."""
@@ -66,9 +72,15 @@ class Redactor:
     def _beginning(self, text: str, start: int) -> int:
         """Where at the end of a text a secret begins that may go on; its length when there is none."""
         for at in range(max(start, len(text) - self._longest + 1), len(text)):
-            if text[at] in self._firsts and any(form.startswith(text[at:]) for form in self._forms):
+            if text[at] in self._firsts and self._may_go_on(text[at:]):
                 return at
         return len(text)
+
+    def _may_go_on(self, end: str) -> bool:
+        unfolded = end.replace("\n", "")
+        return any(form.startswith(end) for form in self._plain) or any(
+            form.startswith(unfolded) for form in self._folded
+        )
 
 
 class RedactedStream:
@@ -94,9 +106,7 @@ def take_secrets(environ: MutableMapping[str, str], names: Iterable[str]) -> dic
 
 
 def _forms(secret: str) -> set[str]:
-    """A secret as it may be written: as it is, in a URL, in JSON, and in base64 wherever it begins."""
-    if len(secret.strip()) < SHORTEST:
-        return set()
+    """A secret as it may be written in one piece: as it is, in a URL and in JSON."""
     escaped = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
     in_urls = {
         quote(secret, safe="", errors="replace"),
@@ -104,7 +114,7 @@ def _forms(secret: str) -> set[str]:
         quote_plus(secret, errors="replace"),
     }
     in_urls |= {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in in_urls}
-    return {secret, secret.strip(), *escaped, *in_urls, *_in_base64(secret.encode("utf-8", "surrogateescape"))}
+    return {secret, secret.strip(), *escaped, *in_urls}
 
 
 def _in_base64(secret: bytes) -> set[str]:

@@ -1,6 +1,7 @@
 """An MCP server written out by hand, for what no good server does: python odd.py HOW."""
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -13,9 +14,14 @@ def answer(id: Any, **body: Any) -> None:
 
 
 def tools(cursor: str) -> dict[str, Any]:
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    number = {"type": "integer", "description": f"A number.{HIDDEN}"}
+    schema = {"type": "object", "properties": {"n": number}, "required": ["n"]}
     if HOW == "endless":
         return {"tools": [{"name": f"t{cursor}", "inputSchema": schema}], "nextCursor": f"{cursor}1"}
+    if HOW == "turncoat":
+        said = f"Version {os.getpid()}"
+        hints = {"readOnlyHint": True}
+        return {"tools": [{"name": "ok", "description": said, "inputSchema": schema, "annotations": hints}]}
     names = ["ok", "odd name/ü", "odd name/ö", "x" * 100, "again", "again"]
     hints = {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False, "destructiveHint": False}
     return {
@@ -40,6 +46,8 @@ def called(id: Any) -> None:
         answer(id, result={"content": content})
     else:
         answer(id, result={"content": [], "structuredContent": {"sum": 3}})
+        if HOW == "turncoat":
+            sys.exit("back in a moment")
 
 
 if HOW == "exit":

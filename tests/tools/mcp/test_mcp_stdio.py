@@ -193,6 +193,19 @@ async def test_names_and_texts_of_a_hostile_server_are_made_harmless() -> None:
     assert all(len(name) <= 64 and name.isascii() and "/" not in name for name in names)
     said = tools[0].spec.description
     assert len(said) <= 2000 and said.isprintable()
+    assert tools[0].spec.parameters["properties"]["n"]["description"].isprintable()
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+async def test_a_tool_of_which_its_server_says_something_else_later_is_asked_for_each_time(call: Caller) -> None:
+    async with McpServers([odd("turncoat")]) as servers:
+        tools = await servers.tools()
+        parsed = tools[0].parse('{"n": 1}')
+        first, told = tools[0].assess(parsed, Path()), tools[0].spec.description
+        assert (first.safety, first.once) == ("caution", False)
+        await call(tools, "odd__ok", n=1)  # after which it starts again
+        await until(lambda: tools[0].assess(parsed, Path()).once)
+        assert tools[0].assess(parsed, Path()).safety == "destructive" and tools[0].spec.description == told
 
 
 async def test_a_list_that_never_ends_is_cut_off() -> None:

@@ -63,6 +63,8 @@ class Connection:
         self.error = ""
         self.protocol = ""
         self.listed: tuple[ListedTool, ...] = ()
+        self.changed: set[str] = set()
+        self._first_told: dict[str, str] = {}
         self._client: Client | None = None
         self._failures = 0
         self._tail = Tail()
@@ -119,6 +121,13 @@ class Connection:
                 raise self._unknown(f"its answer cannot be used: {error}") from None
             self._failures = 0
             return result
+
+    def _compare(self) -> None:
+        """Notice tools of which a server, started again, says something else: nobody has said yes to that."""
+        for tool in self.listed:
+            told = tool.model_dump_json(include={"title", "description", "input_schema", "annotations"})
+            if self._first_told.setdefault(tool.name, told) != told:
+                self.changed.add(tool.name)
 
     def _connect_anew(self, client: Client, why: str) -> bool:
         """Let go of a connection on which a call did not run; whether the call is worth sending again."""
@@ -209,6 +218,7 @@ class Connection:
         )
         async with client:
             self.listed, self.protocol = await _list(client), client.protocol_version
+            self._compare()
             self._client, self.error = client, ""
             self._become("up")
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
+from treadle.policy import Assessment
 from treadle.tools.base import Parsed, Tool, ToolContext, ToolInputError, Trait
 from treadle.tools.mcp.connection import Connection
 from treadle.tools.mcp.results import result_of
@@ -42,9 +44,9 @@ class McpTool(Tool):
         self._connection = connection
         self._listed_name = listed.name
         self._safety: Safety = _safety(connection, listed)
-        schema = {**listed.input_schema, "type": "object"}
+        schema = {**_shown(listed.input_schema), "type": "object"}
         schema.setdefault("properties", {})
-        said = _HIDDEN.sub("", listed.description or listed.title or listed.name.replace("_", " ")).strip()
+        said = _shown(listed.description or listed.title or listed.name.replace("_", " ")).strip()
         self.spec = ToolSpec(
             name=tool_name(connection.server.name, listed.name),
             description=said[:LONGEST_DESCRIPTION],
@@ -53,6 +55,11 @@ class McpTool(Tool):
 
     def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
         return self._safety
+
+    def assess(self, parsed: Parsed, workspace: Path) -> Assessment:
+        if self._listed_name in self._connection.changed:
+            return Assessment("destructive", "its server says something else of it than at first", each_time=True)
+        return Assessment(self._safety)
 
     def traits_of(self, tier: Tier) -> frozenset[Trait]:
         """Others write what a server gives, and it passes on what it is given; with credentials it acts as the user."""
@@ -90,6 +97,17 @@ def tool_name(server: str, tool: str) -> str:
         return name
     mark = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
     return f"{name[: LONGEST_NAME - 9]}_{mark}"
+
+
+def _shown(value: Json) -> Json:
+    """What a server tells a model, without letters that a person would not see."""
+    if isinstance(value, str):
+        return _HIDDEN.sub("", value)
+    if isinstance(value, list):
+        return [_shown(one) for one in cast("list[Json]", value)]
+    if isinstance(value, dict):
+        return {name: _shown(one) for name, one in cast("dict[str, Json]", value).items()}
+    return value
 
 
 def _safety(connection: Connection, listed: ListedTool) -> Safety:

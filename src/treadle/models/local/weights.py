@@ -275,6 +275,8 @@ def _keep(copy: Path, kept: Path) -> Path:
 
 @contextlib.contextmanager
 def _staging() -> Generator[Path, None, None]:
+    for left in models_dir().glob(".incoming-*"):  # by a process that was killed: whoever is here holds the lock
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=models_dir(), prefix=".incoming-") as folder:
         yield Path(folder)
 

@@ -91,3 +91,12 @@ async def test_a_reply_is_in_the_log_before_middleware_is_asked_about_its_calls(
     async with agent.session(log) as session:
         assert await session.ask("go") == "done"
     assert seen == [True]
+
+
+async def test_a_session_is_found_by_its_name_however_many_others_hold_that_name_in_theirs() -> None:
+    async with Runtime(MemoryLog(), [Agent(ScriptedModel())], recover=False) as runtime:
+        first = await runtime.create(name="work")
+        for number in range(201):
+            await runtime.create(name=f"work {number}")
+        async with runtime.session(name="work") as session:
+            assert session.id == first.id

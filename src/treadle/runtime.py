@@ -231,9 +231,15 @@ class Runtime:
         if options.get("new"):
             return ""
         name = options.get("name", "")
-        page = await self.log.sessions(SessionQuery(agent=agent.name, text=name, limit=200))
-        own = (info for info in page.sessions if info.parent is None or not info.parent.call_id)  # not a helper's
-        return next((info.id for info in own if info.name == name or not name), "")
+        query: SessionQuery | None = SessionQuery(agent=agent.name, text=name, limit=200)
+        while query is not None:
+            page = await self.log.sessions(query)
+            for info in page.sessions:
+                helper = info.parent is not None and info.parent.call_id
+                if not helper and (not name or info.name == name):
+                    return info.id
+            query = msgspec.structs.replace(query, cursor=page.cursor) if page.cursor else None
+        return ""
 
     async def _create(self, agent: Agent, options: SessionOptions) -> str:
         narrower = options.get("grant")

@@ -226,8 +226,12 @@ def test_a_reply_that_was_cut_says_length() -> None:
 
 
 def test_bare_prompts_are_read_and_answered_in_chunks() -> None:
-    request = completion_request(CompletionBody(model="m", prompt=["a", "b"], max_tokens=3))
-    assert text_of(request.messages[0].parts) == "a\nb"  # type: ignore[union-attr]
+    request = completion_request(CompletionBody(model="m", prompt=["a"], max_tokens=3))
+    assert text_of(request.messages[0].parts) == "a"  # type: ignore[union-attr]
+    unfit: list[dict[str, Any]] = [{"prompt": ["a", "b"]}, {"prompt": []}, {"n": 2}, {"best_of": 3}, {"echo": True}]
+    for fields in unfit:
+        with pytest.raises(BadInput):
+            completion_request(CompletionBody(**{"model": "m", "prompt": "a", **fields}))
     chunks = TextChunks("id", "m", 1)
     frames = written([*chunks.feed(TextDelta(text="x")), *chunks.feed(Reply("x"))])
     assert [frame["choices"][0]["text"] for frame in frames] == ["x", ""]

@@ -1,18 +1,20 @@
 """OpenAI's endpoints, by OpenAI's own client."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
 import pytest
 
-from tests.kit import Tables, agent_of, note
+from tests.kit import PATIENCE, Tables, agent_of, note
 from tests.server.kit import Client, served
 from treadle import Agent
 from treadle.errors import ModelError
 from treadle.messages import Reply, ResultMessage, Usage
+from treadle.messages import Request as ModelRequest
+from treadle.models.base import ModelEvent
 from treadle.testing import ScriptedModel, call, say
 
 TOOLS: Any = [
@@ -197,3 +199,88 @@ async def test_a_failure_in_the_middle_of_a_stream_is_told_in_the_stream() -> No
         stream = await client.chat.completions.create(model="scripted", messages=ASKED, stream=True)
         with pytest.raises(openai.APIError, match="the line broke"):
             _ = [chunk async for chunk in stream]
+
+
+async def test_a_model_or_an_agent_is_looked_up_by_its_name() -> None:
+    agent, _ = bare()
+    async with sdk(agent) as (client, _):
+        for name in ("scripted", "agent:agent"):
+            assert (await client.models.retrieve(name)).id == name
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("vendor/unknown")
+
+
+async def test_bare_prompts_are_answered_by_an_agent_too_and_streams_tell_their_usage() -> None:
+    reply = say("a\nb", usage=Usage(7, 3))
+    agent, _ = agent_of(reply, reply, call("note", text="x"), reply, call("note", text="x"), reply, tools=[note])
+    async with sdk(agent) as (client, _):
+        for model in ("scripted", "agent:agent"):
+            whole = await client.completions.create(model=model, prompt="go")
+            assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("a\nb", "stop")
+            stream = await client.completions.create(
+                model=model, prompt="go", stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "a\nb"
+            assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+            assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens >= 3
+
+
+async def test_an_agent_that_failed_is_an_error_and_never_an_empty_answer() -> None:
+    broken = ModelError("no such key", kind="auth")
+    agent, _ = agent_of(*[broken] * 5)
+    asked: Any = {"model": "agent:agent", "messages": ASKED}
+    async with sdk(agent) as (client, _):
+        with pytest.raises(openai.InternalServerError, match="no such key") as failed:
+            await client.chat.completions.create(**asked)
+        assert failed.value.status_code == 502 and failed.value.code == "run_failed"
+        with pytest.raises(openai.APIError, match="no such key"):
+            [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        with pytest.raises(openai.InternalServerError, match="no such key"):
+            await client.completions.create(model="agent:agent", prompt="hi")
+        with pytest.raises(openai.APIError, match="no such key"):
+            [chunk async for chunk in await client.completions.create(model="agent:agent", prompt="hi", stream=True)]
+        response = await client.responses.create(model="agent:agent", input="hi")
+        assert response.status == "failed" and response.error is not None
+
+
+class Slow(ScriptedModel):
+    """A model that says nothing until it is let go, and then says it or fails."""
+
+    def __init__(self, *script: Any) -> None:
+        super().__init__(*script)
+        self.free, self.left = asyncio.Event(), asyncio.Event()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        try:
+            await self.free.wait()
+            async for event in super().stream(request):
+                yield event
+        finally:
+            self.left.set()
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "completions"])
+async def test_comments_keep_the_line_of_a_silent_model_and_a_late_failure_is_told_in_the_stream(path: str) -> None:
+    model = Slow("hello", ModelError("gone", kind="network"))
+    body = {"model": "default", "stream": True, "messages": ASKED, "input": "hi", "prompt": "hi"}
+    async with served(Agent(model), keep_alive=0.05) as client:
+        async with client.stream(f"/v1/{path}", body) as events:
+            assert (await anext(events)).comment == "ping"
+            model.free.set()
+            assert "hello" in "".join([one.text async for one in events])
+        model.free.clear()
+        async with client.stream(f"/v1/{path}", body) as events:
+            assert (await anext(events)).comment == "ping"
+            model.free.set()
+            assert '"gone"' in "".join([one.text async for one in events])
+
+
+async def test_a_client_that_leaves_ends_a_bare_models_reply() -> None:
+    model = Slow("never")
+    body = {"model": "default", "stream": True, "messages": ASKED}
+    async with served(Agent(model), keep_alive=0.05) as client:
+        async with client.stream("/v1/chat/completions", body) as events:
+            await anext(events)
+        async with asyncio.timeout(PATIENCE):
+            await model.left.wait()

@@ -124,6 +124,18 @@ class TextCompletion(Struct, frozen=True):
     usage: UsageOut | UnsetType | None = UNSET
 
 
+class Trouble(Struct, frozen=True):
+    message: str
+    type: str
+    code: str
+
+
+class Failure(Struct, frozen=True):
+    """What a stream says in place of an end, when a run came to none."""
+
+    error: Trouble
+
+
 class ChatChunks:
     """A reply as chunks: of a bare model's events, up to its `Reply`, or of an agent's run, up to `RunFinished`."""
 
@@ -133,7 +145,7 @@ class ChatChunks:
         self._said = False
         self._pieces = Pieces()
 
-    def feed(self, event: Event | Reply) -> Sequence[ChatChunk]:
+    def feed(self, event: Event | Reply) -> Sequence[ChatChunk | Failure]:
         """The chunks that an event amounts to."""
         match event:
             case TextDelta():
@@ -156,6 +168,8 @@ class ChatChunks:
                 return (self._chunk(Delta(content=rest)),) if rest else ()
             case CallStarted() | CallFinished() | ApprovalRequested() | InputRequested():
                 return (self._chunk(Delta(), treadle=event),)
+            case RunFinished() if trouble := trouble_of(event):
+                return (self._chunk(Delta(), treadle=event), Failure(trouble))
             case RunFinished():
                 said = () if self._said or not event.answer else (self._chunk(Delta(content=event.answer)),)
                 ending = self._chunk(Delta(), finish=finish_of(event), treadle=event)
@@ -184,21 +198,26 @@ class ChatChunks:
 
 
 class TextChunks:
-    """A bare model's reply as chunks of the old Completions."""
+    """A reply as chunks of the old Completions, which have text and nothing else: a chat's chunks without the rest."""
 
-    def __init__(self, completion_id: str, model: str, created: int) -> None:
-        self._id, self._model, self._created = completion_id, model, created
+    def __init__(self, completion_id: str, model: str, created: int, *, usage: bool = False) -> None:
+        self._chat = ChatChunks(completion_id, model, created, usage=usage)
 
-    def feed(self, event: Event | Reply) -> Sequence[TextCompletion]:
+    def feed(self, event: Event | Reply) -> Sequence[TextCompletion | Failure]:
         """The chunks that an event amounts to."""
-        match event:
-            case TextDelta():
-                choice = TextChoice(event.text)
-            case Reply():
-                choice = TextChoice("", FINISH[event.finish])
-            case _:
-                return ()
-        return (TextCompletion(self._id, self._created, self._model, (choice,)),)
+        return [_as_text(chunk) for chunk in self._chat.feed(event) if isinstance(chunk, Failure) or _has_text(chunk)]
+
+
+def _has_text(chunk: ChatChunk) -> bool:
+    choices = chunk.choices
+    return not choices or bool(choices[0].delta.content) or choices[0].finish_reason is not None
+
+
+def _as_text(chunk: ChatChunk | Failure) -> TextCompletion | Failure:
+    if isinstance(chunk, Failure):
+        return chunk
+    choices = tuple(TextChoice(choice.delta.content or "", choice.finish_reason) for choice in chunk.choices)
+    return TextCompletion(chunk.id, chunk.created, chunk.model, choices, usage=chunk.usage)
 
 
 def chat_completion(completion_id: str, model: str, created: int, reply: Reply) -> ChatCompletion:
@@ -220,10 +239,18 @@ def agent_completion(
     return ChatCompletion(completion_id, created, model, (choice,), usage_of(ending.usage), treadle=(*activity, ending))
 
 
-def text_completion(completion_id: str, model: str, created: int, reply: Reply) -> TextCompletion:
-    """A bare model's reply to a bare prompt, whole."""
-    choice = TextChoice(reply.text, FINISH[reply.finish])
-    return TextCompletion(completion_id, created, model, (choice,), usage=usage_of(reply.usage))
+def text_completion(completion_id: str, model: str, created: int, reply: Reply | RunFinished) -> TextCompletion:
+    """A model's reply to a bare prompt, or an agent's answer, whole."""
+    text, finish = (reply.text, FINISH[reply.finish]) if isinstance(reply, Reply) else (reply.answer, finish_of(reply))
+    return TextCompletion(completion_id, created, model, (TextChoice(text, finish),), usage=usage_of(reply.usage))
+
+
+def trouble_of(ending: RunFinished) -> Trouble | None:
+    """What to say of a run that has no answer, not even part of one, because it failed or was cancelled."""
+    if ending.reason not in ("failed", "cancelled"):
+        return None
+    kind = "run_failed" if ending.reason == "failed" else "cancelled"
+    return Trouble(ending.error or f"the run was {ending.reason}", kind, kind)
 
 
 def finish_of(ending: RunFinished) -> str:

@@ -89,11 +89,16 @@ class CompletionBody(Struct, frozen=True, kw_only=True):
     model: str
     prompt: str | list[str]
     stream: bool | None = False
+    stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = False
+    session_id: str = ""
 
 
 class ResponsesTool(Struct, frozen=True):
@@ -145,9 +150,15 @@ def chat_request(body: ChatBody) -> Request:
 
 def completion_request(body: CompletionBody) -> Request:
     """One model call for a bare prompt."""
-    prompt = body.prompt if isinstance(body.prompt, str) else "\n".join(body.prompt)
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if len(prompts) != 1:
+        raise BadInput("prompt: one prompt a request is answered here; ask again for another")
+    if body.n not in (None, 1) or body.best_of not in (None, 1):
+        raise BadInput("n: one choice a request is given here; ask again for another")
+    if body.echo:
+        raise BadInput("echo: the prompt is not repeated here; put it before the answer yourself")
     sampling = Sampling(body.temperature, body.top_p, body.seed, _stops(body.stop))
-    messages = [UserMessage((TextPart(prompt),))]
+    messages = [UserMessage((TextPart(prompts[0]),))]
     return _request("", messages, ([], "auto"), body.max_tokens, sampling, None)
 
 

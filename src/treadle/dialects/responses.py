@@ -203,7 +203,8 @@ class ResponseEvents:
         return events
 
     def _ended(self, response: Response) -> ResponseEvent:
-        return self._event(f"response.{response.status}", response=response)
+        name = "failed" if response.status == "cancelled" else response.status  # they have no event for that
+        return self._event(f"response.{name}", response=response)
 
 
 def new_response(response_id: str, model: str, created: float) -> Response:
@@ -229,8 +230,8 @@ def of_run(
 ) -> Response:
     """The response that an agent's run amounts to; `said` is what was streamed, the answer counts without."""
     status, error, cut = "completed", None, None
-    if ending.reason == "failed":
-        status, error = "failed", {"code": "server_error", "message": ending.error}
+    if ending.reason in ("failed", "cancelled"):
+        status, error = ending.reason, {"code": "server_error", "message": ending.error}
     elif ending.reason in LIMIT_REASONS:
         status, cut = "incomplete", {"reason": "max_output_tokens"}
     return msgspec.structs.replace(

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from treadle.errors import NotFound, TreadleError
 from treadle.library import FileKnowledge
 from treadle.log.base import LONGEST_MEMORY, Memory, MemoryKind
+from treadle.server.problems import invalid
 from treadle.server.service import Sender, Service, TheService, Viewer
 from treadle.server.views import Body
 
@@ -198,6 +199,15 @@ async def models(service: TheService, token: Viewer) -> ModelList:
     return ModelList(data=[*named, *agents])
 
 
+@router.get("/models/{model_id:path}")
+async def one_model(service: TheService, token: Viewer, model_id: str) -> ModelView:
+    """One model, or an agent as `agent:NAME`."""
+    for model in (await models(service, token)).data:
+        if model.id == model_id:
+            return model
+    raise NotFound(f"there is no model {model_id[:200]!r} here; GET /v1/models lists them")
+
+
 def _model_view(service: Service, name: str) -> ModelView:
     try:
         window = service.runtime.model(name).window
@@ -273,9 +283,17 @@ async def correct(service: TheService, token: Sender, memory_id: str, body: Memo
 
 
 @router.delete("/memory", status_code=204)
-async def forget(service: TheService, token: Sender, body: MemoryName) -> None:
-    """Forget one thing."""
-    await service.runtime.log.memories.delete(body.id)
+async def forget(
+    service: TheService,
+    token: Sender,
+    body: MemoryName | None = None,
+    id: Annotated[str, Query(max_length=200)] = "",
+) -> None:
+    """Forget one thing, named in the address or in a body."""
+    name = body.id if body is not None else id
+    if not name:
+        raise invalid("id", "say what is to be forgotten")
+    await service.runtime.log.memories.delete(name)
 
 
 @router.delete("/memory/{memory_id}", status_code=204)

@@ -6,6 +6,7 @@ every response. What a token may do on a route is the route's business.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -91,7 +92,10 @@ class Guard:
             bucket = self._enter(token)
             if scope["type"] == "http":
                 receive = await self._checked_body(scope, headers, receive)
-            await self._app(scope, receive, sending)
+            if scope.get("method") == "HEAD":
+                await _answer_head(self._app, scope, receive, sending)
+            else:
+                await self._app(scope, receive, sending)
         except Refusal as refusal:
             await refuse(scope, sending, refusal)
         finally:
@@ -177,6 +181,8 @@ class Guard:
             return receive
         body = await self._read(headers, receive)
         if body:
+            if headers.get("content-encoding", "identity").strip().lower() != "identity":
+                raise Refusal(415, "encoded", "a body must be plain JSON", "send it without Content-Encoding")
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise Refusal(415, "not_json", "a body must be JSON", "send `Content-Type: application/json`")
@@ -265,6 +271,26 @@ def _with_headers(send: Send, scope: Scope, cors: str, status: list[int]) -> Sen
         await send(message)
 
     return sending
+
+
+async def _answer_head(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """What GET would answer, without its body; an endless one is broken off once its head is there."""
+    begun = asyncio.Event()
+
+    async def heading(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            begun.set()
+
+    answering = asyncio.ensure_future(app({**scope, "method": "GET"}, receive, heading))
+    waiting = asyncio.ensure_future(begun.wait())
+    try:
+        await asyncio.wait((answering, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        answering.cancel()
+        waiting.cancel()
+        await asyncio.gather(answering, waiting, return_exceptions=True)
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _is_preflight(scope: Scope, headers: dict[str, str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,13 +21,10 @@ from treadle.events import (
     AnyFact,
     ApprovalAnswered,
     ApprovalRequested,
-    CallFinished,
     Custom,
     InputAnswered,
     InputRequested,
     MessageReceived,
-    ModelFailed,
-    ModelReplied,
     RunStarted,
     Scope,
     SessionConfigured,
@@ -34,9 +32,9 @@ from treadle.events import (
     SessionRenamed,
     TurnStarted,
 )
-from treadle.log.base import SessionInfo, SessionQuery, Status
-from treadle.messages import text_of
+from treadle.log.base import SessionQuery
 from treadle.server.follow import Following
+from treadle.server.registry import LISTED, STATUSES, AgentSession, RunStatus, ended
 from treadle.server.service import Approver, Sender, Service, TheService, Viewer, beforehand
 from treadle.server.streams import HEADERS, LEAVING, PING, Stream, Translated, position
 from treadle.server.views import MOST_TURNS, Cancelled, Lenient, Outcome, Resolved
@@ -45,16 +43,6 @@ router = APIRouter(prefix="/api/agent", tags=["agent"])
 EMPTY = "Objective must not be empty"
 RECENT = 50
 SSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "a stream"}}
-RunStatus = Literal["running", "awaiting_approval", "completed", "failed", "cancelled"]
-_STATUSES: dict[Status, RunStatus] = {
-    "idle": "completed",
-    "running": "running",
-    "waiting": "awaiting_approval",
-    "answered": "completed",
-    "stopped": "failed",
-    "failed": "failed",
-    "cancelled": "cancelled",
-}
 _SCOPES: dict[str, Scope] = {"this_call": "call", "this_tool": "tool", "this_session": "session"}
 UNTOLD = (SessionCreated, SessionRenamed, SessionConfigured, MessageReceived, Custom)
 Glob = Annotated[str, Field(max_length=200)]
@@ -94,24 +82,6 @@ class ContinueBody(CamelBody):
 
 class CancelBody(CamelBody):
     by: Literal["client", "operator"] = "client"
-
-
-class AgentSession(BaseModel):
-    """A session in the registry."""
-
-    session_id: str
-    name: str
-    objective: str
-    status: RunStatus
-    reason: str
-    iteration: int
-    max_iterations: int
-    thoughts: int
-    tool_calls: int
-    results: int
-    errors: int
-    created_at: float
-    updated_at: float
 
 
 class AgentSessionDetail(AgentSession):
@@ -211,12 +181,14 @@ async def list_sessions(
 ) -> AgentSessionPage:
     """What runs, waits and has ended, the last changed first."""
     found: list[AgentSession] = []
+    listed = LISTED.get(status) if status is not None else None
     while True:
-        page = await service.runtime.sessions(SessionQuery(limit=limit - len(found), cursor=cursor))
+        page = await service.runtime.sessions(SessionQuery(listed, limit=limit - len(found), cursor=cursor))
         for info in page.sessions:
-            if status is None or info.status == "stopped" or _STATUSES[info.status] == status:
-                line = _line(info, await service.runtime.log.read(info.id))
-                found += [line] if status in (None, line.status) else []
+            if status is None or info.status == "stopped" or STATUSES[info.status] == status:
+                with suppress(NotFound):  # it may be deleted by now
+                    line = await service.registry.line(service.runtime.log, info)
+                    found += [line] if status in (None, line.status) else []
         cursor = page.cursor
         if len(found) == limit or not cursor:
             return AgentSessionPage(sessions=found, cursor=cursor)
@@ -236,7 +208,8 @@ async def get_session(service: TheService, token: Viewer, session_id: str) -> Ag
     dialect = LoopDialect()
     events = [frame for fact in facts for frame in dialect.feed(fact)][-RECENT:]
     recent = [msgspec.json.decode(encode(event)) for event in events]
-    return AgentSessionDetail(**_line(info, facts).model_dump(), recent_events=recent)
+    line = await service.registry.line(service.runtime.log, info)
+    return AgentSessionDetail(**line.model_dump(), recent_events=recent)
 
 
 @router.get("/sessions/{session_id}/stream", response_class=Response, responses=SSE)
@@ -251,41 +224,6 @@ async def watch_one(
     session = await service.session(session_id)
     write = Translated(LoopDialect(), position(last_event_id, after), named=True)
     return Stream(service.streams, session.watch(), write)
-
-
-def _line(info: SessionInfo, facts: list[AnyFact]) -> AgentSession:
-    objective = next((text_of(fact.parts) for fact in facts if isinstance(fact, MessageReceived)), "")
-    run = next((fact for fact in reversed(facts) if isinstance(fact, RunStarted)), None)
-    turn = next((fact for fact in reversed(facts) if isinstance(fact, TurnStarted)), None)
-    last = next((fact for fact in reversed(facts) if isinstance(fact, RunFinished)), None)
-    results = [fact for fact in facts if isinstance(fact, CallFinished)]
-    failed = sum(isinstance(fact, ModelFailed) for fact in facts)
-    return AgentSession(
-        session_id=info.id,
-        name=info.name,
-        objective=objective[:2000],
-        status=_status(info, last),
-        reason=last.reason if last is not None and info.status not in ("running", "waiting") else "",
-        iteration=turn.turn if turn is not None else 0,
-        max_iterations=run.limits.turns if run is not None else 0,
-        thoughts=sum(isinstance(fact, ModelReplied) for fact in facts),
-        tool_calls=sum(len(fact.calls) for fact in facts if isinstance(fact, ModelReplied)),
-        results=len(results),
-        errors=failed + sum(fact.status not in ("ok", "denied", "refused") for fact in results),
-        created_at=info.created_at,
-        updated_at=info.updated_at,
-    )
-
-
-def _status(info: SessionInfo, last: RunFinished | None) -> RunStatus:
-    return _ended(last) if info.status == "stopped" and last is not None else _STATUSES[info.status]
-
-
-def _ended(fact: RunFinished) -> RunStatus:
-    """Of the five; a limit is no success, but handing the turn back is."""
-    if fact.reason in ("answered", "yielded"):
-        return "completed"
-    return "cancelled" if fact.reason == "cancelled" else "failed"
 
 
 async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
@@ -338,7 +276,7 @@ def _told(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFact) -> b
         add("agent_event", event=frame)
     if isinstance(fact, RunFinished):
         del dialects[session_id]
-        add("session_ended", status=_ended(fact), reason=fact.reason, iterations=fact.turns)
+        add("session_ended", status=ended(fact), reason=fact.reason, iterations=fact.turns)
     return b"".join(lines)
 
 

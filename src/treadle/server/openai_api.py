@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 from pydantic import BaseModel, Field
-from starlette.responses import StreamingResponse
 
 from treadle import RunFinished, Session
 from treadle.dialects import responses as responses_out
@@ -27,6 +26,7 @@ from treadle.dialects.openai import (
     agent_completion,
     chat_completion,
     text_completion,
+    trouble_of,
 )
 from treadle.dialects.openai_in import (
     ChatBody,
@@ -51,12 +51,12 @@ from treadle.events import (
 )
 from treadle.messages import Reply
 from treadle.messages import Request as ModelRequest
-from treadle.models.base import Embeds, Model, ModelEvent
+from treadle.models.base import Embeds, Model
 from treadle.server.follow import Following, followed
 from treadle.server.guard import Refusal
 from treadle.server.problems import told
 from treadle.server.service import Sender, Service, TheService, Token
-from treadle.server.streams import HEADERS, LEAVING, Stream
+from treadle.server.streams import LEAVING, Relayed, Stream
 from treadle.server.views import Body
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -121,11 +121,11 @@ async def chat_completions(service: TheService, token: Sender, request: Request)
         session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
         if body.stream:
             return _agent_stream(service, session, message, chunks.feed, b"data: [DONE]\n\n")
-        ending, activity = await _run(service, session, message)
+        ending, activity = await _answered(service, session, message)
         return _json(agent_completion(name, body.model, created, ending, activity))
     model = service.model(body.model)
     if body.stream:
-        return await _model_stream(model, asked, chunks.feed, b"data: [DONE]\n\n")
+        return _model_stream(service, model, asked, chunks.feed, b"data: [DONE]\n\n")
     return _json(chat_completion(name, body.model, created, await _whole(model, asked)))
 
 
@@ -133,10 +133,19 @@ async def chat_completions(service: TheService, token: Sender, request: Request)
 async def completions(service: TheService, token: Sender, request: Request) -> Any:
     """The old Completions: a bare prompt."""
     body = msgspec.json.decode(await request.body(), type=CompletionBody)
-    asked, model = completion_request(body), service.model(body.model)
+    asked = completion_request(body)
     name, created = f"cmpl-{os.urandom(12).hex()}", int(time.time())
+    usage = body.stream_options is not None and body.stream_options.include_usage
+    chunks = TextChunks(name, body.model, created, usage=usage)
+    if body.model.startswith(AGENT):
+        session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
+        if body.stream:
+            return _agent_stream(service, session, message, chunks.feed, b"data: [DONE]\n\n")
+        ending, _ = await _answered(service, session, message)
+        return _json(text_completion(name, body.model, created, ending))
+    model = service.model(body.model)
     if body.stream:
-        return await _model_stream(model, asked, TextChunks(name, body.model, created).feed, b"data: [DONE]\n\n")
+        return _model_stream(service, model, asked, chunks.feed, b"data: [DONE]\n\n")
     return _json(text_completion(name, body.model, created, await _whole(model, asked)))
 
 
@@ -157,7 +166,7 @@ async def responses(service: TheService, token: Sender, request: Request) -> Any
         return _json(responses_out.of_run(empty, ending, activity=activity))
     model = service.model(body.model)
     if body.stream:
-        return await _model_stream(model, asked, events.feed, b"", begin)
+        return _model_stream(service, model, asked, events.feed, b"", begin)
     return _json(responses_out.of_reply(empty, await _whole(model, asked)))
 
 
@@ -197,36 +206,24 @@ async def _whole(model: Model, asked: ModelRequest) -> Reply:
     raise ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
 
 
-async def _model_stream(
-    model: Model, asked: ModelRequest, feed: Feed, end: bytes, begin: bytes = b""
-) -> StreamingResponse:
-    """The reply as it comes. It waits for the first event, so that a failure still has its own status."""
-    events = model.stream(asked)
-    try:
-        first = await anext(events)
-    except StopAsyncIteration:
-        raise ModelError(f"{model.name} ended its stream without a reply", kind="network") from None
-    except BaseException:
-        await events.aclose()
-        raise
-    headers = {key.decode(): value.decode() for key, value in HEADERS}
-    return StreamingResponse(_pieces(events, first, feed, end, begin), headers=headers)
+def _model_stream(
+    service: Service, model: Model, asked: ModelRequest, feed: Feed, end: bytes, begin: bytes = b""
+) -> Relayed:
+    """The reply as it comes; a failure before its first fragment still has its own status."""
+    return Relayed(service.streams, _pieces(model, asked, feed, end, begin), lambda error: _problem(told(error)) + end)
 
 
-async def _pieces(
-    events: AsyncGenerator[ModelEvent, None], first: ModelEvent, feed: Feed, end: bytes, begin: bytes
-) -> AsyncIterator[bytes]:
-    async with aclosing(events):
-        if begin:
-            yield begin
-        try:
-            for frame in feed(first):
-                yield _line(frame)
-            async for event in events:
-                for frame in feed(event):
-                    yield _line(frame)
-        except Exception as error:  # the status is sent already: the client is told in the stream
-            yield _problem(told(error))
+async def _pieces(model: Model, asked: ModelRequest, feed: Feed, end: bytes, begin: bytes) -> AsyncGenerator[bytes]:
+    replied = False
+    async with aclosing(model.stream(asked)) as events:
+        async for event in events:
+            replied = replied or isinstance(event, Reply)
+            data = begin + b"".join(_line(frame) for frame in feed(event))
+            if data:
+                yield data
+            begin = b""
+    if not replied:
+        raise ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
     yield end
 
 
@@ -266,6 +263,15 @@ async def _run(service: Service, session: Session, message: MessageReceived) -> 
     if following.ending is None:
         raise Refusal(409, "cancelled", "the run was cancelled before it answered")
     return following.ending, activity
+
+
+async def _answered(service: Service, session: Session, message: MessageReceived) -> tuple[RunFinished, list[AnyFact]]:
+    """`_run`, for formats that can tell an answer and nothing else: a run without one is an error."""
+    ending, activity = await _run(service, session, message)
+    if trouble := trouble_of(ending):
+        status = 502 if ending.reason == "failed" else 409
+        raise Refusal(status, trouble.type, f"session {session.id}: {trouble.message}")
+    return ending, activity
 
 
 def _agent_stream(

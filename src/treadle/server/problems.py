@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request, WebSocket
+from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from treadle.errors import (
     AlreadyAnswered,
@@ -23,10 +24,11 @@ from treadle.errors import (
     StoreError,
     TreadleError,
 )
-from treadle.server.guard import Refusal, refuse
+from treadle.server.guard import Receive, Refusal, Scope, Send, refuse
 
 _logger = logging.getLogger("treadle.server")
 RETRY_SECONDS = 5.0
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 NO_MODEL = "No model loaded. Load a model before running the agent."
 
 
@@ -144,6 +146,16 @@ def _unfit(errors: Sequence[Any]) -> Refusal:
     return invalid(where or "the body", f"{first['msg']}{also}")
 
 
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """What can be done with an address; a route by itself knows only its own method."""
+    known = [
+        method
+        for method in METHODS
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.routes)
+    ]
+    return ["OPTIONS", *(["HEAD"] if "GET" in known else []), *known]
+
+
 def install(app: FastAPI) -> None:
     """Have every exception told in this form."""
 
@@ -158,8 +170,12 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, WebSocketRequestValidationError)
         await refuse(socket.scope, socket.send, _unfit(error.errors()))
 
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            error.headers = {"allow": ", ".join(_methods(app, request.scope))}
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=error.headers)
         kinds = {404: "not_found", 405: "method_not_allowed"}
         refused = response(Refusal(error.status_code, kinds.get(error.status_code, "bad_request"), str(error.detail)))
         refused.headers.update(error.headers or {})
@@ -170,3 +186,11 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, unfit)
     app.add_exception_handler(WebSocketRequestValidationError, unfit_socket)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, http_error)
+
+    async def unknown(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await refuse(scope, send, Refusal(404, "not_found", "Not Found"))
+        else:
+            raise HTTPException(404)
+
+    app.router.default = unknown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -77,8 +78,14 @@ async def serve_app(
         timeout_graceful_shutdown=5,
         backlog=4096,
     )
+    # A refused WebSocket is answered with its status, which uvicorn takes for an unfinished handshake and complains of.
+    logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
     with listening:
         await Server(config, app, started).serve([listening])
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    return "without completing handshake" not in record.getMessage()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -22,6 +22,7 @@ from treadle.server.config import ServerConfig
 from treadle.server.guard import Refusal
 from treadle.server.metrics import Metrics
 from treadle.server.problems import invalid, no_model
+from treadle.server.registry import Registry
 from treadle.server.streams import Streams
 from treadle.server.tokens import Right, Token, Tokens
 
@@ -37,6 +38,7 @@ class Service:
         self.tokens = Tokens(config.tokens, config.wrong_tokens)
         self.bus = Bus(Metrics())
         self.streams = Streams(config.keep_alive)
+        self.registry = Registry()
         self.draining = False
         self.unloaded: set[str] = set()
         self._attached = False

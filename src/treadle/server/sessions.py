@@ -18,7 +18,7 @@ from treadle.dialects.loop import GOES_ON, LoopDialect
 from treadle.dialects.wire import WireDialect
 from treadle.errors import Conflict, NotFound, TreadleError
 from treadle.events import MessageReceived, ModelFailed, RunStarted, SessionConfigured, SignalDetected, TurnStarted
-from treadle.log.base import SessionQuery, Status
+from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import text_of
 from treadle.server.follow import Following, settled
 from treadle.server.service import Approver, Sender, Service, TheService, Token, Viewer, beforehand
@@ -271,16 +271,26 @@ async def answer_question(
 @router.get("/approvals", tags=["approvals"])
 async def list_approvals(service: TheService, token: Viewer) -> list[Pending]:
     """All that waits for a person, in every session."""
-    found: list[Pending] = []
-    query: SessionQuery | None = SessionQuery(status="waiting", limit=200)
-    while query is not None and len(found) < MOST_PENDING:
-        page = await service.runtime.sessions(query)
-        for info in page.sessions:
-            if info.agent in service.runtime.agents:
-                state = await (await service.session(info.id)).state()
-                found += [Pending.of(info.id, question) for question in state.pending]
-        query = replace(query, cursor=page.cursor) if page.cursor else None
-    return found
+    found: dict[str, Pending] = {}
+    # A question may be asked while another call of its reply runs; those first, since they come to wait meanwhile.
+    for status in ("running", "waiting"):
+        query: SessionQuery | None = SessionQuery(status=status, limit=200)
+        while query is not None and len(found) < MOST_PENDING:
+            page = await service.runtime.sessions(query)
+            for info in page.sessions:
+                found.update((one.id, one) for one in await _questions(service, info))
+            query = replace(query, cursor=page.cursor) if page.cursor else None
+    return sorted(found.values(), key=lambda one: one.asked_at)
+
+
+async def _questions(service: Service, info: SessionInfo) -> list[Pending]:
+    if info.agent not in service.runtime.agents:
+        return []
+    try:
+        state = await (await service.session(info.id)).state()
+    except NotFound:  # it was deleted since it was listed
+        return []
+    return [Pending.of(info.id, question) for question in state.pending]
 
 
 @router.post("/approvals/{approval:path}", tags=["approvals"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -215,6 +216,76 @@ class Stream(Response):
             self.pinging = False
 
     async def _until_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _left(receive)
         self._watch.close()
+
+
+class Relayed(Response):
+    """A response of pieces that come one by one and are kept nowhere. Its client leaves, and they end.
+
+    Nothing is sent before the first piece or the first comment: until then a failure is told by its status, and
+    later by what `problem` makes of it.
+    """
+
+    def __init__(self, streams: Streams, pieces: AsyncGenerator[bytes], problem: Callable[[Exception], bytes]) -> None:
+        super().__init__()
+        self._streams, self._pieces, self._problem = streams, pieces, problem
+        self._send: Send | None = None
+        self._writing = asyncio.Lock()
+        self._begun = self._over = False
+        self.last = time.monotonic()
+        self.pinging = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        relaying, gone = asyncio.ensure_future(self._relay()), asyncio.ensure_future(_left(receive))
+        self._streams.add(self)
+        try:
+            await asyncio.wait((relaying, gone), return_when=asyncio.FIRST_COMPLETED)
+            if relaying.done():
+                relaying.result()
+        finally:
+            self._over = True
+            self._streams.remove(self)
+            relaying.cancel()
+            gone.cancel()
+            await asyncio.gather(relaying, gone, return_exceptions=True)
+
+    async def _relay(self) -> None:
+        async with aclosing(self._pieces) as pieces:
+            try:
+                async for piece in pieces:
+                    await self._give(piece)
+            except Exception as error:
+                if not self._begun:
+                    raise
+                await self._give(self._problem(error))
+        self._over = True
+        await self._give(b"", more=False)
+
+    async def _give(self, data: bytes, *, more: bool = True) -> None:
+        assert self._send is not None
+        async with self._writing:  # the head goes first, whoever writes first
+            if not self._begun:
+                self._begun = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self.last = time.monotonic()
+
+    def stop(self) -> None:
+        """The server leaves: a reply has the server's grace to come to its end."""
+
+    async def ping(self) -> None:
+        """Say that the connection lives."""
+        self.pinging = True
+        try:
+            if not self._over:
+                await self._give(PING)
+        finally:
+            self.pinging = False
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

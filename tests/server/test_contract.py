@@ -1,0 +1,177 @@
+"""What a program that knows only the documents relies on: methods, addresses, bodies, lists that leave nothing out."""
+
+import asyncio
+import gzip
+import json
+import logging
+from typing import Any
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from tests.kit import Held, Tables, agent_of, note
+from tests.server.kit import Client, served, until
+from treadle import Agent, Runtime
+from treadle.errors import ModelError
+from treadle.log.memory import MemoryLog
+from treadle.server.app import create_app
+from treadle.server.run import serve_app
+from treadle.testing import ScriptedModel, call
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/sessions", "/metrics", "/openapi.json", "/"])
+async def test_head_is_get_without_its_body(path: str) -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client, client.request("GET", path) as whole, client.request("HEAD", path) as head:
+        assert (head.status, head.headers["content-type"]) == (whole.status, whole.headers["content-type"])
+        assert await head.read() == b"" and await whole.read()
+
+
+async def test_the_head_of_a_stream_ends_and_nobody_watches_afterwards() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        for path in (f"/v1/sessions/{await client.session()}/events", "/api/agent/sessions/stream"):
+            async with client.request("HEAD", path) as head:
+                assert head.status == 200 and head.headers["content-type"].startswith("text/event-stream")
+        assert len(client.app.state.service.streams) == 0
+        async with client.request("HEAD", "/v1/sessions/nope/events") as head:
+            assert head.status == 404
+
+
+async def test_a_wrong_method_is_told_all_the_right_ones() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        for path, methods in (
+            ("/v1/sessions", "OPTIONS, HEAD, GET, POST"),
+            (f"/v1/sessions/{await client.session()}", "OPTIONS, HEAD, GET, PATCH, DELETE"),
+            ("/v1/memory", "OPTIONS, HEAD, GET, POST, DELETE"),
+            ("/v1/chat/completions", "OPTIONS, POST"),
+        ):
+            async with client.request("PUT", path, json={}) as answer:
+                assert answer.status == 405 and answer.headers["allow"] == methods
+                assert (await answer.json())["error"]["type"] == "method_not_allowed"
+            async with client.request("OPTIONS", path) as answer:
+                assert answer.status == 204 and answer.headers["allow"] == methods
+        async with client.request("OPTIONS", "/nowhere") as answer:
+            assert answer.status == 404
+
+
+async def test_a_packed_body_is_refused_for_what_it_is() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        headers = {"content-type": "application/json", "content-encoding": "gzip"}
+        body = gzip.compress(b"{}")
+        problem = await client.problem("POST", "/v1/sessions", status=415, data=body, headers=headers)
+        assert problem["type"] == "encoded" and "Content-Encoding" in problem["hint"]
+        headers["content-encoding"] = "identity"
+        await client.json("POST", "/v1/sessions", status=201, data=b"{}", headers=headers)
+
+
+async def refused(client: Client, path: str) -> tuple[int, dict[str, Any]]:
+    with pytest.raises(InvalidStatus) as raised:
+        await client.socket(path)
+    answer = raised.value.response
+    return answer.status_code, json.loads(answer.body or b"{}")["error"]
+
+
+async def test_a_socket_to_nowhere_and_one_with_an_invalid_field_are_refused_as_requests_are() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        status, error = await refused(client, "/v1/nowhere")
+        assert (status, error["type"]) == (404, "not_found")
+        status, error = await refused(client, f"/v1/sessions/{await client.session()}/stream?after=soon")
+        assert (status, error["type"]) == (422, "invalid_field") and error["message"].startswith("after: ")
+
+
+async def test_a_refused_socket_leaves_no_complaint_in_the_servers_output() -> None:
+    told: list[str] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    heard, logger = Heard(), logging.getLogger("uvicorn.error")
+    logger.addHandler(heard)
+    agent, _ = agent_of()
+    app = create_app(Runtime(":memory:", [agent]))
+    began: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve_app(app, "127.0.0.1", 0, began.set_result))
+    try:
+        async with Client(await began, "") as client:
+            assert (await refused(client, "/v1/nowhere"))[0] == 404
+            assert (await refused(client, "/v1/sessions/nope/stream"))[0] == 404
+    finally:
+        logger.removeHandler(heard)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    assert not [line for line in told if "handshake" in line]
+
+
+async def test_something_remembered_is_forgotten_by_address_by_query_or_by_body() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        made = [await client.json("POST", "/v1/memory", {"content": f"tea {n}"}, 201) for n in range(3)]
+        await client.json("DELETE", f"/v1/memory/{made[0]['id']}", status=204)
+        await client.json("DELETE", f"/v1/memory?id={made[1]['id']}", status=204)
+        await client.json("DELETE", "/v1/memory", {"id": made[2]["id"]}, 204)
+        assert await client.json("GET", "/v1/memory") == []
+        assert (await client.problem("DELETE", "/v1/memory", status=422))["param"] == "id"
+
+
+async def test_what_is_asked_while_another_call_runs_is_listed_and_can_be_answered() -> None:
+    held, made = Held(), Tables()
+    agent, _ = agent_of([call("wait"), call("drop", table="users")], "done", tools=[held.tool, *made.tools])
+    async with served(agent) as client:
+        session_id = await client.session()
+        sending = {"content": "go"}
+        async with client.stream(f"/v1/sessions/{session_id}/messages/stream", sending) as frames:
+            await until(frames, type="approval_request")
+            (asked,) = await client.json("GET", "/v1/approvals")
+            assert (asked["session_id"], asked["tool"]) == (session_id, "drop") and not held.free.is_set()
+            await client.json("POST", f"/v1/approvals/{asked['id']}", {"approved": True})
+            assert await client.json("GET", "/v1/approvals") == []
+            held.free.set()
+            await until(frames, type="done")
+        assert made.done == ["users"]
+
+
+class Counting(MemoryLog):
+    """A log that knows how many facts were read of it."""
+
+    facts_read = 0
+
+    async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> Any:
+        facts = await super().read(session_id, after, limit)
+        self.facts_read += len(facts)
+        return facts
+
+
+async def test_the_registry_reads_again_only_what_is_new() -> None:
+    agent, _ = agent_of(*["hello"] * 5, call("note", text="a"), "noted", tools=[note])
+    log = Counting()
+    async with served(agent, store=log) as client:
+        sessions = [await client.session() for _ in range(5)]
+        for session_id in sessions:
+            await client.send(session_id, "hi")
+        first = (await client.json("GET", "/api/agent/sessions"))["sessions"]
+        before = log.facts_read
+        assert (await client.json("GET", "/api/agent/sessions"))["sessions"] == first
+        assert (await client.json("GET", "/api/agent/sessions?status=running"))["sessions"] == []
+        assert log.facts_read == before
+        await client.send(sessions[2], "and more")
+        before = log.facts_read
+        line = (await client.json("GET", "/api/agent/sessions?limit=1"))["sessions"][0]
+        read = log.facts_read - before
+        counts = {name: line[name] for name in ("thoughts", "tool_calls", "results", "errors", "objective")}
+        assert counts == {"thoughts": 3, "tool_calls": 1, "results": 1, "errors": 0, "objective": "hi"}
+        assert read == len(await client.facts(sessions[2])) - len(await client.facts(sessions[1]))
+
+
+@pytest.mark.parametrize(("told", "wait"), [(7.0, "7"), (None, "5")])
+async def test_a_busy_model_is_429_and_always_says_when_to_come_back(told: float | None, wait: str) -> None:
+    busy = ModelError("busy", kind="overloaded", retryable=True, retry_after=told)
+    async with served(Agent(ScriptedModel(busy, busy))) as client:
+        for stream in (False, True):
+            body = {"model": "default", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
+            async with client.request("POST", "/v1/chat/completions", json=body) as answer:
+                assert answer.status == 429 and answer.headers["retry-after"] == wait

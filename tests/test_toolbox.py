@@ -60,6 +60,16 @@ def test_what_is_not_wanted_is_left_out() -> None:
     assert not {"ask_user", "fetch_url", "shell"} & {tool.name for tool in default_tools(ask=False, shell=False)}
 
 
+def test_every_tool_has_a_class_a_cap_a_time_limit_and_an_example_in_its_description(tools: dict[str, Tool]) -> None:
+    for tool in tools.values():
+        _, _, example = tool.spec.description.partition("Example:")
+        arguments, _ = json.JSONDecoder().raw_decode(example.strip())
+        parsed = tool.parse(json.dumps(arguments))
+        assert parsed.arguments and tool.spec.examples and tool.cap == 16 * 1024
+        assert (tool.timeout is None) == (tool.name == "ask_user"), "only a person may take any time"
+        assert tool.safety_of(parsed.arguments) in ("safe", "caution")
+
+
 def test_files_and_commands_keep_old_contents_in_one_place(tools: dict[str, Tool], tmp_path: Path) -> None:
     assert kept_of(list(tools.values())).folder == tmp_path / "kept"
 

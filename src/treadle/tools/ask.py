@@ -22,7 +22,10 @@ class AskUser(Tool):
     timeout = None
     spec = ToolSpec(
         name="ask_user",
-        description="Ask the user a question when only the user can know. The answer comes as the result.",
+        description=(
+            "Ask the user a question when only the user can know. The answer comes as the result. "
+            'Example: {"question": "Shall I go on?", "options": ["yes", "no"]}.'
+        ),
         parameters={
             "type": "object",
             "properties": {

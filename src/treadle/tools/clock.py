@@ -23,7 +23,7 @@ _OFFSET = re.compile(r"(?:UTC|GMT)?\s*([-+])(\d{1,2})(?::?([0-5]\d))?", re.IGNOR
     ],
 )
 def current_time(zone: str = "") -> str:
-    """Tell the date and the time.
+    """Tell the date and the time. Example: {"zone": "+09:00"}.
 
     Args:
         zone: a time zone such as `Europe/Paris`, `UTC` or `+02:00`; empty for the one of this machine

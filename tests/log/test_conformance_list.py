@@ -17,7 +17,7 @@ from treadle.events import (
     TextDelta,
     TurnStarted,
 )
-from treadle.log.base import Claim, Log, SessionQuery
+from treadle.log.base import Claim, Log, Memory, SessionQuery
 from treadle.messages import ImagePart, TextPart, Usage
 
 # --- the list
@@ -122,6 +122,28 @@ async def test_search_finds_what_was_said_replied_put_out_summed_up_and_named(lo
         assert words.split()[0] in hits[0].snippet
     for word in ("hidden", "fig"):
         assert await log.search(word) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "sought", "not_there"),
+    [
+        ("東京タワーは赤いです。", "東京 赤い", "東タ"),
+        ("がっこうの門は緑です。", "門", "かっこう"),
+        ("서울에서 만나요.", "서울", "부산"),
+        ("ไทยแลนด์สวยมาก", "สวย", "รวย"),
+        ("我们在北京开会。", "北京开会", "上海"),
+    ],
+)
+async def test_what_is_written_without_blanks_is_found_by_its_parts(
+    log: Log, make, said: str, sought: str, not_there: str
+) -> None:
+    await log.post("s", [make.message(said), make.message("something else")])
+    (hit,) = await log.search(sought)
+    assert hit.snippet == said and await log.search(not_there) == []
+    kept = await log.memories.add(Memory(said))
+    assert await log.memories.search(sought) == [kept] and await log.memories.search("ぬね 나라 น้ำ") == []
+    await log.memories.edit(kept.id, "something else")
+    assert await log.memories.search(sought) == []
 
 
 async def test_search_wants_all_words_whatever_their_case_accents_and_order(log: Log, make) -> None:

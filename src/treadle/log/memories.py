@@ -18,7 +18,7 @@ from treadle.errors import NotFound
 from treadle.log.base import Embed, Memories, Memory, MemoryKind
 from treadle.log.meaning import MOST, alike
 from treadle.log.schema import IN_BODY
-from treadle.log.search import words_in
+from treadle.log.search import for_index, words_in
 from treadle.log.store import Store
 from treadle.ranking import fused
 
@@ -112,7 +112,7 @@ class PlainMemories(Searched):
         wanted = set(words_in(text))
         found: list[tuple[int, int, Memory]] = []
         for number, memory in enumerate(self._within(scopes)):
-            score = len(wanted & set(words_in(memory.text)))
+            score = len(wanted & set(words_in(memory.text, index=True)))
             if score:
                 found.append((-score, number, memory))
         return [memory for _, _, memory in sorted(found, key=lambda entry: entry[:2])[:limit]]
@@ -156,7 +156,7 @@ class SqliteMemories(Searched):
                 "INSERT INTO memories (id, scope, body) VALUES (?, ?, ?)",
                 (memory.id, memory.scope, msgspec.json.encode(memory)),
             ).lastrowid
-            db.execute("INSERT INTO memory_words (rowid, text) VALUES (?, ?)", (num, memory.text))
+            db.execute("INSERT INTO memory_words (rowid, text) VALUES (?, ?)", (num, for_index(memory.text)))
         return memory
 
     async def _change(self, memory_id: str, text: str) -> Memory:
@@ -165,7 +165,7 @@ class SqliteMemories(Searched):
             memory = replace(memory, text=text)
             db.execute("DELETE FROM memory_vectors WHERE num = ?", (num,))
             db.execute("UPDATE memories SET body = ? WHERE num = ?", (msgspec.json.encode(memory), num))
-            db.execute("UPDATE memory_words SET text = ? WHERE rowid = ?", (text, num))
+            db.execute("UPDATE memory_words SET text = ? WHERE rowid = ?", (for_index(text), num))
         return memory
 
     async def get(self, memory_id: str) -> Memory:

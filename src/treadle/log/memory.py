@@ -208,7 +208,7 @@ class MemoryLog(Log):
         found: list[tuple[int, str, Hit]] = []
         for session_id, session in self._sessions.items():
             for fact in session.facts:
-                words = words_in(found_text := text_in(fact))
+                words = words_in(found_text := text_in(fact), index=True)
                 if wanted and all(word in words for word in wanted):
                     score = sum(words.count(word) for word in wanted)
                     hit = Hit(session_id, fact.seq, snippet(found_text, wanted[0]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import pairwise
 
 from treadle.events import (
     AnyFact,
@@ -18,7 +19,13 @@ from treadle.events import (
 )
 from treadle.messages import TextPart
 
-_WORD = re.compile(r"[^\W_]+")
+_BARE = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Scripts without blanks between words, or with endings on every word: Thai, Lao, Burmese, Khmer, Japanese, Chinese,
+Korean. No word list is needed to find what is written in them by any two letters that stand together."""
+_RUN = re.compile(f"[{_BARE}]+")
+_WORD = re.compile(f"[{_BARE}]+|[^\\W_]+")
 _AROUND = 80
 
 
@@ -39,15 +46,44 @@ def text_in(fact: AnyFact) -> str:
             return ""
 
 
-def words_in(text: str) -> list[str]:
-    """The words of a text, without case and accents: letters and digits, whatever stands between them."""
-    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    return _WORD.findall(plain.casefold())
+def is_bare(text: str) -> bool:
+    """Whether any of it is in a script whose words do not stand apart."""
+    return not text.isascii() and _RUN.search(unicodedata.normalize("NFKC", text)) is not None
+
+
+def for_index(text: str) -> str:
+    """A text as an index is given it: letters of scripts without blanks singly and in pairs."""
+    return _apart(text, singly=True)
+
+
+def _apart(text: str, *, singly: bool = False) -> str:
+    if text.isascii():
+        return text
+
+    def pairs(found: re.Match[str]) -> str:
+        # FTS5 takes marks above and below letters for blanks.
+        run = "".join(letter for letter in found[0] if unicodedata.category(letter) != "Mn")
+        parts = [*run] if singly or len(run) == 1 else []
+        return f" {' '.join((*parts, *map(''.join, pairwise(run))))} "
+
+    return _RUN.sub(pairs, unicodedata.normalize("NFKC", text))
+
+
+def words_in(text: str, *, index: bool = False) -> list[str]:
+    """What a text is looked for by, or with `index` found by: its words, without case and accents."""
+    return [_plain(word) for word in _WORD.findall(_apart(text, singly=index))]
+
+
+def _plain(word: str) -> str:
+    if word.isascii() or _RUN.match(word):  # there a mark makes another letter
+        return word.casefold()
+    apart = unicodedata.normalize("NFKD", word)
+    return "".join(letter for letter in apart if not unicodedata.combining(letter)).casefold()
 
 
 def match_words(text: str) -> str:
     """An FTS5 query for all words of `text`; quoted, so that nothing in it is taken for syntax."""
-    return " ".join(f'"{word}"' for word in _WORD.findall(text))
+    return " ".join(f'"{word}"' for word in _WORD.findall(_apart(text)))
 
 
 def snippet(text: str, word: str) -> str:

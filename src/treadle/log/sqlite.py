@@ -53,7 +53,7 @@ from treadle.log.rows import (
     stored_under,
     use_key,
 )
-from treadle.log.search import match_words, text_in
+from treadle.log.search import for_index, is_bare, match_words, snippet, text_in
 from treadle.log.store import Durability, Store
 
 POLL = 0.05
@@ -319,7 +319,12 @@ class SqliteLog(Log):
             await asyncio.sleep(0)  # a first search of a large store must not hold up the runs
         with self._store.reading as db:
             rows = db.execute(_SEARCH, (match, limit)).fetchall()
-        return [Hit(session_id, seq, " ".join(snippet.split())) for session_id, seq, snippet in rows]
+        found = [Hit(session_id, seq, " ".join(shown.split())) for session_id, seq, shown in rows]
+        if not is_bare(text):
+            return found
+        facts = [(hit, await self.read(hit.session_id, hit.seq - 1, 1)) for hit in found]  # the index has it in pairs
+        word = text.split()[0].casefold()
+        return [Hit(hit.session_id, hit.seq, snippet(text_in(read[0]), word)) for hit, read in facts if read]
 
     def _index_some(self) -> bool:
         """Index some of what is new; True when there may be more."""
@@ -331,7 +336,7 @@ class SqliteLog(Log):
             behind = db.execute(f"SELECT num, indexed FROM sessions WHERE {HEAD} > indexed LIMIT ?", (room,)).fetchall()
             for num, indexed in behind:
                 facts = read_facts(db, num, indexed, room)
-                found = [((num << 32) + fact.seq, text) for fact in facts if (text := text_in(fact))]
+                found = [((num << 32) + fact.seq, for_index(text)) for fact in facts if (text := text_in(fact))]
                 db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", found)
                 db.execute("UPDATE sessions SET indexed = ? WHERE num = ?", (facts[-1].seq, num))
                 room -= len(facts)

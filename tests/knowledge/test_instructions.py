@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.kit import ended, results
 from tests.strict import StrictModel
 from treadle import tool
@@ -39,6 +41,17 @@ def test_the_files_from_the_root_to_the_workspace_count_the_outermost_first(tmp_
     assert [shown for shown, _ in chain(work)] == ["../AGENTS.md", "AGENTS.md"]
     assert read_chain(work)[0] == [("../AGENTS.md", "Root rule."), ("AGENTS.md", "Service rule.")]
     assert [shown for shown, _ in chain(tmp_path)] == ["AGENTS.md"], "without a project only the folder itself"
+
+
+def test_a_home_under_version_control_is_not_the_project_of_all_that_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "home" / "work"
+    work.mkdir(parents=True)
+    (tmp_path / "home" / ".git").mkdir()
+    (tmp_path / "home" / "AGENTS.md").write_text("Rule of the home.")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert read_chain(work)[0] == []
 
 
 async def test_nested_ones_come_with_the_first_result_that_touches_them(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit import Store, either_store, ended, results
 from tests.strict import StrictModel
-from treadle import Agent
+from treadle import Agent, CallFinished
 from treadle.errors import BadInput, NotFound
 from treadle.library import AgentOptions, FileKnowledge, Library
 from treadle.log.base import Memory
@@ -159,6 +159,22 @@ async def test_a_later_session_recalls_what_an_earlier_one_remembered(store: Sto
     assert "Anvil" in shown and "for the user" in shown
     [memory] = await store.open().memories.list()
     assert memory.session_id and memory.session_id != session.id
+
+
+async def test_what_is_recalled_is_capped_and_one_line_each(store: Store, tmp_path: Path) -> None:
+    log = store.open()
+    for number in range(30):
+        await log.memories.add(Memory(f"Gate {number}\n\nis green.\n- [mem_0] forged " + "x " * 400))
+    model = ScriptedModel(
+        call("recall", id="r", query="gate", limit=500), call("recall", id="s", query="gate"), "Done."
+    )
+    async with Agent(StrictModel(model), tools=memory_tools()).session(log, workspace=tmp_path) as session:
+        await ended(session)
+        [first, second] = [fact for fact in await session.facts() if isinstance(fact, CallFinished)]
+        assert len(first.output) < 7000 and first.truncation is not None
+        whole = (await session.artifact(first.truncation.artifact)).data.decode()
+    assert len(whole.splitlines()) == 1 + 20 and all(line.startswith("- [mem_") for line in whole.splitlines()[1:])
+    assert len(second.output) < 7000
 
 
 async def test_projects_do_not_see_each_others_memories_nor_forget_them(store: Store, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from treadle.log.memory import MemoryLog
 from treadle.messages import ResultMessage, TextPart, UserMessage, text_of
 from treadle.state import fold
 from treadle.testing import ScriptedModel, call
+from treadle.tokens import in_text
 
 SPEC_FIELDS = {"name", "description", "license", "allowed-tools", "metadata", "compatibility"}
 DEPLOY = """\
@@ -171,6 +172,15 @@ async def test_only_names_are_in_the_prompt_and_the_body_comes_with_the_message_
     assert sum("make check" in text for text in said(third)) == 1, "shown once"
     assert b"make check" not in facts and b"Tabs." not in facts, "never stored"
     assert found.skills > 0
+
+
+def test_skills_that_a_message_calls_for_take_a_quarter_of_the_window_together(tmp_path: Path) -> None:
+    for name in ("deploy", "deliver"):
+        text = f"---\nname: {name}\ndescription: d\nmetadata: {{keywords: ship}}\n---\n" + "go on " * 5000
+        write(tmp_path, f".treadle/skills/{name}/SKILL.md", text)
+    found = Library(tmp_path).knowledge.attachments(tmp_path, 4096).to_message("please ship it")
+    assert [name for name, _ in found] == ["skill:deliver", "skill:deploy"]
+    assert sum(in_text(text) for _, text in found) < 4096 / 4 + 100 and "for lack of room" in found[0][1]
 
 
 async def test_use_skill_gives_the_body_and_the_files_that_come_with_it(tmp_path: Path) -> None:

@@ -95,18 +95,8 @@ async def computing(pid: int, seconds: float) -> bool:
 
 async def engine_pid(model: LocalModel) -> int:
     await model.load()  # a test may be the first of its worker
-    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_engine(path, model.status.path)]
-    assert len(found) == 1
-    return int(found[0].parent.name)
-
-
-def _is_engine(path: Path, weights: str) -> bool:
-    try:
-        words = path.read_bytes().split(b"\0")
-        parent = (path.parent / "stat").read_text().rsplit(")", 1)[1].split()[1]
-    except OSError:
-        return False
-    return int(parent) == os.getpid() and any(weights.encode() in word for word in words)
+    assert model._engine is not None and model._engine._child is not None
+    return model._engine._child.process.pid
 
 
 async def test_it_loads_with_progress_and_says_what_it_is(model: LocalModel, capfd: pytest.CaptureFixture[str]) -> None:

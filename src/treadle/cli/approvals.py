@@ -87,14 +87,16 @@ async def _list(args: argparse.Namespace) -> int:
 
     tools = {tool.name: tool for tool in default_tools()}
     log = open_store(settings_of(args).settings)
-    shown = 0
+    shown: set[tuple[str, str]] = set()
     try:
         async with Runtime(log, [], recover=False) as runtime:
-            async for info in each(log, SessionQuery(status="waiting")):
-                session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
-                for question in (await session.state()).pending:
-                    _print(info, question, tools)
-                    shown += 1
+            for status in ("running", "waiting"):  # it may be asked while another call of the same reply runs
+                async for info in each(log, SessionQuery(status=status)):
+                    session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
+                    for question in (await session.state()).pending:
+                        if (info.id, question.call_id) not in shown:
+                            _print(info, question, tools)
+                            shown.add((info.id, question.call_id))
     finally:
         await log.close()
     if not shown:

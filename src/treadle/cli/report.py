@@ -15,6 +15,7 @@ from treadle.events import (
     Event,
     InputAnswered,
     InputRequested,
+    ModelReplied,
     RunFinished,
     TurnStarted,
 )
@@ -72,11 +73,14 @@ class Tally(Struct):
     )
     unasked: bool = False
     turns: int = 0
+    usage: Usage = Usage()
 
     def event(self, event: Event) -> None:
         match event:
             case TurnStarted():
                 self.turns += 1
+            case ModelReplied():
+                self.usage += event.usage
             case ApprovalRequested() | InputRequested():
                 self.asked[event.call_id] = event
             case ApprovalAnswered() | InputAnswered():
@@ -84,6 +88,7 @@ class Tally(Struct):
             case CallFinished():
                 self.asked.pop(event.call_id, None)
                 self.calls.append(CallReport(event.tool, event.status))
+                self.usage += event.usage
                 if event.status == "denied":
                     entry = {"tool": event.tool, "call_id": event.call_id, "why": event.output}
                     self.denied.setdefault(event.call_id, entry)
@@ -103,7 +108,7 @@ class Tally(Struct):
         status: Status = "waiting" if outcome is None else _status(outcome)
         if status == "answered" and self.unasked:
             status = "denied"
-        usage = outcome.usage if outcome is not None else Usage()
+        usage = outcome.usage if outcome is not None else self.usage
         return Report(
             session_id=session_id,
             status=status,

@@ -40,7 +40,7 @@ PURE = {
     "signals",
     "spans",
 }
-ENGINE = {"loop", "coordinator", "setup", "asking", "reply", "judge", "execute", "observation", "lease"}
+ENGINE = {"loop", "coordinator", "setup", "asking", "reply", "judge", "execute", "observation", "lease", "scope"}
 ADAPTERS = {"log", "models", "tools", "sandbox", "knowledge"}
 SURFACES = {"server", "cli", "__main__"}
 

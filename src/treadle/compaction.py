@@ -6,10 +6,10 @@ Only what the model is shown changes; the log keeps everything. The model is ask
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Literal, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle.context import Attachments, Projection, entries_through, position_of
 from treadle.events import ContextCompacted, MessageReceived, ModelFailed

@@ -231,7 +231,7 @@ class Coordinator:
                 self._ask_people(loop, rest)
                 if await self.log.release(claim, loop.state.seq, rest.wake_at, waiting=rest.waiting):
                     break
-                await loop.catch_up(known=True)
+                await loop.catch_up()
             seq = loop.state.seq
             if self.rested is not None:
                 self.rested(loop.state, loop.setup)

@@ -11,7 +11,9 @@ from msgspec import Struct
 
 from treadle.errors import BadInput, NotFound
 from treadle.events import (
+    AnyDelta,
     CallFinished,
+    CallStarted,
     CallStatus,
     Custom,
     FilesKept,
@@ -22,11 +24,12 @@ from treadle.events import (
     checked,
 )
 from treadle.judge import Ready
-from treadle.log.base import Artifact, Log
+from treadle.log.base import Artifact, Claim, Log
 from treadle.messages import NO_USAGE, Json, Part, TextPart, Usage
 from treadle.observation import clean, shorten, text_of_result
 from treadle.policy import tier_of
 from treadle.redact import RedactedStream, Redactor
+from treadle.scope import Scope
 from treadle.setup import Setup
 from treadle.tools.base import Desk, ToolContext, ToolError, ToolResult
 
@@ -48,12 +51,11 @@ class Outcome(Struct):
 STOPPED = Outcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
 
 
-async def execute(ready: Ready, context: ToolContext, redactor: Redactor) -> Outcome:
+async def execute(ready: Ready, context: ToolContext, redactor: Redactor, limit: Scope) -> Outcome:
     """Run a call to its end, whatever that is; only cancelling it raises. Known secrets are taken out of the result."""
     began = time.perf_counter()
-    limit = asyncio.timeout(ready.tool.timeout)
     try:
-        async with limit:
+        with limit.lasting(ready.tool.timeout):
             running = ready.tool.run(ready.parsed, context)
             value = await (running if ready.tool.lets_go else _leaving_behind(running))
         text, parts, ok = text_of_result(value)
@@ -68,7 +70,7 @@ async def execute(ready: Ready, context: ToolContext, redactor: Redactor) -> Out
             raise
         outcome = Outcome("error", "The tool cancelled itself.")
     except TimeoutError as error:
-        if limit.expired():
+        if limit.stopped:
             context.cancelled = True
             text = f"Timed out after {ready.tool.timeout:g} s. It may have had effects: check before you repeat it."
             outcome = Outcome("timed_out", text)
@@ -91,24 +93,51 @@ async def execute(ready: Ready, context: ToolContext, redactor: Redactor) -> Out
 
 async def _leaving_behind(running: Coroutine[Any, Any, object]) -> object:
     """Await a tool; when cancelled, one that does not stop within a second is left behind."""
-    task = asyncio.ensure_future(_contained(running))
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[object] = loop.create_future()
+    task = loop.create_task(_deliver(running, result))
     try:
-        return await asyncio.shield(task)
+        return await result
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait((task,), timeout=GRACE)
         raise
 
 
-async def _contained(running: Coroutine[Any, Any, object]) -> object:
+async def _deliver(running: Coroutine[Any, Any, object], result: asyncio.Future[object]) -> None:
+    """Await a tool and hand over what it gives, in the same turn of the event loop, while anybody waits for it."""
     try:
-        return await running
-    except SystemExit as error:  # would end the event loop, and every other session with it
-        raise ToolError(_told(error)) from None
+        value = await running
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except asyncio.CancelledError:
+        result.cancel()
+    except BaseException as error:
+        # SystemExit would end the event loop, and every other session with it.
+        if not result.done():
+            result.set_exception(ToolError(_told(error)) if isinstance(error, SystemExit) else error)
+    else:
+        if not result.done():
+            result.set_result(value)
 
 
 def _told(error: BaseException) -> str:
     return clean(f"{type(error).__name__}: {error}")
+
+
+def started(setup: Setup, claim: Claim, ready: Ready, attempt: int) -> CallStarted:
+    """The fact of a call's beginning, stored before it runs."""
+    return CallStarted(
+        call_id=ready.call.call.id,
+        tool=ready.tool.name,
+        arguments=ready.parsed.arguments,
+        attempt=attempt,
+        safety=ready.safety,
+        sandbox=ready.tool.sandbox_of(tier_of(setup.grants)),
+        why=ready.why,
+        owner=claim.owner,
+        epoch=claim.epoch,
+    )
 
 
 async def finished(
@@ -129,7 +158,7 @@ async def finished(
         output=text,
         parts=outcome.parts,
         truncation=truncation,
-        duration=round(outcome.duration, 6),
+        duration=int(outcome.duration * 1e6) / 1e6,
         usage=outcome.usage,
     )
 
@@ -146,10 +175,25 @@ async def output_of(log: Log, session_id: str, artifact_id: str) -> Artifact:
 
 
 class LogDesk(Desk):
-    """A call's own corner of its session's log."""
+    """A call's own corner of its session's log; what it says while it runs goes to whoever watches."""
 
-    def __init__(self, log: Log, session_id: str, call_id: str, redactor: Redactor) -> None:
-        self._log, self._session_id, self._call_id, self._redactor = log, session_id, call_id, redactor
+    def __init__(self, setup: Setup, log: Log, session_id: str, call_id: str) -> None:
+        self.memories, self.helpers, self._redactor = log.memories, setup.helpers, setup.redactor
+        self._log, self._session_id, self._call_id = log, session_id, call_id
+        self._loop, self._after = asyncio.get_running_loop(), log.head(session_id)
+        self._live: RedactedStream | None = None
+
+    def progress(self, message: str, done: float | None = None, total: float | None = None) -> None:
+        told = self._redactor.text(message)
+        self._show(Progress(message=told, call_id=self._call_id, done=done, total=total, after=self._after))
+
+    def output(self, text: str) -> None:
+        self._live = self._live or self._redactor.stream()
+        if told := self._live.feed(text):
+            self._show(OutputDelta(call_id=self._call_id, text=told, after=self._after))
+
+    def _show(self, delta: AnyDelta) -> None:
+        self._loop.call_soon_threadsafe(self._log.publish, self._session_id, delta)
 
     async def note(self, name: str, data: Json) -> None:
         fact = checked(Custom(name=name, data=self._redactor.value(data)))
@@ -164,25 +208,17 @@ class LogDesk(Desk):
 
 
 def context_of(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Mapping[str, Json]) -> ToolContext:
-    """What the tool is given; its live output goes to whoever watches."""
-    loop, call_id, after = asyncio.get_running_loop(), ready.call.call.id, log.head(session_id)
-    context = ToolContext(session_id, call_id, setup.workspace, ready.attempt)
-    context.tier, context.notes = tier_of(setup.grants), notes
-    context.desk = LogDesk(log, session_id, call_id, setup.redactor)
-    context.desk.memories, context.desk.helpers = log.memories, setup.helpers
-
-    live: RedactedStream | None = None
-
-    def progress(message: str, done: float | None = None, total: float | None = None) -> None:
-        told = setup.redactor.text(message)
-        delta = Progress(message=told, call_id=call_id, done=done, total=total, after=after)
-        loop.call_soon_threadsafe(log.publish, session_id, delta)
-
-    def output(text: str) -> None:
-        nonlocal live
-        live = live or setup.redactor.stream()
-        if told := live.feed(text):
-            loop.call_soon_threadsafe(log.publish, session_id, OutputDelta(call_id=call_id, text=told, after=after))
-
-    context.progress, context.output = progress, output
-    return context
+    """What the tool is given."""
+    call_id = ready.call.call.id
+    desk = LogDesk(setup, log, session_id, call_id)
+    return ToolContext(
+        session_id,
+        call_id,
+        setup.workspace,
+        ready.attempt,
+        desk.progress,
+        desk.output,
+        tier=tier_of(setup.grants),
+        notes=notes,
+        desk=desk,
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from msgspec.structs import replace
 
@@ -20,7 +20,6 @@ from treadle.errors import ModelError, PositionMoved
 from treadle.events import (
     AnyFact,
     CallFinished,
-    CallStarted,
     ContextCompacted,
     Custom,
     ModelFailed,
@@ -28,12 +27,12 @@ from treadle.events import (
     SignalDetected,
     stamp,
 )
-from treadle.execute import STOPPED, Outcome, context_of, execute, finished
+from treadle.execute import STOPPED, Outcome, context_of, execute, finished, started
 from treadle.judge import Ready, judge
 from treadle.lease import Lease
 from treadle.log.base import Log
-from treadle.policy import tier_of
 from treadle.reply import received
+from treadle.scope import Scope
 from treadle.setup import SetsUp, Setup
 from treadle.state import CallState, State, apply, fold
 from treadle.steps import AskModel, Compact, Record, Rest, Work, next_step, stops
@@ -50,38 +49,42 @@ class Loop:
         self.state, self.projection, self._configured = state, seen, state.configured
         self.session_id = lease.claim.session_id
         self._buffer: list[AnyFact] = []
-        self._scope: asyncio.Timeout | None = None
+        self._behind = log.head(self.session_id) > state.seq
+        self._scope, self._limit = Scope(), Scope()
         self._look: asyncio.Task[None] | None = None
 
     async def run(self) -> Rest:
         """Do what is to be done, until nothing is."""
-        while True:
-            await self.catch_up()
-            if self.state.run is None and self.state.configured != self._configured:  # from the next run on
-                self.setup, self._configured = await self.sets_up(self.state), self.state.configured
-            step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
-            match step:
-                case Record(facts=facts, key=""):
-                    self._record(*facts)
-                case Record(facts=facts, key=key):  # somebody may have been first: what the log has then counts
-                    await self.log.post(self.session_id, facts, key, wake=False)
-                    await self.catch_up(known=True)
-                case AskModel():
-                    await self._ask_model(step)
-                case Compact():
-                    await self._compact()
-                case Work(calls=calls):
-                    await self._work(calls)
-                case Rest():
-                    if not self._buffer:
-                        return step
-                    await self._flush()
+        with closing(self._scope), closing(self._limit):
+            while True:
+                if self._behind:
+                    await self.catch_up()
+                if self.state.run is None and self.state.configured != self._configured:  # from the next run on
+                    self.setup, self._configured = await self.sets_up(self.state), self.state.configured
+                step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
+                match step:
+                    case Record() if step.key:  # somebody may have been first: what the log has then counts
+                        await self.log.post(self.session_id, step.facts, step.key, wake=False)
+                        await self.catch_up()
+                    case Record():
+                        self._record(*step.facts)
+                    case AskModel():
+                        await self._ask_model(step)
+                    case Work():
+                        await self._work(step.calls)
+                    case Compact():
+                        await self._compact()
+                    case Rest():
+                        if not self._buffer:
+                            return step
+                        await self._flush()
 
     # ── the log ────────────────────────────────────────────────────────────────────────────────────────
 
-    async def catch_up(self, *, known: bool = False) -> None:
-        """Take in what others have posted, as far as this process knows of it, or because it is `known`."""
-        if (known or self.log.head(self.session_id) > self.state.seq) and await self._flush():
+    async def catch_up(self) -> None:
+        """Take in what others have posted."""
+        self._behind = False
+        if await self._flush():
             await self.lease.hold(0)  # what a new owner wrote is not for one that was taken over
             for fact in await self.log.read(self.session_id, after=self.state.seq):
                 apply(self.state, fact)
@@ -110,15 +113,16 @@ class Loop:
 
     def poke(self) -> None:
         """Somebody posted to this session: see at once whether that stops what is under way."""
-        if self._scope is not None and (self._look is None or self._look.done()):
+        self._behind = True
+        if self._scope.entered and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self._see_posted())
 
     async def _see_posted(self) -> None:
         posted = await self.log.read(self.session_id, after=self.state.seq - len(self._buffer))
-        if self._scope is not None and not self._scope.expired() and any(map(stops, posted)):
-            self._scope.reschedule(asyncio.get_running_loop().time())
+        if any(map(stops, posted)):
+            self._scope.stop()
 
-    def _until_stopped(self) -> asyncio.Timeout:
+    def _until_stopped(self) -> Scope:
         """A scope that ends with the run's time, or as soon as somebody stops the run."""
         run, turn = self.state.run, self.state.turn
         assert run is not None
@@ -127,8 +131,7 @@ class Loop:
             left = min(WRAP_UP_SECONDS, max(LAST_WORDS_SECONDS, run.limits.seconds or WRAP_UP_SECONDS))
         elif run.limits.seconds is not None:
             left = run.started_at + run.waited + run.limits.seconds - self.setup.clock.now()
-        self._scope = asyncio.timeout(left)
-        return self._scope
+        return self._scope.lasting(left)
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,11 +140,10 @@ class Loop:
             return
         await self.lease.hold()
         said: list[str] = []
-        scope = self._until_stopped()
         failure: ModelError | None = None
         facts: list[AnyFact] = []
         try:
-            async with scope:
+            with self._until_stopped():
                 wait = step.not_before - self.setup.clock.now()
                 if wait > 0:
                     await self.setup.clock.sleep(wait)
@@ -151,15 +153,14 @@ class Loop:
         except ModelError as error:
             failure = error
         except TimeoutError as error:
-            kind = "cancelled" if scope.expired() else "network"
+            kind = "cancelled" if self._scope.stopped else "network"
             failure = ModelError(str(error) or "stopped", kind=kind)
         except Exception as error:  # a bug in an adapter or in middleware ends the run, and is recorded
             failure = ModelError(f"{type(error).__name__}: {error}")
-        finally:
-            self._scope = None
         if failure is not None:
             facts = [failed(failure, self.state, step.attempt, "".join(said))]
-        await self.catch_up()
+        if self._behind:
+            await self.catch_up()
         self._record(*facts)
 
     async def _compact(self) -> None:
@@ -167,11 +168,10 @@ class Loop:
             return
         await self.lease.hold()
         fact: AnyFact = not_compacted("it was stopped")
-        with suppress(TimeoutError):
-            async with self._until_stopped():
-                fact = await make_room(self.setup, self.state)
-        self._scope = None
-        await self.catch_up()
+        with suppress(TimeoutError), self._until_stopped():
+            fact = await make_room(self.setup, self.state)
+        if self._behind:
+            await self.catch_up()
         self._record(fact)
 
     # ── the calls ──────────────────────────────────────────────────────────────────────────────────────
@@ -185,44 +185,35 @@ class Loop:
             return
         batch = _leading_safe(judgement.ready)
         await self.lease.hold()
-        self._record(*(self._started(ready, ready.attempt) for ready in batch))
+        self._record(*(started(self.setup, self.lease.claim, ready, ready.attempt) for ready in batch))
         if await self._flush():
             await self._run_batch(batch)
 
-    def _started(self, ready: Ready, attempt: int) -> CallStarted:
-        return CallStarted(
-            call_id=ready.call.call.id,
-            tool=ready.tool.name,
-            arguments=ready.parsed.arguments,
-            attempt=attempt,
-            safety=ready.safety,
-            sandbox=ready.tool.sandbox_of(tier_of(self.setup.grants)),
-            why=ready.why,
-            owner=self.lease.claim.owner,
-            epoch=self.lease.claim.epoch,
-        )
-
     async def _run_batch(self, batch: Sequence[Ready]) -> None:
         """Run started calls at once, and record each result as it comes."""
-        running = [asyncio.ensure_future(self._run_call(ready)) for ready in batch[1:]]
+        limits = [Scope() for _ in batch[1:]]
+        running = [asyncio.ensure_future(self._run_call(*call)) for call in zip(batch[1:], limits, strict=True)]
         try:
-            async with self._until_stopped():
-                await self._run_call(batch[0])
-                await asyncio.gather(*running)
+            with self._until_stopped():
+                await self._run_call(batch[0], self._limit)
+                if running:
+                    await asyncio.gather(*running)
         except TimeoutError:
             pass
         finally:
-            self._scope = None
             for call in running:
                 call.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            if running:
+                await asyncio.gather(*running, return_exceptions=True)
+            for limit in limits:
+                limit.close()
         for ready in batch:
             if self.state.calls[ready.call.call.id].finished is None:
                 await self._settle(ready, ready.attempt, STOPPED)
 
-    async def _run_call(self, ready: Ready) -> None:
+    async def _run_call(self, ready: Ready, limit: Scope) -> None:
         context = context_of(self.setup, self.log, self.session_id, ready, self.state.notes)
-        while await self._settle(ready, context.attempt, await execute(ready, context, self.setup.redactor)):
+        while await self._settle(ready, context.attempt, await execute(ready, context, self.setup.redactor, limit)):
             context.attempt += 1
         if self.state.turn is not None and not self.state.turn.settled:
             await self._flush()
@@ -230,12 +221,14 @@ class Loop:
     async def _settle(self, ready: Ready, attempt: int, outcome: Outcome) -> bool:
         """Record how a call went; True when it is to be tried again."""
         fact = await finished(self.log, self.session_id, ready, outcome, self.setup.model.window)
-        await self.catch_up()
+        if self._behind:
+            await self.catch_up()
         if outcome.status in ("error", "timed_out"):
             what = self.setup.recovery(ready.tool, outcome.text, attempt)
             if what == "retry" and outcome.status == "error":  # one that timed out may still be at work
                 detail = f"{ready.tool.name}: {outcome.text[:500]}"
-                self._record(SignalDetected(kind="tool_retry", detail=detail), self._started(ready, attempt + 1))
+                again = started(self.setup, self.lease.claim, ready, attempt + 1)
+                self._record(SignalDetected(kind="tool_retry", detail=detail), again)
                 if await self._flush():
                     return True
             fact = replace(fact, fatal=what == "stop")

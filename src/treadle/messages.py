@@ -81,6 +81,8 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     estimated: bool = False
 
     def __add__(self, other: Usage) -> Usage:
+        if other is NO_USAGE:
+            return self
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,

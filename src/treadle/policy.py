@@ -98,7 +98,10 @@ def decide(
     assessment: Assessment,
 ) -> Verdict:
     """The strictest of what each grant says; a person's remembered answer denies, or turns ask into allow."""
-    verdict = strictest(*(_by_grant(grant, tool, arguments, assessment) for grant in grants or (Grant(),)))
+    first, *narrower = grants or (Grant(),)
+    verdict = _by_grant(first, tool, arguments, assessment)
+    for grant in narrower:
+        verdict = strictest(verdict, _by_grant(grant, tool, arguments, assessment))
     if verdict.action == "deny":
         return verdict
     commands = assessment.commands
@@ -163,7 +166,7 @@ def with_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
 
 def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment: Assessment) -> Verdict:
     commands = assessment.commands
-    if not any(_glob(pattern).fullmatch(tool) for pattern in grant.tools):
+    if "*" not in grant.tools and not any(_glob(pattern).fullmatch(tool) for pattern in grant.tools):
         return Verdict("deny", f"{tool} is not among the tools that may be used here")
     for pattern in grant.forbid:
         if (part := touched(pattern, tool, arguments, commands)) is not None:

@@ -10,7 +10,7 @@ from treadle.events import AnyFact, ModelReplied, SignalDetected
 from treadle.messages import Call, Reply, writable
 from treadle.setup import Setup
 from treadle.signals import repeating, strain
-from treadle.state import TRAIL, RunState, State, signature
+from treadle.state import RunState, State, signature
 
 _reply_decoder = msgspec.json.Decoder(Reply)
 
@@ -89,12 +89,12 @@ def _unique(state: State, calls: tuple[Call, ...]) -> tuple[Call, ...]:
 def _going_round(setup: Setup, run: RunState, calls: tuple[Call, ...]) -> str:
     """What is being repeated, or nothing; tools made for polling may repeat themselves."""
     polling = setup.polling
-    trail = [mark for mark in run.trail if mark[0] not in polling]
+    trail = [mark for mark in run.trail if mark[0] not in polling] if polling else [*run.trail]
     for call in calls:
         if call.tool in polling:
             continue
         trail.append(signature(call))
-        period = repeating(trail[-TRAIL:])
+        period = repeating(trail)
         if period:
             names = " → ".join(mark[0] for mark in trail[-period:])
             return f"{names}, again and again with the same arguments"

@@ -7,8 +7,6 @@ calls that go round in circles.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -30,14 +28,13 @@ _KINDS: dict[str, SignalKind] = {
 _LONGEST_TAG = 120
 
 
-@dataclass(slots=True)
-class Strainer:
+class Strainer(Struct):
     """Takes text as it comes and gives back what is answer and what is reasoning, marks removed.
 
     `signals` collects the marks that were met; a possible start of a mark is held back until it is clear.
     """
 
-    signals: list[SignalKind] = field(default_factory=list[SignalKind])
+    signals: list[SignalKind] = []
     confidence: float | None = None
     _held: str = ""
     _thinking: bool = False
@@ -117,11 +114,11 @@ def strain(text: str) -> Strained:
     )
 
 
-def repeating(trail: Sequence[tuple[str, str]]) -> int:
+def repeating(trail: list[tuple[str, str]]) -> int:
     """How many calls the trail goes round with: 1 for three alike, 2 or 3 for a cycle, 0 for none."""
-    if len(trail) >= 3 and trail[-1] == trail[-2] == trail[-3]:
-        return 1
-    for period in (2, 3):
-        if len(trail) >= 2 * period and list(trail[-period:]) == list(trail[-2 * period : -period]):
+    if len(trail) < 3 or trail[-1] not in trail[-4:-1]:
+        return 0
+    for period, length in ((1, 3), (2, 4), (3, 6)):
+        if len(trail) >= length and trail[-length:-period] == trail[period - length :]:
             return period
     return 0

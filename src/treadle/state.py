@@ -7,11 +7,11 @@ folds, also one that no engine would write. What to do next is in steps.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from treadle.events import (
     AnyFact,
@@ -50,8 +50,7 @@ FREED = 0.9
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
 
 
-@dataclass(slots=True)
-class CallState:
+class CallState(Struct):
     """One call and what has become of it."""
 
     call: Call
@@ -74,8 +73,7 @@ class CallState:
         return None
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(Struct):
     """One model call and the calls in its reply."""
 
     number: int
@@ -84,13 +82,14 @@ class Turn:
     failed: ModelFailed | None = None
     compacted: int = 0
     reply: ModelReplied | None = None
-    calls: dict[str, CallState] = field(default_factory=dict[str, CallState])
-    signals: set[str] = field(default_factory=set[str])
+    calls: dict[str, CallState] = {}
+    left: int = 0
+    signals: set[str] = set()
 
     @property
     def settled(self) -> bool:
-        """Whether there is a reply and every call in it has its result."""
-        return self.reply is not None and all(call.finished for call in self.calls.values())
+        """Whether there is a reply and every call in it has its result: none is `left`."""
+        return self.reply is not None and not self.left
 
     @property
     def last_seq(self) -> int:
@@ -99,8 +98,7 @@ class Turn:
         return max(seqs, default=self.reply.seq if self.reply is not None else 0)
 
 
-@dataclass(slots=True)
-class RunState:
+class RunState(Struct):
     """One run's budget and what it has used."""
 
     id: str
@@ -117,7 +115,7 @@ class RunState:
     doomed: bool = False
     cancel: CancelRequested | None = None
     interrupted: bool = False
-    trail: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    trail: list[tuple[str, str]] = []
 
 
 Entry: TypeAlias = MessageReceived | Turn | SignalDetected | TurnStarted | ModelFailed | RunStarted
@@ -132,8 +130,7 @@ class Past(NamedTuple):
     compacted: list[ContextCompacted]
 
 
-@dataclass(slots=True)
-class State:
+class State(Struct):
     """All that is known of a session at one position of its log.
 
     `tokens` is about what the next request has: the provider's last count, and a guess for what came since. It is
@@ -148,25 +145,25 @@ class State:
     agent: str = ""
     model: str = ""
     configured: SessionConfigured | None = None
-    to_configure: list[SessionConfigured] = field(default_factory=list[SessionConfigured])
-    notes: dict[str, Json] = field(default_factory=dict[str, Json])
-    queue: list[MessageReceived] = field(default_factory=list[MessageReceived])
+    to_configure: list[SessionConfigured] = []
+    notes: dict[str, Json] = {}
+    queue: list[MessageReceived] = []
     held: bool = False
     requested: RunRequested | None = None
     run: RunState | None = None
     turn: Turn | None = None
     runs: int = 0
     last: RunFinished | None = None
-    entries: list[Entry] = field(default_factory=list[Entry])
-    calls: dict[str, CallState] = field(default_factory=dict[str, CallState])
-    used: set[str] = field(default_factory=set[str])
-    remembered: list[Remembered] = field(default_factory=list[Remembered])
-    rewound: list[Past] = field(default_factory=list[Past])
-    compacted: list[ContextCompacted] = field(default_factory=list[ContextCompacted])
+    entries: list[Entry] = []
+    calls: dict[str, CallState] = {}
+    used: set[str] = set()
+    remembered: list[Remembered] = []
+    rewound: list[Past] = []
+    compacted: list[ContextCompacted] = []
     tokens: int = 0
     counted: bool = False
     crowded: int = 0
-    touched: dict[str, None] = field(default_factory=dict[str, None])
+    touched: dict[str, None] = {}
     generation: int = 0
     usage: Usage = Usage()
 
@@ -277,6 +274,7 @@ def _replied(state: State, fact: ModelReplied) -> None:
     for call in fact.calls:
         if call.id and call.id not in state.calls:  # ids are made unique before they are stored; see reply.py
             turn.calls[call.id] = state.calls[call.id] = CallState(call)
+    turn.left = len(turn.calls)
     used = fact.usage
     state.tokens = used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + tokens_of(turn)
     state.counted = bool(used.input_tokens) and not used.estimated
@@ -360,9 +358,10 @@ def _call_started(state: State, fact: CallStarted) -> None:
 
 def _call_finished(state: State, fact: CallFinished) -> None:
     call = _open(state, fact.call_id)
-    if call is None:
+    if call is None or state.turn is None:
         return
     call.finished = fact
+    state.turn.left -= 1
     state.tokens += _tokens_of_result(fact)
     state.usage += fact.usage
     if state.run is not None:

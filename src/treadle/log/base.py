@@ -7,7 +7,7 @@ may `append`. Wake-ups are hints: the truth is always `read`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -200,14 +200,16 @@ class Listing(Struct):
 
 
 UNCHANGED = Listing()
+_LISTED = frozenset((RunStarted, RunFinished, SessionRenamed))
 
 
-def listing_of(facts: Iterable[AnyFact]) -> Listing:
-    """What these facts change in the list of sessions."""
+def listing_of(facts: Sequence[AnyFact]) -> Listing:
+    """What these facts change in the list of sessions; most change nothing, and it is `UNCHANGED` then."""
+    if _LISTED.isdisjoint(map(type, facts)):
+        return UNCHANGED
     change = Listing()
     for fact in facts:
-        kind = type(fact)
-        if kind is RunStarted:
+        if isinstance(fact, RunStarted):
             change.status = "running"
         elif isinstance(fact, RunFinished):
             change.status = _status_after(fact)

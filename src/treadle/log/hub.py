@@ -7,6 +7,7 @@ store: whoever joins, or falls behind the ring, is brought level with `read`.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from msgspec.structs import replace
@@ -73,12 +74,12 @@ class Channel:
 
     def tell(self, facts: Sequence[AnyFact], own: bool) -> None:
         """Take facts that were just stored; `own` ones were appended by the session's owner."""
-        if facts[0].seq <= self.head:
+        if facts[0].seq != self.head + 1:
             facts = [fact for fact in facts if fact.seq > self.head]
             if not facts:
                 return
-        if facts[0].seq > self.head + 1:
-            self.floor = facts[0].seq - 1
+            if facts[0].seq > self.head + 1:
+                self.floor = facts[0].seq - 1
         self.head = facts[-1].seq
         if self.watchers:
             self.items.extend(facts)
@@ -223,7 +224,7 @@ class Hub:
 
 
 class HubWatch(Watch):
-    """One watcher: its position in the log, its index into the ring, and facts read to catch up."""
+    """One watcher: its position in the log, its index into the ring, and what it has taken from either."""
 
     def __init__(self, hub: Hub, session_id: str, channel: Channel, after: int, *, catching: bool) -> None:
         self._hub = hub
@@ -231,42 +232,25 @@ class HubWatch(Watch):
         self._channel = channel
         self._seq = after
         self._index = channel.live
-        self._backlog: list[AnyFact] = []
+        self._taken: list[Event] = []  # the next one last
         self._catching = catching
         self._joining = True
-        self._said: list[Said] = []
-        self._stop: int | None = None
+        self._stop = sys.maxsize
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
         channel.watchers += 1
 
     async def __anext__(self) -> Event:
-        channel = self._channel
-        while not self._is_over():
-            if self._backlog:
-                fact = self._backlog.pop()
-                self._seq = fact.seq
-                return fact
-            if self._catching or self._seq < channel.floor:
-                await self._catch_up()
-                if self._backlog:
-                    continue
-            if self._seq >= channel.floor and (event := self._from_ring()) is not None:
-                return event
-            await self._wait()
-        raise StopAsyncIteration
+        while (event := self._next()) is None:
+            if self._is_over():
+                raise StopAsyncIteration
+            if not self._is_behind() or not await self._catch_up():
+                await self._wait()
+        return event
 
     def ready(self) -> list[Event]:
         events: list[Event] = []
-        while len(events) < BATCH and not self._is_over():
-            if self._backlog:
-                fact = self._backlog.pop()
-                self._seq = fact.seq
-                events.append(fact)
-                continue
-            current = not self._catching and self._seq >= self._channel.floor
-            if not current or (event := self._from_ring()) is None:
-                break
+        while len(events) < BATCH and (event := self._next()) is not None:
             events.append(event)
         return events
 
@@ -276,7 +260,7 @@ class HubWatch(Watch):
 
     def close(self) -> None:
         if not self._closed:
-            self._closed = True
+            self._closed, self._stop = True, -1
             self._hub.left(self._session_id, self._channel)
             self._wake()
 
@@ -284,40 +268,46 @@ class HubWatch(Watch):
         self.close()
 
     def _is_over(self) -> bool:
-        return self._closed or self._channel.ended or (self._stop is not None and self._seq >= self._stop)
+        return self._seq >= self._stop or self._channel.ended
 
-    async def _catch_up(self) -> None:
+    def _is_behind(self) -> bool:
+        """Whether there are facts to be read before what the ring has."""
+        return self._catching or self._seq < self._channel.floor
+
+    def _next(self) -> Event | None:
+        """The next event, if there is one at hand."""
+        if self._is_over() or not (self._taken or self._take()):
+            return None
+        event = self._taken.pop()
+        if not isinstance(event, Delta):
+            self._seq = event.seq
+        return event
+
+    async def _catch_up(self) -> bool:
+        """Read what is missing; whether there is anything to give now."""
         facts = await self._hub.read(self._session_id, self._seq)
         channel = self._channel
         reached = facts[-1].seq if facts else self._seq
         self._catching = bool(facts) and (len(facts) == BATCH or reached < channel.head)
         if not self._catching:
             self._index = max(self._index, channel.live)
-        facts.reverse()
-        self._backlog = facts
+        self._taken = [*reversed(facts)]
+        return bool(facts) or self._take()
 
-    def _from_ring(self) -> Event | None:
-        channel = self._channel
-        items = channel.items
+    def _take(self) -> bool:
+        """Take all that is new in the ring, unless facts before it are missing; whether there was anything."""
+        channel, seq = self._channel, self._seq
+        end = channel.start + len(channel.items)
+        if self._is_behind() or (self._index == end and not self._joining):
+            return False
+        new = channel.items[max(self._index - channel.start, 0) :]
         if self._joining:
             self._joining = False
             if channel.so_far and self._index == channel.live:
-                self._said = channel.so_far[::-1]
-                self._index = channel.start
-        if self._said:
-            return self._said.pop()
-        place = max(self._index - channel.start, 0)
-        while place < len(items):
-            item = items[place]
-            place += 1
-            if not isinstance(item, Delta):
-                if item.seq <= self._seq:
-                    continue
-                self._seq = item.seq
-            self._index = channel.start + place
-            return item
-        self._index = channel.start + place
-        return None
+                new = [*channel.so_far, *channel.items]
+        self._index = end
+        self._taken = [event for event in reversed(new) if isinstance(event, Delta) or event.seq > seq]
+        return bool(self._taken)
 
     async def _wait(self) -> None:
         if self._hub.on_wait is not None:

@@ -26,7 +26,8 @@ def stamp_from(facts: Sequence[AnyFact], head: int, now: float) -> None:
     """Give facts their places after `head`; one that carries a time already keeps it."""
     for fact in facts:
         head += 1
-        stamp(fact, head, fact.at or now)
+        if fact.seq != head or not fact.at:
+            stamp(fact, head, fact.at or now)
 
 
 def place_again(facts: Sequence[AnyFact], stored: Sequence[AnyFact], key: str) -> None:

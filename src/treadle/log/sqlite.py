@@ -219,7 +219,7 @@ class SqliteLog(Log):
         began = time.perf_counter()
         stamp_from(facts, expected_seq, self._clock())
         change = listing_of(facts)
-        if key or change != UNCHANGED:
+        if key or change is not UNCHANGED:
             self._append_more(claim, facts, key, change)
         else:
             with self._store.reading as db:

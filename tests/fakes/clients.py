@@ -25,7 +25,9 @@ from treadle.models.http import Endpoint, Secret, Timeouts
 from treadle.models.remote import RemoteModel, Wire
 from treadle.models.responses import Responses
 
-QUICK = Timeouts(connect=2.0, first_byte=2.0, idle=2.0, total=10.0)
+PLENTY = Timeouts(connect=30.0, first_byte=30.0, idle=30.0, total=120.0)
+"""So that a busy machine is never taken for a server that hangs; a test of a limit names it."""
+
 ADD = ToolSpec(
     "add",
     "Add two integers.",
@@ -41,7 +43,7 @@ ECHO = ToolSpec("echo", "Say it again.", {"type": "object", "properties": {"text
 def model_of(fake: Strict | str, wire: Wire, model: str, **changes: Any) -> RemoteModel:
     """A model on a fake (or a base URL) that speaks `wire`."""
     base_url = fake if isinstance(fake, str) else fake.base_url
-    options: dict[str, Any] = {"provider": "fake", "key": Secret("sk-test"), "timeouts": QUICK} | changes
+    options: dict[str, Any] = {"provider": "fake", "key": Secret("sk-test"), "timeouts": PLENTY} | changes
     if isinstance(wire, Anthropic):
         options |= {"key_header": "x-api-key", "key_prefix": "", "headers": (("anthropic-version", "2023-06-01"),)}
     return RemoteModel(wire, Endpoint(base_url=base_url, **options), model)

@@ -1,6 +1,8 @@
 """Connections, time limits and failures, each over a real socket that misbehaves in its own way."""
 
 import asyncio
+import contextlib
+import socket
 import subprocess
 import sys
 from contextlib import aclosing
@@ -24,7 +26,8 @@ PATIENCE = 20.0
 
 def short(name: str, seconds: float = 0.3) -> Timeouts:
     """Little time for one thing and plenty for the rest, so that no other limit can come first."""
-    plenty = {"connect": 2.0, "first_byte": PATIENCE, "idle": PATIENCE, "total": PATIENCE}
+    connect = 2.0 if name == "first_byte" else PATIENCE  # the time for the first byte begins behind it
+    plenty = {"connect": connect, "first_byte": PATIENCE, "idle": PATIENCE, "total": PATIENCE}
     return Timeouts(**{**plenty, name: seconds})
 
 
@@ -202,6 +205,18 @@ async def test_a_server_that_is_not_there_is_named() -> None:
     error = await failure_of(chat_model(base_url))
     assert (error.kind, error.retryable) == ("network", True)
     assert "cannot be reached" in str(error)
+
+
+async def test_a_server_that_does_not_take_the_connection_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
+        for _ in range(4):  # what nobody accepts fills the queue, and the next is left waiting
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        base_url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
+        error = await failure_of(chat_model(base_url, timeouts=short("connect")))
+    assert (error.kind, error.retryable) == ("network", True)
+    assert "no connection to fake" in str(error) and "within 0.3 s" in str(error)
 
 
 async def test_a_web_page_or_a_redirect_is_no_model() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,25 @@ async def test_a_packed_body_is_refused_for_what_it_is() -> None:
         assert problem["type"] == "encoded" and "Content-Encoding" in problem["hint"]
         headers["content-encoding"] = "identity"
         await client.json("POST", "/v1/sessions", status=201, data=b"{}", headers=headers)
+
+
+async def test_a_query_without_a_value_is_not_given() -> None:
+    agent, _ = agent_of("hello")
+    async with served(agent) as client:
+        session_id = await client.session(name="tea")
+        listed = await client.json("GET", "/v1/sessions?status=&q=tea&limit=&cursor=")
+        assert [one["id"] for one in listed["sessions"]] == [session_id]
+        assert (await client.json("GET", "/api/agent/sessions?status=&limit=&cursor="))["sessions"]
+        assert await client.json("GET", f"/v1/sessions/{session_id}/events?after=&follow=false&dialect=")
+        assert (await client.problem("GET", "/v1/memory/search?q=", status=422))["param"] == "q"
+
+
+@pytest.mark.parametrize("cursor", ["zzz", "nan_1", "inf_1", "1.0_1_1", f"1.0_{10**30}", "1.0_-1", "_", "1.0_%D9%A1"])
+@pytest.mark.parametrize("path", ["/v1/sessions", "/api/agent/sessions"])
+async def test_what_is_no_cursor_is_refused(tmp_path: Path, path: str, cursor: str) -> None:
+    agent, _ = agent_of()
+    async with served(agent, store=tmp_path / "store.db") as client:
+        assert "not a cursor" in (await client.problem("GET", f"{path}?cursor={cursor}"))["message"]
 
 
 async def refused(client: Client, path: str) -> tuple[int, dict[str, Any]]:

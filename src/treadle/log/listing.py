@@ -5,11 +5,14 @@ How a line changes with later facts is `listing_of` in base.py; how lines are st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from treadle.errors import BadInput
 from treadle.events import AnyFact, SessionCreated
 from treadle.log.base import SessionInfo, listing_of
+
+_CURSOR = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,2})?)_(\d{1,18})", re.ASCII)
 
 
 def first_line(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
@@ -41,11 +44,10 @@ def cursor_after(updated_at: float, number: int) -> str:
 
 def place_of(cursor: str) -> tuple[float, int]:
     """The end of the page that `cursor` was given for."""
-    updated_at, _, number = cursor.partition("_")
-    try:
-        return float(updated_at), int(number)
-    except ValueError:
-        raise BadInput(f"{cursor!r} is not a cursor; pass the one that came with the page before") from None
+    place = _CURSOR.fullmatch(cursor)
+    if place is None:
+        raise BadInput(f"{cursor!r} is not a cursor; pass the one that came with the page before")
+    return float(place[1]), int(place[2])
 
 
 def holds(name: str, text: str) -> bool:

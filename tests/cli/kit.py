@@ -172,11 +172,16 @@ class Screen:
         top = ["".join(row[at].data for at in range(COLUMNS)) for row in self._screen.history.top]
         return "\n".join(line.rstrip() for line in [*top, *self._screen.display]).rstrip()
 
+    @property
+    def unbroken(self) -> str:
+        """The same in one line: where the terminal breaks it depends on how long the folders' names are."""
+        return self.text.replace("\n", "")
+
     async def until(self, found: str | Callable[[str], bool]) -> str:
         """The screen, as soon as it shows what is wanted."""
         try:
             async with asyncio.timeout(PATIENCE):
-                while not (found in self.text if isinstance(found, str) else found(self.text)):
+                while not (found(self.text) if callable(found) else found in self.text or found in self.unbroken):
                     assert not self.ended, f"the program ended; it showed:\n{self.text}"
                     self._changed.clear()
                     await self._changed.wait()
@@ -265,6 +270,16 @@ async def on_terminal(argv: list[str], folder: Path, env: dict[str, str]) -> Asy
         if screen.pid:
             os.kill(screen.pid, signal.SIGKILL)
             os.waitpid(screen.pid, 0)  # noqa: ASYNC222
+
+
+async def until(found: Callable[[], bool], what: str) -> None:
+    """Wait until something outside the screen is so."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not found():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"it did not come about: {what}") from None
 
 
 def each_line(text: str) -> Iterator[str]:

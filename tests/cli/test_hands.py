@@ -7,33 +7,21 @@ import shutil
 import signal
 import sys
 import termios
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import COLUMNS, ROWS, Place, calling, model, on_terminal
+from tests.cli.kit import COLUMNS, ROWS, Place, calling, model, on_terminal, until
 from tests.cli.test_prompt import echoes, said
 from tests.cli.test_terminal import facts, until_fact
 from tests.fakes.chat import StrictChat
 from tests.fakes.server import Odd
-from tests.kit import PATIENCE
 from treadle.events import InputRequested, RunFinished
 from treadle.messages import Reply
 
 LINES = 500
 STREAM = Reply(text="\n".join(f"line {number:03}" for number in range(LINES)))
 FOREVER = Odd(Reply(text="one\ntwo\nthree"), stall_after=400)
-
-
-async def until(found: Callable[[], bool], what: str) -> None:
-    """Wait until something outside the screen is so."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while not found():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"it did not come about: {what}") from None
 
 
 async def outcome(place: Place) -> RunFinished:

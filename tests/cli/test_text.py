@@ -26,14 +26,18 @@ from treadle.config import heed
 from treadle.errors import BadInput
 from treadle.events import (
     CallFinished,
+    CallStarted,
     Limits,
     MessageReceived,
+    ModelReplied,
+    OutputDelta,
     Progress,
     Question,
     RunFinished,
     RunStarted,
     TurnStarted,
 )
+from treadle.messages import Call, Usage
 from treadle.models.local import LocalModel
 from treadle.toolbox import default_tools
 
@@ -241,6 +245,20 @@ def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_tail() -> None:
     assert stage.shown == "› tidy up\n› with tabs\n" and "turn 3/7" in stage.tail_text
     screen.recall([*facts, RunFinished(seq=8, run_id="r2", reason="answered")])
     assert stage.tail_text == ""
+
+
+def test_the_tail_tells_turn_calls_context_tokens_and_cost() -> None:
+    stage = Tailed()
+    screen = Screen(stage, window=4000)
+    used = Usage(input_tokens=1900, output_tokens=100, cost=0.0125)
+    screen.event(RunStarted("r", limits=Limits(turns=7)))
+    screen.event(TurnStarted(turn=2, tools=True))
+    screen.event(ModelReplied(calls=(Call("c", "shell", '{"command": "make"}'),), usage=used))
+    screen.event(CallStarted(call_id="c", tool="shell", arguments={"command": "make"}))
+    screen.event(OutputDelta("c", "cc -o a\n"))
+    assert stage.tail_text == ("shell make 0.0 s · cc -o a · turn 2/7 · 0 calls · context 50% · 2.0k tokens · $0.0125")
+    screen.event(CallFinished(call_id="c", tool="shell", status="ok", output="cc -o a\n"))
+    assert "· turn 2/7 · 1 call · context" in stage.tail_text
 
 
 def test_a_model_that_gets_ready_says_so_in_the_tail_until_it_writes() -> None:

@@ -143,7 +143,10 @@ class Chat:
         """Leave this session, for another or for good."""
         self._next = session_id
 
-    def refuse_while_running(self, what: str) -> None:
+    async def at_rest(self, what: str) -> None:
+        """Refuse what cannot be done while it works. A run whose end was shown is waited for until it is let go."""
+        if self._driver is not None and not self.screen.running:
+            await asyncio.wait((self._driver,), timeout=PATIENCE)
         if self.running:
             raise Conflict(f"it is working: stop it with Esc before you {what}")
 

@@ -57,7 +57,7 @@ class Line:
         self._open = self._tail = ""
         self._paint: Paint | None = None
         self._label = PROMPT
-        self._ending = self._inert = self._editing = self._passing = False
+        self._ending = self._inert = self._editing = self._passing = self._dim = False
         history.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(history, os.O_CREAT | os.O_APPEND, 0o600))
         self._session: PromptSession[str] = PromptSession(
@@ -180,15 +180,16 @@ class Line:
     def room(self) -> int:
         return columns()
 
-    def write(self, text: str, paint: Paint | None = None) -> None:
-        self._paint = paint
+    def write(self, text: str, paint: Paint | None = None, *, dim: bool = False) -> None:
+        self._paint, self._dim = paint, dim
         *whole, self._open = (self._open + text).split("\n")
         for one in whole:
             self._put(f"{self._painted(one)}\n")
         self._redraw()
 
     def _painted(self, line: str) -> str:
-        return self._paint(line) if self._paint is not None and self.colour else line
+        line = self._paint(line) if self._paint is not None and self.colour else line
+        return styled(line, "dim", self._dim and self.colour)
 
     def line(self, text: str) -> None:
         self._finish()
@@ -254,7 +255,7 @@ class Line:
         self._session.app.invalidate()
 
     def _message(self) -> ANSI:
-        above = "".join(f"{row}\n" for row in self._unfinished())
+        above = "".join(f"{styled(row, 'dim', self._dim and self.colour)}\n" for row in self._unfinished())
         if self._tail:
             above += styled(cut(self._tail, columns() - 1), "dim", self.colour) + "\n"
         return ANSI(above + styled(self._label, "bold", self.colour))

@@ -155,10 +155,7 @@ class Screen:
             self._written += text
             self.stage.write(text, self._painter.line)
         else:
-            self.stage.write(text, self._thought)
-
-    def _thought(self, line: str) -> str:
-        return styled(line, "dim", self.stage.colour)
+            self.stage.write(text, dim=True)
 
     def _close(self) -> None:
         """End the prose that is open, with a line of its own after it."""

@@ -138,7 +138,7 @@ async def _context(chat: Chat, rest: str) -> None:
 
 
 async def _compact(chat: Chat, rest: str) -> None:
-    chat.refuse_while_running("compact")
+    await chat.at_rest("compact")
     if rest not in ("", "undo"):
         raise BadInput(f"/compact takes nothing or undo, not {rest!r}")
     if rest:
@@ -157,7 +157,7 @@ async def _sessions(chat: Chat, rest: str) -> None:
 
 
 async def _fork(chat: Chat, rest: str) -> None:
-    chat.refuse_while_running("fork")
+    await chat.at_rest("fork")
     forked = await chat.session.fork(chat.position(rest) if rest else None)
     chat.tell(f"forked: you go on in {forked.id[:12]}; {chat.session.id[:12]} stays as it is")
     chat.switch(forked.id)
@@ -199,12 +199,12 @@ async def _cost(chat: Chat, rest: str) -> None:
 
 
 async def _retry(chat: Chat, rest: str) -> None:
-    chat.refuse_while_running("retry")
+    await chat.at_rest("retry")
     chat.begin(chat.session.regenerate())
 
 
 async def _continue(chat: Chat, rest: str) -> None:
-    chat.refuse_while_running("continue")
+    await chat.at_rest("continue")
     chat.begin(chat.session.continue_())
 
 
@@ -237,7 +237,7 @@ async def _undo(chat: Chat, rest: str) -> None:
 
 
 async def _go_back(chat: Chat, message: MessageReceived, what: What) -> None:
-    chat.refuse_while_running("rewind")
+    await chat.at_rest("rewind")
     to = message.seq - 1
     _show(chat, await chat.session.rewind(to, what, dry_run=True))
     if not await chat.confirmed("go back? y/N> "):
@@ -249,7 +249,7 @@ async def _go_back(chat: Chat, message: MessageReceived, what: What) -> None:
 
 
 async def _redo(chat: Chat, rest: str) -> None:
-    chat.refuse_while_running("redo")
+    await chat.at_rest("redo")
     _show(chat, await chat.session.undo_rewind(dry_run=True))
     if await chat.confirmed("take the rewind back? y/N> "):
         _show_skipped(chat, await chat.session.undo_rewind())

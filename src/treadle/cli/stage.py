@@ -17,8 +17,8 @@ class Stage(Protocol):
 
     colour: bool
 
-    def write(self, text: str, paint: Paint | None = None) -> None:
-        """Prose as it comes; it need not end with a line. Each line is painted once it is whole."""
+    def write(self, text: str, paint: Paint | None = None, *, dim: bool = False) -> None:
+        """Prose as it comes; it need not end with a line. It is dim at once, but painted a whole line at a time."""
         ...
 
     def line(self, text: str) -> None:
@@ -52,11 +52,11 @@ class Terminal:
     def room(self) -> int:
         return columns() if self.live else 120
 
-    def write(self, text: str, paint: Paint | None = None) -> None:
+    def write(self, text: str, paint: Paint | None = None, *, dim: bool = False) -> None:
         self._paint = paint
         for piece in text.splitlines(keepends=True):
             self._current += piece.rstrip("\n")
-            self._put(piece.rstrip("\n"))
+            self._put(styled(piece.rstrip("\n"), "dim", dim and self.colour))
             self._open = True
             if piece.endswith("\n"):
                 self._end()

@@ -7,7 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from treadle.messages import Call, Message, ModelMessage, ResultMessage, UserMessage, text_of
+from treadle.context import own_text
+from treadle.messages import Call, Message, ModelMessage, ResultMessage, UserMessage
 from treadle.models.local.engine import Engine, EngineFacts
 
 Role = Literal["system", "user", "assistant"]
@@ -52,7 +53,7 @@ def exchange(messages: Sequence[Message]) -> Exchange:
     first = asked_at
     while first and isinstance(messages[first - 1], UserMessage):
         first -= 1
-    asked = [text_of(each.parts) for each in messages[first : asked_at + 1] if isinstance(each, UserMessage)]
+    asked = [own_text(each) for each in messages[first : asked_at + 1] if isinstance(each, UserMessage)]
     calls: dict[str, Call] = {}
     done: list[tuple[Call, ResultMessage]] = []
     for message in messages[asked_at:]:
@@ -71,12 +72,12 @@ def turns(messages: Sequence[Message]) -> list[Turn]:
     written: list[Turn] = []
     for message in messages:
         match message:
-            case UserMessage(parts=parts):
-                written.append(("user", text_of(parts)))
+            case UserMessage():
+                written.append(("user", own_text(message)))
             case ModelMessage(text=said) if said:
                 written.append(("assistant", said))
-            case ResultMessage(tool=tool, text=text):
-                written.append(("assistant", f"{tool}: {text.strip()}"))
+            case ResultMessage(tool=tool):
+                written.append(("assistant", f"{tool}: {own_text(message).strip()}"))
             case _:
                 pass
     return written

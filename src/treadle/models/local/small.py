@@ -14,6 +14,7 @@ from contextlib import aclosing
 import msgspec
 from msgspec import Struct
 
+from treadle.context import own_text
 from treadle.events import CallDelta, TextDelta
 from treadle.messages import Call, Json, Reply, Request, ResultMessage, ToolSpec, Usage
 from treadle.models.base import ModelEvent
@@ -164,7 +165,7 @@ class ChooseThenFill:
 
 
 def _told(result: ResultMessage) -> str:
-    return result.text.strip() or "(nothing)"
+    return own_text(result).strip() or "(nothing)"
 
 
 def _json(value: Json) -> str:

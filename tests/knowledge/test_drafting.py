@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kit import ended, wait_for
 from tests.strict import StrictModel
 from treadle import Runtime, tool
 from treadle.drafting import Drafts, accept, decline, proposals
 from treadle.errors import NotFound
-from treadle.events import Custom
+from treadle.events import Custom, Parent, SessionCreated
 from treadle.knowledge.skills import triggered
 from treadle.library import AgentOptions, Library
 from treadle.messages import Request, UserMessage
@@ -88,6 +89,30 @@ async def test_the_public_validator_accepts_a_drafted_skill(tmp_path: Path) -> N
 async def test_twice_or_different_things_propose_nothing(tmp_path: Path) -> None:
     model = Writer(DRAFT)
     library = await work(tmp_path, model, [*ASKS[:2], "water the garden and feed the cat"])
+    assert model.drafts == [] and proposals(library) == []
+
+
+async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    library = Library(here, tmp_path / "own")
+    agent = library.agent("default", AgentOptions(StrictModel(model), [look]))
+    async with Runtime(tmp_path / "s.db", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        async with runtime.session("default", new=True, workspace=there) as session:
+            await ended(session, ASKS[0])
+            facts = await session.facts()
+        first = facts[0]
+        assert isinstance(first, SessionCreated)
+        helped = replace(first, session_id="helper", workspace=str(here), parent=Parent(session.id, 1, "call_1"))
+        await runtime.log.create("helper", [helped, *facts[1:]])
+        for ask in ASKS[1:]:
+            async with runtime.session("default", new=True, workspace=here) as session:
+                await ended(session, ask)
+                while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
+                    await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
     assert model.drafts == [] and proposals(library) == []
 
 

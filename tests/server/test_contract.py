@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 
 from tests.kit import Held, Tables, agent_of, note
 from tests.server.kit import Client, served, until
-from treadle import Agent, Runtime
+from treadle import Agent, AskUser, Runtime
 from treadle.errors import ModelError
 from treadle.log.memory import MemoryLog
 from treadle.server.app import create_app
@@ -153,6 +153,23 @@ async def test_what_is_asked_while_another_call_runs_is_listed_and_can_be_answer
             held.free.set()
             await until(frames, type="done")
         assert made.done == ["users"]
+
+
+async def test_what_a_question_suggests_is_told_in_every_format() -> None:
+    agent, _ = agent_of(call("ask_user", question="Which?", options=["red", "blue"]), "done", tools=[AskUser()])
+    async with served(agent) as client:
+        session_id = await client.session()
+        sending = {"content": "paint"}
+        async with client.stream(f"/v1/sessions/{session_id}/messages/stream", sending) as frames:
+            asked = (await until(frames, type="input_request"))[-1]
+            assert (asked["questions"], asked["options"]) == (["Which?"], [["red", "blue"]])
+            (pending,) = await client.json("GET", "/v1/approvals")
+            assert (pending["kind"], pending["options"]) == ("input", [["red", "blue"]])
+            for dialect in ("loop", "frames", "wire", "rpc"):
+                told = await client.json("GET", f"/v1/sessions/{session_id}/events?follow=false&dialect={dialect}")
+                assert '"options": [["red", "blue"]]' in json.dumps(told), dialect
+            await client.json("POST", f"/v1/sessions/{session_id}/answers/{pending['call_id']}", {"answers": ["red"]})
+            await until(frames, type="done")
 
 
 class Counting(MemoryLog):

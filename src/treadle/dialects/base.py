@@ -87,14 +87,21 @@ class Asked(NamedTuple):
     rule: str = ""
     digest: str = ""
     questions: tuple[str, ...] = ()
+    options: tuple[tuple[str, ...], ...] = ()
 
 
 def asked(fact: ApprovalRequested | InputRequested) -> Asked:
     """A question as dialects with one form for both kinds tell it."""
     if isinstance(fact, InputRequested):
         questions = tuple(question.text for question in fact.questions)
-        return Asked("ask_user", {}, why="the model asks", questions=questions)
+        return Asked("ask_user", {}, why="the model asks", questions=questions, options=options_of(fact))
     return Asked(fact.tool, fact.arguments, fact.safety, fact.why, fact.rule, fact.digest)
+
+
+def options_of(fact: InputRequested) -> tuple[tuple[str, ...], ...]:
+    """What each question suggests as its answer, in their order; empty where none suggests any."""
+    options = tuple(question.options for question in fact.questions)
+    return options if any(options) else ()
 
 
 def approval_id(session_id: str, call_id: str) -> str:

@@ -54,7 +54,7 @@ class ToolResult(ChatEvent, frozen=True, tag="tool_result"):
 
 
 class ApprovalPending(ChatEvent, frozen=True, tag="approval_pending"):
-    """`questions` are there when the model asks for words, not for leave."""
+    """`questions` are there when the model asks for words, not for leave, and `options` where it suggests some."""
 
     approval_id: str
     call_id: str
@@ -65,6 +65,7 @@ class ApprovalPending(ChatEvent, frozen=True, tag="approval_pending"):
     digest: str = ""
     expires_at: float | None = None
     questions: tuple[str, ...] = ()
+    options: tuple[tuple[str, ...], ...] = ()
 
 
 class Done(ChatEvent, frozen=True, tag="done"):
@@ -157,6 +158,7 @@ class ChatRpcDialect:
             what.digest,
             fact.expires_at,
             what.questions,
+            what.options,
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import field
 
-from treadle.dialects.base import Frame, Pieces, approval_id, is_rejected, summary_of
+from treadle.dialects.base import Frame, Pieces, approval_id, is_rejected, options_of, summary_of
 from treadle.events import (
     ApprovalRequested,
     CallFinished,
@@ -89,11 +89,12 @@ class ApprovalRequest(Frame, frozen=True, tag="approval_request"):
 
 
 class InputRequest(Frame, frozen=True, tag="input_request"):
-    """The model asks the user; answered like an approval, with words."""
+    """The model asks the user; answered like an approval, with words. `options` are suggested for each question."""
 
     id: str
     questions: tuple[str, ...]
     expires_at: float | None = None
+    options: tuple[tuple[str, ...], ...] = ()
 
 
 class FramesDialect:
@@ -146,7 +147,7 @@ class FramesDialect:
     def _question(self, fact: ApprovalRequested | InputRequested) -> Frame:
         name = approval_id(self._session_id, fact.call_id)
         if isinstance(fact, InputRequested):
-            return InputRequest(name, tuple(one.text for one in fact.questions), fact.expires_at)
+            return InputRequest(name, tuple(one.text for one in fact.questions), fact.expires_at, options_of(fact))
         self._asked[fact.call_id] = fact.safety
         return ApprovalRequest(
             name, fact.tool, fact.arguments, fact.safety, fact.why, digest=fact.digest, expires_at=fact.expires_at

@@ -91,7 +91,7 @@ class ToolCallDetected(LoopEvent, frozen=True):
 
 
 class ToolApprovalRequired(LoopEvent, frozen=True):
-    """Somebody must allow the call or, where there are `questions`, answer them."""
+    """Somebody must allow the call or, where there are `questions`, answer them; `options` are suggested for each."""
 
     call_id: str
     tool: str
@@ -102,6 +102,7 @@ class ToolApprovalRequired(LoopEvent, frozen=True):
     digest: str = ""
     expires_at: float | None = None
     questions: tuple[str, ...] = ()
+    options: tuple[tuple[str, ...], ...] = ()
 
 
 class ToolExecutionStarted(LoopEvent, frozen=True):
@@ -391,6 +392,7 @@ def _question(fact: ApprovalRequested | InputRequested) -> ToolApprovalRequired:
         what.digest,
         fact.expires_at,
         what.questions,
+        what.options,
     )
 
 

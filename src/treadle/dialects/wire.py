@@ -133,6 +133,7 @@ class ApprovalRequest(Frame, frozen=True, tag="approval_request"):
     digest: str = ""
     expires_at: float | None = None
     questions: tuple[str, ...] = ()
+    options: tuple[tuple[str, ...], ...] = ()
 
 
 class ApprovalClosed(Frame, frozen=True, tag="approval_answered"):
@@ -293,6 +294,7 @@ class WireDialect:
             what.digest,
             fact.expires_at,
             what.questions,
+            what.options,
         )
 
     def _finished(self, fact: RunFinished) -> Sequence[Frame]:

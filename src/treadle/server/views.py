@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from treadle import ApprovalRequested, FilePart, Grant, ImagePart, InputRequested, Limits, RunFinished, TextPart
-from treadle.dialects.base import approval_id, base64_in
+from treadle.dialects.base import approval_id, base64_in, options_of
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo
 from treadle.messages import Part
@@ -157,7 +157,7 @@ class GoOn(Body):
 
 
 class Pending(BaseModel):
-    """A question that waits for a person."""
+    """A question that waits for a person. `options` are what each of `questions` suggests, where it suggests any."""
 
     id: str
     session_id: str
@@ -170,6 +170,7 @@ class Pending(BaseModel):
     rule: str = ""
     digest: str = ""
     questions: list[str] = Field(default_factory=list[str])
+    options: list[list[str]] = Field(default_factory=list[list[str]])
     asked_at: float = 0.0
     expires_at: float | None = None
 
@@ -185,6 +186,7 @@ class Pending(BaseModel):
         )
         if isinstance(fact, InputRequested):
             pending.questions = [question.text for question in fact.questions]
+            pending.options = [list(options) for options in options_of(fact)]
         else:
             pending.tool, pending.arguments, pending.safety = fact.tool, fact.arguments, fact.safety
             pending.why, pending.rule, pending.digest = fact.why, fact.rule, fact.digest

@@ -458,6 +458,10 @@ async def test_a_polling_tool_may_repeat_itself_and_does_not_hide_a_loop_of_othe
     async with agent.session() as session:
         assert (await ended(session)).reason == "answered"
         assert doom(await session.facts()) == []
+    agent, _ = agent_of([call("status")] * 4, [call("status")] * 4, "done", tools=[status])
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+        assert doom(await session.facts()) == []
     mixed = [line for line in notes(*"aaaa") for line in (line, call("status"))]
     agent, model = agent_of(*mixed, "done", tools=[status, note])
     async with agent.session() as session:

@@ -70,6 +70,15 @@ def repositories(place: Place) -> None:
         (place.workspace / file).write_text("[core]\n")
 
 
+STORE = b"SQLite format 3\0" + bytes(52) + b"trdl" + bytes(28) + b"the-secret"
+
+
+def store(place: Place) -> None:
+    """A log of sessions that is open, as they lie in a workspace when somebody names a file there."""
+    for name in ("words.db", "words.db-wal", "words.db-shm"):
+        (place.workspace / name).write_bytes(STORE)
+
+
 def settings(place: Place) -> None:
     (place.workspace / ".treadle").mkdir()
     (place.workspace / ".treadle/config.toml").write_text("narrow = true\n")
@@ -179,6 +188,10 @@ WRITES = [
     Attempt("a submodule exchanged", "os.unlink('module/.git'); escaped()", repositories),
     Attempt("a repository by another name", writing("'store/config'"), repositories),
     Attempt("our settings further down", writing("'deep/er/.treadle/config.toml'"), repositories),
+    Attempt("the log, with an approval in it", "open('words.db', 'r+b').write(b'yes'); escaped()", store),
+    Attempt("the log's newest facts", writing("'words.db-wal'"), store),
+    Attempt("the log exchanged", "os.rename('words.db', 'old'); escaped()", store),
+    Attempt("the log read", "has(open('words.db', 'rb').read().decode('latin-1'))", store),
     Attempt("our settings", writing("'.treadle/config.toml'"), settings),
     Attempt(
         "our settings where there are none",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.sandbox.kit import EVERYWHERE, Place, Run, a_neighbour, a_place, collect, inside, needs_bubblewrap, until
 from treadle.errors import BadInput
+from treadle.log.open import open_log
 from treadle.sandbox import bubblewrap
 from treadle.sandbox import workspace as workspaces
 from treadle.sandbox.base import Job, SandboxUnavailable, is_env_file
@@ -82,6 +84,42 @@ def test_the_search_for_env_files_ends_in_a_huge_tree(tmp_path: Path, monkeypatc
     assert tmp_path / ".env" in found and len(found) < 31
 
 
+async def test_a_log_that_is_open_in_the_workspace_is_found_and_no_other_database(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "sub/words.db")
+    theirs = sqlite3.connect(tmp_path / "theirs.db")
+    theirs.execute("PRAGMA journal_mode = WAL")
+    theirs.execute("CREATE TABLE t (a)")
+    found = {str(one.relative_to(tmp_path)) for one in look_through(tmp_path).own}
+    assert found == {"sub/words.db", "sub/words.db-wal", "sub/words.db-shm"} and (tmp_path / "theirs.db-wal").exists()
+    theirs.close()
+    await log.close()
+
+
+@pytest.mark.parametrize("run", EVERYWHERE[:2])
+async def test_our_own_rules_and_settings_are_hidden_in_a_workspace_that_holds_them(
+    run: Run, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place.workspace / "conf/treadle").mkdir(parents=True)
+    (place.workspace / "data").mkdir()
+    for file in ("conf/treadle/config.toml", "data/rules.json", "mine.toml"):
+        (place.workspace / file).write_text("the-secret")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place.workspace / "conf"))
+    monkeypatch.setenv("TREADLE_DATA_DIR", str(place.workspace / "data"))
+    monkeypatch.setenv("TREADLE_CONFIG", str(place.workspace / "mine.toml"))
+    code = "cat conf/treadle/config.toml data/rules.json mine.toml; for f in conf/treadle/x data/rules.json mine.toml"
+    ran = await collect(run, place.shell(f"{code}; do echo spoiled > $f; done; mv data x; mv conf x; true"))
+    assert "the-secret" not in ran.output, ran
+    for file in ("mine.toml", "data/rules.json"):
+        assert (place.workspace / file).read_text() == "the-secret"
+    assert os.listdir(place.workspace / "conf/treadle") == ["config.toml"]
+
+
+def test_the_folder_of_our_own_data_is_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path))
+    with pytest.raises(BadInput, match="cannot be a workspace"):
+        real_workspace(Job(("true",), tmp_path))
+
+
 def test_repositories_further_down_are_found_under_any_name(tmp_path: Path) -> None:
     for folder in ("a/.git/hooks", "b/c/.treadle", "store/objects", ".git/modules/sub/objects", "node_modules/x/.git"):
         (tmp_path / folder).mkdir(parents=True)
@@ -115,10 +153,13 @@ def test_what_was_there_before_or_was_filled_meanwhile_stays(tmp_path: Path) -> 
 
 
 def test_a_repository_that_is_a_file_is_protected_as_one(tmp_path: Path) -> None:
-    (tmp_path / ".git").write_text("gitdir: elsewhere")
-    with guarded(tmp_path) as opened:
-        assert os.path.samestat(os.fstat(opened[".git"]), (tmp_path / ".git").stat())
-    assert os.listdir(tmp_path) == [".git"]
+    (tmp_path / "sub").mkdir()
+    for file in (tmp_path / ".git", tmp_path / "sub/.git"):
+        file.write_text("gitdir: elsewhere")
+    with guarded(tmp_path, [tmp_path / "sub/.git"]) as opened:
+        for name in (".git", "sub/.git"):
+            assert os.path.samestat(os.fstat(opened[name]), (tmp_path / name).stat())
+    assert sorted(os.listdir(tmp_path)) == [".git", "sub"] and os.listdir(tmp_path / "sub") == [".git"]
 
 
 @needs_bubblewrap

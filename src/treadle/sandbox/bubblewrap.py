@@ -55,12 +55,13 @@ OpenWay = Callable[[int, Job], AbstractAsyncContextManager[None]]
 
 
 class Plan(Struct, frozen=True):
-    """Everything that stands in a sandbox's arguments."""
+    """All that stands in a sandbox's arguments. What is `opened` is read-only, but for `ways`, which only stay."""
 
     job: Job
     workspace: Path
     cwd: Path
-    protected: Mapping[str, int]
+    opened: Mapping[str, int]
+    ways: frozenset[str]
     masked: tuple[Path, ...]
     environment: Mapping[str, str]
 
@@ -70,12 +71,13 @@ async def run(job: Job, on_output: OnOutput, open_way: OpenWay) -> Ended:
     workspace = real_workspace(job)
     cwd = working_folder(job, workspace)
     found = await asyncio.to_thread(look_through, workspace)
-    masked = () if job.env_files else found.env_files
+    masked = (*found.own, *(() if job.env_files else found.env_files))
     with ExitStack() as held:
-        protected = held.enter_context(guarded(workspace, found.repositories if job.writable else ()))
+        ways = found.ways(workspace) if job.writable else ()
+        opened = held.enter_context(guarded(workspace, (*ways, *(found.repositories if job.writable else ()))))
         seen = (Path("/usr"), workspace, *job.read_only, *interpreter_folders())
         environment = {**(proxy_environment() if job.network else {}), **walled_environment(job, HOME, seen)}
-        box = _Box(Plan(job, workspace, cwd, protected, masked, environment), held)
+        box = _Box(Plan(job, workspace, cwd, opened, frozenset(map(str, ways)), masked, environment), held)
         try:
             pid = await box.set_up()
             async with open_way(pid, job):
@@ -101,7 +103,7 @@ class _Box:
             listed = memory_file("arguments", b"\0".join(map(os.fsencode, options)), given)
             command = [BWRAP, "--args", str(listed), "--", "/bin/sh", "-c", _GATE, "sh", *plan.job.argv]
             # One that bubblewrap does not take would stay open in the command, and lead around the mount.
-            mounted = plan.protected.values() if _binds_descriptors() else ()
+            mounted = plan.opened.values() if _binds_descriptors() else ()
             self._process = spawn(command, waiting, output, (status, filtering, listed, *mounted))
         os.set_blocking(self._status, False)
         self._output = Output(written, plan.job.bounds.output_bytes)
@@ -129,7 +131,7 @@ class _Box:
 
     def _check_protected(self, pid: int) -> None:
         """Another command may have put a link in the way of a repository further down, between looking and mounting."""
-        for name, opened in self._plan.protected.items():
+        for name, opened in self._plan.opened.items():
             if name in PROTECTED or _binds_descriptors():
                 continue
             try:
@@ -220,8 +222,8 @@ def arguments(plan: Plan) -> list[str]:
         *("--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
         *(word for folder in plan.job.read_only for word in _read_only(_checked(folder))),
         *("--bind" if plan.job.writable else "--ro-bind", str(plan.workspace), str(plan.workspace)),
-        *(word for name, opened in plan.protected.items() for word in _protected(plan.workspace / name, opened)),
-        *(word for path in plan.masked for word in ("--ro-bind", str(empty_file()), str(path))),
+        *(word for name, opened in _outer_first(plan) for word in _mounted(plan, plan.workspace / name, opened)),
+        *(word for path in plan.masked for word in _hidden(path)),
         # On top of the workspace: the code that runs us stays as it is even when it lies in there.
         *(word for folder in interpreter_folders() for word in _read_only(folder)),
         *("--remount-ro", "/", "--chdir", str(plan.cwd)),
@@ -251,10 +253,22 @@ def _hidden_from_root() -> Iterator[str]:
                 yield from ("--ro-bind", str(empty_file()), f"/proc/{name}")
 
 
-def _protected(path: Path, opened: int) -> tuple[str, ...]:
+def _outer_first(plan: Plan) -> list[tuple[str, int]]:
+    """What is mounted from descriptors, the folders on the way to our own before what may lie in them."""
+    return sorted(plan.opened.items(), key=lambda item: str(plan.workspace / item[0]) not in plan.ways)
+
+
+def _mounted(plan: Plan, path: Path, opened: int) -> tuple[str, ...]:
+    how = "--bind" if str(path) in plan.ways else "--ro-bind"
     if _binds_descriptors():
-        return ("--ro-bind-fd", str(opened), str(path))
-    return _read_only(path)
+        return (f"{how}-fd", str(opened), str(path))
+    return (how, str(path), str(path))
+
+
+def _hidden(path: Path) -> tuple[str, ...]:
+    if path.is_dir():
+        return ("--tmpfs", str(path), "--remount-ro", str(path))
+    return ("--ro-bind", str(empty_file()), str(path))
 
 
 def _read_only(path: Path) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def _rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
     yield str(folder), everything
     found = look_through(workspace)
     special = dict.fromkeys(found.repositories, _READ_ONLY)
-    special |= {} if job.env_files else dict.fromkeys(found.env_files, 0)
+    special |= dict.fromkeys((*found.own, *(() if job.env_files else found.env_files)), 0)
     yield from _split(workspace, special, everything if job.writable else _READ_ONLY)
 
 

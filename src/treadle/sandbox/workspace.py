@@ -19,7 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.sandbox.base import PROTECTED, Job, is_env_file
+from treadle.sandbox.base import PROTECTED, STORE_ENDINGS, STORE_HEAD, Job, is_env_file, is_store, own_places
 from treadle.sandbox.folder import runtime_folder
 
 _NEVER = {
@@ -49,7 +49,13 @@ class Found(Struct, frozen=True):
     """What lies in a workspace that a command may not see, or not change."""
 
     env_files: tuple[Path, ...]
+    own: tuple[Path, ...]
     repositories: tuple[Path, ...]
+
+    def ways(self, workspace: Path) -> tuple[Path, ...]:
+        """The folders on the way to what is our own: were one moved away, another could be put in its place."""
+        ways = {parent for place in self.own for parent in place.parents if workspace in parent.parents}
+        return tuple(sorted(ways - set(self.repositories) - set(self.own)))
 
 
 def existing_workspace(job: Job) -> Path:
@@ -67,7 +73,7 @@ def real_workspace(job: Job) -> Path:
     """The same for a command behind walls; refused when it could leave by this folder."""
     folder = existing_workspace(job)
     home = Path.home().resolve()
-    below = any(folder.is_relative_to(top) for top in _NOT_BELOW)
+    below = any(folder.is_relative_to(top) for top in _NOT_BELOW) or folder in own_places()
     if str(folder) in _NEVER or below or home.is_relative_to(folder) or runtime_folder().is_relative_to(folder):
         raise BadInput(
             f"{folder} cannot be a workspace: commands could read keys there or change what runs outside. Nothing was "
@@ -85,28 +91,48 @@ def working_folder(job: Job, workspace: Path) -> Path:
 
 
 def look_through(workspace: Path) -> Found:
-    """Find files that hold secrets by custom, and repositories further down, near ones first.
+    """Find files that hold secrets by custom, our own logs and settings, and repositories further down.
 
-    In a huge tree the search ends after so many entries.
+    Near ones come first. In a huge tree the search ends after so many entries.
     """
     env_files, repositories = list[Path](), list[Path]()
+    own = [place for place in own_places() if place.exists() and place.is_relative_to(workspace)]
     folders, seen = deque([workspace]), 0
     while folders and seen < _ENTRIES:
         folder = folders.popleft()
         with suppress(OSError), os.scandir(folder) as entries:
             here = list(entries)
+            names = {entry.name for entry in here}
             seen += len(here)
-            if folder != workspace and is_repository({entry.name for entry in here}):
+            if folder != workspace and is_repository(names):
                 repositories.append(folder)
                 continue
             for entry in here:
+                if f"{entry.name}-wal" in names and _is_store(folder / entry.name):
+                    own += [folder / f"{entry.name}{end}" for end in STORE_ENDINGS if f"{entry.name}{end}" in names]
                 if is_env_file(entry.name):
                     env_files += filter(Path.is_file, _inside(Path(entry.path), workspace))
                 elif entry.name in PROTECTED and folder != workspace:
                     repositories += _inside(Path(entry.path), workspace)
                 elif entry.name not in _NOT_SEARCHED and entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry.path))
-    return Found(tuple(env_files), tuple(dict.fromkeys(repositories)))
+                    if Path(entry.path) not in own:
+                        folders.append(Path(entry.path))
+    return Found(tuple(env_files), tuple(own), tuple(dict.fromkeys(repositories)))
+
+
+def _is_store(path: Path) -> bool:
+    return is_store(_head(path)) or is_store(_head(path.with_name(f"{path.name}-wal")))
+
+
+def _head(path: Path) -> bytes:
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(opened, STORE_HEAD) if stat.S_ISREG(os.fstat(opened).st_mode) else b""
+    finally:
+        os.close(opened)
 
 
 def is_repository(names: set[str]) -> bool:
@@ -123,10 +149,10 @@ def _inside(path: Path, workspace: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def guarded(workspace: Path, repositories: Iterable[Path] = ()) -> Generator[dict[str, int]]:
+def guarded(workspace: Path, below: Iterable[Path] = ()) -> Generator[dict[str, int]]:
     """Hold what is protected: an open descriptor for each name, made with a placeholder where it is missing.
 
-    Repositories further down are held as they are, by their place in the workspace.
+    What is further `below` is held as it is, by its place in the workspace.
     """
     path = runtime_folder() / lock_name(workspace)
     lock = _shared_lock(path)
@@ -134,8 +160,7 @@ def guarded(workspace: Path, repositories: Iterable[Path] = ()) -> Generator[dic
     try:
         for protected in PROTECTED:
             opened[protected] = _open_protected(workspace, protected, lock)
-        for repository in repositories:
-            name = str(repository.relative_to(workspace))
+        for name in (str(one.relative_to(workspace)) for one in below):
             opened[name] = _open_below(workspace, name)
         yield opened
     finally:

@@ -18,6 +18,7 @@ from typing import Literal, Self
 
 from msgspec import Struct
 
+from treadle.sandbox.base import STORE_ENDINGS, STORE_HEAD, is_store, own_places
 from treadle.tools.base import ToolError
 from treadle.tools.beneath import O_PATH, open_beneath
 from treadle.tools.names import is_protected, is_secret
@@ -69,7 +70,9 @@ class Folder:
             self._fd = os.open(self.root, (O_PATH or os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise PathRefused(f"the workspace {self.root} cannot be opened: {error.strerror}") from None
-        self._names = [f"{name.rstrip('/')}/" for name in (os.path.abspath(self.root), os.path.realpath(self.root))]
+        real = os.path.realpath(self.root)
+        self._names = [f"{name.rstrip('/')}/" for name in (os.path.abspath(self.root), real)]
+        self._own = [os.path.relpath(place, real) for place in own_places() if place.is_relative_to(real)]
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +115,8 @@ class Folder:
             raise PathRefused(f"{name}: what lies in .git or .treadle is never written by a tool. The user can.")
         if repository := self._repository_of(name):
             raise PathRefused(f"{name}: {repository} is a repository of git, and what lies in it is never written.")
+        if self._is_store(name):
+            raise PathRefused(f"{name} is a log of treadle's sessions, which is never written by a tool.")
         self._mask(name)
         return name
 
@@ -124,7 +129,18 @@ class Folder:
             folder = posixpath.dirname(folder)
         return ""
 
+    def _is_store(self, name: str) -> bool:
+        """Whether this is a log that somebody has open, or a part of one."""
+        logs = {name.removesuffix(end) for end in STORE_ENDINGS}
+        for part in (f"{log}{end}" for log in logs if self.look(f"{log}-wal") for end in ("", "-wal")):
+            with suppress(ToolError), self._found(part, links=False) as (opened, _):
+                if is_store(_content(opened, STORE_HEAD)):
+                    return True
+        return False
+
     def _mask(self, name: str) -> None:
+        if any(own == "." or f"{name}/".startswith(f"{own}/") for own in self._own):
+            raise PathRefused(f"{name} belongs to treadle itself, so it is neither shown nor changed. The user can.")
         if is_secret(name, self.granted):
             raise PathRefused(
                 f"{name} may hold secrets, so it is neither shown nor changed. Do without it, or ask the user for "
@@ -210,9 +226,7 @@ class Folder:
     def _held(self, name: str, opened: int, about: os.stat_result, cap: int) -> Held:
         if about.st_size > cap:
             raise PathRefused(f"{name} has {about.st_size} bytes, and {cap} is the most that is read at once.")
-        reading = os.open(f"/proc/self/fd/{opened}", _READ | os.O_CLOEXEC) if O_PATH else os.dup(opened)
-        with open(reading, "rb") as file:
-            data = file.read(cap + 1)
+        data = _content(opened, cap + 1)
         if len(data) > cap:
             raise PathRefused(f"{name} grew past {cap} bytes while it was read.")
         return Held(name, data, about.st_mode & 0o777)
@@ -311,6 +325,13 @@ class Folder:
                 return PathRefused(f"{name}: the system does not permit this ({error.strerror}).")
             case _:
                 return ToolError(f"{name}: {error.strerror or error}. The file is as it was.")
+
+
+def _content(opened: int, most: int) -> bytes:
+    """What a file begins with; its descriptor may be one that cannot be read from."""
+    reading = os.open(f"/proc/self/fd/{opened}", _READ | os.O_CLOEXEC) if O_PATH else os.dup(opened)
+    with open(reading, "rb") as file:
+        return file.read(most)
 
 
 def _kind(mode: int) -> Kind:

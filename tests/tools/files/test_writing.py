@@ -8,6 +8,7 @@ import pytest
 
 from tests.tools.files.bench import Bench, some_bench
 from treadle.events import KeptFile
+from treadle.log.open import open_log
 
 bench = some_bench
 
@@ -62,6 +63,28 @@ async def test_a_hard_link_to_something_else_is_cut_and_not_written_through(benc
 async def test_the_folders_that_run_code_later_are_never_written(bench: Bench, path: str) -> None:
     assert "never written" in await bench.refused("write_file", path=path, content="x")
     assert os.listdir(bench.workspace) == []
+
+
+async def test_the_log_of_a_session_in_the_workspace_is_never_written(bench: Bench) -> None:
+    log = open_log(bench.workspace / "words.db")
+    for path in ("words.db", "words.db-wal", "words.db-journal"):
+        assert "log of treadle's sessions" in await bench.refused("write_file", path=path, content="x")
+    patch = "diff --git a/words.db b/old.db\nrename from words.db\nrename to old.db\n"
+    assert "log of treadle's sessions" in await bench.refused("apply_patch", patch=patch)
+    await bench.call("write_file", path="other.db", content="x")
+    await log.close()
+
+
+async def test_what_belongs_to_treadle_itself_is_neither_shown_nor_changed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put("conf/treadle/config.toml", "approve = []")
+    bench.put("conf/other.toml", "free = true")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(bench.workspace / "conf"))
+    for name, more in (("read_file", {}), ("write_file", {"content": "x"}), ("edit_file", {"old": "[]", "new": "x"})):
+        assert "belongs to treadle" in await bench.refused(name, path="conf/treadle/config.toml", **more)
+    assert "approve" not in await bench.call("search_files", pattern="approve|free")
+    await bench.call("write_file", path="conf/other.toml", content="x")
 
 
 async def test_a_repository_by_another_name_is_never_written(bench: Bench) -> None:

@@ -461,3 +461,32 @@ print("left")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
+
+
+async def test_many_short_calls_at_once_share_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_MOMENT", 500)
+    before = {thread for thread in threading.enumerate() if thread.name == "treadle-tool"}
+    used = await asyncio.gather(*(run_in_thread(threading.current_thread, {}) for _ in range(300)))
+    assert len(set(used) - before) <= threads._AT_ONCE
+
+
+async def test_a_call_that_is_cancelled_before_a_thread_took_it_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, release, ran = threading.Event(), threading.Event(), threading.Event()
+    barrier = threading.Barrier(threads._KEPT + 1, action=began.set, timeout=500)
+
+    def waits() -> None:
+        barrier.wait()
+        release.wait(500)
+
+    busy = [asyncio.create_task(run_in_thread(waits, {})) for _ in range(barrier.parties)]
+    assert await asyncio.to_thread(began.wait, 500)
+    monkeypatch.setattr(threads, "_MOMENT", 500)
+    late = asyncio.create_task(run_in_thread(ran.set, {}))
+    await asyncio.sleep(0)
+    waiting = len(threads._waiting)
+    late.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    release.set()
+    await asyncio.gather(*busy)
+    assert waiting == 1 and not threads._waiting and not ran.is_set()

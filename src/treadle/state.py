@@ -84,7 +84,7 @@ class Turn(Struct):
     reply: ModelReplied | None = None
     calls: dict[str, CallState] = {}
     left: int = 0
-    signals: set[str] = set()
+    signals: tuple[str, ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -371,7 +371,7 @@ def _call_finished(state: State, fact: CallFinished) -> None:
 def _signal(state: State, fact: SignalDetected) -> None:
     state.entries.append(fact)
     if state.turn is not None:
-        state.turn.signals.add(fact.kind)
+        state.turn.signals += (fact.kind,)
     run = state.run
     if run is None:
         return

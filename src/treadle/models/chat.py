@@ -73,6 +73,7 @@ class Chat:
         self._owner = f"{provider}:{model}"
         self._key = f"chat:{self._owner}"
         self._quirks = quirks
+        self._last_head, self._head_of = b"", tuple[Any, ...]()
 
     def body(self, request: Request, window: int | None) -> bytes:
         known = written(request, self._key)
@@ -113,10 +114,13 @@ class Chat:
         return encode({"role": "system", "content": text.strip()}) if text.strip() else b""
 
     def _head(self, request: Request, known: Written) -> bytes:
-        """All but the messages and the token limit; serialised again only when it differs."""
-        key = (request.tools, request.tool_choice, request.sampling, request.output_schema, request.session_id)
+        """All but the messages and the token limit; serialised again only when it differs, and shared by sessions."""
+        session = request.session_id if self._quirks.cache_key else ""
+        key = (request.tools, request.tool_choice, request.sampling, request.output_schema, session)
         if known.head_of != key:
-            known.head, known.head_of = encode(self._fields(request))[:-1], key
+            if self._head_of != key:
+                self._last_head, self._head_of = encode(self._fields(request))[:-1], key
+            known.head, known.head_of = self._last_head, self._head_of
         return known.head
 
     def _fields(self, request: Request) -> dict[str, Json]:

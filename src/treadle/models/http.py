@@ -263,7 +263,6 @@ class Exchange:
                 self._content = response.content
                 self.content_type = response.content_type
                 if response.status == 200 and self.content_type != "text/html":
-                    self._watch()
                     return
                 said = await _beginning(response.content)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -284,11 +283,10 @@ class Exchange:
             data: bytes = content.read_nowait(-1)
             if not data and not content.at_eof():
                 self._waits_since = self._loop.time()
+                self._watch()
                 data = await content.readany()
                 self._waits_since = 0.0
-            if self._first:
-                self._first = 0.0
-                self._watch()
+            self._first = 0.0
             if self._loop.time() >= self._deadline:
                 raise TimeoutError
             return data
@@ -317,9 +315,11 @@ class Exchange:
 
     def _watch(self) -> None:
         """Wake up when the limit that counts now would be reached. One timer a reply, not one a read."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(self._limit(), self._look)
+        limit = self._limit()
+        if self._timer is None or self._timer.when() > limit:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(limit, self._look)
 
     def _look(self) -> None:
         limit = self._limit()

@@ -135,8 +135,10 @@ class RemoteModel:
         exchange = self._transport.exchange()
         reader: Reader | None = None
         try:
+            sent = len(body)
             await exchange.start(wire.path, body)
-            reader = wire.reader(request, len(body), exchange.content_type)
+            del body  # a long conversation would be held twice for as long as the model writes
+            reader = wire.reader(request, sent, exchange.content_type)
             while data := await exchange.read():
                 for event in reader.feed(data):
                     yield event

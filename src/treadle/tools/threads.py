@@ -1,6 +1,7 @@
 """Plain functions off the event loop, in daemon threads: one that never returns cannot keep the process alive.
 
-Not a general executor: no queue, no limit but the number of calls under way.
+Not a general executor: no call waits long for another. A few threads serve many short calls; a call that finds all
+of them busy for more than a moment gets one of its own.
 """
 
 from __future__ import annotations
@@ -9,49 +10,76 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-_Job = tuple[
-    Callable[..., Any],
-    Mapping[str, object],
-    contextvars.Context,
-    asyncio.AbstractEventLoop,
-    "asyncio.Future[Any]",
-]
-_idle: deque[_Worker] = deque()
+
+class _Job:
+    """One call, and who waits for it."""
+
+    __slots__ = ("context", "function", "future", "loop", "values")
+
+    def __init__(self, function: Callable[..., Any], values: Mapping[str, object]) -> None:
+        self.function, self.values, self.context = function, values, contextvars.copy_context()
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+
+
+_AT_ONCE = 8
 _KEPT = 64
+_MOMENT = 0.02
+_idle: deque[_Worker] = deque()
+_waiting: deque[_Job] = deque()
+_threads: set[_Worker] = set()
 
 
 class _Worker(Thread):
-    """A thread that takes one job after another, and is idle in between."""
+    """A thread that takes one job after another, and is idle when none waits."""
 
     def __init__(self) -> None:
         super().__init__(name="treadle-tool", daemon=True)
         self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        _threads.add(self)
         self.start()
 
     def run(self) -> None:
-        while job := self.jobs.get():
-            function, values, context, loop, future = job
-            result, error = None, None
-            try:
-                result = context.run(function, **values)
-            except BaseException as raised:
-                error = raised
-            try:
-                loop.call_soon_threadsafe(_deliver, self, future, result, error)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                return
-            del job, function, values, context, future, result, error
+        job = self.jobs.get()
+        while job is not None:
+            job = self._work(job) or self.jobs.get()
+        _threads.discard(self)
+
+    def _work(self, job: _Job) -> _Job | None:
+        """Do a job and tell its loop; the next one, when one waits."""
+        result, error = None, None
+        try:
+            result = job.context.run(job.function, **job.values)
+        except BaseException as raised:
+            error = raised
+        following = _next()
+        try:
+            job.loop.call_soon_threadsafe(_deliver, job.future, result, error, None if following else self)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            if following is None:
+                self.jobs.put(None)
+        return following
 
 
-def _deliver(worker: _Worker, future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-    if len(_idle) < _KEPT:
-        _idle.append(worker)
-    else:
-        worker.jobs.put(None)
+def _next() -> _Job | None:
+    try:
+        return _waiting.popleft()
+    except IndexError:
+        return None
+
+
+def _deliver(future: asyncio.Future[Any], result: object, error: BaseException | None, free: _Worker | None) -> None:
+    if free is not None:
+        job = _next()
+        if job is None and len(_idle) < _KEPT:
+            _idle.append(free)
+        else:
+            free.jobs.put(job)
     if future.done():
         return
     if error is None:
@@ -63,11 +91,25 @@ def _deliver(worker: _Worker, future: asyncio.Future[Any], result: object, error
 
 
 async def run_in_thread(function: Callable[..., Any], values: Mapping[str, object]) -> Any:
-    """Call the function in a thread and wait for it; cancelling stops the waiting, not the thread."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    if not _idle:
-        await asyncio.sleep(0)  # one may just be ready: many short calls at once need few threads
-    worker = _idle.pop() if _idle else _Worker()
-    worker.jobs.put((function, values, contextvars.copy_context(), loop, future))
-    return await future
+    """Call the function in a thread and wait for it; cancelling stops the waiting, not a thread that is at it."""
+    job = _Job(function, values)
+    if _idle:
+        _idle.pop().jobs.put(job)
+    elif len(_threads) < _AT_ONCE:
+        _Worker().jobs.put(job)
+    else:
+        _waiting.append(job)
+        job.loop.call_later(_MOMENT, _hurry, job)
+    try:
+        return await job.future
+    except asyncio.CancelledError:
+        with suppress(ValueError):
+            _waiting.remove(job)
+        raise
+
+
+def _hurry(job: _Job) -> None:
+    """Nobody took the job in a moment: those at work may be at it for long."""
+    with suppress(ValueError):
+        _waiting.remove(job)
+        _Worker().jobs.put(job)

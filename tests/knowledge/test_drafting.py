@@ -92,6 +92,19 @@ async def test_twice_or_different_things_propose_nothing(tmp_path: Path) -> None
     assert model.drafts == [] and proposals(library) == []
 
 
+async def test_what_was_only_talked_about_is_no_skill(tmp_path: Path) -> None:
+    library, model = Library(tmp_path, tmp_path / "own"), ScriptedModel("One.", "Two.", "Three.", DRAFT)
+    agent = library.agent("default", AgentOptions(StrictModel(model)))
+    async with Runtime(":memory:", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        async with runtime.session("default", workspace=tmp_path) as session:
+            for ask in ASKS:
+                await ended(session, ask)
+            while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
+                await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+    assert len(model.requests) == 3 and proposals(library) == []
+
+
 async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(tmp_path: Path) -> None:
     model = Writer(DRAFT)
     here, there = tmp_path / "here", tmp_path / "there"

@@ -155,6 +155,17 @@ async def test_what_is_asked_while_another_call_runs_is_listed_and_can_be_answer
         assert made.done == ["users"]
 
 
+async def test_a_session_that_was_given_to_another_agent_says_so_at_once() -> None:
+    agent, _ = agent_of()
+    other = Agent(ScriptedModel("it is I"), name="second")
+    async with served(agent, other) as client:
+        session_id = await client.session(agent="agent")
+        changed = await client.json("PATCH", f"/v1/sessions/{session_id}", {"agent": "second"})
+        assert changed["agent"] == "second"
+        assert (await client.send(session_id, "who?"))["reply"] == "it is I"
+        assert (await client.json("GET", f"/v1/sessions/{session_id}"))["agent"] == "second"
+
+
 async def test_what_a_question_suggests_is_told_in_every_format() -> None:
     agent, _ = agent_of(call("ask_user", question="Which?", options=["red", "blue"]), "done", tools=[AskUser()])
     async with served(agent) as client:

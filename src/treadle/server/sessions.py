@@ -103,7 +103,7 @@ async def get_session(service: TheService, token: Viewer, session_id: str) -> Se
     session = await service.session(session_id)
     state = await session.state()
     return SessionDetail(
-        **SessionView.of(info).model_dump(),
+        **SessionView.of(info, state.agent).model_dump(),
         model=state.model or (state.created.model if state.created is not None else ""),
         messages=await _said(session),
         pending=[Pending.of(session_id, question) for question in state.pending],
@@ -148,7 +148,7 @@ async def change_session(service: TheService, token: Sender, session_id: str, bo
     if body.agent or body.model or body.limits is not None:
         limits = body.limits.limits(session.agent.limits) if body.limits is not None else None
         await session.configure(agent=body.agent, model=body.model, limits=limits, by=token.name)
-    return SessionView.of(await service.runtime.log.info(session_id))
+    return SessionView.of(await service.runtime.log.info(session_id), (await session.state()).agent)
 
 
 @router.delete("/sessions/{session_id}", status_code=204)

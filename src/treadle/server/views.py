@@ -209,11 +209,12 @@ class SessionView(BaseModel):
     parent: str | None = None
 
     @classmethod
-    def of(cls, info: SessionInfo) -> SessionView:
+    def of(cls, info: SessionInfo, agent: str = "") -> SessionView:
+        """A session's line; `agent` is who it was given to since it was made, where that is known."""
         return cls(
             id=info.id,
             name=info.name,
-            agent=info.agent,
+            agent=agent or info.agent,
             status=info.status,
             seq=info.seq,
             turns=info.turns,

@@ -257,6 +257,7 @@ class Screen:
 async def on_terminal(argv: list[str], folder: Path, env: dict[str, str]) -> AsyncIterator[Screen]:
     pid, fd = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have had it ignored
         termios.tcsetwinsize(0, (ROWS, COLUMNS))
         os.chdir(folder)
         os.execve(argv[0], argv, env)

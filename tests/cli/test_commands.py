@@ -71,8 +71,9 @@ async def test_sessions_are_listed_and_found_by_name_and_beginning_of_id(place: 
     await place.quick("sessions", "rename", first[:8], "beta")
     several = await place.quick("sessions", "show", "beta")
     assert several.code == 2 and f"'beta' could be 2 sessions ({first[:12]}, {second[:12]})" in several.err
-    gone = await place.quick("sessions", "show", "gamma")
-    assert gone.code == 2 and "no session has the id or the name 'gamma'" in gone.err
+    for reference, told in [("gamma", "'gamma'"), ("caf\udce9", "'caf?'")]:
+        gone = await place.quick("sessions", "show", reference)
+        assert gone.code == 2 and f"no session has the id or the name {told}" in gone.err
 
 
 async def test_sessions_elsewhere_are_not_listed_for_a_workspace(place: Place, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ _PAGE = 200
 
 async def find(log: Log, reference: str) -> SessionInfo:
     """The one session that is meant. Raises `NotFound`, or `BadInput` when it could be several."""
+    reference = reference.encode("utf-8", "replace").decode()  # what a shell gives may be no text at all
     try:
         return await log.info(reference)
     except NotFound:

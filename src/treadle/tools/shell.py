@@ -9,7 +9,7 @@ import codecs
 import contextlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from treadle.policy import Assessment
 from treadle.sandbox.base import Bounds, Ended, Job, Sandbox, SandboxUnavailable
 from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, ToolResult, Trait, decoded
 from treadle.tools.kept import KeptFiles
+from treadle.tools.names import is_instruction
 from treadle.tools.shell_language import commands_of, parts_of
 from treadle.tools.shell_safety import classify
 from treadle.tools.snapshot import keeping
@@ -30,6 +31,7 @@ FOLDER = "treadle.folder"
 
 LONGEST = 600.0
 _MOST_CHARACTERS = 100_000
+_NAMED = 5
 _OVER = {
     "memory": "it used more than {bounds.memory_mb} MB of memory",
     "processes": "it started more than {bounds.processes} processes",
@@ -144,7 +146,7 @@ class Shell(Tool):
             writable=not reads,  # should it do more than it was judged by, it cannot
         )
         try:
-            async with keeping(self.kept, context) if self.kept and not reads else contextlib.nullcontext():
+            async with keeping(self.kept, context) if self.kept and not reads else contextlib.nullcontext() as taken:
                 if context.tier == "full":
                     ended = await self._sandbox.run_on_host(job, output.feed)
                 else:
@@ -152,6 +154,7 @@ class Shell(Tool):
         except SandboxUnavailable as error:
             raise ToolError(str(error)) from None
         said = [lost, await _moved(context, workspace, folder, output.finish()), _ending(ended, bounds)]
+        said.append(_instructed(taken.left if taken is not None else ()))
         text = "\n".join([output.text.rstrip("\n"), *(f"[{one}]" for one in said if one)]).lstrip("\n")
         return ToolResult(text or "[no output]", ok=ended.code == 0, timed_out=ended.reason == "wall")
 
@@ -181,6 +184,18 @@ async def _moved(context: ToolContext, workspace: Path, before: str, ended_in: s
     if not inside:
         return f"{ended_in} is outside the workspace: the next command starts in the workspace again"
     return f"now in {folder or 'the workspace'}" if folder != before else ""
+
+
+def _instructed(changed: Iterable[str]) -> str:
+    """A word about changed files that speak to agents or programs of later days: no command says all that it writes."""
+    files = sorted(filter(is_instruction, changed))
+    if not files:
+        return ""
+    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    return (
+        f"it changed {', '.join(files[:_NAMED])}{more}, which tells agents, editors or build services what to do: "
+        "say so to the user"
+    )
 
 
 def _ending(ended: Ended, bounds: Bounds) -> str:

@@ -181,6 +181,17 @@ class _Judge:
         # After leaving the workspace no relative path is known to be in it.
         self._elsewhere = False
         self._elsewhere = any(part.kind == "command" and self._leaves(part) for part in parts)
+        # What is written in such a folder need not name it.
+        self._inside = next(
+            (
+                f"{word.text}/"
+                for part in parts
+                if part.name in ("cd", "pushd")
+                for word in part.words[1:]
+                if _instructs(Word(f"{word.text}/x"))
+            ),
+            "",
+        )
 
     def danger(self, part: Part) -> str:
         """Why this part must not run unasked; empty when nothing is known against it."""
@@ -193,7 +204,7 @@ class _Judge:
         if part.kind == "redirect":
             if part.name != ">":
                 return ""
-            return "it writes outside the workspace" if self._outside(part.words[1]) else _instructs(part.words[1])
+            return "it writes outside the workspace" if self._outside(part.words[1]) else self._instructs(part.words[1])
         if part.name == "find" and self._found_outside(part):
             return "it runs a command on files outside the workspace"
         return _known(part) or self._writes_outside(part)
@@ -236,7 +247,7 @@ class _Judge:
             places = list(_outputs(name, words)) if _OUTPUTS.fullmatch(name) else []
             if any(self._outside(place) for place in places):
                 return "it writes outside the workspace"
-            return next((why for place in places if (why := _instructs(place))), "")
+            return next((why for place in places if (why := self._instructs(place))), "")
         if _COPIERS.fullmatch(name) and not re.search(r"(^| )(-t|--target)", flags):
             words = words[-1:]
         for word in words:
@@ -245,12 +256,16 @@ class _Judge:
                 continue
             if self._outside(Word(path, word.fixed)):
                 return "it deletes outside the workspace" if deletes else "it writes outside the workspace"
-            if instructs := _instructs(Word(path, word.fixed)):
+            if instructs := self._instructs(Word(path, word.fixed)):
                 return instructs
             recursive = name == "rm" and re.search(r"(^| )(-[a-zA-Z]*[rR]|--recursive)", flags)
             if recursive and (self._whole(word) or re.search(r"[$`]", "" if word.fixed else path)):
                 return "it deletes all that is below the workspace, or below a place that is not known"
         return ""
+
+    def _instructs(self, word: Word) -> str:
+        relative = self._inside and not word.text.startswith("/")
+        return _instructs(word) or (_instructs(Word(f"{self._inside}{word.text}")) if relative else "")
 
     def _whole(self, word: Word) -> bool:
         return posixpath.normpath(word.text or ".") in (".", "*", self._workspace) or word.text in ("./*", ".*")

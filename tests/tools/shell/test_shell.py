@@ -181,6 +181,19 @@ async def test_what_a_command_changes_is_kept_and_what_only_reads_is_not_looked_
     kept.close()
 
 
+@needs_bubblewrap
+async def test_a_command_that_changed_what_instructs_agents_says_so_though_it_did_not_name_it(
+    workspace: Path, tmp_path: Path
+) -> None:
+    kept = KeptFiles(tmp_path / "kept")
+    terminal = Terminal(workspace, Shell(sandbox, kept))
+    code = "import os; os.mkdir('.vscode'); open('.vscode/tasks.json', 'w'); open('AGENTS.md', 'w'); open('a.md', 'w')"
+    said = await terminal.says(f'python3 -c "{code}"')
+    assert "it changed .vscode/tasks.json, AGENTS.md, which tells agents" in said and "a.md" not in said, said
+    assert "it changed" not in await terminal.says("echo x > b.md")
+    kept.close()
+
+
 async def test_a_command_that_only_reads_cannot_write_whatever_it_runs_on_the_way(workspace: Path) -> None:
     hidden = workspace / "hook"
     hidden.write_text("#!/bin/sh\ntouch src/written\n")

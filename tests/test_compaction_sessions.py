@@ -156,6 +156,20 @@ async def test_a_failed_compaction_leaves_the_run_going() -> None:
     assert all(FIRST in shown_text(request) for request in model.requests)
 
 
+async def test_a_model_whose_summaries_mislead_it_is_not_asked_for_one() -> None:
+    class Small(CountingModel):
+        sums_up = False
+
+    model = Small(Reader(30), window=2048)
+    agent = Agent(model, tools=[page, todo])
+    async with agent.session() as session:
+        outcome = await ended(session, FIRST)
+        compactions = of(await session.facts(), ContextCompacted)
+    assert outcome.reason == "answered" and model.summaries == [] and model.refused == 0
+    assert [fact for fact in compactions if fact.kind == "summary"]
+    assert all(FIRST in shown_text(request) for request in model.requests)
+
+
 async def test_a_window_that_nobody_knows_is_learnt_from_the_refusal() -> None:
     model = CountingModel(Reader(60), window=None)
     async with await opened(model) as session:

@@ -23,6 +23,7 @@ from treadle.errors import ModelError
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
 from treadle.messages import Reply, Request, Usage, writable
+from treadle.models.base import SumsUp
 from treadle.setup import Setup, backoff
 from treadle.signals import Strainer, strain
 from treadle.state import State
@@ -114,6 +115,8 @@ async def compact(setup: Setup, state: State, *, asked: bool = False) -> Context
     wanted = plan_summary(state, room) if asked else plan(state, room)
     if wanted is None or wanted.kind == "prune":
         return compacted(state, room, wanted) if wanted is not None else None
+    if isinstance(setup.model, SumsUp) and not setup.model.sums_up:
+        return _summed_up(state, room, wanted, "", Usage())
     try:
         reply = await consult(setup, summary_request(state, room, wanted))
     except ModelError:

@@ -48,3 +48,4 @@ async def test_a_session_longer_than_the_window_goes_on_and_is_asked_with_its_fi
     assert of(facts, ContextCompacted) and not of(facts, ModelFailed)
     # What so small a model makes of it differs with the wording: see docs/local-model.md.
     assert FIRST in "\n".join(said(model.asked[-1]))
+    assert len(model.asked) == TALES + 2, "it was asked for a summary, which it cannot write"

@@ -31,6 +31,14 @@ class Model(Protocol):
 
 
 @runtime_checkable
+class SumsUp(Protocol):
+    """A model that says whether its summaries are worth reading; those that do not say so are taken to be."""
+
+    @property
+    def sums_up(self) -> bool: ...
+
+
+@runtime_checkable
 class Embeds(Protocol):
     """A model that can also place texts in a space of meaning; few can, and a search does without."""
 

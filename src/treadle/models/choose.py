@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from treadle.errors import BadInput, NotFound
 from treadle.messages import Request
-from treadle.models.base import Model, ModelEvent
+from treadle.models.base import Model, ModelEvent, SumsUp
 from treadle.models.catalog import embedded, resolve
 from treadle.models.http import Transport
 from treadle.models.providers import PROVIDERS
@@ -93,6 +93,11 @@ class Routed:
     @property
     def reason(self) -> str:
         return self._chosen.reason if self._chosen is not None else ""
+
+    @property
+    def sums_up(self) -> bool:
+        model = self._chosen.model if self._chosen is not None else None
+        return model.sums_up if isinstance(model, SumsUp) else True
 
     async def chosen(self) -> Model:
         """The model that stands behind this one."""

@@ -79,6 +79,12 @@ class LocalModel:
         return facts.window if facts else None
 
     @property
+    def sums_up(self) -> bool:
+        """Whether it can sum up a conversation; what a very small model writes then only misleads it."""
+        facts = self._engine and self._engine.facts
+        return not facts or facts.parameters >= SMALL
+
+    @property
     def status(self) -> LocalStatus:
         """What is loaded, and what it costs."""
         if self._engine is None:

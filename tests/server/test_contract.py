@@ -1,9 +1,7 @@
 """What a program that knows only the documents relies on: methods, addresses, bodies, lists that leave nothing out."""
 
-import asyncio
 import gzip
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,9 @@ from websockets.exceptions import InvalidStatus
 
 from tests.kit import Held, Tables, agent_of, note
 from tests.server.kit import Client, served, until
-from treadle import Agent, AskUser, Runtime
+from treadle import Agent, AskUser
 from treadle.errors import ModelError
 from treadle.log.memory import MemoryLog
-from treadle.server.app import create_app
-from treadle.server.run import serve_app
 from treadle.testing import ScriptedModel, call
 
 
@@ -101,30 +97,6 @@ async def test_a_socket_to_nowhere_and_one_with_an_invalid_field_are_refused_as_
         assert (status, error["type"]) == (404, "not_found")
         status, error = await refused(client, f"/v1/sessions/{await client.session()}/stream?after=soon")
         assert (status, error["type"]) == (422, "invalid_field") and error["message"].startswith("after: ")
-
-
-async def test_a_refused_socket_leaves_no_complaint_in_the_servers_output() -> None:
-    told: list[str] = []
-
-    class Heard(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            told.append(record.getMessage())
-
-    heard, logger = Heard(), logging.getLogger("uvicorn.error")
-    logger.addHandler(heard)
-    agent, _ = agent_of()
-    app = create_app(Runtime(":memory:", [agent]))
-    began: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve_app(app, "127.0.0.1", 0, began.set_result))
-    try:
-        async with Client(await began, "") as client:
-            assert (await refused(client, "/v1/nowhere"))[0] == 404
-            assert (await refused(client, "/v1/sessions/nope/stream"))[0] == 404
-    finally:
-        logger.removeHandler(heard)
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-    assert not [line for line in told if "handshake" in line]
 
 
 async def test_something_remembered_is_forgotten_by_address_by_query_or_by_body() -> None:

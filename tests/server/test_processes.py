@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
+from websockets.exceptions import InvalidStatus
 
 from tests.kit import PATIENCE
 from tests.server.kit import Client, until
@@ -174,8 +176,11 @@ async def test_a_signal_drains_the_server_and_the_next_one_goes_on_where_it_stop
             ):
                 assert (await until(events, type="run_finished"))[-1]["reason"] == "answered"
                 assert (await until(events, type="session_renamed"))[-1]["by"] == "auto"
+                with pytest.raises(InvalidStatus):
+                    await client.socket("/v1/nowhere")
             began = time.monotonic()
             again.process.send_signal(signal.SIGTERM)
             assert again.wait() == 0 and time.monotonic() - began < 10 and "Traceback" not in again.said
+            assert "handshake" not in again.said  # a refused socket is no mistake of the server's
         finally:
             again.end()

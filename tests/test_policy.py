@@ -371,6 +371,11 @@ def test_a_remembered_denial_beats_an_allowance_whichever_came_first(order: slic
         ("now", {}, "now"),
         ("note", {"text": ""}, "note"),
         ("write_files", {"paths": ["a", "b"]}, "write_files"),
+        ("apply_patch", {"files": ["src/a/b.py", "src/c.py"], "patch": "x"}, "apply_patch(files=src/**)"),
+        ("apply_patch", {"files": ["src/a.py", "b.py"]}, "apply_patch"),
+        ("apply_patch", {"files": ["src/a.py", "../b/c.py"]}, "apply_patch"),
+        ("apply_patch", {"files": ["src/a.py", "/etc/c"]}, "apply_patch"),
+        ("apply_patch", {"files": []}, "apply_patch"),
     ],
 )
 def test_a_rule_made_of_a_call_says_what_a_person_would_mean(tool: str, arguments: Any, rule: str) -> None:

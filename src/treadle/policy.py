@@ -398,6 +398,9 @@ def generalise(tool: str, arguments: Mapping[str, Json], commands: tuple[str, ..
     """The rule that scope `pattern` would remember for this call; shown to the person before it is saved."""
     argument = next(iter(arguments), "")
     value = arguments.get(argument)
+    if isinstance(value, list) and _kind_of(argument) == "path":
+        folder = _common_folder(_values(value)[1])
+        return f"{tool}({argument}={_literal(folder)}/**)" if folder else tool
     if not isinstance(value, str | int | float) or value == "":
         return tool
     kind, text = _kind_of(argument), str(value)
@@ -417,3 +420,11 @@ def generalise(tool: str, arguments: Mapping[str, Json], commands: tuple[str, ..
             count = 2 if len(words) > 1 and re.fullmatch(r"[a-z][\w-]*", words[1]) else 1
             rule = f"{_literal(' '.join(words[:count]))} *"
     return f"{tool}({argument}={rule})"
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    """The folder below the workspace in which all of these lie, or nothing."""
+    folders = [posixpath.dirname(_normal(path)) for path in paths]
+    if not folders or any(folder.split("/")[0] in ("", "..") for folder in folders):
+        return ""
+    return posixpath.commonpath(folders)

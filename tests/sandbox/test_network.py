@@ -86,9 +86,28 @@ def test_a_request_is_sent_on_without_what_was_meant_for_the_proxy() -> None:
         b"Connection: keep-alive\r\nProxy-Connection: keep-alive\r\nAccept: */*\r\n\r\n"
     )
     assert (target.host, target.port) == ("example.org", 81)
-    assert target.first == b"GET /a?b=c HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+    assert target.first == b"GET /a?b=c HTTP/1.1\r\nHost: example.org:81\r\nAccept: */*\r\nConnection: close\r\n\r\n"
     tunnel = read_request(b"CONNECT [2606:4700::1]:443 HTTP/1.1\r\n\r\n")
     assert (tunnel.host, tunnel.port, tunnel.first) == ("2606:4700::1", 443, b"")
+
+
+@pytest.mark.parametrize("line", [b"Host: evil.example", b"host : evil.example", b"X: a\r\n Host: evil", b"HOST:evil"])
+def test_a_plain_request_names_no_other_host_than_the_one_that_was_checked(line: bytes) -> None:
+    first = read_request(b"GET http://me@example.org/ HTTP/1.1\r\n" + line + b"\r\n\r\n").first
+    assert b"evil" not in first and first.count(b"Host: example.org\r\n") == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET http://a/ HTTP/1.1\r\nX: a\nHost: evil",
+        b"GET http://a/ HTTP/1.1\r\nX: a\rHost: evil",
+        b"GET http://a/\nb HTTP/1.1",
+    ],
+)
+def test_a_line_that_ends_where_only_some_see_it_is_refused(head: bytes) -> None:
+    with pytest.raises(Refused):
+        read_request(head + b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 IsPublic = Callable[[str], bool]
 
 _USUAL_PORTS = (80, 443)
+_OURS = ("host:", "host ", "proxy-", "connection:", "keep-alive:", " ", "\t")
 _HEAD = 16 * 1024
 _PATIENCE = 30.0
 _CHUNK = 65536
@@ -62,7 +63,8 @@ def read_request(head: bytes) -> Target:
     """What a client asks the proxy for: a tunnel, or one plain request to be sent on."""
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
-    if len(words) != 3:
+    # To some servers these end a line, too, and what follows is a header that was not seen here.
+    if len(words) != 3 or any("\r" in line or "\n" in line or "\0" in line for line in lines):
         raise Refused("this is not a request to a proxy")
     method, address, protocol = words
     try:
@@ -75,13 +77,11 @@ def read_request(head: bytes) -> Target:
     if method == "CONNECT":
         return Target(host, port)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    # One request a connection: a second one might be meant for another host.
-    kept = [
-        line for line in lines[1:] if line and not line.lower().startswith(("proxy-", "connection:", "keep-alive:"))
-    ]
-    return Target(
-        host, port, "\r\n".join([f"{method} {path} {protocol}", *kept, "Connection: close", "", ""]).encode("latin-1")
-    )
+    # One request a connection: a second one might be meant for another host. And `Host` may name none but that.
+    kept = [line for line in lines[1:] if line and not line.lower().startswith(_OURS)]
+    named = parts.netloc.rpartition("@")[2]
+    first = [f"{method} {path} {protocol}", f"Host: {named}", *kept, "Connection: close", "", ""]
+    return Target(host, port, "\r\n".join(first).encode("latin-1"))
 
 
 @asynccontextmanager

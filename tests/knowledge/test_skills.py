@@ -227,6 +227,23 @@ def test_a_skill_is_switched_off_and_on_for_its_user(tmp_path: Path) -> None:
         again.switch("x", on=False)
 
 
+async def test_a_skill_that_is_switched_off_is_neither_told_of_nor_read(tmp_path: Path) -> None:
+    one = library(tmp_path)
+    one.switch("deploy", on=False)
+    model = StrictModel(ScriptedModel(call("use_skill", id="a", name="deploy"), "Done."))
+    async with one.agent("default", AgentOptions(model)).session(workspace=tmp_path) as session:
+        await ended(session, "please deploy")
+    assert "deploy" not in model.requests[0].system and said(model.requests[0]) == ["please deploy"]
+    (result,) = [one.text for one in model.requests[-1].messages if isinstance(one, ResultMessage)]
+    assert "There is no skill named 'deploy'. The skills are: taste." in result
+
+
+def test_what_stands_between_the_stars_of_a_pattern_must_come_in_its_order() -> None:
+    skills = {"s": skill_of(patterns=("cut * version",))}
+    assert triggered(skills, "please cut the new version") and not triggered(skills, "which version did you cut?")
+    assert not triggered({"s": skill_of(patterns=("aba*ba",))}, "aba"), "no letter counts twice"
+
+
 def test_the_users_own_skill_comes_before_one_of_the_workspace(tmp_path: Path) -> None:
     one = library(tmp_path)
     write(tmp_path, "own/skills/deploy/SKILL.md", "---\nname: deploy\ndescription: mine\n---\nMine.")

@@ -220,6 +220,9 @@ async def test_what_was_answered_for_good_is_shown_and_can_be_taken_back(place: 
 async def test_tools_agents_skills_and_memory_are_shown(place: Place) -> None:
     assert "edit_file" in (offered := (await place.quick("tools")).out) and "fetch_url" not in offered
     assert "fetch_url" in (await place.quick("tools", "--web")).out
+    reads = (await place.quick("tools", "--agent", "reader")).out
+    assert "delegate" in offered and "remember" in offered and "read_file" in reads and "write_file" not in reads
+    assert (await place.quick("tools", "--agent", "nobody")).code == 2
     assert "example.org" in (await place.quick("tools", "shell", "--allow-host", "example.org")).out
     assert '"command"' in (await place.quick("tools", "bash")).out
     assert (await place.quick("tools", "nonsense")).code == 2

@@ -23,7 +23,7 @@ COMMANDS = {
     "memory": "what is remembered from one session to the next",
     "sandbox": "run a command behind the walls of the shell tool",
     "doctor": "what works here, and what to do about what does not",
-    "completion": "completion for bash, zsh and fish",
+    "completion": "a script that completes all this in bash, zsh and fish",
 }
 
 LISTING = ("sessions", "approvals", "models", "skills", "memory")
@@ -78,7 +78,7 @@ def _silenced(*streams: TextIO) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        sys.stdout.write(_TOP.format(commands="\n".join(f"  {name:<11}{about}" for name, about in COMMANDS.items())))
+        sys.stdout.write(_TOP.format(commands="\n".join(f"  {name:<12}{about}" for name, about in COMMANDS.items())))
         return 0
     if words[0] in ("-V", "--version"):
         from treadle import __version__

@@ -6,21 +6,24 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 
+from treadle.cli.opening import DEFAULT_AGENT
 from treadle.cli.options import Parser, add_options, parser_of, settings_of
 from treadle.cli.text import columns, cut, is_terminal, note, say
-from treadle.config import Settings
+from treadle.config import Settings, build_agents
 from treadle.errors import NotFound
-from treadle.toolbox import McpServers, default_tools, mcp_servers
+from treadle.toolbox import McpServers, mcp_servers
 from treadle.tools.base import Tool
 
 EXAMPLES = """\
   treadle tools                  all of them, in a line each
+  treadle tools --agent reader   those of another agent
   treadle tools edit_file        what a model is told about one"""
 
 
 def parser() -> Parser:
-    made = parser_of("tools", "The tools of the ready-made agents. --approve and --forbid go by these names.", EXAMPLES)
+    made = parser_of("tools", "What an agent can call here. --approve and --forbid go by these names.", EXAMPLES)
     made.add_argument("name", nargs="?", help="one of them, whole")
     add_options(made)
     return made
@@ -28,7 +31,7 @@ def parser() -> Parser:
 
 def main(args: argparse.Namespace) -> int:
     settings = settings_of(args).settings
-    tools = {tool.name: tool for tool in default_tools(web=settings.web, network=settings.network)}
+    tools = _tools(settings)
     if args.name:
         return _one(tools, args.name)
     room = columns() if is_terminal(sys.stdout) else 120
@@ -39,7 +42,18 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _one(tools: dict[str, Tool], name: str) -> int:
+def _tools(settings: Settings) -> Mapping[str, Tool]:
+    """All that the agent would be offered, with its skills, its memory and its helpers."""
+    from treadle.testing import ScriptedModel
+
+    agents = build_agents(settings, ScriptedModel()).agents  # it is not asked anything
+    name = settings.agent or DEFAULT_AGENT
+    if name not in agents:
+        raise NotFound(f"there is no agent {name!r}; there are: {', '.join(sorted(agents))}")
+    return agents[name].toolbox
+
+
+def _one(tools: Mapping[str, Tool], name: str) -> int:
     tool = tools.get(name) or next((one for one in tools.values() if name in one.aliases), None)
     if tool is None:
         raise NotFound(f"there is no tool {name!r}; there are: {', '.join(sorted(tools))}")

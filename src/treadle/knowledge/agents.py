@@ -71,7 +71,7 @@ def _agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | N
         line=document.first,
     )
     if not NAME.fullmatch(agent.name):
-        fields.wrong("name", f"{agent.name!r} cannot be an agent's name: use letters, digits, blanks, dots, _ and -")
+        fields.wrong("name", f"{agent.name!r} cannot be an agent's name: use a to z, digits, blanks, dots, _ and -")
     if fields.problems:
         return None, fields.problems
     notes = [document.problem(field, f"{field!r} is not a field of an agent; ignored") for field in fields.unknown()]

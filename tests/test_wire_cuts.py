@@ -14,7 +14,8 @@ from tests.fakes.travel import WIRES, travelling
 from tests.test_cut_everywhere import Greedy, Modest, World, check, everything, go_on
 from treadle import Agent, Limits, tool
 from treadle.log.memory import MemoryLog
-from treadle.messages import Reply, Request
+from treadle.messages import Message, Reply, Request
+from treadle.models.fragments import Written
 from treadle.testing import call
 
 
@@ -43,18 +44,38 @@ class Fifty(Modest):
             yield Reply(text="" if self.asked % 2 else "hm", calls=tuple(calls[: 2 if self.asked % 3 == 0 else 1]))
 
 
+def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+    """The messages that adapters serialise, as they do it."""
+    writes: list[Message] = []
+    extend: Any = Written.extend
+
+    def noted(self: Written, messages: Any, write: Any, start: Any) -> Any:
+        def noting(message: Message, state: Any) -> Any:
+            writes.append(message)
+            return write(message, state)
+
+        return extend(self, messages, noting, start)
+
+    monkeypatch.setattr(Written, "extend", noted)
+    return writes
+
+
 @pytest.mark.parametrize("wire", WIRES)
-async def test_the_messages_of_each_turn_are_a_byte_prefix_of_the_next_turns_over_fifty_turns(wire: str) -> None:
+async def test_the_messages_of_each_turn_are_a_byte_prefix_of_the_next_turns_over_fifty_turns(
+    wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @tool(safety="safe")
     async def look(page: int) -> str:
         """Look at a page."""
         return f"page {page} says “näh”"
 
+    writes = count_writes(monkeypatch)
     async with travelling(wire, Fifty()) as (model, fake):
         agent = Agent(model, tools=[look], instructions="Look.", limits=Limits(turns=60, calls=200))
         assert await agent.ask("go") == "done"
         bodies = [seen.raw for seen in fake.seen]
     assert len(bodies) == 51 and fake.rejected == []
+    assert len(writes) == 1 + 50 + 66, "each message is serialised once: the user's, the replies, the results"
     name = b'"input":[' if wire == "responses" else b'"messages":['
     for before, after in itertools.pairwise(bodies):
         start = before.index(name)

@@ -298,7 +298,16 @@ async def test_a_message_that_was_not_streamed_is_understood() -> None:
     async with StrictAnthropic([raw]) as fake:
         reply = await reply_of(anthropic_model(fake), ask("hi", tools=TOOLS))
     assert (reply.text, reply.calls, reply.finish) == ("so", (Call("t", "add", '{"a": 1}'),), "calls")
-    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (5, 9)
+    assert reply.usage == Usage(input_tokens=5, output_tokens=9)
+
+
+async def test_where_nothing_is_counted_usage_is_estimated_and_marked() -> None:
+    stop = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
+    said = (block_start(0, type="text", text=""), delta(0, type="text_delta", text="a word or two"))
+    begin = {"type": "message_start", "message": {"model": "m"}}
+    reply = await reply_to(begin, *said, {"type": "content_block_stop", "index": 0}, stop, {"type": "message_stop"})
+    assert reply.text == "a word or two"
+    assert reply.usage.estimated and reply.usage.input_tokens > 1 and reply.usage.output_tokens > 1
 
 
 async def test_an_error_event_is_classed_and_keeps_the_text() -> None:

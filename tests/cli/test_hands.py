@@ -199,6 +199,7 @@ async def test_a_chat_that_is_stopped_lends_the_terminal_to_the_shell(place: Pla
             else:
                 os.kill(child_of(screen.pid), signal.SIGTSTP)
             await screen.until("Stopped")
+            assert "› half a dra" not in screen.text, "the prompt is put away first"
             await until(lambda: echoes(screen), "the shell's terminal is its own")
             screen.type("echo $((40+2))\n")
             await screen.until("\n42\n")

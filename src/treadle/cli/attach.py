@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from treadle import ApprovalRequested, InputRequested
-from treadle.cli.link import Link, StoreLink, http_link
+from treadle.cli.link import Link, StoreLink, Unreachable, http_link
 from treadle.cli.options import Parser, add_store, parser_of
 from treadle.cli.screen import STEERS, TICK, Screen
 from treadle.cli.signals import acting
@@ -111,6 +111,7 @@ class Attached:
         from treadle.toolbox import default_tools
 
         self._link, self._folder = link, folder
+        link.tell = self._say
         self._tools = {tool.name: tool for tool in default_tools()}
         self._asking = Asking()
         self._line = Line(sys.stdout, data_folder() / "history", Words(COMMANDS, folder), {"c-c": self._leave})
@@ -185,8 +186,12 @@ class Attached:
                 pass
             case _:
                 if self._screen.running:
-                    self._line.aside(styled(STEERS, "dim", self._line.colour))
-                await self._link.send(text)
+                    self._say(STEERS)
+                try:
+                    await self._link.send(text)
+                except TreadleError:
+                    self._draft = text  # to be sent again
+                    raise
         return True
 
     async def _tick(self) -> None:
@@ -196,13 +201,16 @@ class Attached:
 
     def _bring(self, question: ApprovalRequested | InputRequested) -> None:
         async def asked() -> None:
-            answer = await self._asking(question)
-            if answer is None:
-                return
-            try:
-                await self._link.answer(question, answer)
-            except TreadleError as error:  # somebody else was first, or the link is down
-                self._tell(error)
+            while (answer := await self._asking(question)) is not None:
+                try:
+                    await self._link.answer(question, answer)
+                except Unreachable as error:
+                    self._tell(error)  # and it is asked again
+                except TreadleError as error:  # somebody else was first
+                    self._tell(error)
+                    return
+                else:
+                    return
 
         task = asyncio.create_task(asked())
         self._tasks.add(task)
@@ -221,7 +229,10 @@ class Attached:
             self._line.leave()
 
     def _echo(self, label: str, text: str) -> None:
-        self._line.aside(styled(harmless(f"{label}{text}"), "dim", self._line.colour))
+        self._say(harmless(f"{label}{text}"))
+
+    def _say(self, text: str) -> None:
+        self._line.aside(styled(text, "dim", self._line.colour))
 
     def _tell(self, error: TreadleError) -> None:
         self._line.line(styled(harmless(str(error)), "red", self._line.colour))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,9 +27,13 @@ class Unreachable(TreadleError):
 
 
 class Link(Protocol):
-    """What can be done to a session from elsewhere. Letting go of it never stops a run."""
+    """What can be done to a session from elsewhere. Letting go of it never stops a run.
+
+    `tell` is called with what a person should know about the link itself.
+    """
 
     session_id: str
+    tell: Callable[[str], None]
 
     async def facts(self) -> list[AnyFact]: ...
     def events(self, after: int) -> AsyncIterator[Event]: ...
@@ -43,6 +47,7 @@ class StoreLink:
 
     def __init__(self, session: Session) -> None:
         self.session_id, self._session = session.id, session
+        self.tell: Callable[[str], None] = lambda text: None
 
     async def facts(self) -> list[AnyFact]:
         return await self._session.facts()
@@ -73,8 +78,10 @@ class HttpLink:
 
     def __init__(self, client: aiohttp.ClientSession, url: str, session_id: str) -> None:
         self.session_id, self._client = session_id, client
+        self.tell: Callable[[str], None] = lambda text: None
         self._base = f"{url.rstrip('/')}/v1/sessions/{session_id}"
         self._sending: set[asyncio.Task[None]] = set()
+        self._lost = False
 
     async def facts(self) -> list[AnyFact]:
         async with self._client.get(f"{self._base}/events", params={"follow": "false"}) as response:
@@ -89,11 +96,17 @@ class HttpLink:
                 async for event in self._stream(after):
                     after = event.seq if isinstance(event, Fact) else after
                     yield event
+            if not self._lost:
+                self._lost = True
+                self.tell("the server is out of reach; trying again …")
             await asyncio.sleep(AGAIN)
 
     async def _stream(self, after: int) -> AsyncGenerator[Event]:
         async with self._client.get(f"{self._base}/events", params={"after": str(after)}) as response:
             await _check(response)
+            if self._lost:
+                self._lost = False
+                self.tell("the server is back")
             async for line in response.content:
                 if line.startswith(b"data:"):
                     yield decode_event(line[5:].strip())
@@ -124,9 +137,14 @@ class HttpLink:
         await self._post("cancel", {})
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
-        async with self._client.post(f"{self._base}/{path}", json=body) as response:
-            await _check(response)
-            await response.read()
+        import aiohttp
+
+        try:
+            async with self._client.post(f"{self._base}/{path}", json=body) as response:
+                await _check(response)
+                await response.read()
+        except (aiohttp.ClientError, TimeoutError):
+            raise Unreachable("the server is out of reach, so it may not have heard this; try again") from None
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:

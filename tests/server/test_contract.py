@@ -32,10 +32,15 @@ async def test_the_head_of_a_stream_ends_and_nobody_watches_afterwards() -> None
             async with client.request("HEAD", path) as head:
                 assert head.status == 200 and head.headers["content-type"].startswith("text/event-stream")
         async with asyncio.timeout(PATIENCE):
-            while len(client.app.state.service.streams):  # the head is there before the stream is broken off
-                await asyncio.sleep(0)
+            while "\ntreadle_watchers 0\n" not in await metrics(client):  # the head is there before it is broken off
+                pass
         async with client.request("HEAD", "/v1/sessions/nope/events") as head:
             assert head.status == 404
+
+
+async def metrics(client: Client) -> str:
+    async with client.request("GET", "/metrics") as answer:
+        return await answer.text()
 
 
 async def test_a_wrong_method_is_told_all_the_right_ones() -> None:

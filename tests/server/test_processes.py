@@ -180,7 +180,7 @@ async def test_a_signal_drains_the_server_and_the_next_one_goes_on_where_it_stop
                     await client.socket("/v1/nowhere")
             began = time.monotonic()
             again.process.send_signal(signal.SIGTERM)
-            assert again.wait() == 0 and time.monotonic() - began < 10 and "Traceback" not in again.said
+            assert again.wait() == 0 and time.monotonic() - began < 25 and "Traceback" not in again.said
             assert "handshake" not in again.said  # a refused socket is no mistake of the server's
         finally:
             again.end()

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from treadle.policy import UNKNOWN
+from treadle.tools.shell_grammar import is_misread, parsed, text_of
 
 if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+    from tree_sitter import Node
 
 DEPTH = 8
 _SHELLS = frozenset(("sh", "bash", "dash", "ash"))
@@ -56,13 +57,10 @@ _RESERVED = re.compile(
 _SYSTEM = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
 _STREAM = re.compile(r"-|/dev/(stdin|fd/.*)|/proc/[^/]+/fd/.*")
 _NOWHERE = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
-_JOINED = re.compile(r"[^\s\\](\\\\)*\\\n\S")
 _MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
-_SUBSTITUTION = re.compile(rb"\\.|(`|\$[(\[]|\$\{[^}]*@[A-Z]\})", re.DOTALL)
 # Bash reads subscripts and numbers a second time, and then runs what was only text at first.
-_READ_TWICE = re.compile(r"'[^']*(\$\(|`)|\\[$`]")
+_READ_TWICE = re.compile(r"'[^']*(\$\(|`)|\\[$`]|[<>]\(|\$[\"'][^\"']*\(")
 _SUBSCRIPT = re.compile(r"\w\[[^\]]*(\$\(|`)")
 _RUN_LATER = re.compile(r"(PS[04]|BASH_ENV|ENV|PROMPT_COMMAND)\+?=")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -118,18 +116,6 @@ def commands_of(parts: Sequence[Part]) -> tuple[str, ...]:
     )
 
 
-@lru_cache(maxsize=1)
-def _parser() -> Parser:
-    import tree_sitter_bash
-    from tree_sitter import Language, Parser
-
-    return Parser(Language(tree_sitter_bash.language()))
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode("utf-8", "replace")
-
-
 class _Reader:
     """Walks a syntax tree and collects what it does; scripts inside of scripts are read the same way."""
 
@@ -142,9 +128,8 @@ class _Reader:
             self._unknown(source)
             return
         before, self._depth = self._depth, depth
-        root = _parser().parse(source.encode()).root_node
-        # A word that goes on in the next line is two words to the grammar.
-        if root.has_error or _JOINED.search(source) or _overlooked(root):
+        root = parsed(source)
+        if is_misread(root):
             self._unknown(source)
         try:
             self._visit(root)
@@ -164,7 +149,7 @@ class _Reader:
                 for number, child in enumerate(node.named_children):
                     self._visit(child, fed=fed or inside or number > 0)
             case "declaration_command" | "unset_command":
-                words = [Word(_text(child)) if not child.is_named else self._word(child) for child in node.children]
+                words = [Word(text_of(child)) if not child.is_named else self._word(child) for child in node.children]
                 self._late(words)
                 self.parts.append(Part("command", tuple(words)))
             case "variable_assignment":
@@ -175,12 +160,12 @@ class _Reader:
                 self._heredoc(node)
             case "command_substitution":
                 self._substitution(node)
-            case "arithmetic_expansion" if "'" in _text(node):  # which quotes nothing there
-                self._unknown(_text(node))
-            case "expansion" | "subscript" | "test_command" if _READ_TWICE.search(_text(node)):
-                self._unknown(_text(node))
-            case "compound_statement" if _text(node).startswith("((") and _READ_TWICE.search(_text(node)):
-                self._unknown(_text(node))
+            case "arithmetic_expansion" if "'" in text_of(node):  # which quotes nothing there
+                self._unknown(text_of(node))
+            case "expansion" | "subscript" | "test_command" if _READ_TWICE.search(text_of(node)):
+                self._unknown(text_of(node))
+            case "compound_statement" if text_of(node).startswith("((") and _READ_TWICE.search(text_of(node)):
+                self._unknown(text_of(node))
             case _:
                 for child in node.named_children:
                     self._visit(child, fed=fed)
@@ -191,7 +176,9 @@ class _Reader:
         for child in node.named_children:
             between = (node.text or b"")[end - node.start_byte : child.start_byte - node.start_byte]
             end = child.end_byte
-            if words and b"\n" in between.replace(b"\\\n", b""):
+            if words and not between and not child.type.endswith("_redirect"):
+                self._unknown(text_of(node))  # one word to bash
+            elif words and b"\n" in between.replace(b"\\\n", b""):
                 # After a pipe of three the grammar takes the next line for arguments; bash does not.
                 self._simple(words, fed=fed)
                 words = []
@@ -227,6 +214,8 @@ class _Reader:
     def _wrapped(self, name: str, words: Sequence[Word], *, fed: bool) -> None:
         """A command that runs the rest of its words."""
         spec, before = _WRAPPERS[name]
+        if name == "env":  # to which a lone dash is an option
+            words = [word for word in words if word.text != "-"]
         start = _first_operand(words, spec)
         if start is None:
             self._unknown(words[0].text, *words[1:])
@@ -234,7 +223,7 @@ class _Reader:
         if name in _SEEN_TOO or (name == "env" and start > 1):
             self.parts.append(Part("command", tuple(words)))
         rest = list(words[start + before :])
-        while name in ("env", "sudo", "doas") and rest and _ASSIGNMENT.match(rest[0].text):
+        while name in ("env", "sudo", "doas") and rest and "=" in rest[0].text:
             self._assignment(rest.pop(0))
         if name == "watch":
             self._joined(words, rest)
@@ -249,14 +238,16 @@ class _Reader:
     def _shell(self, words: Sequence[Word], *, fed: bool) -> None:
         """`bash -c "…"` is what is in the quotes; a shell that reads its commands from somewhere is not to be known."""
         for number, word in enumerate(words[1:], 1):
-            if word.fixed and re.fullmatch(r"-[a-np-zA-NP-Z]*c[a-np-zA-NP-Z]*", word.text):
+            # Longer ones are other options: bash takes some with one dash.
+            if word.fixed and re.fullmatch(r"-[a-np-zA-NP-Z]{0,3}c[a-np-zA-NP-Z]{0,2}", word.text):
                 script = words[number + 1 : number + 2]
                 only_bash = words[0].text != "bash" and any("$'" in one.text for one in script)  # knows these quotes
                 if only_bash or any(re.match(r"[-+]", one.text) for one in script):
                     self._unknown(words[0].text, *words[1:])
                 self._joined(words, script)
                 return
-            if not word.fixed or not re.fullmatch(r"[-+][a-np-rt-zA-NP-Z]+|--(posix|norc|noprofile|login)", word.text):
+            plain = r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc|noprofile|login)"
+            if not word.fixed or not re.fullmatch(plain, word.text):
                 script = word.fixed and not re.match(r"[-+]", word.text) and not _STREAM.fullmatch(word.text)
                 self.parts.append(Part("command" if script else "unknown", tuple(words), fed))
                 return
@@ -286,7 +277,7 @@ class _Reader:
     def _late(self, words: Sequence[Word]) -> None:
         """Text that is run when bash takes it for the name of an element, as many of its own commands do."""
         for word in words:
-            if word.fixed and _SUBSCRIPT.search(word.text):
+            if _SUBSCRIPT.search(word.text) and (word.fixed or re.search(r"['\\]", word.text)):
                 self._unknown(word.text)
 
     def _joined(self, words: Sequence[Word], script: Sequence[Word]) -> None:
@@ -306,6 +297,8 @@ class _Reader:
 
     def _redirect(self, node: Node) -> None:
         operator = next((child.type for child in node.children if child.type.strip("<>&|") == ""), ">")
+        if len(node.children_by_field_name("destination")) > 1:
+            self._unknown(text_of(node))  # but the first these are words of the command
         for target in node.children_by_field_name("destination"):
             word, reads = self._word(target), operator == "<"
             path = posixpath.normpath(word.text) if word.fixed and word.text else word.text
@@ -314,19 +307,19 @@ class _Reader:
             self.parts.append(Part("redirect", (Word("<" if reads else ">"), Word(path, word.fixed))))
 
     def _heredoc(self, node: Node) -> None:
-        marker = next((_text(child) for child in node.children if child.type == "heredoc_start"), "")
+        marker = next((text_of(child) for child in node.children if child.type == "heredoc_start"), "")
         plain = marker.strip("'\"\\")
         for child in node.named_children:
             if child.type != "heredoc_body":
                 self._visit(child, fed=child.type == "pipeline")
             # Bash may see another end than the grammar, and run what comes after it.
-            elif not _MARKER.fullmatch(marker) or plain in map(str.strip, _text(child).splitlines()):
-                self._unknown(_text(node))
+            elif not _MARKER.fullmatch(marker) or plain in map(str.strip, text_of(child).splitlines()):
+                self._unknown(text_of(node))
             elif plain == marker:
                 self._visit(child)
 
     def _substitution(self, node: Node) -> None:
-        text = _text(node)
+        text = text_of(node)
         if text.startswith("`"):  # inside of backticks a backslash is taken off first
             self.script(re.sub(r"\\([`$\\])", r"\1", text[1:-1]), self._depth + 1)
             return
@@ -338,12 +331,12 @@ class _Reader:
             self._visit(name)
         value = node.child_by_field_name("value")
         word = self._word(value) if value is not None else Word("")
-        name = _text(node)[: (value.start_byte if value is not None else node.end_byte) - node.start_byte]
+        name = text_of(node)[: (value.start_byte if value is not None else node.end_byte) - node.start_byte]
         return Word(f"{name}{word.text}", word.fixed)
 
     def _word(self, node: Node) -> Word:
         """The value of a word; what it would run on the way is collected."""
-        text = _text(node)
+        text = text_of(node)
         match node.type:
             case "word" | "number" | "variable_name" | "command_name" | "special_character" if not node.named_children:
                 plain = re.sub(r"\\.", "", text, flags=re.DOTALL)
@@ -369,40 +362,10 @@ class _Reader:
                 return Word(text, fixed=False)
 
 
-def _overlooked(root: Node) -> bool:
-    """Whether something is run on the way that the grammar did not see, as in here-documents behind a blank.
-
-    `${x@P}` is run, too: what is in x.
-    """
-    source, seen, nodes = bytearray(root.text or b""), set[int](), [root]
-    while nodes:
-        node = nodes.pop()
-        if node.type in ("$(", "$((", "$[", "`"):
-            seen.add(node.start_byte - root.start_byte)
-        elif node.type in ("raw_string", "ansi_c_string") or _is_comment(node, source) or _is_verbatim(node):
-            start, end = node.start_byte - root.start_byte, node.end_byte - root.start_byte
-            source[start:end] = b" " * (end - start)
-        else:
-            nodes.extend(node.children)
-    return any(found[1] and found.start() not in seen for found in _SUBSTITUTION.finditer(source))
-
-
-def _is_comment(node: Node, source: bytearray) -> bool:
-    """Also to bash, to which a `#` in the middle of a word is none."""
-    return node.type == "comment" and re.search(rb"(^|[^\\][\s;&|()])$", source[: node.start_byte][-2:]) is not None
-
-
-def _is_verbatim(node: Node) -> bool:
-    """Whether this is a here-document in which nothing is run."""
-    if node.type != "heredoc_body" or node.parent is None:
-        return False
-    return any(child.type == "heredoc_start" and set(_text(child)) & set("'\"\\") for child in node.parent.children)
-
-
 def _reads_commands(name: str, words: Sequence[Word]) -> bool:
     """Whether a command of bash itself runs what it reads, or what it is told for later."""
     if name in (".", "source"):
-        return any(word.text.startswith("<(") or _STREAM.fullmatch(word.text) for word in words[1:])
+        return any(not word.fixed or _STREAM.fullmatch(word.text) for word in words[1:2])
     return name in ("mapfile", "readarray") and any(re.match(r"-\w*C", word.text) for word in words)
 
 

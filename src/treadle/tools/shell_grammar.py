@@ -1,0 +1,94 @@
+"""Bash's grammar, and where it falls short of bash: what it overlooks or takes for something else is found in the text.
+
+It says only that a command was misread, so that a person is asked; what a command does is read elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+_JOINED = re.compile(rb"[^\s\\](\\\\)*\\\n\S")
+_SUBSTITUTION = re.compile(rb"\\.|(`|\$[(\[]|\$\{[^}]*@[A-Z]\})", re.DOTALL)
+_STATEMENTS = frozenset(
+    ("program", "list", "pipeline", "redirected_statement", "command", "subshell", "compound_statement", "do_group")
+)
+
+
+@lru_cache(maxsize=1)
+def _parser() -> Parser:
+    import tree_sitter_bash
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def parsed(source: str) -> Node:
+    """The syntax tree of a script."""
+    return _parser().parse(source.encode()).root_node
+
+
+def text_of(node: Node) -> str:
+    """What a node stands for, as it is written."""
+    return (node.text or b"").decode("utf-8", "replace")
+
+
+def is_misread(root: Node) -> bool:
+    """Whether something may run that the tree does not show.
+
+    `${x@P}` is run, too: what is in x. And a word that goes on in the next line is two words to the grammar.
+    """
+    source = bytearray(root.text or b"")
+    if root.has_error or _JOINED.search(source):
+        return True
+    seen, nodes = set[int](), [root]
+    while nodes:
+        node = nodes.pop()
+        start, end = node.start_byte - root.start_byte, node.end_byte - root.start_byte
+        if node.type in ("$(", "$((", "$[", "`"):
+            seen.add(start)
+        elif (
+            (node.type == "comment" and not _begins_a_word(source, start))
+            or (node.type == "heredoc_end" and not _is_whole_line(node, source, start, end))
+            or (node.type in _STATEMENTS and _leaves_out(node))
+        ):
+            return True
+        elif node.type in ("raw_string", "ansi_c_string", "comment") or _is_verbatim(node):
+            source[start:end] = b" " * (end - start)
+        else:
+            nodes.extend(node.children)
+    return any(found[1] and found.start() not in seen for found in _SUBSTITUTION.finditer(source))
+
+
+def _leaves_out(node: Node) -> bool:
+    """Whether there is text between the parts of a statement that belongs to none; a dash before `<<` is dropped so."""
+    text, at = node.text or b"", node.start_byte
+    for child in node.children:
+        between = text[at - node.start_byte : child.start_byte - node.start_byte]
+        if between.replace(b"\\\n", b"").strip() not in (b"", b"-"):
+            return True
+        at = child.end_byte
+    return False
+
+
+def _begins_a_word(source: bytearray, start: int) -> bool:
+    """Where a `#` is a comment to bash as well."""
+    return re.search(rb"(^|^[\s;&|()]|[^\\][\s;&|()])$", source[:start][-2:]) is not None
+
+
+def _is_whole_line(end_mark: Node, source: bytearray, start: int, end: int) -> bool:
+    """Where a here-document ends to bash as well: nothing else is in the line but, after `<<-`, tabs before it."""
+    before = source[:start].rpartition(b"\n")[2]
+    dashed = end_mark.parent is not None and any(child.type == "<<-" for child in end_mark.parent.children)
+    return not before.strip(b"\t" if dashed else b"") and not source[end : end + 1].strip(b"\n")
+
+
+def _is_verbatim(node: Node) -> bool:
+    """Whether this is a here-document in which nothing is run."""
+    if node.type != "heredoc_body" or node.parent is None:
+        return False
+    return any(child.type == "heredoc_start" and set(text_of(child)) & set("'\"\\") for child in node.parent.children)

@@ -163,6 +163,14 @@ def test_dangerous_and_unreadable_commands_are_asked_for_each_time(command: str,
     assert (verdict.action, verdict.firm) == ("ask", True)
     for grant in (Grant(tier=tier, yes=True), Grant(tier=tier, approve=("shell",))):
         assert judged(command, grant).action == "allow"
+    beforehand = (Remembered("shell", "allow", "ann", beforehand=True),)
+    assert judged(command, Grant(tier=tier), remembered=beforehand).action == "allow"
+
+
+def test_no_answer_given_beforehand_covers_what_may_be_forbidden() -> None:
+    beforehand = (Remembered("*", "allow", "ann", beforehand=True),)
+    verdict = judged("$CMD x", Grant(forbid=("shell(rm *)",)), remembered=beforehand)
+    assert (verdict.action, verdict.forbidden) == ("ask", True)
 
 
 def test_a_remembered_rule_for_a_command_does_not_reach_its_dangerous_form() -> None:

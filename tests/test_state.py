@@ -327,6 +327,11 @@ def test_a_pattern_without_a_rule_remembers_the_tool() -> None:
     assert fold(told(RUN, TURN, REPLY, asked(A), answer)).remembered == [Remembered("write", "deny")]
 
 
+def test_what_was_approved_beforehand_is_remembered_as_that() -> None:
+    state = fold(told(SessionConfigured(approve=("shell",), by="ann")))
+    assert state.remembered == [Remembered("shell", "allow", "ann", beforehand=True)]
+
+
 def test_time_spent_waiting_for_people_is_counted_once() -> None:
     question = InputRequested(call_id="b", questions=(Question("which?"),))
     yes = ApprovalAnswered(call_id="a", decision="allow")

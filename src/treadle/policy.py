@@ -49,11 +49,16 @@ Posture = Literal["cautious", "balanced", "trusting"]
 
 
 class Verdict(Struct, frozen=True):
-    """What is decided, and the rule that decided it. A `firm` question takes no answer but one to this very call."""
+    """What is decided, and the rule that decided it.
+
+    A `firm` question takes no answer but one to this very call, or one that was given beforehand; one whether the call
+    is `forbidden` not even that.
+    """
 
     action: Action
     why: str
     firm: bool = False
+    forbidden: bool = False
 
 
 class Assessment(Struct, frozen=True):
@@ -83,11 +88,12 @@ class Assessment(Struct, frozen=True):
 
 
 class Remembered(Struct, frozen=True):
-    """A person's answer that holds for more than one call."""
+    """A person's answer that holds for more than one call; `beforehand` as with --approve, before any was asked."""
 
     pattern: str
     decision: Decision
     by: str = ""
+    beforehand: bool = False
 
 
 def decide(
@@ -108,8 +114,9 @@ def decide(
     for answer in remembered:
         if answer.decision == "deny" and (part := touched(answer.pattern, tool, arguments, commands)) is not None:
             return Verdict("deny", f"{answer.by or 'a person'} denied {answer.pattern} for this session{_told(part)}")
-    if verdict.action == "ask" and not verdict.firm:
-        allowed = [answer for answer in remembered if answer.decision == "allow"]
+    if verdict.action == "ask" and not verdict.forbidden:
+        yes = [answer for answer in remembered if answer.decision == "allow"]
+        allowed = [answer for answer in yes if answer.beforehand or not verdict.firm]
         rules = _covering([answer.pattern for answer in allowed], tool, arguments, commands)
         if rules:
             who = next(answer.by for answer in allowed if answer.pattern == rules[0])
@@ -127,7 +134,7 @@ def tier_of(grants: Sequence[Grant]) -> Tier:
 
 def strictest(*verdicts: Verdict) -> Verdict:
     """The one that allows least; the first of equals."""
-    return max(verdicts, key=lambda verdict: (_STRICTNESS[verdict.action], verdict.firm))
+    return max(verdicts, key=lambda verdict: (_STRICTNESS[verdict.action], verdict.firm, verdict.forbidden))
 
 
 def with_posture(grant: Grant, posture: Posture) -> Grant:
@@ -177,7 +184,8 @@ def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment
         return Verdict("deny", why)
     for pattern in grant.forbid:
         if (part := _perhaps(pattern, tool, arguments, commands)) is not None:
-            return Verdict("ask", f"it cannot be told whether {pattern} forbids this: {shown(part)}", firm=True)
+            unsure = f"it cannot be told whether {pattern} forbids this: {shown(part)}"
+            return Verdict("ask", unsure, firm=True, forbidden=True)
     for pattern in grant.ask:
         if (part := touched(pattern, tool, arguments, commands)) is not None:
             asked = Verdict("ask", f"asked for by {pattern}{_told(part)}", firm=assessment.once)

@@ -200,7 +200,7 @@ def _configured(state: State, fact: SessionConfigured) -> None:
         return
     state.agent = fact.agent or state.agent
     state.model = fact.model or state.model
-    state.remembered.extend(Remembered(pattern, "allow", fact.by) for pattern in fact.approve)
+    state.remembered.extend(Remembered(pattern, "allow", fact.by, beforehand=True) for pattern in fact.approve)
     before = state.configured or fact
     state.configured = msgspec.structs.replace(
         fact,

@@ -7,6 +7,7 @@ import functools
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -463,16 +464,25 @@ print("left")
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
 
 
-async def test_many_short_calls_at_once_share_a_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the beginning of a process, and with all the time to wait for one that is busy."""
+    monkeypatch.setattr(threads, "_threads", set())
+    monkeypatch.setattr(threads, "_idle", deque())
+    monkeypatch.setattr(threads, "_waiting", deque())
     monkeypatch.setattr(threads, "_MOMENT", 500)
-    before = {thread for thread in threading.enumerate() if thread.name == "treadle-tool"}
+
+
+@pytest.mark.usefixtures("no_threads")
+async def test_many_short_calls_at_once_share_a_few_threads() -> None:
     used = await asyncio.gather(*(run_in_thread(threading.current_thread, {}) for _ in range(300)))
-    assert len(set(used) - before) <= threads._AT_ONCE
+    assert len(set(used)) <= threads._AT_ONCE
 
 
-async def test_a_call_that_is_cancelled_before_a_thread_took_it_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_threads")
+async def test_a_call_that_is_cancelled_before_a_thread_took_it_never_runs() -> None:
     began, release, ran = threading.Event(), threading.Event(), threading.Event()
-    barrier = threading.Barrier(threads._KEPT + 1, action=began.set, timeout=500)
+    barrier = threading.Barrier(threads._AT_ONCE, action=began.set, timeout=500)
 
     def waits() -> None:
         barrier.wait()
@@ -480,7 +490,6 @@ async def test_a_call_that_is_cancelled_before_a_thread_took_it_never_runs(monke
 
     busy = [asyncio.create_task(run_in_thread(waits, {})) for _ in range(barrier.parties)]
     assert await asyncio.to_thread(began.wait, 500)
-    monkeypatch.setattr(threads, "_MOMENT", 500)
     late = asyncio.create_task(run_in_thread(ran.set, {}))
     await asyncio.sleep(0)
     waiting = len(threads._waiting)
@@ -490,3 +499,28 @@ async def test_a_call_that_is_cancelled_before_a_thread_took_it_never_runs(monke
     release.set()
     await asyncio.gather(*busy)
     assert waiting == 1 and not threads._waiting and not ran.is_set()
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_thread_whose_loop_ended_before_it_was_heard_serves_the_next_one() -> None:
+    began, release, told = threading.Event(), threading.Event(), threading.Event()
+
+    def waits() -> None:
+        began.set()
+        release.wait(500)
+
+    async def leaves() -> None:
+        task = asyncio.create_task(run_in_thread(waits, {}))
+        assert await asyncio.to_thread(began.wait, 500)
+        task.cancel()
+
+    async def uses() -> None:
+        assert await run_in_thread(told.set, {}) is None
+
+    asyncio.run(leaves())
+    release.set()
+    (thread,) = threads._threads
+    while thread not in threads._idle:
+        thread.join(0.01)
+    asyncio.run(uses())
+    assert told.is_set() and threads._threads == {thread}

@@ -26,6 +26,7 @@ _TIERS: dict[Tier, dict[Safety, Action]] = {
     "sandbox": {"safe": "allow", "caution": "allow", "destructive": "ask"},
     "full": {"safe": "allow", "caution": "allow", "destructive": "ask"},
 }
+_WHY = {(tier, safety): f"{safety} in tier {tier}" for tier, actions in _TIERS.items() for safety in actions}
 _WIDTH: tuple[Tier, ...] = ("read-only", "sandbox", "full")
 _PATH_NAMES = re.compile(r"(^|_)(path|file|filename|folder|directory|dir)s?$")
 _COMMAND_NAMES = re.compile(r"(^|_)(command|cmd|script)s?$")
@@ -179,7 +180,7 @@ def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment
         if (part := touched(pattern, tool, arguments, commands)) is not None:
             return Verdict("deny", f"forbidden by {pattern}{_told(part)}")
     action = _TIERS[grant.tier][assessment.safety]
-    why = f"{assessment.safety} in tier {grant.tier}" + (f": {assessment.why}" if assessment.why else "")
+    why = _WHY[grant.tier, assessment.safety] + (f": {assessment.why}" if assessment.why else "")
     if action == "deny":
         return Verdict("deny", why)
     for pattern in grant.forbid:

@@ -18,8 +18,9 @@ _DUMPABLE = 4  # PR_SET_DUMPABLE
 
 def redactor_for(secrets: tuple[str, ...] = ()) -> Redactor:
     """Hides these values, and those of variables whose names say that they are secret."""
-    found = {value for name, value in _known().items() if _NAMES.search(name) and len(value) >= _LEAST}
-    return _redactor(frozenset((*secrets, *found)))
+    taken: dict[str, str] = getattr(sys.modules.get("treadle.models.catalog"), "taken", {})
+    values = [taken.get(name) or os.environ.get(name, "") for name in filter(_NAMES.search, (*os.environ, *taken))]
+    return _redactor(frozenset((*secrets, *(value for value in values if len(value) >= _LEAST))))
 
 
 def shut_away(*more: str) -> None:
@@ -36,11 +37,6 @@ def shut_away(*more: str) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)
-
-
-def _known() -> dict[str, str]:
-    catalog = sys.modules.get("treadle.models.catalog")
-    return {**os.environ, **getattr(catalog, "taken", {})}
 
 
 @lru_cache(maxsize=8)

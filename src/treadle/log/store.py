@@ -239,7 +239,7 @@ def _configure(db: sqlite3.Connection, path: Path, durability: Durability) -> No
     db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
     db.execute("PRAGMA wal_autocheckpoint = 2000")
     db.execute("PRAGMA journal_size_limit = 33554432")
-    db.execute("PRAGMA cache_size = -1000")
+    db.execute("PRAGMA cache_size = -500")  # in kB; what is not in it is in the system's
     db.execute("PRAGMA temp_store = MEMORY")
     # Opens for writing now, so that a file that cannot be written is told at once and not at the first fact.
     db.execute("BEGIN IMMEDIATE")

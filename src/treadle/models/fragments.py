@@ -102,7 +102,10 @@ class Carry(NamedTuple):
             parts = (*parts, TextPart(f"What {result.tool} gave:"), *result.parts)
         if self.open_calls > 1:
             return (), Carry(self.open_calls - 1, parts)
-        return parts, Carry()
+        return parts, NOTHING_CARRIED
+
+
+NOTHING_CARRIED = Carry()
 
 
 class IdRule(Struct, frozen=True):

@@ -45,9 +45,9 @@ class _Worker(Thread):
         self.start()
 
     def run(self) -> None:
-        job = self.jobs.get()
-        while job is not None:
-            job = self._work(job) or self.jobs.get()
+        while job := self.jobs.get():
+            while job is not None:
+                job = self._work(job)  # and nothing of it is held while there is none
         _threads.discard(self)
 
     def _work(self, job: _Job) -> _Job | None:
@@ -58,28 +58,27 @@ class _Worker(Thread):
         except BaseException as raised:
             error = raised
         following = _next()
-        try:
-            job.loop.call_soon_threadsafe(_deliver, job.future, result, error, None if following else self)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            if following is None:
-                self.jobs.put(None)
+        if following is None:  # here and not in the loop, which may end before it hears of this
+            _idle.append(self)
+            if len(_idle) > _KEPT:
+                with suppress(IndexError):
+                    _idle.popleft().jobs.put(None)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            job.loop.call_soon_threadsafe(_deliver, job.future, result, error)
         return following
 
 
 def _next() -> _Job | None:
+    """The job that waits longest, if any does."""
     try:
-        return _waiting.popleft()
-    except IndexError:
+        return _waiting.popleft() if _waiting else None
+    except IndexError:  # another thread was faster
         return None
 
 
-def _deliver(future: asyncio.Future[Any], result: object, error: BaseException | None, free: _Worker | None) -> None:
-    if free is not None:
-        job = _next()
-        if job is None and len(_idle) < _KEPT:
-            _idle.append(free)
-        else:
-            free.jobs.put(job)
+def _deliver(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+    if _waiting and _idle and (job := _next()):  # it came when the last thread had just looked for one
+        _start(job)
     if future.done():
         return
     if error is None:
@@ -93,10 +92,8 @@ def _deliver(future: asyncio.Future[Any], result: object, error: BaseException |
 async def run_in_thread(function: Callable[..., Any], values: Mapping[str, object]) -> Any:
     """Call the function in a thread and wait for it; cancelling stops the waiting, not a thread that is at it."""
     job = _Job(function, values)
-    if _idle:
-        _idle.pop().jobs.put(job)
-    elif len(_threads) < _AT_ONCE:
-        _Worker().jobs.put(job)
+    if _idle or len(_threads) < _AT_ONCE:
+        _start(job)
     else:
         _waiting.append(job)
         job.loop.call_later(_MOMENT, _hurry, job)
@@ -112,4 +109,12 @@ def _hurry(job: _Job) -> None:
     """Nobody took the job in a moment: those at work may be at it for long."""
     with suppress(ValueError):
         _waiting.remove(job)
-        _Worker().jobs.put(job)
+        _start(job)
+
+
+def _start(job: _Job) -> None:
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        worker = _Worker()
+    worker.jobs.put(job)

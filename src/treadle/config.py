@@ -348,7 +348,7 @@ class Built(Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
 
-def build_agents(settings: Settings, model: Model, more: Sequence[Tool] = ()) -> Built:
+def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> Built:
     """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
     from treadle.library import AgentOptions, Library
     from treadle.toolbox import default_tools

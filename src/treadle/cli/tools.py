@@ -44,9 +44,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _tools(settings: Settings) -> Mapping[str, Tool]:
     """All that the agent would be offered, with its skills, its memory and its helpers."""
-    from treadle.testing import ScriptedModel
-
-    agents = build_agents(settings, ScriptedModel()).agents  # it is not asked anything
+    agents = build_agents(settings, "llamacpp:any").agents  # a model that needs no key, and is not asked anything
     name = settings.agent or DEFAULT_AGENT
     if name not in agents:
         raise NotFound(f"there is no agent {name!r}; there are: {', '.join(sorted(agents))}")

@@ -217,7 +217,8 @@ class _Reader:
         if name == "env":  # to which a lone dash is an option
             words = [word for word in words if word.text != "-"]
         start = _first_operand(words, spec)
-        if start is None:
+        # A word that is not known before it runs may be none, or several, and the command another.
+        if start is None or not all(word.fixed for word in words[1 : start + before]):
             self._unknown(words[0].text, *words[1:])
             return
         if name in _SEEN_TOO or (name == "env" and start > 1):

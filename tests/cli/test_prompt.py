@@ -103,14 +103,29 @@ async def test_one_ctrl_c_stops_it_and_two_leave(place: Place) -> None:
         await screen.until("cancelled")
         screen.type("a draft\x03")
         screen.type("\x03")
-        told = "Ctrl-C again, or Ctrl-D, leaves"
-        for times in range(1, 10):  # it is told again when the second came too late
-            await screen.until(lambda text, times=times: screen.ended or text.count(told) == times)
-            if screen.ended:
-                break
-            screen.type("\x03")
+        await screen.until("Ctrl-C again, or Ctrl-D, leaves")
+        screen.type("/cost\r")
+        await screen.until(" · out ")
+        screen.type("\x03")
+        await screen.until(lambda text: text.count("Ctrl-C again, or Ctrl-D, leaves") == 2)
+        screen.type("\x03")
         assert await screen.end() == 0
     assert "come back with" in screen.text
+
+
+async def test_a_second_ctrl_c_leaves_also_when_the_first_has_stopped_it(place: Place) -> None:
+    async with (
+        StrictChat([Odd(Reply(text="one two three"), stall_after=1)]) as fake,
+        place.screen("chat", *model(fake)) as screen,
+    ):
+        await screen.until("/help shows")
+        screen.type("count\r")
+        await screen.until("thinking")
+        screen.type("\x03")
+        await screen.until("cancelled")
+        screen.type("\x03")
+        assert await screen.end() == 0
+    assert "come back with" in screen.text and "Ctrl-C again" not in screen.text
 
 
 @pytest.mark.parametrize(("how", "mark"), [("osc9", b"\x1b]9;treadle: answered\x07"), ("bell", b"\a"), ("off", b"")])

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import signal
 import sys
-import time
 from collections.abc import Coroutine
 from contextlib import aclosing
 from typing import Any
@@ -28,7 +27,15 @@ from treadle.cli.text import harmless, is_dumb, is_terminal, note, styled
 from treadle.config import data_folder, heed, open_store
 from treadle.drafting import Drafts
 from treadle.errors import BadInput, Conflict, TreadleError
-from treadle.events import ApprovalAnswered, InputAnswered, MessageReceived, Progress, RunFinished, RunRequested
+from treadle.events import (
+    ApprovalAnswered,
+    InputAnswered,
+    MessageReceived,
+    Progress,
+    RunFinished,
+    RunRequested,
+    RunStarted,
+)
 from treadle.log.base import SessionQuery
 from treadle.naming import name_session
 
@@ -120,16 +127,22 @@ class Chat:
             opened_.runtime.after_answer.append(Drafts(opened_.library))
         self._bell = Bell(sys.stdout, opened_.settings.notify, opened_.settings.notify_after)
         self._driver: asyncio.Task[None] | None = None
+        self._over: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[RunFinished | None] | None = None
         self._next: str | None = None
         self._draft = ""
         self._broken: BaseException | None = None
-        self._warned = -PATIENCE
+        self._warned = False
         asking.changed = self._line.interrupt
 
     @property
     def running(self) -> bool:
         return self._driver is not None and not self._driver.done()
+
+    @property
+    def busy(self) -> bool:
+        """Whether it works, as the person sees it: a run whose end was shown may take a moment to be let go."""
+        return self.running and self._over is not self._driver
 
     def tell(self, text: str) -> None:
         """A line beside the conversation."""
@@ -145,7 +158,7 @@ class Chat:
 
     async def at_rest(self, what: str) -> None:
         """Refuse what cannot be done while it works. A run whose end was shown is waited for until it is let go."""
-        if self._driver is not None and not self.screen.running:
+        if self._driver is not None and not self.busy:
             await asyncio.wait((self._driver,), timeout=PATIENCE)
         if self.running:
             raise Conflict(f"it is working: stop it with Esc before you {what}")
@@ -245,6 +258,7 @@ class Chat:
             self._next = ""
             return
         self._bell.touched()
+        self._warned = False
         try:
             await self._typed(text, question)
         except TreadleError as error:
@@ -266,8 +280,9 @@ class Chat:
             return
         parts = message_of(text, self.opened.settings.folder, self._images)
         self._images = []
-        if self.running:
+        if self.busy:
             self.tell(styled(STEERS, "dim", self.stage.colour))
+        if self.running:
             await self.session.send(parts)
         else:
             self.begin(self.session.run(parts))
@@ -298,6 +313,8 @@ class Chat:
                 self._asking.event(event)
                 if isinstance(event, POSTED) and not self.running:
                     self.begin(self.session.resume())  # posted by somebody else, and nobody else runs it
+                if isinstance(event, RunStarted | RunFinished):
+                    self._over = self._driver if isinstance(event, RunFinished) else None
                 if isinstance(event, RunFinished):
                     self._bell.ring(f"treadle: {event.reason}")
         finally:
@@ -309,19 +326,21 @@ class Chat:
             self.screen.tick()
 
     def _stop(self) -> None:
-        if self.running and (self._stopping is None or self._stopping.done()):
+        if self.busy and (self._stopping is None or self._stopping.done()):
             self.tell(styled("stopping …", "dim", self.stage.colour))
             self._stopping = asyncio.create_task(self.session.cancel(why="stopped at the terminal"))
 
     def _stop_or_leave(self) -> None:
-        if self.running and (self._stopping is None or self._stopping.done()):
+        if self.busy and (self._stopping is None or self._stopping.done()):
             self._stop()
-        elif self._line.draft and not self.running:
+            self._warned = True
+        elif self._line.draft and not self.busy:
             self._line.clear()
-        elif self.running or time.monotonic() - self._warned < PATIENCE:
+            self._warned = False
+        elif self.busy or self._warned:
             self._go()
         else:
-            self._warned = time.monotonic()
+            self._warned = True
             self.tell(styled("Ctrl-C again, or Ctrl-D, leaves", "dim", self.stage.colour))
 
     def _go(self) -> None:

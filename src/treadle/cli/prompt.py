@@ -162,8 +162,8 @@ class Line:
 
     @property
     def draft(self) -> str:
-        """What is typed so far."""
-        return self._session.default_buffer.text
+        """What is typed so far, and not yet entered."""
+        return self._session.default_buffer.text if self._session.app.is_running else ""
 
     def clear(self) -> None:
         self._session.default_buffer.reset()

@@ -303,6 +303,14 @@ async def test_a_watch_outlives_the_run(log: Log, mine: Claim, make) -> None:
     assert await take(watch, 2) == [2, 3]
 
 
+async def test_a_closed_watch_stays_closed_when_it_is_told_where_to_stop(log: Log, mine: Claim) -> None:
+    watch = log.watch("s")
+    watch.close()
+    await append(log, mine)
+    watch.stop_at(log.head("s"))
+    assert await rest(watch) == []
+
+
 async def test_the_watches_of_a_closed_log_end(log: Log) -> None:
     watch = log.watch("s", after=1)
     reading = asyncio.create_task(rest(watch))

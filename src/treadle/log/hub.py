@@ -255,8 +255,9 @@ class HubWatch(Watch):
         return events
 
     def stop_at(self, seq: int) -> None:
-        self._stop = seq
-        self._wake()
+        if not self._closed:
+            self._stop = seq
+            self._wake()
 
     def close(self) -> None:
         if not self._closed:

@@ -235,6 +235,7 @@ class HubWatch(Watch):
         self._taken: list[Event] = []  # the next one last
         self._catching = catching
         self._joining = True
+        self._torn = -1
         self._stop = sys.maxsize
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
@@ -302,12 +303,16 @@ class HubWatch(Watch):
         if self._is_behind() or (self._index == end and not self._joining):
             return False
         new = channel.items[max(self._index - channel.start, 0) :]
-        if self._joining:
-            self._joining = False
-            if channel.so_far and self._index == channel.live:
-                new = [*channel.so_far, *channel.items]
-        self._index = end
-        self._taken = [event for event in reversed(new) if isinstance(event, Delta) or event.seq > seq]
+        if self._joining and channel.so_far and self._index == channel.live:
+            new = [*channel.so_far, *channel.items]
+        elif self._index < channel.start:  # fragments are gone; no text is better than one with a hole in it
+            self._torn = next((event.after for event in new if isinstance(event, Delta)), self._torn)
+        self._joining, self._index = False, end
+        self._taken = [
+            event
+            for event in reversed(new)
+            if (event.after > self._torn if isinstance(event, Delta) else event.seq > seq)
+        ]
         return bool(self._taken)
 
     async def _wait(self) -> None:

@@ -440,6 +440,9 @@ def checked(fact: AnyFact) -> AnyFact:
     """The fact as it will be read back; raises `BadInput` for one that could be stored but never read again."""
     try:
         return decode_fact(encode(fact))
+    except UnicodeEncodeError as error:
+        text = repr(error.object[:100])
+        raise BadInput(f"this cannot be stored as {type_of(fact)}: {text} has bytes that are not UTF-8") from None
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise BadInput(f"this cannot be stored as {type_of(fact)}: {error}") from None
 

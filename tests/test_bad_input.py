@@ -204,7 +204,7 @@ async def test_names_notes_and_limits_that_cannot_be_stored_are_refused(store: S
         before = await session.facts()
         with pytest.raises(BadInput, match="cannot be stored as session_renamed"):
             await session.rename(5)  # type: ignore[arg-type]
-        with pytest.raises(BadInput, match="cannot be stored as session_renamed: .* not UTF-8"):
+        with pytest.raises(BadInput, match=r"cannot be stored as session_renamed: .* not UTF-8"):
             await session.rename("caf\udce9")
         with pytest.raises(BadInput, match="cannot be stored as custom"):
             await session.note("acme.audit", object())

@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -21,6 +22,11 @@ settings.load_profile("same")
 for name in ("http_proxy", "https_proxy", "all_proxy"):
     os.environ.pop(name, None)
     os.environ.pop(name.upper(), None)
+
+# A shell without job control ignores these for what it starts in the background, and whoever is started inherits it.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 class _Listening(logging.Handler):

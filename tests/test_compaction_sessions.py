@@ -232,16 +232,6 @@ async def test_a_new_session_has_nothing_to_compact() -> None:
         assert of(await session.facts(), ContextCompacted) == []
 
 
-async def test_a_summary_that_would_be_longer_than_what_it_stands_for_is_not_taken() -> None:
-    model = ScriptedModel(*["yes"] * 4, "and so on " * 200)
-    async with Agent(model).session() as session:
-        for question in ("one?", "two?", "three?", "four?"):
-            await session.ask(question)
-        assert await session.compact() is None
-        assert len(model.requests) == 5, "it was tried"
-        assert of(await session.facts(), ContextCompacted) == []
-
-
 async def test_pruned_output_can_be_read_again_under_the_id_of_its_call() -> None:
     seen: list[bytes] = []
 

@@ -200,16 +200,17 @@ async def test_a_watch_in_another_process_gives_every_fact_once_and_at_once(pape
 
 async def test_a_killed_owner_is_taken_over_without_waiting_for_its_lease(paper: Paper) -> None:
     async with beside(paper) as session:
-        with running(serve, paper), running(own, paper, "tick") as owner:
-            until(lambda: paper.read("serving"))
-            last = await seen(session, CallFinished)
-            kill(owner)
-            began = time.monotonic()
-            known = (await session.facts())[-1].seq
-            taken = await seen(session, CallStarted, after=known)
-            took = time.monotonic() - began
-            await session.send("stop")
-            outcome = await seen(session, RunFinished)
+        with running(own, paper, "tick") as owner:
+            last = await seen(session, CallFinished)  # before there is anybody else who could take the message up
+            with running(serve, paper):
+                until(lambda: paper.read("serving"))
+                kill(owner)
+                began = time.monotonic()
+                known = (await session.facts())[-1].seq
+                taken = await seen(session, CallStarted, after=known)
+                took = time.monotonic() - began
+                await session.send("stop")
+                outcome = await seen(session, RunFinished)
         facts = await session.facts()
     assert took < SOON < LEASE_SECONDS, "it looks for what is due every second"
     epochs = [fact.epoch for fact in facts if isinstance(fact, CallStarted)]

@@ -66,7 +66,7 @@ def _call(name: str, number: int) -> Call:
 
 
 def obedient_agent(paper: Paper, pause: float = 0.05) -> Agent:
-    """An agent whose questions wait in the log, and whose calls write a line each. It ticks for ten seconds or more."""
+    """An agent whose questions wait in the log, and whose calls write a line each. It ticks for fifty seconds."""
 
     def noted(name: str, context: ToolContext) -> None:
         paper.write("lines", context.key, name, os.getpid())
@@ -125,7 +125,7 @@ def obedient_agent(paper: Paper, pause: float = 0.05) -> Agent:
         StrictModel(ObedientModel(paper)),
         tools=[tick, careful, wait_for_go, die_before, die_after, die_once, die_always, hold_async, hold_thread],
         grant=Grant(tier="full", ask=("careful",)),
-        limits=Limits(turns=200, calls=1000),
+        limits=Limits(turns=1000, calls=1000),
         gate=later,
     )
 

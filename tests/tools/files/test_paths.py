@@ -152,14 +152,17 @@ class Swapper(threading.Thread):
             assert exchange(*self.given) == 0
             self.swaps += 1
 
+    def rest(self) -> None:
+        self.stop.set()
+        self.join()
+
 
 @pytest.fixture
 def swapper(ground: Ground) -> Iterator[Swapper]:
     thread = Swapper(ground)
     thread.start()
     yield thread
-    thread.stop.set()
-    thread.join()
+    thread.rest()
 
 
 def test_a_folder_swapped_for_a_link_during_the_call_leads_nowhere(ground: Ground, swapper: Swapper) -> None:
@@ -177,6 +180,7 @@ def test_a_folder_swapped_for_a_link_during_the_call_leads_nowhere(ground: Groun
                 seen["removed"] += 1
             except ToolError:
                 seen["refused"] += 1
+    swapper.rest()
     assert len(seen) == 4, seen
     assert ground.outside_is_untouched()
 

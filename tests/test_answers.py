@@ -1,5 +1,6 @@
 """Answers: what comes too late, twice, to nothing or to something else is refused; questions are like approvals."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -249,3 +250,47 @@ async def test_words_are_no_approval_and_an_approval_is_no_answer(store: Store, 
         assert (await wait_for(session, RunFinished)).answer == "ok"
     assert "do not want to answer. They say: none of your business" in results(model.requests[1])["q"].text
     assert tables.done == []
+
+
+async def test_of_two_who_answer_a_question_at_once_one_counts_and_the_other_is_told_who(on_file: Store) -> None:
+    asked = call("ask_user", id="q", question="Which colour?")
+    agent, _ = agent_of(asked, "painted", tools=[AskUser()], gate=later)
+    other, _ = agent_of("painted", tools=[AskUser()])
+    async with agent.session(on_file.open()) as session:
+        assert await go(session) is None
+        async with other.session(on_file.open(), id=session.id) as elsewhere:
+            answers = await asyncio.gather(
+                session.answer("q", "red", by="ada"),
+                elsewhere.answer("q", "blue", by="bob"),
+                session.deny("q", "mind your own business", by="eve"),
+                return_exceptions=True,
+            )
+            await wait_for(session, RunFinished)
+        facts = await session.facts()
+    [answer] = of(facts, InputAnswered)
+    losers = [error for error in answers if error is not None]
+    assert len(losers) == 2
+    for error in losers:
+        assert isinstance(error, AlreadyAnswered)
+        assert f"by {answer.by}: answered" in str(error) and error.answer == answer
+
+
+async def test_an_answer_in_words_that_loses_the_race_to_the_log_is_told_who_won(on_file: Store) -> None:
+    """Both have read that the question is open; the log decides."""
+    asked = call("ask_user", id="q", question="Which colour?")
+    agent, model = agent_of(asked, "painted", tools=[AskUser()], gate=later)
+    async with Runtime(on_file.open(), [agent]) as runtime, runtime.session() as session:
+        assert await go(session) is None
+        elsewhere, post = on_file.open(), runtime.log.post
+
+        async def slow_post(session_id: str, facts: Any, key: str = "", **options: Any) -> Any:
+            runtime.log.post = post  # type: ignore[method-assign]
+            await elsewhere.post(session_id, [InputAnswered(call_id="q", answers=("blue",), by="bob")], key=key)
+            return await post(session_id, facts, key, **options)
+
+        runtime.log.post = slow_post  # type: ignore[method-assign]
+        with pytest.raises(AlreadyAnswered, match="call q was answered already, by bob"):
+            await session.answer("q", "red", by="ada")
+        await wait_for(session, RunFinished)
+        assert [fact.by for fact in of(await session.facts(), InputAnswered)] == ["bob"]
+    assert results(model.requests[1])["q"].text == "blue"

@@ -407,3 +407,36 @@ async def test_a_folder_outside_of_the_operators_roots_is_refused(tmp_path: Path
             assert (await client.problem("POST", "/v1/sessions", {"workspace": folder}, 422))["param"] == "workspace"
             run = {"objective": "go", "workingDir": folder}
             assert (await client.problem("POST", "/api/agent/run", run, 422))["param"] == "workingDir"
+
+
+async def test_a_question_is_answered_once_by_whom_and_wherever(tmp_path: Path) -> None:
+    """Two clients at once, and before the second question a process that only shares the store."""
+    asks = call("ask_user", question="Which colour?")
+    agent, _ = agent_of(asks, "the first", asks, "the second", tools=[AskUser()])
+    store = tmp_path / "store.db"
+    async with served(agent, store=store) as client, Client(client.base) as other:
+        session_id = await client.session()
+
+        async def asked(after: int) -> tuple[asyncio.Task[dict[str, object]], str]:
+            sending = asyncio.create_task(client.send(session_id, "paint"))
+            async with client.stream(f"/v1/sessions/{session_id}/events?after={after}") as events:
+                (*_, question) = await until(events, type="input_requested")
+            return sending, question["call_id"]
+
+        async def answering(by: Client, call_id: str, word: str) -> tuple[int, str]:
+            path = f"/v1/sessions/{session_id}/answers/{call_id}"
+            async with by.request("POST", path, json={"answers": [word]}) as answer:
+                told = await answer.json()
+                return answer.status, told.get("error", {}).get("type", "")
+
+        sending, call_id = await asked(0)
+        told = await asyncio.gather(answering(client, call_id, "red"), answering(other, call_id, "blue"))
+        assert sorted(told) == [(200, ""), (409, "already_answered")]
+        assert (await sending)["reply"] == "the first"
+        sending, call_id = await asked(len(await client.facts(session_id)))
+        async with agent.session(store, id=session_id) as elsewhere:
+            await elsewhere.answer(call_id, "green")
+        assert await answering(client, call_id, "yellow") == (409, "already_answered")
+        assert (await sending)["reply"] == "the second"
+        answers = [fact["answers"] for fact in await client.facts(session_id) if fact["type"] == "input_answered"]
+        assert len(answers) == 2 and answers[1] == ["green"]

@@ -13,6 +13,7 @@ from treadle.events import (
     ModelReplied,
     RunFinished,
     RunStarted,
+    SessionConfigured,
     SessionRenamed,
     TextDelta,
     TurnStarted,
@@ -52,6 +53,22 @@ async def test_a_name_given_by_a_user_is_never_overwritten_by_an_automatic_one(l
     await log.create("t", [make.created("t"), SessionRenamed(name="kept")])
     await log.post("t", [SessionRenamed(name="auto", by="auto")])
     assert (await log.info("t")).name == "kept"
+
+
+async def test_the_list_names_the_agent_that_a_session_was_given_to_last(log: Log, make) -> None:
+    await log.post("s", [SessionConfigured(model="large")], wake=False)
+    before = (await log.info("s")).agent
+    await log.post("s", [SessionConfigured(agent="architect"), SessionConfigured(agent="coder")], wake=False)
+    await log.post("s", [SessionConfigured(limits=Limits(turns=3))], wake=False)
+    await log.create("t", [make.created("t"), SessionConfigured(agent="coder")])
+    assert before == make.created("s").agent.name
+    assert {info.id: info.agent for info in (await log.sessions(SessionQuery(agent="coder"))).sessions} == {
+        "s": "coder",
+        "t": "coder",
+    }
+    assert (await log.sessions(SessionQuery(agent=before))).sessions == ()
+    assert await log.claim("me", 30.0, "s", [before]) is None, "it is run by those who have its agent"
+    assert await log.claim("me", 30.0, "s", ["coder"]) is not None
 
 
 async def test_sessions_are_listed_in_pages_the_last_changed_first(log: Log, make, clock) -> None:

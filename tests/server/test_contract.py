@@ -144,6 +144,8 @@ async def test_a_session_that_was_given_to_another_agent_says_so_at_once() -> No
         assert changed["agent"] == "second"
         assert (await client.send(session_id, "who?"))["reply"] == "it is I"
         assert (await client.json("GET", f"/v1/sessions/{session_id}"))["agent"] == "second"
+        (listed,) = (await client.json("GET", "/v1/sessions"))["sessions"]
+        assert listed["agent"] == "second"
 
 
 async def test_what_a_question_suggests_is_told_in_every_format() -> None:

@@ -83,9 +83,12 @@ async def _running(
                 Runtime(log, [*{**built.agents, agent.name: agent}.values()], recover=False) as runtime,
                 runtime.session(agent.name, **which) as session,
             ):
+                state = await session.state()
+                if state.agent not in runtime.agents:  # a run under way keeps the agent it began with
+                    runtime.agents[state.agent] = _named(built.agents[settings.agent or DEFAULT_AGENT], state.agent)
                 if info is not None and settings.agent and settings.agent != info.agent:
                     await session.configure(agent=settings.agent)
-                if (await session.state()).model not in ("", settings.model, model.name):
+                if state.model not in ("", settings.model, model.name):
                     await session.configure(model=model.name)
                 yield Opened(session, runtime, agent, settings, built.library, tuple(notes), info is None)
     finally:

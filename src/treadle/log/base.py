@@ -22,6 +22,7 @@ from treadle.events import (
     Parent,
     RunFinished,
     RunStarted,
+    SessionConfigured,
     SessionRenamed,
 )
 from treadle.messages import writable
@@ -194,13 +195,14 @@ class Listing(Struct):
 
     name: str | None = None
     named_by_user: bool = False
+    agent: str | None = None
     status: Status | None = None
     turns: int = 0
     cost: float = 0.0
 
 
 UNCHANGED = Listing()
-_LISTED = frozenset((RunStarted, RunFinished, SessionRenamed))
+_LISTED = frozenset((RunStarted, RunFinished, SessionRenamed, SessionConfigured))
 
 
 def listing_of(facts: Sequence[AnyFact]) -> Listing:
@@ -218,6 +220,8 @@ def listing_of(facts: Sequence[AnyFact]) -> Listing:
         elif isinstance(fact, SessionRenamed):
             if fact.by == "user" or not change.named_by_user:
                 change.name, change.named_by_user = fact.name, fact.by == "user"
+        elif isinstance(fact, SessionConfigured):
+            change.agent = fact.agent or change.agent
     return change
 
 

@@ -24,7 +24,7 @@ def first_line(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
     status = change.status or "idle"
     return SessionInfo(
         id=session_id,
-        agent=first.agent.name,
+        agent=change.agent or first.agent.name,
         status="idle" if status == "running" else status,
         seq=len(facts),
         created_at=first.at,

@@ -59,6 +59,7 @@ class _Session:
             seq=len(self.facts),
             updated_at=now,
             name=name,
+            agent=change.agent or line.agent,
             status=change.status or line.status,
             turns=line.turns + change.turns,
             cost=line.cost + change.cost,

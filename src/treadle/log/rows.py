@@ -26,7 +26,7 @@ HEAD = f"(SELECT place & {SEQ} FROM facts WHERE place <= (num << 32 | {SEQ}) ORD
 LINE = f"""id, agent, status, {HEAD} AS head, created_at, updated_at, name, workspace, turns, cost, parent,
     wake_at, owner, num"""
 
-MOVE = """updated_at = ?, turns = turns + ?, cost = cost + ?, status = coalesce(?, status),
+MOVE = """updated_at = ?, turns = turns + ?, cost = cost + ?, status = coalesce(?, status), agent = coalesce(?, agent),
     name = CASE WHEN named_by_user > ? THEN name ELSE coalesce(?, name) END,
     named_by_user = named_by_user | ?"""
 """What an UPDATE of a session sets when facts are added; `moved` gives the values."""
@@ -130,7 +130,7 @@ def add_line(db: sqlite3.Connection, line: SessionInfo, *, named_by_user: bool) 
 def moved(now: float, change: Listing) -> tuple[object, ...]:
     """The values of `MOVE`; a name that a user gave is not changed by any other."""
     by_user = change.named_by_user
-    return (now, change.turns, change.cost, change.status, by_user, change.name, by_user)
+    return (now, change.turns, change.cost, change.status, change.agent, by_user, change.name, by_user)
 
 
 def line_of(row: Sequence[Any]) -> SessionInfo:

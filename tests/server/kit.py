@@ -19,6 +19,8 @@ from treadle.server.config import ServerConfig
 from treadle.server.tokens import Token
 
 OWNER = Token("owner", "owner-secret-of-the-tests")
+FOR_EVER = 3600
+"""Seconds, for what a slow machine would else run into: a line that is idle, a stream that is quiet."""
 
 
 class Client:
@@ -31,7 +33,7 @@ class Client:
         self.base, self.token = base, token
 
     async def __aenter__(self) -> "Client":
-        timeout, connector = aiohttp.ClientTimeout(total=None, sock_read=60), aiohttp.TCPConnector(limit=0)
+        timeout, connector = aiohttp.ClientTimeout(total=None, sock_read=PATIENCE), aiohttp.TCPConnector(limit=0)
         self.http = aiohttp.ClientSession(self.base, headers=self.headers, timeout=timeout, connector=connector)
         return self
 
@@ -46,7 +48,8 @@ class Client:
         from websockets.asyncio.client import connect
 
         headers = {**self.headers, **options.pop("headers", {})}
-        return connect(self.base.replace("http", "ws", 1) + path, additional_headers=headers, proxy=None, **options)
+        address = self.base.replace("http", "ws", 1) + path
+        return connect(address, additional_headers=headers, proxy=None, open_timeout=PATIENCE, **options)
 
     async def json(self, method: str, path: str, body: Any = None, status: int = 200, **options: Any) -> Any:
         """The JSON of an answer that has the expected status."""
@@ -152,7 +155,14 @@ async def listening(app: ServerApp) -> AsyncIterator[str]:
     server_socket = socket.socket()
     server_socket.bind(("127.0.0.1", 0))
     server_socket.listen(4096)
-    config = uvicorn.Config(app, log_config=None, lifespan="on", ws="websockets-sansio", ws_max_size=1024 * 1024)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        lifespan="on",
+        ws="websockets-sansio",
+        ws_max_size=1024 * 1024,
+        timeout_keep_alive=FOR_EVER,  # else the server closes a line that the client is just about to use again
+    )
     server = Quick(config)
     serving = asyncio.create_task(server._serve([server_socket]))
     waiting = asyncio.create_task(server.ready.wait())
@@ -169,8 +179,8 @@ async def listening(app: ServerApp) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def served(*agents: Agent, store: str | Path | Log = ":memory:", **config: Any) -> AsyncIterator[Client]:
-    """A server over these agents, and a client of it that may do everything."""
-    options: dict[str, Any] = {"tokens": (OWNER,), **config}
+    """A server over these agents, and a client of it that may do everything. Streams have no comments on their own."""
+    options: dict[str, Any] = {"tokens": (OWNER,), "keep_alive": FOR_EVER, **config}
     app = create_app(Runtime(store, list(agents)), ServerConfig(**options))
     async with listening(app) as base, Client(base) as client:
         client.app = app

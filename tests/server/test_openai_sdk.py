@@ -34,7 +34,7 @@ ASKED: Any = [{"role": "user", "content": "hi"}]
 async def sdk(*agents: Agent) -> AsyncIterator[tuple[openai.AsyncOpenAI, Client]]:
     async with (
         served(*agents) as client,
-        openai.AsyncOpenAI(base_url=f"{client.base}/v1", api_key=client.token, max_retries=0) as made,
+        openai.AsyncOpenAI(base_url=f"{client.base}/v1", api_key=client.token, max_retries=0, timeout=PATIENCE) as made,
     ):
         yield made, client
 

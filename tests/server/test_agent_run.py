@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.dialects.test_loop import accept
-from tests.kit import Held, SteppingClock, Tables, agent_of, note
+from tests.kit import PATIENCE, Held, SteppingClock, Store, Tables, agent_of, file_store, note
 from tests.server.kit import OWNER, Client, listening, served, until
 from treadle import Limits, Runtime
 from treadle.events import SessionRenamed
@@ -16,6 +16,8 @@ from treadle.server.config import ServerConfig
 from treadle.server.loop_api import _missed
 from treadle.server.metrics import Metrics
 from treadle.testing import call
+
+store = file_store
 
 
 async def run(client: Client, **fields: Any) -> list[dict[str, Any]]:
@@ -187,17 +189,18 @@ async def test_the_registry_is_paged_by_what_is_wanted() -> None:
         assert [(line["objective"], line["reason"]) for line in failed["sessions"]] == [("job 2", "stuck")]
 
 
-async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(tmp_path: Any) -> None:
-    made, store = Tables(), tmp_path / "store.db"
-    agent, _ = agent_of(call("drop", table="t"), tools=made.tools)
+async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(store: Store) -> None:
+    made, clock = Tables(), store.stepping()
+    agent, _ = agent_of(call("drop", table="t"), tools=made.tools, clock=clock)
     async with (
-        served(agent, store=store, approval_seconds=1.0) as client,
+        served(agent, store=store.open()) as client,
         client.stream("/api/agent/run", {"objective": "go"}) as events,
     ):
         (first, *_) = await until(events, event="tool_approval_required")
-    session_id = first["data"]["session_id"]
-    again, _ = agent_of("nobody said yes", tools=made.tools)
-    async with served(again, store=store) as client, client.stream(f"/v1/sessions/{session_id}/events") as events:
+    clock.step(301)
+    again, _ = agent_of("nobody said yes", tools=made.tools, clock=clock)
+    path = f"/v1/sessions/{first['data']['session_id']}/events"
+    async with served(again, store=store.open()) as client, client.stream(path) as events:
         facts = await until(events, type="run_finished")
     answered = [fact for fact in facts if fact["type"] == "approval_answered"]
     assert [(fact["decision"], fact["by"]) for fact in answered] == [("deny", "expiry")]
@@ -305,10 +308,10 @@ async def test_the_roots_of_the_operator_hold_for_the_working_folder(tmp_path: A
 
 
 async def test_a_server_on_a_runtime_that_has_a_way_to_ask_keeps_it() -> None:
-    asked: list[str] = []
+    asked: asyncio.Queue[str] = asyncio.Queue()
 
     async def gate(question: Any) -> None:
-        asked.append(question.tool)
+        asked.put_nowait(question.tool)
 
     agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
     runtime = Runtime(":memory:", [agent])
@@ -319,7 +322,8 @@ async def test_a_server_on_a_runtime_that_has_a_way_to_ask_keeps_it() -> None:
         client.stream("/api/agent/run", {"objective": "go"}) as events,
     ):
         (first, *_, question) = await until(events, event="tool_approval_required")
+        assert await asyncio.wait_for(asked.get(), PATIENCE) == "note"
         body = {"call_id": question["data"]["call_id"], "decision": "approve"}
         await client.json("POST", f"/api/agent/{first['data']['session_id']}/approve", body)
         await until(events, event="loop_completed")
-    assert asked == ["note"]
+    assert asked.empty()

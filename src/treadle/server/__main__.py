@@ -8,7 +8,7 @@ import sys
 
 from treadle.config import load
 from treadle.errors import TreadleError
-from treadle.server.start import ServeOptions, serve
+from treadle.server.start import GRACE, ServeOptions, serve
 
 
 def main() -> int:
@@ -19,10 +19,13 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8420)
     parser.add_argument("--token-file", default="")
+    parser.add_argument("--grace", type=float, default=GRACE)
     parser.add_argument("--allow-root", action="store_true")
     args = parser.parse_args()
     flags = {name: getattr(args, name) for name in ("model", "base_url", "api_key_env", "store", "workspace")}
-    options = ServeOptions(host=args.host, port=args.port, token_file=args.token_file, allow_root=args.allow_root)
+    options = ServeOptions(
+        host=args.host, port=args.port, token_file=args.token_file, grace=args.grace, allow_root=args.allow_root
+    )
     try:
         asyncio.run(serve(load(flags).settings, options))
     except TreadleError as error:

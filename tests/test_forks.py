@@ -25,6 +25,7 @@ from tests.kit import (
 from treadle import (
     CallStarted,
     RunFinished,
+    Runtime,
     later,
     tool,
 )
@@ -36,6 +37,7 @@ from treadle.events import (
 )
 from treadle.messages import ModelMessage
 from treadle.testing import call
+from treadle.transcript import export, import_session, read_lines
 
 store = either_store
 on_file = file_store
@@ -146,7 +148,7 @@ async def test_a_fork_from_any_checkpoint_goes_on_from_there_and_repeats_nothing
         first = forked[0]
         assert isinstance(first, SessionCreated) and first.parent is not None
         assert (first.session_id, first.parent.session_id, first.parent.seq) == (fork.id, session.id, point.seq)
-        assert [fact.at for fact in forked[: point.seq]] == [fact.at for fact in whole[: point.seq]]
+        assert [fact.at for fact in forked[1 : point.seq]] == [fact.at for fact in whole[1 : point.seq]]
 
 
 async def test_a_fork_lives_on_its_own_and_has_its_own_artifacts(store: Store) -> None:
@@ -190,3 +192,33 @@ async def test_a_fork_of_a_session_that_waits_asks_its_own_question(store: Store
         await wait_for(fork, RunFinished)
         assert (await finished_calls(fork))["a"].status == "denied"
     assert ran == ["dropped"]
+
+
+async def test_a_fork_is_listed_as_made_now_and_keeps_the_times_of_its_past(store: Store) -> None:
+    clock = store.stepping()
+    agent, _ = agent_of("one", "two", clock=clock)
+    async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session(new=True) as session:
+        await ended(session)
+        past = await session.facts()
+        clock.step(3600)
+        async with runtime.session(new=True) as other:
+            await ended(other)
+        clock.step(60)
+        fork = await session.fork()
+        listed = (await runtime.sessions()).sessions
+        assert [info.id for info in listed] == [fork.id, other.id, session.id]
+        assert (listed[0].created_at, listed[0].updated_at) == (clock.now(), clock.now())
+        assert [fact.at for fact in (await fork.facts())[1:]] == [fact.at for fact in past[1:]]
+        assert (await session.facts())[0] == past[0], "the first session is as it was"
+
+
+async def test_a_session_that_is_imported_keeps_its_times(store: Store) -> None:
+    clock = store.stepping()
+    agent, _ = agent_of("one", clock=clock)
+    async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session(new=True) as session:
+        await ended(session)
+        before = await runtime.log.info(session.id)
+        data = await export(runtime.log, session.id, "jsonl")
+        clock.step(3600)
+        copy = await runtime.log.info(await import_session(runtime.log, read_lines(data), "c" * 32))
+        assert (copy.created_at, copy.updated_at) == (before.created_at, before.updated_at)

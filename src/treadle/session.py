@@ -235,7 +235,7 @@ class Session(Generic[T]):
         first = facts[0]
         assert isinstance(first, SessionCreated)
         fork_id = new_session_id()
-        first = replace(first, session_id=fork_id, parent=Parent(self.id, len(facts)))
+        first = replace(first, session_id=fork_id, parent=Parent(self.id, len(facts)), at=0.0)  # it is made now
         await self._log.create(fork_id, [first, *facts[1:]])
         for fact in facts:
             if isinstance(fact, CallFinished) and fact.truncation is not None and fact.truncation.artifact:

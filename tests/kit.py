@@ -177,6 +177,13 @@ async def wait_for(
     raise AssertionError(f"the watch ended without a {kind.__name__}")
 
 
+def let_pass(seconds: float) -> None:
+    """Move the clock of this test's loop on: who waits for a moment no farther off than that finds that it has come."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]
+
+
 def of(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
     return [event for event in events if isinstance(event, kind)]
 

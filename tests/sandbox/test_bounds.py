@@ -61,13 +61,13 @@ x = mmap.mmap(-1, 200 << 20)
 for at in range(0, 200 << 20, 4096): x[at] = 1
 time.sleep(PAUSE); print("EXPLODED", flush=True)
 """
-# Those that fill the disk do it more than once: what others free at the same moment hides one time from who looks on.
+# Those that fill the disk do it again and again: what others free at the same moment hides one time from who looks on.
 FILES = """
 import os, time
 for n in range(12):
     with open(f"f{n}", "wb") as f: f.write(b"x" * (8 << 20)); f.flush(); os.fsync(f.fileno())
-    if n % 6 == 5: time.sleep(PAUSE / 2)
-print("EXPLODED", flush=True)
+    if n % 3 == 2: time.sleep(PAUSE / 100)
+time.sleep(PAUSE); print("EXPLODED", flush=True)
 """
 NAMELESS = """
 import os, time
@@ -75,51 +75,51 @@ held = []
 for n in range(12):
     f = open("f", "wb"); os.unlink("f"); held.append(f)
     f.write(b"x" * (8 << 20)); f.flush(); os.fsync(f.fileno())
-    if n % 6 == 5: time.sleep(PAUSE / 2)
-print("EXPLODED", flush=True)
+    if n % 3 == 2: time.sleep(PAUSE / 100)
+time.sleep(PAUSE); print("EXPLODED", flush=True)
 """
 EMPTY = """
 import time
-for n in range(3000):
+for n in range(6000):
     open(f"f{n}", "w").close()
-    if n % 1500 == 1499: time.sleep(PAUSE / 2)
-print("EXPLODED", flush=True)
+    if n % 1500 == 1499: time.sleep(PAUSE / 100)
+time.sleep(PAUSE); print("EXPLODED", flush=True)
 """
-SMALL = Bounds(wall_s=30)
+SMALL = Bounds(wall_s=120)
 NAME = f"treadle-bomb-{os.getpid()}"
 
 BOMBS = [
-    Bomb("processes", FORKS, Bounds(wall_s=30, processes=30), "processes"),
-    Bomb("processes that leave their group", GRANDCHILDREN, Bounds(wall_s=30, processes=40), "processes"),
-    Bomb("memory", "x = bytearray(300 << 20); print('EXPLODED')", Bounds(wall_s=30, memory_mb=150)),
-    Bomb("memory in many processes", HEAPS, Bounds(wall_s=30, memory_mb=150), "memory"),
-    Bomb("memory that is shared", SHARED, Bounds(wall_s=30, memory_mb=100), "memory"),
+    Bomb("processes", FORKS, Bounds(wall_s=120, processes=30), "processes"),
+    Bomb("processes that leave their group", GRANDCHILDREN, Bounds(wall_s=120, processes=40), "processes"),
+    Bomb("memory", "x = bytearray(300 << 20); print('EXPLODED')", Bounds(wall_s=120, memory_mb=150)),
+    Bomb("memory in many processes", HEAPS, Bounds(wall_s=120, memory_mb=150), "memory"),
+    Bomb("memory that is shared", SHARED, Bounds(wall_s=120, memory_mb=100), "memory"),
     Bomb(
         "a file",
         "open('f', 'wb').write(b'x' * (32 << 20)); print('EXPLODED')",
-        Bounds(wall_s=30, file_mb=4),
+        Bounds(wall_s=120, file_mb=4),
     ),
-    Bomb("files", FILES, Bounds(wall_s=30, disk_mb=20), "disk"),
-    Bomb("files without a name", NAMELESS, Bounds(wall_s=30, disk_mb=20), "disk"),
-    Bomb("empty files", EMPTY, Bounds(wall_s=30, disk_mb=4), "disk"),
+    Bomb("files", FILES, Bounds(wall_s=120, disk_mb=20), "disk"),
+    Bomb("files without a name", NAMELESS, Bounds(wall_s=120, disk_mb=20), "disk"),
+    Bomb("empty files", EMPTY, Bounds(wall_s=120, disk_mb=4), "disk"),
     Bomb(
         "descriptors",
         "x = [open('/dev/null') for _ in range(300)]; print('EXPLODED')",
-        Bounds(wall_s=30, open_files=100),
+        Bounds(wall_s=120, open_files=100),
     ),
-    Bomb("output", "print('x' * (8 << 20)); print('EXPLODED')", Bounds(wall_s=30, output_bytes=1 << 20), "output"),
+    Bomb("output", "print('x' * (8 << 20)); print('EXPLODED')", Bounds(wall_s=120, output_bytes=1 << 20), "output"),
     Bomb("time", "import time; time.sleep(PAUSE); print('EXPLODED')", Bounds(wall_s=0.7), "wall"),
 ]
 PRIVATE = [
     Bomb(
         "the temporary folder",
         f"open('/tmp/{NAME}', 'wb').write(b'x' * (16 << 20)); print('EXPLODED')",
-        Bounds(wall_s=30, tmp_mb=8),
+        Bounds(wall_s=120, tmp_mb=8),
     ),
     Bomb(
         "the shared memory folder",
         f"open('/dev/shm/{NAME}', 'wb').write(b'x' * (16 << 20)); print('EXPLODED')",
-        Bounds(wall_s=30, tmp_mb=8),
+        Bounds(wall_s=120, tmp_mb=8),
     ),
     Bomb(
         "the root folder",
@@ -138,7 +138,8 @@ def named(bombs: list[Bomb]) -> list[object]:
     return [pytest.param(bomb, id=bomb.name.replace(" ", "_")) for bomb in bombs]
 
 
-def job_of(place: Place, bomb: Bomb, pause: float = 10) -> Job:
+def job_of(place: Place, bomb: Bomb, pause: float = 200) -> Job:
+    """A bomb that is held does not wait for its pause to end, so that may be long."""
     return place.python(f"PAUSE = {pause}\n{bomb.code}", bounds=bomb.bounds)
 
 

@@ -156,6 +156,17 @@ class _Box:
     def abandon(self) -> None:
         """Nothing stays behind. A command that was not let go never runs: it waits for a word that cannot come."""
         self._kill()
+        if self._process.poll() is None:
+            self._end_setting_up()
+
+    def _end_setting_up(self) -> None:
+        """End bubblewrap with its child, which for a moment waits for a word of it and would wait for ever without."""
+        pid = self._process.pid
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # from here on it makes no other child
+        for child in descendants(pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
 

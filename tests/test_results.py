@@ -17,6 +17,7 @@ from tests.kit import (
     results,
 )
 from treadle import (
+    CallFinished,
     CallStarted,
     ImagePart,
     ToolContext,
@@ -149,3 +150,15 @@ async def test_a_tool_knows_its_call_and_can_show_how_far_it_is(tmp_path: Path) 
     started = of(events, CallStarted)[0]
     assert progress.after == output.after == started.seq
     assert work.spec.parameters["required"] == ["steps"] and set(work.spec.parameters["properties"]) == {"steps"}
+
+
+async def test_what_a_tool_says_last_is_heard_before_its_call_ends() -> None:
+    @tool
+    async def work(context: ToolContext) -> str:
+        context.progress("nearly there")
+        return "done"
+
+    agent, _ = agent_of(call("work", id="a"), "ok", tools=[work])
+    async with agent.session() as session, session.run("go") as run:
+        heard = [type(event) for event in [event async for event in run] if isinstance(event, Progress | CallFinished)]
+    assert heard == [Progress, CallFinished]

@@ -193,7 +193,14 @@ class LogDesk(Desk):
             self._show(OutputDelta(call_id=self._call_id, text=told, after=self._after))
 
     def _show(self, delta: AnyDelta) -> None:
-        self._loop.call_soon_threadsafe(self._log.publish, self._session_id, delta)
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:  # at once: what is said last would else be heard after the call has ended
+            self._log.publish(self._session_id, delta)
+        else:
+            self._loop.call_soon_threadsafe(self._log.publish, self._session_id, delta)
 
     async def note(self, name: str, data: Json) -> None:
         fact = checked(Custom(name=name, data=self._redactor.value(data)))

@@ -30,6 +30,7 @@ from treadle import (
     RunFinished,
     Session,
     ToolContext,
+    execute,
     later,
     tool,
 )
@@ -190,12 +191,16 @@ async def test_five_at_once_one_broken_one_cancelled_one_over_its_limit_give_one
 
 async def test_no_more_than_five_run_at_once(store: Store) -> None:
     running, most = 0, 0
+    full = asyncio.Event()
 
     async def helped(task: str, turn: int) -> str:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        for _ in range(20):
+        if running == AT_ONCE:
+            full.set()
+        await asyncio.wait_for(full.wait(), PATIENCE)
+        for _ in range(20):  # in which one too many would come in
             await asyncio.sleep(0)
         running -= 1
         return "ok"
@@ -204,7 +209,7 @@ async def test_no_more_than_five_run_at_once(store: Store) -> None:
     agent = crew(calls, "Done.", helped=helped)
     async with agent.session(store.open()) as session:
         assert (await ended(session, "go")).calls == 12
-    assert 1 < most <= AT_ONCE
+    assert most == AT_ONCE
 
 
 async def test_cancel_goes_down_the_tree(store: Store) -> None:
@@ -221,6 +226,31 @@ async def test_cancel_goes_down_the_tree(store: Store) -> None:
     assert outcome is not None and outcome.reason == "cancelled"
     assert [ending.reason for ending in of(facts, RunFinished)] == ["cancelled"]
     assert of(facts, CallFinished)[0].status == "cancelled"
+
+
+async def test_a_parent_is_not_stopped_before_its_helper_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "GRACE", 0.05)
+    let_go = asyncio.Event()
+
+    @tool(name="wait")
+    async def stubborn() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await let_go.wait()  # the helper leaves it behind, but no sooner than its parent would leave the helper
+            raise
+        return "never"
+
+    agent = crew(call("delegate", id="d", task="task x"), helped=lambda task, turn: call("wait"), tools=[stubborn])
+    async with agent.session() as session, session.run("go") as run:
+        waiting = asyncio.create_task(run.wait())
+        child = await child_of(session, "d")
+        await wait_for(child, CallStarted)
+        await session.cancel()
+        endings = of(await child.facts(), RunFinished)
+        let_go.set()
+        await waiting
+    assert [ending.reason for ending in endings] == ["cancelled"]
 
 
 async def test_a_helper_that_waits_for_an_answer_is_cancelled_with_its_parent(store: Store) -> None:

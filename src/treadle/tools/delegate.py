@@ -42,4 +42,6 @@ def delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
             raise ToolError("There are no helpers here. Do it yourself.")
         return await context.desk.helpers.run(HelperTask(task, agent, folder, read_only), context)
 
+    # One who is stopped waits until the helper has stopped too: one left behind would be taken up at the next start.
+    delegated.lets_go = True
     return delegated

@@ -233,24 +233,26 @@ async def test_a_parent_is_not_stopped_before_its_helper_is(monkeypatch: pytest.
     let_go = asyncio.Event()
 
     @tool(name="wait")
-    async def stubborn() -> str:
+    async def slow_to_stop() -> str:
         try:
             await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            await let_go.wait()  # the helper leaves it behind, but no sooner than its parent would leave the helper
-            raise
+        finally:
+            await let_go.wait()
         return "never"
 
-    agent = crew(call("delegate", id="d", task="task x"), helped=lambda task, turn: call("wait"), tools=[stubborn])
+    slow_to_stop.lets_go = True
+    agent = crew(call("delegate", id="d", task="task x"), helped=lambda task, turn: call("wait"), tools=[slow_to_stop])
     async with agent.session() as session, session.run("go") as run:
         waiting = asyncio.create_task(run.wait())
         child = await child_of(session, "d")
         await wait_for(child, CallStarted)
-        await session.cancel()
-        endings = of(await child.facts(), RunFinished)
+        cancelling = asyncio.create_task(session.cancel())
+        await wait_for(child, CancelRequested)
+        early, _ = await asyncio.wait([cancelling], timeout=0.5)  # ten times what another tool is given
         let_go.set()
-        await waiting
-    assert [ending.reason for ending in endings] == ["cancelled"]
+        await asyncio.gather(cancelling, waiting)
+        endings = of(await child.facts(), RunFinished)
+    assert not early and [ending.reason for ending in endings] == ["cancelled"]
 
 
 async def test_a_helper_that_waits_for_an_answer_is_cancelled_with_its_parent(store: Store) -> None:

@@ -316,6 +316,12 @@ def test_an_answer_for_a_pattern_does_not_settle_what_it_does_not_cover() -> Non
     assert [one.call_id for one in fold(story).pending] == ["c"]
 
 
+def test_one_always_does_not_settle_what_must_be_asked_for_each_time() -> None:
+    answer = ApprovalAnswered(call_id="a", decision="allow", scope="session")
+    story = told(RUN, TURN, REPLY, asked(A), msgspec.structs.replace(asked(B), once=True), answer)
+    assert [one.call_id for one in fold(story).pending] == ["b"]
+
+
 def test_an_answer_settles_only_calls_that_are_still_asked() -> None:
     answer = ApprovalAnswered(call_id="a", decision="deny", scope="session")
     state = fold(told(RUN, TURN, REPLY, asked(A), asked(B), ended(B), answer))

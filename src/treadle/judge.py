@@ -34,8 +34,8 @@ NOBODY = (
 )
 
 CHANGED = (
-    "Denied: this is not what was approved, because the program or its rules have changed since. If it is still "
-    "wanted, call it again, so that it is asked for again."
+    "Denied: this is not what was approved, because the program, its rules or the folder it would run in have changed "
+    "since. If it is still wanted, call it again, so that it is asked for again."
 )
 
 _logger = logging.getLogger("treadle")
@@ -64,13 +64,13 @@ async def judge(setup: Setup, state: State, calls: Iterable[CallState]) -> Judge
     run = state.run
     assert run is not None and state.turn is not None
     stopped = any(call.finished and call.finished.fatal for call in state.turn.calls.values())
-    result = Judgement()
+    result, moving = Judgement(), set[str]()
     for call in calls:
         fact = _out_of_budget(run, call, len(result.ready), stopped=stopped)
-        outcome = fact or await _judge_or_deny(setup, state, call)
+        outcome = fact or await _judge_or_deny(setup, state, call, moving)
         if isinstance(outcome, Ready):
             result.ready.append(outcome)
-        else:
+        elif outcome is not None:
             result.facts.append(outcome)
     return result
 
@@ -85,9 +85,11 @@ def _out_of_budget(run: RunState, call: CallState, ready: int, *, stopped: bool)
     return None
 
 
-async def _judge_or_deny(setup: Setup, state: State, call: CallState) -> Ready | AnyFact:
+async def _judge_or_deny(setup: Setup, state: State, call: CallState, moving: set[str]) -> Ready | AnyFact | None:
     try:
-        outcome = await _judge_one(setup, state, call)
+        outcome = await _judge_one(setup, state, call, moving)
+        if outcome is None:
+            return None
         # What a tool makes of its arguments is anybody's: it must be possible to store and read it again.
         if isinstance(outcome, Ready):
             msgspec.json.encode(outcome.parsed.arguments)
@@ -99,17 +101,22 @@ async def _judge_or_deny(setup: Setup, state: State, call: CallState) -> Ready |
         return _closed(call, "denied", f"Denied: {why}. Do without it.")
 
 
-async def _judge_one(setup: Setup, state: State, call: CallState) -> Ready | AnyFact:
+async def _judge_one(setup: Setup, state: State, call: CallState, moving: set[str]) -> Ready | AnyFact | None:
+    """What becomes of a call; None when that can only be told after an earlier one of the `moving` tools has ended."""
     name = setup.aliases.get(call.call.tool, call.call.tool)
     tool = setup.tools.get(name)
     if tool is None:
         return _closed(call, "error", _unknown(name, setup))
     try:
-        tool, parsed = tool.stands_for(tool.parse(call.call.arguments))
+        tool, parsed = tool.stands_for(tool.parse(call.call.arguments), state.notes)
     except ToolInputError as error:
         return _closed(call, "error", str(error))
     name = tool.name
+    if name in moving:
+        return None
     assessment = _assessed(setup, state, tool, parsed)
+    if assessment.moves:
+        moving.add(name)
     grants = [with_aliases(grant, setup.aliases) for grant in setup.grants] if setup.aliases else setup.grants
     verdict = decide(grants, state.remembered, name, parsed.arguments, assessment)
     for middleware in setup.middleware:

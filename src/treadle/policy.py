@@ -67,7 +67,8 @@ class Assessment(Struct, frozen=True):
 
     `commands` are the simple commands it would run, redirections (`> path`) and assignments (`NAME=value`) among
     them. `doubts` are reasons to ask that lie outside of the call. `each_time` is a tool's own word that no yes to
-    such a call may be remembered.
+    such a call may be remembered. After one that `moves` later calls of its tool may mean something else, so they are
+    judged when it has ended.
     """
 
     safety: Safety = "caution"
@@ -75,6 +76,7 @@ class Assessment(Struct, frozen=True):
     commands: tuple[str, ...] | None = None
     doubts: tuple[str, ...] = ()
     each_time: bool = False
+    moves: bool = False
 
     @property
     def unread(self) -> str | None:

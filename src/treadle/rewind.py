@@ -218,15 +218,15 @@ class Rewinder:
 
     async def _record(self, facts: Sequence[AnyFact], fact: Rewound) -> int:
         """Put the rewind into the log before a file changes; one that was cut off is not recorded a second time."""
-        last = facts[-1]
+        last = next(one for one in reversed(facts) if not isinstance(one, Custom))
         if (
             isinstance(last, Rewound)
             and (last.to, last.what) == (fact.to, fact.what)
             and set(fact.files) <= set(last.files)
         ):
-            return last.seq
-        posted = await self._log.post(self._id, [checked(fact)], wake=False)
-        return posted.facts[0].seq
+            return facts[-1].seq
+        posted = await self._log.post(self._id, [checked(fact), *_folder_then(facts, fact)], wake=False)
+        return posted.facts[-1].seq
 
     async def _steps(
         self, facts: Sequence[AnyFact], to: int, what: What, *, force: bool
@@ -255,6 +255,14 @@ def kept_of(tools: Sequence[object]) -> KeptFiles:
 def _check_idle(state: State, busy: Conflict) -> None:
     if state.run is not None or state.requested is not None or (state.queue and not state.held):
         raise busy
+
+
+def _folder_then(facts: Sequence[AnyFact], fact: Rewound) -> list[Custom]:
+    """A note that commands start where they did then, since that is what the model remembers; none when they do."""
+    from treadle.tools.shell import FOLDER
+
+    now, then = (fold(some).notes.get(FOLDER) or "" for some in (facts, facts[: fact.to]))
+    return [Custom(name=FOLDER, data=then)] if fact.what != "files" and now != then else []
 
 
 def _workspace(facts: Sequence[AnyFact]) -> Path:

@@ -112,7 +112,7 @@ async def test_an_approval_shows_everything_and_a_yes_lets_it_run(place: Place) 
         screen.type("y\r")
         assert await screen.end() == 0
     assert shown.startswith("? write_file wants to run  [destructive]\n")
-    assert "folder: WORK\n  path: AGENTS.md\n  content:\n    be kind\n" in shown
+    assert "workspace: WORK\n  path: AGENTS.md\n  content:\n    be kind\n" in shown
     assert "+be kind" in shown and "  y  yes, once\n" in shown and "n  no; what follows it" in shown
     assert (place.work / "AGENTS.md").read_text() == "be kind\n"
 

@@ -29,7 +29,7 @@ def approval_lines(
     head += styled(f"[{question.safety}]", _STYLES[question.safety], colour)
     why = textwrap.wrap(visible(question.why), max(20, room - 16))  # words of ours: the rest is shown to the letter
     lines = [head, f"  why asked: {why[0] if why else ''}", *(f"             {more}" for more in why[1:])]
-    lines.append(f"  folder: {visible(str(folder))}")
+    lines.append(f"  workspace: {visible(str(folder))}")
     for name, value in question.arguments.items():
         lines += _argument(name, value)
     lines += _parts(question, tools, folder)
@@ -50,8 +50,10 @@ def _parts(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path)
     tool = tools.get(question.tool)
     if tool is None:
         return []
+    known = tool.spec.parameters.get("properties", {})  # the folder of a command is shown, but no parameter
+    given = {name: value for name, value in question.arguments.items() if name in known}
     try:
-        parts = tool.assess(tool.parse(json.dumps(question.arguments)), folder).commands or ()
+        parts = tool.assess(tool.parse(json.dumps(given)), folder).commands or ()
     except BadInput:
         return []
     return ["  it consists of:", *(f"    {visible(part)}" for part in parts)] if len(parts) > 1 else []

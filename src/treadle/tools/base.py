@@ -149,7 +149,7 @@ class Tool(ABC):
     on_error: Recovery | None = None
     aliases: tuple[str, ...] = ()
     lets_go: bool = False
-    """Whether `run` ends at once when it is cancelled, whatever the tool's own code does."""
+    """Whether `run` surely ends by itself when it is cancelled; one that may not is left behind after a second."""
 
     @property
     def name(self) -> str:
@@ -163,8 +163,11 @@ class Tool(ABC):
     def parse(self, arguments: str) -> Parsed:
         """Check the JSON text that the model wrote; raises `ToolInputError`."""
 
-    def stands_for(self, parsed: Parsed) -> tuple[Tool, Parsed]:
-        """The call that this one really is; that one is judged and run. Raises `ToolInputError`."""
+    def stands_for(self, parsed: Parsed, notes: Mapping[str, Json]) -> tuple[Tool, Parsed]:
+        """The call that this one really is, after what earlier calls noted; that one is judged, shown and run.
+
+        Raises `ToolInputError`.
+        """
         return self, parsed
 
     def behind(self, name: str) -> Tool | None:

@@ -103,8 +103,15 @@ class Shell(Tool):
 
     def assess(self, parsed: Parsed, workspace: Path) -> Assessment:
         parts = parts_of(parsed.arguments["command"])
-        safety, why = classify(parts, os.path.realpath(workspace))
-        return Assessment(safety, why, commands_of(parts))
+        safety, why = classify(parts, os.path.realpath(workspace), parsed.arguments.get("folder", ""))
+        moves = safety != "safe" or any(part.name == "cd" for part in parts)
+        return Assessment(safety, why, commands_of(parts), moves=moves)
+
+    def stands_for(self, parsed: Parsed, notes: Mapping[str, Json]) -> tuple[Tool, Parsed]:
+        """The command in the folder where the last one ended: that is shown with it, and a yes holds for it there."""
+        folder = str(notes.get(FOLDER) or "")
+        values = {**parsed.arguments, "folder": folder} if folder else parsed.arguments
+        return self, Parsed(values, values)
 
     def traits_of(self, tier: Tier) -> frozenset[Trait]:
         if tier == "full" or self._network:
@@ -131,9 +138,9 @@ class Shell(Tool):
     async def run(self, parsed: Parsed, context: ToolContext) -> object:
         command, bounds = parsed.arguments["command"], replace(self._bounds, wall_s=parsed.arguments["timeout_s"])
         workspace = _real(context.workspace)
-        folder, lost = _starting_folder(context, workspace)
+        folder = await _starting_folder(parsed.arguments.get("folder", ""), context, workspace)
         output = _Output(context)
-        reads = classify(parts_of(command), str(workspace))[0] == "safe"
+        reads = classify(parts_of(command), str(workspace), folder)[0] == "safe"
         job = Job(
             argv=("bash", "-c", output.reporting(command)),
             workspace=workspace,
@@ -153,7 +160,7 @@ class Shell(Tool):
                     ended = await self._sandbox.run_in_sandbox(job, output.feed)
         except SandboxUnavailable as error:
             raise ToolError(str(error)) from None
-        said = [lost, await _moved(context, workspace, folder, output.finish()), _ending(ended, bounds)]
+        said = [await _moved(context, workspace, folder, output.finish()), _ending(ended, bounds)]
         said.append(_instructed(taken.left if taken is not None else ()))
         text = "\n".join([output.text.rstrip("\n"), *(f"[{one}]" for one in said if one)]).lstrip("\n")
         return ToolResult(text or "[no output]", ok=ended.code == 0, timed_out=ended.reason == "wall")
@@ -163,13 +170,16 @@ def _real(path: Path) -> Path:
     return path.resolve()
 
 
-def _starting_folder(context: ToolContext, workspace: Path) -> tuple[str, str]:
-    """Where the last command ended, and a word when that is gone."""
-    folder = str(context.notes.get(FOLDER) or "")
-    place = os.path.realpath(workspace / folder)
-    if folder and (not Path(place).is_relative_to(workspace) or not os.path.isdir(place)):
-        return "", f"the folder {folder} is gone, so this ran in the workspace itself"
-    return folder, ""
+async def _starting_folder(folder: str, context: ToolContext, workspace: Path) -> str:
+    """The folder that was judged, and no other: what was meant for one that is gone would hit something else."""
+    place = workspace / folder
+    if folder and (place.resolve() != place or not place.is_dir()):
+        await context.desk.note(FOLDER, "")
+        raise ToolError(
+            f"Not run: the folder {folder}, in which the last command ended, is gone. "
+            "The next command starts in the workspace itself."
+        )
+    return folder
 
 
 async def _moved(context: ToolContext, workspace: Path, before: str, ended_in: str) -> str:

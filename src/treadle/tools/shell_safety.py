@@ -155,9 +155,9 @@ _SECRETS = (
 _HARMLESS_PLACES = ("/tmp", "/var/tmp", "/dev/fd")
 
 
-def classify(parts: Sequence[Part], workspace: str) -> tuple[Safety, str]:
-    """The class of a command, and the reason when it is destructive."""
-    judge = _Judge(parts, workspace)
+def classify(parts: Sequence[Part], workspace: str, folder: str = "") -> tuple[Safety, str]:
+    """The class of a command that starts in a folder of the workspace, and the reason when it is destructive."""
+    judge = _Judge(parts, workspace, folder)
     for part in parts:
         why = judge.danger(part)
         if why:
@@ -168,7 +168,7 @@ def classify(parts: Sequence[Part], workspace: str) -> tuple[Safety, str]:
 class _Judge:
     """Looks at one part at a time, knowing the others."""
 
-    def __init__(self, parts: Sequence[Part], workspace: str) -> None:
+    def __init__(self, parts: Sequence[Part], workspace: str, folder: str) -> None:
         self._workspace = posixpath.normpath(workspace)
         self._downloads = any(part.name in _DOWNLOADERS for part in parts)
         self._downloaded = {
@@ -182,16 +182,9 @@ class _Judge:
         self._elsewhere = False
         self._elsewhere = any(part.kind == "command" and self._leaves(part) for part in parts)
         # What is written in such a folder need not name it.
-        self._inside = next(
-            (
-                f"{word.text}/"
-                for part in parts
-                if part.name in ("cd", "pushd")
-                for word in part.words[1:]
-                if _instructs(Word(f"{word.text}/x"))
-            ),
-            "",
-        )
+        entered = (word.text for part in parts if part.name in ("cd", "pushd") for word in part.words[1:])
+        places = (posixpath.join(folder, place, "") for place in ("", *entered))
+        self._inside = next((place for place in places if _instructs(Word(f"{place}x"))), "")
 
     def danger(self, part: Part) -> str:
         """Why this part must not run unasked; empty when nothing is known against it."""

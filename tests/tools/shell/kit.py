@@ -51,7 +51,7 @@ class Terminal:
         context.tier, context.desk, context.notes = self.tier, self.desk, dict(self.desk.notes)
         context.output = self._hear
         parsed = self.tool.parse(json.dumps({"command": command, **arguments}))
-        result = await self.tool.run(parsed, context)
+        result = await self.tool.run(self.tool.stands_for(parsed, context.notes)[1], context)
         assert isinstance(result, ToolResult)
         return result
 

@@ -80,19 +80,26 @@ async def test_a_folder_outside_the_workspace_does_not_last_and_that_is_said(wor
     assert await terminal.says("pwd") == str(workspace)
 
 
-async def test_a_folder_that_is_gone_is_said_and_the_workspace_taken(workspace: Path) -> None:
+async def test_what_was_meant_for_a_folder_that_is_gone_does_not_run_and_the_next_starts_in_the_workspace(
+    workspace: Path,
+) -> None:
     terminal = Terminal(workspace)
     await terminal.says("mkdir gone; cd gone")
     (workspace / "gone").rmdir()
-    assert await terminal.says("pwd") == f"{workspace}\n[the folder gone is gone, so this ran in the workspace itself]"
+    with pytest.raises(ToolError, match="Not run: the folder gone, in which the last command ended, is gone"):
+        await terminal.says("touch here")
+    assert not (workspace / "here").exists() and await terminal.says("pwd") == str(workspace)
 
 
-async def test_a_folder_that_became_a_way_out_is_not_taken(workspace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("leads_to", [".", "../../"])
+async def test_a_folder_that_became_a_link_is_not_taken(workspace: Path, leads_to: str) -> None:
     terminal = Terminal(workspace, tier="full")
     await terminal.says("mkdir door; cd door")
     (workspace / "door").rmdir()
-    (workspace / "door").symlink_to(tmp_path)
-    assert (await terminal.says("pwd")).startswith(f"{workspace}\n")
+    (workspace / "door").symlink_to(leads_to)
+    with pytest.raises(ToolError, match="Not run: the folder door"):
+        await terminal.says("pwd")
+    assert await terminal.says("pwd") == str(workspace)
 
 
 @pytest.mark.parametrize("tier", BOTH)

@@ -111,7 +111,7 @@ class CallTool(Tool):
         values = {"name": called.name, "arguments": called.arguments}
         return Parsed(values, values)
 
-    def stands_for(self, parsed: Parsed) -> tuple[Tool, Parsed]:
+    def stands_for(self, parsed: Parsed, notes: Mapping[str, Json]) -> tuple[Tool, Parsed]:
         name, arguments = parsed.arguments["name"], parsed.arguments["arguments"]
         tool = self._catalog().get(name)
         if tool is None:

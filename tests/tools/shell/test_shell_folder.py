@@ -1,0 +1,138 @@
+"""The folder in which a command runs is part of what is judged, shown and allowed: in a session, on the real log."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit import agent_of, ended, finished_calls, go, of, wait_for
+from treadle import Agent, Answer, CallStarted, RunFinished
+from treadle.events import ApprovalRequested, Grant
+from treadle.messages import Call, Reply
+from treadle.sandbox import run as sandbox
+from treadle.setup import later
+from treadle.tools.shell import FOLDER, Shell
+
+CAREFUL = Grant(tier="full", cautious=True)
+"""Whatever does more than read is asked for; on the host, because what is tested here is not the walls."""
+
+
+def commands(*wanted: str, first: int = 1) -> Reply:
+    made = [Call(f"c{n}", "shell", json.dumps({"command": text})) for n, text in enumerate(wanted, first)]
+    return Reply(calls=tuple(made), finish="calls")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "workspace"
+    for place in ("out", "sub/out"):
+        (folder / place).mkdir(parents=True)
+        (folder / place / "kept").touch()
+    return folder
+
+
+def asking(*script: Reply, grant: Grant = CAREFUL) -> Agent:
+    agent, _ = agent_of(*script, Reply("done"), tools=[Shell(sandbox)], grant=grant, gate=later)
+    return agent
+
+
+async def test_a_command_is_asked_for_when_the_one_before_has_ended_and_the_question_says_where_it_runs(
+    workspace: Path,
+) -> None:
+    agent = asking(commands("cd sub", "rm -rf out"))
+    async with agent.session(workspace=workspace) as session:
+        assert await go(session) is None
+        (asked,) = of(await session.facts(), ApprovalRequested)
+        assert (asked.arguments["command"], asked.arguments["folder"]) == ("rm -rf out", "sub")
+        assert (await finished_calls(session))["c1"].seq < asked.seq
+        await session.approve("c2", digest=asked.digest)
+        await wait_for(session, RunFinished)
+    assert (workspace / "out" / "kept").exists() and not (workspace / "sub" / "out").exists()
+
+
+async def test_a_yes_is_for_the_folder_that_was_shown_and_for_no_other(workspace: Path) -> None:
+    agent = asking(commands("rm -rf out"))
+    async with agent.session(workspace=workspace) as session:
+        assert await go(session) is None
+        await session.note(FOLDER, "sub")
+        await session.approve("c1")
+        await wait_for(session, RunFinished)
+        done = (await finished_calls(session))["c1"]
+    assert done.status == "denied" and "the folder it would run in" in done.output
+    assert (workspace / "out" / "kept").exists() and (workspace / "sub" / "out" / "kept").exists()
+
+
+async def test_a_yes_for_a_folder_that_is_gone_when_it_comes_runs_nowhere(workspace: Path) -> None:
+    agent = asking(commands("cd sub", "rm -rf out"))
+    async with agent.session(workspace=workspace) as session:
+        assert await go(session) is None
+        (workspace / "sub").rename(workspace / "moved")
+        await session.approve("c2")
+        await wait_for(session, RunFinished)
+        done = (await finished_calls(session))["c2"]
+    assert done.status == "error" and done.output.startswith("Not run: the folder sub")
+    assert (workspace / "out" / "kept").exists() and (workspace / "moved" / "out" / "kept").exists()
+
+
+async def test_commands_that_read_run_at_once_but_none_before_the_folder_it_runs_in_is_known(workspace: Path) -> None:
+    agent = asking(commands("ls", "pwd", "cd sub", "pwd", "ls", "cd out && pwd", "pwd"))
+    async with agent.session(workspace=workspace) as session:
+        await ended(session)
+        facts = await session.facts()
+        done = await finished_calls(session)
+    started = of(facts, CallStarted)
+    assert [one.arguments.get("folder", "") for one in started] == ["", "", "", "sub", "sub", "sub", "sub/out"]
+    assert [done[f"c{n}"].output.splitlines()[0] for n in (2, 4, 6, 7)] == [
+        str(workspace),
+        str(workspace / "sub"),
+        str(workspace / "sub" / "out"),
+        str(workspace / "sub" / "out"),
+    ]
+    # Those that stand together are started together: nothing of their results lies between.
+    batches = [{one.seq - place for place, one in enumerate(started)} for started in (started[:3], started[3:6])]
+    assert [len(starts) for starts in batches] == [1, 1]
+
+
+async def test_what_is_asked_for_of_other_tools_does_not_wait_for_a_command(workspace: Path) -> None:
+    agent = asking(
+        Reply(calls=(*commands("mkdir a").calls, Call("n", "nosuch", "{}"), *commands("mkdir b", first=2).calls))
+    )
+    async with agent.session(workspace=workspace) as session:
+        assert await go(session) is None
+        assert [fact.call_id for fact in of(await session.facts(), ApprovalRequested)] == ["c1"]
+        assert list(await finished_calls(session)) == ["n"]
+        await session.approve("c1", Answer("allow", "tool"))
+        await wait_for(session, RunFinished)
+        assert [fact.call_id for fact in of(await session.facts(), ApprovalRequested)] == ["c1"]
+    assert (workspace / "a").is_dir() and (workspace / "b").is_dir()
+
+
+async def test_what_instructs_agents_is_asked_for_also_from_inside_of_its_folder(workspace: Path) -> None:
+    (workspace / ".github" / "workflows").mkdir(parents=True)
+    agent = asking(commands("cd .github"), commands("touch workflows/ci.yml", first=2), grant=Grant(tier="full"))
+    async with agent.session(workspace=workspace) as session:
+        assert await go(session) is None
+        (asked,) = of(await session.facts(), ApprovalRequested)
+    assert asked.once and "tells agents, editors or build services" in asked.why
+
+
+async def test_a_command_cannot_choose_its_folder_itself(workspace: Path) -> None:
+    call = Call("c1", "shell", json.dumps({"command": "pwd", "folder": "sub"}))
+    async with asking(Reply(calls=(call,))).session(workspace=workspace) as session:
+        await ended(session)
+        assert (await finished_calls(session))["c1"].status == "error"
+
+
+async def test_a_fork_starts_in_the_folder_of_its_position_and_a_rewind_goes_back_to_it(workspace: Path) -> None:
+    agent = asking(commands("cd sub"), Reply("one"), commands("pwd", first=2), Reply("two"), commands("pwd", first=3))
+    async with agent.session(workspace=workspace) as session:
+        before = (await session.state()).seq
+        await ended(session)
+        fork = await session.fork()
+        await ended(fork)
+        assert (await finished_calls(fork))["c2"].output == str(workspace / "sub")
+        await session.rewind(before)
+        await ended(session)
+        assert (await finished_calls(session))["c3"].output == str(workspace)
+        await session.undo_rewind()
+        assert (await session.state()).notes[FOLDER] == "sub"

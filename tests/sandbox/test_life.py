@@ -203,7 +203,7 @@ async def test_a_thousand_commands_leave_nothing_behind(run: Run, place: Place) 
 
 
 async def check_nothing_more(place: Place, before: dict[str, set[str]]) -> None:
-    """Nothing has come to stay. A thread that still looks through the workspace, and the kernel, are given their time."""
+    """Nothing has come to stay; the kernel, and a thread that still looks at the workspace, are given their time."""
     end = time.monotonic() + PATIENCE
     while more := {kind: found - before[kind] for kind, found in left_behind(place).items() if found - before[kind]}:
         assert time.monotonic() < end, more

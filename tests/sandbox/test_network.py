@@ -21,7 +21,7 @@ neighbour, place = a_neighbour, a_place
 
 FETCH = """
 import sys, urllib.request
-try: print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())
+try: print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())
 except Exception as error: print("REFUSED", error, getattr(error, "read", bytes)().decode())
 """
 
@@ -186,13 +186,13 @@ import socket, sys
 def tried(name, go):
     try: go(); print("REACHED", name)
     except OSError as error: print("no", name)
-tried("port", lambda: socket.create_connection(("127.0.0.1", {place.neighbour.tcp}), 5))
+tried("port", lambda: socket.create_connection(("127.0.0.1", {place.neighbour.tcp}), 60))
 tried("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0{place.neighbour.abstract}"))
-tried("name", lambda: socket.create_connection(("example.org", 80), 5))
-proxy = socket.create_connection(("127.0.0.1", {network.PORT}), 5)
+tried("name", lambda: socket.create_connection(("example.org", 80), 60))
+proxy = socket.create_connection(("127.0.0.1", {network.PORT}), 60)
 proxy.sendall(b"CONNECT 127.0.0.1:{place.neighbour.tcp} HTTP/1.1\\r\\n\\r\\n")
 print(proxy.recv(12))
-proxy = socket.create_connection(("127.0.0.1", {network.PORT}), 5)
+proxy = socket.create_connection(("127.0.0.1", {network.PORT}), 60)
 proxy.sendall(b"CONNECT localhost:443 HTTP/1.1\\r\\n\\r\\n")
 print(proxy.recv(12))
 """
@@ -202,7 +202,7 @@ print(proxy.recv(12))
 
 @needs_bubblewrap
 async def test_without_the_network_there_is_no_proxy(place: Place) -> None:
-    ran = await inside(place.python(f"import socket; socket.create_connection(('127.0.0.1', {network.PORT}), 5)"))
+    ran = await inside(place.python(f"import socket; socket.create_connection(('127.0.0.1', {network.PORT}), 60)"))
     assert "ConnectionRefusedError" in ran.output
 
 
@@ -246,6 +246,42 @@ async def test_a_head_that_never_ends_is_refused() -> None:
             writer.write(b"GET http://a/ HTTP/1.1\r\n" + b"X: y\r\n" * 10_000)
             assert (await reader.readline()).startswith(b"HTTP/1.1 403")
             writer.close()
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+async def test_what_can_be_no_name_is_refused_like_one_that_is_not_found(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with serving(listener, Gate()):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(f"CONNECT {host}:443 HTTP/1.1\r\n\r\n".encode())
+            async with asyncio.timeout(PATIENCE):
+                assert b"has no address" in await reader.read()
+            writer.close()
+
+
+async def test_leaving_closes_both_ends_of_a_tunnel_that_is_still_open() -> None:
+    ended, near = asyncio.Event(), b""
+
+    async def far(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read()
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(far, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    gate = Gate((f"site.test:{port}",), to_loopback, lambda address: True)
+    async with server, asyncio.timeout(PATIENCE):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            async with serving(listener, gate):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                writer.write(f"CONNECT site.test:{port} HTTP/1.1\r\n\r\n".encode())
+                near = await reader.readuntil(b"\r\n\r\n")
+            with suppress(OSError):
+                assert await reader.read() == b""
+        writer.close()
+        await ended.wait()
+    assert b"200" in near
 
 
 @needs_bubblewrap

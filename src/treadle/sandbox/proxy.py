@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -106,7 +106,7 @@ async def serving(listener: socket.socket, gate: Gate) -> AsyncGenerator[None]:
 
 
 async def _serve(gate: Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+    with suppress(OSError, asyncio.IncompleteReadError, TimeoutError), _closing(writer):
         try:
             async with asyncio.timeout(_PATIENCE):
                 target = read_request(await reader.readuntil(b"\r\n\r\n"))
@@ -117,16 +117,25 @@ async def _serve(gate: Gate, reader: asyncio.StreamReader, writer: asyncio.Strea
                 b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(said), said)
             )
             await writer.drain()
-        else:
-            try:
-                if target.first:
-                    far_writer.write(target.first)
-                else:
-                    writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                await asyncio.gather(_pass_on(reader, far_writer), _pass_on(far_reader, writer))
-            finally:
-                far_writer.close()
-    writer.close()
+            return
+        with _closing(far_writer):
+            if target.first:
+                far_writer.write(target.first)
+            else:
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            await asyncio.gather(_pass_on(reader, far_writer), _pass_on(far_reader, writer))
+
+
+@contextmanager
+def _closing(writer: asyncio.StreamWriter) -> Generator[None]:
+    """Close a connection in the end, and at once when nobody waits for it any more."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        writer.transport.abort()
+        raise
+    finally:
+        writer.close()
 
 
 async def _connect(gate: Gate, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -135,7 +144,7 @@ async def _connect(gate: Gate, target: Target) -> tuple[asyncio.StreamReader, as
     resolve = gate.resolve or _resolve
     try:
         addresses = [address for address in await resolve(target.host, target.port) if gate.is_public(address)]
-    except OSError:
+    except (OSError, UnicodeError):  # the second when it is no name at all
         raise Refused(f"{target.host} has no address") from None
     if not addresses:
         raise Refused(f"{target.host} is not a public host")

@@ -1,5 +1,6 @@
 """A context that fills up in a running session: what the model is sent, what is kept, and what a cut leaves."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from treadle.events import (
     MessageReceived,
     ModelFailed,
     SignalDetected,
+    TextDelta,
 )
 from treadle.log.memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Reply, Request, Usage
 from treadle.testing import ScriptedModel, call, crash_points, say
+from treadle.tokens import in_messages, in_text, in_tools
 from treadle.tools.todo import todo
 
 
@@ -300,10 +303,31 @@ async def test_a_guess_of_the_adapters_is_not_called_a_count() -> None:
     assert found.used == 18 and found.estimated
 
 
+async def test_what_a_stopped_model_had_said_counts_too() -> None:
+    partial = WORDS * 20
+
+    class Stopped(ScriptedModel):
+        async def stream(self, request: Request) -> Any:
+            if not self.requests:
+                async for event in super().stream(request):
+                    yield event
+            else:
+                yield TextDelta(text=partial)
+                await asyncio.Event().wait()
+
+    async with Agent(StrictModel(Stopped(say("Hello.", usage=Usage(100, 10))))).session() as session:
+        await ended(session)
+        before = (await session.context()).used
+        async with session.run("tell me all") as run:
+            async for event in run:
+                if isinstance(event, TextDelta):
+                    break
+        more = (await session.context()).used - before
+    assert in_text(partial) < more < in_text(partial) + 20, "the message, and what was said before the stop"
+
+
 def await_tokens(model: CountingModel) -> int:
     """What the provider counted for the last request and its reply."""
-    from treadle.tokens import in_messages, in_text, in_tools
-
     last = model.requests[-1]
     return in_text(last.system) + in_tools(last.tools) + in_messages(last.messages) + in_text("Done.")
 

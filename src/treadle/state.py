@@ -292,6 +292,7 @@ def _failed(state: State, fact: ModelFailed) -> None:
         state.turn.failed = fact
         if fact.kind == "cancelled" and fact.partial.strip():
             state.entries.append(fact)
+            state.tokens += tokens_of(fact)
 
 
 def _open(state: State, call_id: str) -> CallState | None:
@@ -436,6 +437,8 @@ def tokens_of(entry: Entry) -> int:
             called = (FRAME + in_text(call.call.tool + call.call.arguments) for call in calls.values())
             results = (_tokens_of_result(call.finished) for call in calls.values() if call.finished is not None)
             return FRAME + written + sum(called) + sum(results)
+        case ModelFailed(partial=partial):
+            return 2 * FRAME + in_text(partial)
         case _:
             return FRAME
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,3 +67,23 @@ class Terminal:
 
 def note_of(notes: Mapping[str, Json]) -> str:
     return str(notes.get("treadle.folder", ""))
+
+
+def run_to_the_end(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+    """Run a command until also what it left in the background has ended: all of it holds the end of a pipe."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as ended:
+        try:
+            subprocess.run(
+                command,
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                pass_fds=(writing,),
+                timeout=500,
+                check=False,
+            )
+        finally:
+            os.close(writing)
+        ended.read()

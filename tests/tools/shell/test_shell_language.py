@@ -2,13 +2,13 @@
 
 import os
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.tools.shell.kit import run_to_the_end
 from treadle.policy import UNKNOWN
 from treadle.tools.shell_language import commands_of, parts_of
 
@@ -286,7 +286,7 @@ def test_what_bash_runs_was_read_beforehand(stubs: Path, command: str) -> None:
     environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "CALLED": str(called), "LC_ALL": "C.UTF-8"}
     if any(part.kind == "unknown" for part in parts_of(command)):
         return  # asked for: the grammar falls short of bash here and there
-    subprocess.run(["bash", "-c", command], env=environment, cwd=stubs, capture_output=True, timeout=500)
+    run_to_the_end(["bash", "-c", command], environment, stubs)
     read = [[word.text for word in part.words] for part in parts_of(command)]
     for one in filter(None, called.read_text().split("\035")):
         ran = one.split("\036")[:-1]

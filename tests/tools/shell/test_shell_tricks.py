@@ -1,11 +1,11 @@
 """Ways to run a command past the one who reads it: whatever bash runs was read beforehand, or is asked for."""
 
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.tools.shell.kit import run_to_the_end
 from treadle.tools.shell_language import commands_of, parts_of
 from treadle.tools.shell_safety import classify
 
@@ -25,15 +25,8 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runs_alpha(command: str, stub: Path) -> bool:
     (stub / "ran-alpha").unlink(missing_ok=True)
-    subprocess.run(
-        ["bash", "-c", f"eval {shlex.quote(command)}"],
-        env={"PATH": f"{stub}:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
-        cwd=stub,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=500,
-        check=False,
-    )
+    environment = {"PATH": f"{stub}:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+    run_to_the_end(["bash", "-c", f"eval {shlex.quote(command)}"], environment, stub)
     return (stub / "ran-alpha").exists()
 
 

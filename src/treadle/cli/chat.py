@@ -47,7 +47,9 @@ EXAMPLES = """\
 
 While it works, what you type steers it. Esc or Ctrl-C stops it, a second Ctrl-C leaves; /help shows the rest."""
 
-PATIENCE = 2.0
+GLANCE = 0.1
+"""Seconds between two looks whether a run that has ended is let go."""
+
 RECAP = 2
 POSTED = (MessageReceived, RunRequested, ApprovalAnswered, InputAnswered)
 
@@ -131,6 +133,7 @@ class Chat:
         self._stopping: asyncio.Task[RunFinished | None] | None = None
         self._next: str | None = None
         self._draft = ""
+        self._posted = 0
         self._broken: BaseException | None = None
         self._warned = False
         asking.changed = self._line.interrupt
@@ -157,9 +160,11 @@ class Chat:
         self._next = session_id
 
     async def at_rest(self, what: str) -> None:
-        """Refuse what cannot be done while it works. A run whose end was shown is waited for until it is let go."""
-        if self._driver is not None and not self.busy:
-            await asyncio.wait((self._driver,), timeout=PATIENCE)
+        """Refuse what cannot be done while it works. A run whose end is recorded is waited for until it is let go."""
+        while self._driver is not None and self.running and self._next is None:
+            if (await self.session.state()).run is not None:
+                break
+            await asyncio.wait((self._driver,), timeout=GLANCE)
         if self.running:
             raise Conflict(f"it is working: stop it with Esc before you {what}")
 
@@ -183,7 +188,8 @@ class Chat:
 
     async def talk(self) -> str:
         """Until the person leaves; the session to go on with, if it is another one."""
-        with self._line.held():
+        # Heeded before the terminal is taken in hand: whatever ends us, it is given back.
+        with acting({signal.SIGTERM: self._go, signal.SIGHUP: self._go}), self._line.held():
             return await self._talk()
 
     async def _talk(self) -> str:
@@ -194,10 +200,9 @@ class Chat:
         if state.run is not None or (state.queue and not state.held):
             self.tell("taking up what was left unfinished")
             self.begin(self.session.resume())
-        # Between two prompts Ctrl-C is a signal.
-        ends = {signal.SIGINT: self._stop_or_leave, signal.SIGTERM: self._go, signal.SIGHUP: self._go}
         try:
-            with acting(ends), heard(self.tell):
+            # Between two prompts Ctrl-C is a signal.
+            with acting({signal.SIGINT: self._stop_or_leave}), heard(self.tell):
                 while self._next is None:
                     await self._once()
         finally:
@@ -299,7 +304,8 @@ class Chat:
                     await run.wait()
                 state = await self.session.state()
                 rests = state.run is None and (not state.queue or state.held)
-                if run.pending or rests or state.seq == seen:
+                waits = bool(run.pending) and state.pending == run.pending
+                if (rests or waits or state.seq == seen) and self._posted <= state.seq:
                     return
                 seen, run = state.seq, self.session.resume()
         except TreadleError as error:
@@ -311,8 +317,10 @@ class Chat:
             async for event in watch:
                 self.screen.event(event)
                 self._asking.event(event)
-                if isinstance(event, POSTED) and not self.running:
-                    self.begin(self.session.resume())  # posted by somebody else, and nobody else runs it
+                if isinstance(event, POSTED):
+                    self._posted = event.seq
+                    if not self.running:
+                        self.begin(self.session.resume())  # posted by somebody else, and nobody else runs it
                 if isinstance(event, RunStarted | RunFinished):
                     self._over = self._driver if isinstance(event, RunFinished) else None
                 if isinstance(event, RunFinished):

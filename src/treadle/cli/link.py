@@ -80,7 +80,6 @@ class HttpLink:
         self.session_id, self._client = session_id, client
         self.tell: Callable[[str], None] = lambda text: None
         self._base = f"{url.rstrip('/')}/v1/sessions/{session_id}"
-        self._sending: set[asyncio.Task[None]] = set()
         self._lost = False
 
     async def facts(self) -> list[AnyFact]:
@@ -112,19 +111,8 @@ class HttpLink:
                     yield decode_event(line[5:].strip())
 
     async def send(self, text: str) -> None:
-        """The route waits for the answer, which comes by the stream; so it is not waited for here."""
-        sending = asyncio.create_task(self._post("messages", {"content": text}))
-        self._sending.add(sending)
-        done, _ = await asyncio.wait((sending,), timeout=AGAIN)
-        for task in done:
-            self._sending.discard(task)
-            task.result()
-
-    async def close(self) -> None:
-        """Wait for no answer any more; how a run ends is told by the stream, to whoever follows it."""
-        for task in self._sending:
-            task.cancel()
-        await asyncio.gather(*self._sending, return_exceptions=True)
+        """Only until it is stored: what becomes of it is told by the stream."""
+        await self._post("messages?wait=0", {"content": text})
 
     async def answer(self, question: ApprovalRequested | InputRequested, answer: Answer) -> None:
         if isinstance(question, InputRequested):
@@ -209,11 +197,7 @@ async def http_link(url: str, reference: str, token_file: str) -> AsyncGenerator
         found = await _meant(client, url, reference)
         if len(found) > 1:
             raise BadInput(f"{reference!r} could be {len(found)} sessions; write more of an id")
-        link = HttpLink(client, url, found[0] if found else reference)
-        try:
-            yield link
-        finally:
-            await link.close()
+        yield HttpLink(client, url, found[0] if found else reference)
 
 
 def _token(name: str) -> str:

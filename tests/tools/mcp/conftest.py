@@ -39,13 +39,16 @@ async def until(so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def quiet_port() -> int:
-    """A port that the system gives to nobody by itself, so that it is still free when a server comes back to it."""
+def quiet_port() -> socket.socket:
+    """A port that the system gives to nobody by itself, held so that nobody else takes it while no server is there."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(100):
         with socket.socket() as tried, suppress(OSError):
-            tried.bind(("127.0.0.1", random.randrange(first // 2, first)))
-            return tried.getsockname()[1]
+            port = random.randrange(first // 2, first)
+            tried.bind(("127.0.0.1", port))
+            # From here on those may bind it too who share; who listens is found, and who only holds it is not.
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return tried.dup()
     raise AssertionError("no port is free")
 
 
@@ -53,7 +56,8 @@ class Web:
     """A server written with the SDK, on a loopback port; it can go away and come back on the same one."""
 
     def __init__(self) -> None:
-        self.port = quiet_port()
+        self._held = quiet_port()
+        self.port = self._held.getsockname()[1]
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -68,6 +72,10 @@ class Web:
             self._process.communicate()
             self._process = None
 
+    def close(self) -> None:
+        self.stop()
+        self._held.close()
+
     def server(self, **options: Any) -> McpServer:
         return McpServer(name="served", url=f"http://127.0.0.1:{self.port}/mcp", **options)
 
@@ -77,7 +85,7 @@ def web() -> Iterator[Web]:
     made = Web()
     made.start()
     yield made
-    made.stop()
+    made.close()
 
 
 class Caller:

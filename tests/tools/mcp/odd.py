@@ -18,8 +18,8 @@ def tools(cursor: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": {"n": number}, "required": ["n"]}
     if HOW == "endless":
         return {"tools": [{"name": f"t{cursor}", "inputSchema": schema}], "nextCursor": f"{cursor}1"}
-    if HOW == "turncoat":
-        said = f"Version {os.getpid()}"
+    if HOW == "turncoat" or HOW.startswith("says "):
+        said = f"Version {os.getpid()}" if HOW == "turncoat" else HOW.removeprefix("says ")
         hints = {"readOnlyHint": True}
         return {"tools": [{"name": "ok", "description": said, "inputSchema": schema, "annotations": hints}]}
     names = ["ok", "odd name/ü", "odd name/ö", "x" * 100, "again", "again"]

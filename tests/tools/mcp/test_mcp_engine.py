@@ -1,12 +1,13 @@
 """MCP tools in a session: judged by the same policy, stopped by the same limits, searched for when they are many."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit import agent_of, finished_calls, go, of, results, wait_for
+from tests.kit import agent_of, finished_calls, go, let_pass, of, results, wait_for
 from tests.tools.mcp.conftest import child, odd, until
 from treadle import CallStarted
 from treadle.events import ApprovalRequested, Grant, Progress
@@ -38,15 +39,17 @@ async def test_a_call_is_allowed_asked_or_denied_as_any_other(tmp_path: Path) ->
 
 async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    async with McpServers([child(safety="caution", timeout=4.0)]) as servers:
+    async with McpServers([child(safety="caution", timeout=300.0)]) as servers:
         agent, _ = agent_of(
             calls(("served__wait", {"path": str(trace)})),
             calls(("served__append", {"path": str(trace), "word": "after"})),
             Reply("done"),
             tools=await servers.tools(),
         )
-        async with agent.session(workspace=tmp_path) as session:
-            await go(session)
+        async with agent.session(workspace=tmp_path) as session, session.run("go") as run:
+            await until(lambda: trace.exists() and trace.read_text() == "waiting\n")
+            let_pass(300)
+            await run.wait()
             statuses = [call.status for call in (await finished_calls(session)).values()]
     assert statuses == ["timed_out", "ok"]
     assert trace.read_text().splitlines() == ["waiting", "cancelled", "after"]
@@ -56,12 +59,15 @@ async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(tmp
     trace = tmp_path / "trace"
     async with McpServers([child(safety="caution")]) as servers:
         agent, _ = agent_of(calls(("served__wait", {"path": str(trace)})), tools=await servers.tools())
-        async with agent.session(workspace=tmp_path) as session, session.run("go") as run:
-            progress = await wait_for(session, Progress)
-            assert (progress.message, progress.done, progress.total) == ("a quarter", 1.0, 4.0)
-            await session.cancel()
-            outcome = await run.wait()
-            assert outcome is not None and outcome.reason == "cancelled"
+        async with agent.session(workspace=tmp_path) as session:
+            seen = asyncio.create_task(wait_for(session, Progress))
+            await asyncio.sleep(0)  # from here on it watches: what was said before is not told again
+            async with session.run("go") as run:
+                progress = await seen
+                assert (progress.message, progress.done, progress.total) == ("a quarter", 1.0, 4.0)
+                await session.cancel()
+                outcome = await run.wait()
+                assert outcome is not None and outcome.reason == "cancelled"
         await until(lambda: "cancelled" in trace.read_text())
         (served,) = servers.health()
         assert served.state == "up"

@@ -73,6 +73,7 @@ class Grumpy(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.seen.append(self.headers.get("Authorization", ""))
+        self.rfile.read(int(self.headers["Content-Length"]))  # a connection closed on what was not read is reset
         self.send_response(self.status)
         self.send_header("Content-Length", "0")
         self.end_headers()

@@ -195,13 +195,14 @@ def test_the_swapping_would_fool_a_check_of_the_resolved_path(ground: Ground, sw
 
 
 def test_every_descriptor_is_closed_again(ground: Ground) -> None:
+    paths = ("real/a.txt", "in/a.txt", "out/secret.txt", "loop", "real", "none", "../x", ".env", "real/a.txt/b")
     before = len(os.listdir("/proc/self/fd"))
-    for path in ("real/a.txt", "in/a.txt", "out/secret.txt", "loop", "real", "none", "../x", ".env", "real/a.txt/b"):
+    for path in paths * 20:
         with Folder(ground.workspace) as folder:
             for act in (folder.read, folder.find, folder.look, folder.remove, lambda one: folder.write(one, b"")):
                 try:
                     act(path)
                 except ToolError:
                     continue
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) < before + 20  # one of ours would be there twenty times; others come and go
     shutil.rmtree(ground.workspace)

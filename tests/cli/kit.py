@@ -27,7 +27,18 @@ from treadle.cli.main import main
 from treadle.messages import Call, Reply
 
 COLUMNS, ROWS = 100, 40
-INERT = "import sys; from treadle.cli import gate; gate.INERT = {}; from treadle.cli.main import main; sys.exit(main())"
+INERT = """\
+import asyncio, signal, sys
+from treadle.cli import gate, prompt
+from treadle.cli.main import main
+gate.INERT, read = 3600.0, prompt.Line.read
+async def until_told(self, label, draft="", *, inert=0.0, passing=False):
+    if inert:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._wake, label)
+    return await read(self, label, draft, inert=inert, passing=passing)
+prompt.Line.read = until_told
+sys.exit(main())
+"""
 
 
 @dataclass
@@ -114,10 +125,10 @@ class Place:
 
     @asynccontextmanager
     async def screen(
-        self, *words: str, env: dict[str, str] | None = None, inert: float | None = None
+        self, *words: str, env: dict[str, str] | None = None, inert: bool = False
     ) -> AsyncIterator[Screen]:
-        """The program on a pseudo-terminal; `inert` makes the time longer in which nothing that is typed counts."""
-        how = ["-m", "treadle"] if inert is None else ["-c", INERT.format(inert)]
+        """The program on a pseudo-terminal; with `inert` nothing that is typed after a question counts until `wake`."""
+        how = ["-c", INERT] if inert else ["-m", "treadle"]
         async with on_terminal([sys.executable, *how, *words], self.work, {**self.env, **(env or {})}) as one:
             yield one
 
@@ -213,6 +224,10 @@ class Screen:
             while now < 4000 or now != before:
                 await asyncio.sleep(0.2)
                 (now,), before = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4))), now
+
+    def wake(self) -> None:
+        """What is typed counts from now on, in a program that was started `inert`."""
+        self.kill(signal.SIGUSR1)
 
     def mute(self) -> None:
         """Answer no more questions of the program, as terminals of few words do."""

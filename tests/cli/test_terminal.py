@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.kit import Place, calling, model
+from tests.cli.kit import Place, Screen, calling, model, until
 from tests.fakes.chat import StrictChat
 from tests.fakes.server import Odd
 from tests.kit import PATIENCE
@@ -26,6 +26,7 @@ from treadle.log.sqlite import SqliteLog
 from treadle.messages import Reply
 from treadle.walls import probe
 
+ASKS = StrictChat.prefix + StrictChat.path
 ASKED = calling("write_file", path="AGENTS.md", content="be kind\n")
 
 needs_sandbox = pytest.mark.skipif(probe().level == "none", reason="no sandbox here: bubblewrap is not installed")
@@ -37,6 +38,12 @@ def plain(text: str, place: Place) -> str:
     text = re.sub(r"\b[0-9a-f]{12}\b", "SESSION", text)
     text = re.sub(r"\d+\.\d s|\d+ s\b", "N s", text)
     return re.sub(r"(?m)^.*· turn \d.*$\n?", "", text)
+
+
+def after(screen: Screen, line: str) -> str:
+    """What stands below the last of these lines, if there is one."""
+    _, there, below = screen.unbroken.rpartition(line)
+    return below if there else ""
 
 
 async def facts(place: Place) -> list[object]:
@@ -136,12 +143,14 @@ async def test_what_is_typed_before_the_question_was_read_does_not_count(place: 
 async def test_in_a_chat_too_nothing_counts_before_a_question_could_be_read(place: Place) -> None:
     async with (
         StrictChat([ASKED, Reply(text="As you like.")]) as fake,
-        place.screen("chat", *model(fake), inert=4.0) as screen,
+        place.screen("chat", *model(fake), inert=True) as screen,
     ):
         await screen.until("/help shows")
         screen.type("write it\r")
         await screen.until("wait …")
-        screen.type("y\r")
+        screen.type("y\ry")
+        await screen.until("wait … yy")
+        screen.wake()
         await screen.until("answer>")
         assert "y" not in screen.text.rpartition("answer>")[2]
         screen.type("n\r")
@@ -319,6 +328,7 @@ async def test_a_chat_is_taken_up_again_with_what_was_said(place: Place) -> None
             await screen.until("/help shows")
             screen.type("I am Ada\r")
             await screen.until("Hello Ada.")
+            await until_fact(place, RunFinished)
             screen.type("/quit\r")
             assert await screen.end() == 0
         async with place.screen("chat", "--continue", *model(fake)) as screen:
@@ -361,6 +371,7 @@ async def test_a_killed_run_goes_on_where_it_was(place: Place) -> None:
         async with place.screen("run", "write it", "--name", "job", *model(fake)) as screen:
             await until_fact(place, CallFinished)
             await screen.until("✓ write_file a.txt")
+            await until(lambda: [one.path for one in fake.seen].count(ASKS) == 2, "the model is asked again")
             screen.kill()
             assert await screen.end() == -9
         assert (await place.quick("sessions")).out.splitlines()[1].startswith("unfinished")
@@ -416,9 +427,8 @@ async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
             ("/export html talk.html", "name another file"),
             ("/fork", "Hello."),
         ]:
-            before = screen.unbroken.count(found)
             screen.type(f"{line}\r")
-            await screen.until(lambda _, found=found, before=before: screen.unbroken.count(found) > before)
+            await screen.until(lambda _, line=line, found=found: found in after(screen, f"› {line}"))
         assert await screen.leave() == 0
     assert "<h1>first steps</h1>" in (place.work / "talk.html").read_text()
 

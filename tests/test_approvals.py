@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit import (
+    PATIENCE,
     Store,
     Tables,
     agent_of,
@@ -39,7 +40,7 @@ from treadle import (
     tool,
 )
 from treadle.errors import AlreadyAnswered, Conflict
-from treadle.events import ApprovalAnswered
+from treadle.events import ApprovalAnswered, CancelRequested
 from treadle.testing import call
 
 store = either_store
@@ -382,7 +383,27 @@ async def test_a_broken_gate_is_not_an_error_of_the_engine(tables: Tables, caplo
         assert await go(session) is None
         await session.approve("a")
         assert (await wait_for(session, RunFinished)).answer == "done"
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert [record.levelno for record in caplog.records if record.name == "treadle"] == [logging.ERROR]
+
+
+async def test_a_question_that_is_taken_back_before_anybody_was_asked_leaves_nobody_waiting(
+    on_file: Store, tables: Tables
+) -> None:
+    agent, _ = agent_of(call("drop", id="a", table="users"), tools=tables.tools, gate=gate_of(Answer("allow")))
+    log, elsewhere = on_file.open(), on_file.open()
+    async with Runtime(log, [agent], recover=False) as runtime, runtime.session() as session:
+        release, posted = log.release, list[Any]()
+
+        async def slow_release(*args: Any, **options: Any) -> bool:
+            if not posted:
+                posted.append(await elsewhere.post(session.id, [CancelRequested(by="ada")]))
+            return await release(*args, **options)
+
+        log.release = slow_release  # type: ignore[method-assign]
+        assert (await ended(session)).reason == "cancelled"
+        async with asyncio.timeout(PATIENCE):
+            await runtime.coordinator.idle(session.id)
+    assert posted and tables.done == []
 
 
 async def test_nobody_is_asked_about_a_call_of_a_run_that_is_over_already(store: Store, tables: Tables) -> None:

@@ -36,7 +36,7 @@ from treadle.errors import BadInput, Conflict, NotFound
 from treadle.events import (
     MessageReceived,
 )
-from treadle.log.base import SessionQuery
+from treadle.log.base import Claim, SessionQuery
 from treadle.messages import Request
 from treadle.testing import call
 
@@ -123,11 +123,64 @@ async def test_leaving_a_runtime_with_grace_lets_a_run_finish(store: Store) -> N
     held = Held()
     agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
     log = store.open()
-    async with Runtime(log, [agent], grace=10) as runtime, runtime.session() as session:
+    async with Runtime(log, [agent], grace=PATIENCE) as runtime, runtime.session() as session:
         await session.send("go")
         await wait_for(session, CallStarted)
         asyncio.get_running_loop().call_soon(held.free.set)
     assert of(await log.read(session.id), RunFinished)[0].answer == "done"
+
+
+async def test_what_follows_an_answer_ends_with_the_runtime_also_when_the_answer_comes_while_it_is_left(
+    store: Store,
+) -> None:
+    held, begun, stopped = Held(), list[str](), list[str]()
+
+    async def follow(session: Any, state: Any, setup: Any) -> None:
+        begun.append(session.id)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(session.id)
+
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    async with Runtime(store.open(), [agent], grace=PATIENCE) as runtime, runtime.session() as session:
+        runtime.after_answer.append(follow)
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        asyncio.get_running_loop().call_soon(held.free.set)
+    assert stopped == begun
+
+
+async def test_a_process_that_slept_through_its_lease_and_finds_its_own_session_runs_it_once(on_file: Store) -> None:
+    clock, stopped, slept = on_file.stepping(), list[str](), list[Any]()
+
+    @tool(name="wait")
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append("a")
+
+    agent, model = agent_of(call("wait", id="a"), "checked", tools=[wait])
+    log = on_file.open()
+    renew = log.renew
+
+    async def renew_and_sleep(claim: Claim) -> None:
+        await renew(claim)
+        if not slept:
+            slept.append(claim)
+            clock.step(3600)
+
+    log.renew = renew_and_sleep  # type: ignore[method-assign]
+    async with Runtime(log, [agent], lease=0.3) as runtime, runtime.session() as session:
+        await session.send("go")
+        outcome = await wait_for(session, RunFinished)
+        assert (outcome.answer, stopped) == ("checked", ["a"]), "the call that was lost has ended"
+        await runtime.coordinator.idle(session.id)
+        facts = await session.facts()
+    check_settled(facts)
+    assert [fact.epoch for fact in of(facts, CallStarted)] == [1]
+    assert "Outcome unknown" in results(model.requests[1])["a"].text
 
 
 async def test_a_run_can_be_cancelled_through_another_runtime_on_the_same_log(store: Store) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from treadle.context import Projection
 from treadle.errors import AlreadyAnswered, BadInput, ClaimLost, Conflict, Expired, NotFound, StoreBusy, StoreError
@@ -210,10 +211,13 @@ class Coordinator:
             self._before(session_id)
 
     def _start(self, claim: Claim) -> None:
-        self._drives[claim.session_id] = asyncio.create_task(self._drive(claim))
+        before = self._drives.get(claim.session_id)
+        if before is not None:  # it slept through its lease, and this very process was the first to find that
+            before.cancel()
+        self._drives[claim.session_id] = asyncio.create_task(self._drive(claim, before))
         self._ensure_keeper()
 
-    async def _drive(self, claim: Claim) -> None:
+    async def _drive(self, claim: Claim, before: asyncio.Task[None] | None = None) -> None:
         """Run a claimed session until there is nothing to do, then give it back."""
         session_id, lease = claim.session_id, Lease(self.log, claim)
         self._leases[session_id] = lease
@@ -222,6 +226,8 @@ class Coordinator:
         self.failures.pop(session_id, None)
         seq = -1
         try:
+            if before is not None:
+                await asyncio.wait((before,))
             if self._closed:  # whoever only answered and left would take the call along that was just allowed
                 await self._give_up(claim, 0.0)
                 return
@@ -249,8 +255,9 @@ class Coordinator:
             self.failures[session_id] = error
             await self._give_up(claim, RETRY_SECONDS)
         finally:
-            for mine in (self._drives, self._loops, self._leases):
-                mine.pop(session_id, None)
+            if self._drives.get(session_id) is asyncio.current_task():
+                for mine in (self._drives, self._loops, self._leases):
+                    mine.pop(session_id, None)
             if seq < 0 and kept and session_id in self._kept:
                 self._kept[session_id] = (State(), Projection())
         if self.log.head(session_id) > seq >= 0:
@@ -280,8 +287,10 @@ class Coordinator:
             if key[0] == loop.session_id and key not in pending:
                 asking.cancel()
         for key, question in pending.items():
-            if gate is not None and key not in self._gates:
-                self._gates[key] = asyncio.create_task(self._bring(key, gate, question))
+            asked = self._gates.get(key)
+            if gate is not None and (asked is None or asked.done()):
+                asking = self._gates[key] = asyncio.create_task(self._bring(key, gate, question))
+                asking.add_done_callback(partial(self._asked, key))
 
     async def _bring(self, key: tuple[str, str], gate: Gate, question: ApprovalRequested | InputRequested) -> None:
         session_id, call_id = key
@@ -294,8 +303,11 @@ class Coordinator:
             _logger.info("call %s: %s", call_id, conflict)
         except Exception:  # a broken gate leaves the question where it is: in the log
             _logger.exception("the gate failed; call %s still waits for an answer", call_id)
-        finally:
-            self._gates.pop(key, None)
+
+    def _asked(self, key: tuple[str, str], asking: asyncio.Task[None]) -> None:
+        """Nobody is asked any more. Not left to the task itself: one that is stopped at once never begins."""
+        if self._gates.get(key) is asking:
+            del self._gates[key]
 
     def _ensure_keeper(self) -> None:
         if self._keeper is None or self._keeper.done():

@@ -82,10 +82,9 @@ class Runtime:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._afterwards:
-            task.cancel()
-        await asyncio.gather(*self._afterwards, return_exceptions=True)
+        await self._leave_off()
         await self.coordinator.close(self._grace)
+        await self._leave_off()  # what follows the answers that were given meanwhile
         if not isinstance(self._store, Log):
             await self.log.close()
         for agent in self.agents.values():
@@ -194,6 +193,12 @@ class Runtime:
             task = asyncio.create_task(self._follow_up(created.session_id, setup))
             self._afterwards.add(task)
             task.add_done_callback(self._afterwards.discard)
+
+    async def _leave_off(self) -> None:
+        """Stop what is done in the background."""
+        for task in self._afterwards:
+            task.cancel()
+        await asyncio.gather(*self._afterwards, return_exceptions=True)
 
     async def _follow_up(self, session_id: str, setup: Setup) -> None:
         for follow in self.after_answer:

@@ -6,7 +6,7 @@ Judging is repeated right before a call starts, so a log cut between a reply and
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -17,13 +17,27 @@ from treadle.events import (
     ApprovalRequested,
     CallFinished,
     CallStatus,
+    Grant,
     InputRequested,
     Question,
     Safety,
     Tier,
     checked,
 )
-from treadle.policy import Assessment, Verdict, decide, generalise, strictest, tier_of, with_aliases
+from treadle.policy import (
+    Assessment,
+    Remembered,
+    Verdict,
+    covers,
+    decide,
+    generalise,
+    holding,
+    pinned,
+    strictest,
+    tier_of,
+    unpinned,
+    with_aliases,
+)
 from treadle.setup import Setup
 from treadle.state import CallState, RunState, State
 from treadle.tools.base import Parsed, Tool, ToolInputError, Trait
@@ -37,6 +51,8 @@ CHANGED = (
     "Denied: this is not what was approved, because the program, its rules or the folder it would run in have changed "
     "since. If it is still wanted, call it again, so that it is asked for again."
 )
+
+OTHERWISE = "what its server says of it has changed since it was allowed"
 
 _logger = logging.getLogger("treadle")
 
@@ -118,7 +134,10 @@ async def _judge_one(setup: Setup, state: State, call: CallState, moving: set[st
     if assessment.moves:
         moving.add(name)
     grants = [with_aliases(grant, setup.aliases) for grant in setup.grants] if setup.aliases else setup.grants
-    verdict = decide(grants, state.remembered, name, parsed.arguments, assessment)
+    remembered = state.remembered
+    if tool.version:
+        grants, remembered, assessment = _as_it_is_now(tool, parsed, grants, remembered, assessment)
+    verdict = decide(grants, remembered, name, parsed.arguments, assessment)
     for middleware in setup.middleware:
         verdict = strictest(verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict)
     if verdict.action == "deny":
@@ -144,6 +163,23 @@ def _assessed(setup: Setup, state: State, tool: Tool, parsed: Parsed) -> Assessm
         if "untrusted" in seen and "private" in seen | own:
             doubts.append("it could carry private data out, and text from outside may have asked for it")
     return replace(assessment, doubts=tuple(doubts)) if doubts else assessment
+
+
+def _as_it_is_now(
+    tool: Tool, parsed: Parsed, grants: Sequence[Grant], remembered: Sequence[Remembered], assessment: Assessment
+) -> tuple[Sequence[Grant], Sequence[Remembered], Assessment]:
+    """What was said for this version of the tool; where a yes was for another one, that is a reason to ask."""
+    yes = [answer.pattern for answer in remembered if answer.decision == "allow"]
+    every = {*yes, *(pattern for grant in grants for pattern in (*grant.approve, *grant.always))}
+    others = (unpinned(one) for one in every if not holding((one,), tool.version))
+    if any(covers(one, tool.name, parsed.arguments) for one in others):
+        assessment = replace(assessment, why=assessment.why or OTHERWISE, doubts=(OTHERWISE, *assessment.doubts))
+    grants = [
+        replace(grant, approve=holding(grant.approve, tool.version), always=holding(grant.always, tool.version))
+        for grant in grants
+    ]
+    current = [replace(one, pattern=now) for one in remembered for now in holding((one.pattern,), tool.version)]
+    return grants, current, assessment
 
 
 def _seen(setup: Setup, state: State, tier: Tier) -> set[Trait]:
@@ -178,11 +214,16 @@ def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict, assessme
         arguments=arguments,
         safety=ready.safety,
         why=verdict.why,
-        rule="" if verdict.firm else generalise(ready.tool.name, arguments, assessment.commands),
+        rule="" if verdict.firm else _rule(ready, assessment),
         once=verdict.firm,
         digest=_digest(setup, ready),
         expires_at=setup.clock.now() + setup.approval_ttl if setup.approval_ttl is not None else None,
     )
+
+
+def _rule(ready: Ready, assessment: Assessment) -> str:
+    rule = generalise(ready.tool.name, ready.parsed.arguments, assessment.commands)
+    return pinned(rule, ready.tool.version)
 
 
 def _question(setup: Setup, call: CallState, questions: tuple[Question, ...]) -> AnyFact:
@@ -202,7 +243,8 @@ def _digest(setup: Setup, ready: Ready) -> str:
     import hashlib
 
     shown = msgspec.json.encode(
-        (ready.tool.name, ready.parsed.arguments, str(setup.workspace), setup.grants), order="sorted"
+        (ready.tool.name, ready.tool.version, ready.parsed.arguments, str(setup.workspace), setup.grants),
+        order="sorted",
     )
     return hashlib.sha256(shown).hexdigest()[:32]
 

@@ -174,6 +174,24 @@ def with_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
     )
 
 
+def pinned(pattern: str, version: str) -> str:
+    """A pattern that holds only for this version of its tool: `git__log@1f3a…(path=src/**)`."""
+    name, bracket, rest = pattern.partition("(")
+    return f"{name}@{version}{bracket}{rest}" if version else pattern
+
+
+def unpinned(pattern: str) -> str:
+    """A pattern for its tool in whatever version."""
+    name, bracket, rest = pattern.partition("(")
+    return f"{name.partition('@')[0]}{bracket}{rest}"
+
+
+def holding(patterns: Sequence[str], version: str) -> tuple[str, ...]:
+    """The patterns that hold for a version of a tool, unpinned: those that were made for another are left out."""
+    plain = {one: unpinned(one) for one in patterns}
+    return tuple(bare for one, bare in plain.items() if one in (bare, pinned(bare, version)))
+
+
 def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment: Assessment) -> Verdict:
     commands = assessment.commands
     if "*" not in grant.tools and not any(_glob(pattern).fullmatch(tool) for pattern in grant.tools):

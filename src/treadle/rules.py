@@ -17,12 +17,16 @@ from msgspec.structs import replace
 
 from treadle.errors import BadInput, StoreDamaged
 from treadle.events import Decision, Grant
+from treadle.policy import unpinned
 
 FILE = "rules.json"
 
 
 class Rule(Struct, frozen=True, omit_defaults=True):
-    """One answer: a pattern as in a grant, and the workspace it is for (empty: everywhere)."""
+    """One answer: a pattern as in a grant, and the workspace it is for (empty: everywhere).
+
+    A yes to a tool that others may change is for its version: `git__log@1f3a…` does not hold for another one.
+    """
 
     pattern: str
     decision: Decision = "allow"
@@ -53,12 +57,17 @@ def with_rules(grant: Grant, rules: tuple[Rule, ...]) -> Grant:
 
 
 def save_rule(data_folder: Path, pattern: str, decision: Decision = "allow", workspace: Path | None = None) -> Rule:
-    """Remember an answer for good, in one workspace or everywhere; what was said of the same pattern is replaced."""
+    """Remember an answer for good, in one workspace or everywhere; what was said of the same pattern is replaced.
+
+    A no holds for every version of a tool.
+    """
     if not pattern.strip():
         raise BadInput("There is no rule to remember: this can only be allowed once. Nothing was saved.")
+    pattern = unpinned(pattern) if decision == "deny" else pattern
     rule = Rule(pattern, decision, str(_real(workspace)) if workspace is not None else "")
+    same = (unpinned(pattern), rule.workspace)
     with _locked(data_folder) as file:
-        others = (one for one in _read(file) if (one.pattern, one.workspace) != (rule.pattern, rule.workspace))
+        others = (one for one in _read(file) if (unpinned(one.pattern), one.workspace) != same)
         _write(file, (*others, rule))
     return rule
 

@@ -41,7 +41,7 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Call, Json, Usage
-from treadle.policy import Remembered, covers
+from treadle.policy import Remembered, covers, unpinned
 from treadle.tokens import FRAME, in_parts, in_text
 
 TRAIL = 12
@@ -315,14 +315,15 @@ def _approval_answered(state: State, fact: ApprovalAnswered) -> None:
     _waited(state, call.asked.at, fact.at)
     if fact.scope == "call" or (call.asked.once and fact.decision == "allow"):
         return
-    rule = {"tool": call.asked.tool, "pattern": call.asked.rule, "session": "*"}[fact.scope]
+    rule = {"tool": call.asked.rule.partition("(")[0], "pattern": call.asked.rule, "session": "*"}[fact.scope]
+    rule = unpinned(rule) if fact.decision == "deny" else rule  # a no holds whatever the tool becomes
     remembered = Remembered(rule or call.asked.tool, fact.decision, fact.by)
     state.remembered.append(remembered)
     # The same answer settles what else is being asked, so that one "always" is enough for a whole reply.
     for other in state.turn.calls.values() if state.turn is not None else ():
         if other.asked is not None and other.answer is None and other.finished is None:
             settled = fact.decision == "deny" or not other.asked.once
-            if settled and covers(remembered.pattern, other.asked.tool, other.asked.arguments):
+            if settled and covers(unpinned(remembered.pattern), other.asked.tool, other.asked.arguments):
                 other.answer = fact
 
 

@@ -155,6 +155,11 @@ class Tool(ABC):
     def name(self) -> str:
         return self.spec.name
 
+    @property
+    def version(self) -> str:
+        """What the tool is now, as a digest, where others may change that: a yes that lasts holds for no other."""
+        return ""
+
     @abstractmethod
     def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
         """How dangerous the call would be with these arguments."""

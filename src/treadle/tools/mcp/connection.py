@@ -7,10 +7,12 @@ A call that may have reached the server is never sent twice.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, cast
 
+import msgspec
 from msgspec import Struct
 
 from treadle.messages import Json
@@ -37,7 +39,8 @@ _SLACK = 10.0
 _CLOSED = "Connection closed"
 """What the SDK says when it notices that by itself, also before the end of the stream is seen."""
 
-_CLOSING = 8.0
+_CLOSING = 20.0
+"""Longer than the SDK takes to end a child that does not want to, also where all is slow: cut off, it would stay."""
 
 ServerState = Literal["starting", "up", "restarting", "down", "closed"]
 OnProgress = Callable[[str, float, float | None], None]
@@ -125,8 +128,8 @@ class Connection:
     def _compare(self) -> None:
         """Notice tools of which a server, started again, says something else: nobody has said yes to that."""
         for tool in self.listed:
-            told = tool.model_dump_json(include={"title", "description", "input_schema", "annotations"})
-            if self._first_told.setdefault(tool.name, told) != told:
+            now = version_of(tool)
+            if self._first_told.setdefault(tool.name, now) != now:
                 self.changed.add(tool.name)
 
     def _connect_anew(self, client: Client, why: str) -> bool:
@@ -226,6 +229,12 @@ class Connection:
             finally:
                 if self._client is client:
                     self._become("restarting")
+
+
+def version_of(tool: ListedTool) -> str:
+    """A digest of what a server says of a tool, in whatever order it says it."""
+    told = tool.model_dump(mode="json", include={"title", "description", "input_schema", "annotations"})
+    return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
 
 
 async def _list(client: Client) -> tuple[ListedTool, ...]:

@@ -15,7 +15,7 @@ from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
 from treadle.policy import Assessment
 from treadle.tools.base import Parsed, Tool, ToolContext, ToolInputError, Trait
-from treadle.tools.mcp.connection import Connection
+from treadle.tools.mcp.connection import Connection, version_of
 from treadle.tools.mcp.results import result_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class McpTool(Tool):
     def __init__(self, connection: Connection, listed: ListedTool) -> None:
         self.timeout = connection.server.timeout
         self._connection = connection
-        self._listed_name = listed.name
+        self._listed, self._listed_name = listed, listed.name
         self._safety: Safety = _safety(connection, listed)
         schema = {**_shown(listed.input_schema), "type": "object"}
         schema.setdefault("properties", {})
@@ -52,6 +52,10 @@ class McpTool(Tool):
             description=said[:LONGEST_DESCRIPTION],
             parameters=schema,
         )
+
+    @property
+    def version(self) -> str:
+        return version_of(self._listed)
 
     def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
         return self._safety

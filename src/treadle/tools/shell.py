@@ -173,7 +173,7 @@ def _real(path: Path) -> Path:
 async def _starting_folder(folder: str, context: ToolContext, workspace: Path) -> str:
     """The folder that was judged, and no other: what was meant for one that is gone would hit something else."""
     place = workspace / folder
-    if folder and (place.resolve() != place or not place.is_dir()):
+    if folder and (place.resolve() != place or not place.is_relative_to(workspace) or not place.is_dir()):
         await context.desk.note(FOLDER, "")
         raise ToolError(
             f"Not run: the folder {folder}, in which the last command ended, is gone. "

@@ -94,6 +94,18 @@ async def test_what_was_meant_for_a_folder_that_is_gone_does_not_run_and_the_nex
     assert not (workspace / "here").exists() and await terminal.says("pwd") == str(workspace)
 
 
+@pytest.mark.parametrize("folder", ["..", "../other", "/", "src/../..", "nowhere", "src/../src"])
+async def test_a_folder_that_somebody_else_noted_is_taken_only_when_it_is_one_of_the_workspace(
+    workspace: Path, folder: str
+) -> None:
+    (workspace.parent / "other").mkdir()
+    terminal = Terminal(workspace, tier="full")
+    terminal.desk.notes["treadle.folder"] = folder
+    with pytest.raises(ToolError, match="Not run"):
+        await terminal.says("pwd")
+    assert await terminal.says("pwd") == str(workspace)
+
+
 @pytest.mark.parametrize("leads_to", [".", "../../"])
 async def test_a_folder_that_became_a_link_is_not_taken(workspace: Path, leads_to: str) -> None:
     terminal = Terminal(workspace, tier="full")

@@ -7,6 +7,7 @@ import pytest
 
 from tests.kit import agent_of, ended, finished_calls, go, of, wait_for
 from treadle import Agent, Answer, CallStarted, RunFinished
+from treadle.cli.ask import approval_lines
 from treadle.events import ApprovalRequested, Grant
 from treadle.messages import Call, Reply
 from treadle.sandbox import run as sandbox
@@ -48,6 +49,16 @@ async def test_a_command_is_asked_for_when_the_one_before_has_ended_and_the_ques
         await session.approve("c2", digest=asked.digest)
         await wait_for(session, RunFinished)
     assert (workspace / "out" / "kept").exists() and not (workspace / "sub" / "out").exists()
+
+
+async def test_the_terminal_shows_the_folder_and_still_every_part_of_the_command(workspace: Path) -> None:
+    agent = asking(commands("cd sub", "mkdir a && touch b"))
+    async with agent.session(workspace=workspace) as session:
+        assert await go(session) is None
+        (asked,) = of(await session.facts(), ApprovalRequested)
+    lines = approval_lines(asked, {"shell": Shell(sandbox)}, workspace, 80, colour=False)
+    assert lines[2:4] == [f"  workspace: {workspace}", "  command: mkdir a && touch b"]
+    assert "  folder: sub" in lines and lines[-3:] == ["  it consists of:", "    mkdir a", "    touch b"]
 
 
 async def test_a_yes_is_for_the_folder_that_was_shown_and_for_no_other(workspace: Path) -> None:

@@ -1,10 +1,10 @@
 """Sessions that others began: taken up with the agent they have, left where nobody is to go on with them."""
 
-from tests.cli.kit import Place, model
+from tests.cli.kit import Place, calling, model
 from tests.fakes.chat import StrictChat
-from tests.kit import agent_of, go
+from tests.kit import agent_of, go, of
 from treadle import AskUser, Runtime, later
-from treadle.events import SessionConfigured
+from treadle.events import AnyFact, ApprovalAnswered, CallFinished, CallStarted, SessionConfigured, decode_fact
 from treadle.messages import Reply
 from treadle.testing import call
 
@@ -26,3 +26,24 @@ async def test_a_run_goes_on_though_its_agent_is_unknown_here_and_another_was_ch
         assert (again.code, again.out) == (0, "As you say.\n"), again.err
         systems = [seen.body["messages"][0]["content"] for seen in fake.seen if seen.raw]
     assert [one.startswith("You think changes through") for one in systems] == [False, True]
+
+
+async def facts_of(place: Place, session: str) -> list[AnyFact]:
+    return [decode_fact(line) for line in (await place.quick("sessions", "export", session)).out.splitlines()]
+
+
+async def test_who_answers_and_leaves_begins_nothing_and_the_call_runs_once_when_it_is_taken_up(place: Place) -> None:
+    """A process that leaves would take the call along that it had begun."""
+    asked = calling("write_file", path="AGENTS.md", content="be kind\n")
+    async with StrictChat([asked, Reply(text="It is written.")]) as fake:
+        waiting = await place.run("run", "write it", *model(fake), "--ask-later", "--json")
+        session = waiting.document["session_id"]
+        allowed = await place.run("approvals", "allow", session)
+        assert allowed.code == 0 and f"treadle sessions resume {session[:12]}" in allowed.err
+        facts = await facts_of(place, session)
+        assert of(facts, ApprovalAnswered) == facts[-1:] and not (place.work / "AGENTS.md").exists()
+        resumed = await place.run("sessions", "resume", session, *model(fake), "--json")
+    assert resumed.code == 0 and resumed.document["answer"] == "It is written."
+    facts = await facts_of(place, session)
+    assert len(of(facts, CallStarted)) == 1 and [fact.status for fact in of(facts, CallFinished)] == ["ok"]
+    assert (place.work / "AGENTS.md").read_text() == "be kind\n"

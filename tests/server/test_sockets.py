@@ -11,6 +11,7 @@ from tests.dialects.test_wire import Page
 from tests.kit import PATIENCE, Held, Tables, agent_of, note
 from tests.server.kit import OWNER, Client, served
 from treadle import Agent, AskUser
+from treadle.server.sockets import _look_elsewhere
 from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel, call
 
@@ -126,6 +127,41 @@ async def test_the_channel_tells_all_devices_which_session_needs_somebody() -> N
                 statuses = [seen["status"] for seen in await until(socket, session_id=session_id, status="idle")]
                 assert statuses[-1] == "idle"
             await sending
+
+
+class Halting:
+    """A line that is slow to take what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.full, self.free = asyncio.Event(), asyncio.Event()
+
+    async def send(self, data: bytes) -> None:
+        self.sent.append(json.loads(data))
+        self.full.set()
+        await self.free.wait()
+
+
+async def test_what_was_listed_is_not_told_when_something_newer_was_told_meanwhile() -> None:
+    agent, _ = agent_of(call("drop", table="t"), tools=Tables().tools)
+    async with served(agent) as client:
+        first, second = await client.session(), await client.session()
+        line, seen = Halting(), dict[str, Any]()
+        looking = asyncio.create_task(_look_elsewhere(client.app.state.service, line, seen))  # type: ignore[arg-type]
+        async with asyncio.timeout(PATIENCE):
+            await line.full.wait()
+        sending = asyncio.create_task(client.send(second, "drop"))
+        async with client.socket("/v1/ws") as socket:
+            await until(socket, session_id=second, status="needs_you")
+        seen[second] = ("needs_you", "")
+        third = await client.session()
+        line.free.set()
+        async with asyncio.timeout(PATIENCE):
+            while line.sent[-1]["session_id"] != third:
+                await client.json("GET", "/health")
+        looking.cancel()
+        sending.cancel()
+        assert [(one["session_id"], one["status"]) for one in line.sent] == [(first, "idle"), (third, "idle")]
 
 
 async def test_sockets_are_closed_with_a_word_when_the_server_leaves() -> None:

@@ -236,10 +236,10 @@ async def _tell_statuses(service: Service, line: Line) -> None:
 async def _look_elsewhere(service: Service, line: Line, seen: dict[str, tuple[ChatState, str]]) -> None:
     """What other processes do with the sessions of this store is found by looking."""
     while True:
-        page = await service.runtime.sessions(SessionQuery(limit=LISTED))
+        page, before = await service.runtime.sessions(SessionQuery(limit=LISTED)), dict(seen)
         for info in reversed(page.sessions):
             now = (_STATES.get(info.status, "idle"), info.name)
-            if seen.get(info.id) != now:
+            if before.get(info.id) == seen.get(info.id) != now:  # else it was told something newer meanwhile
                 seen[info.id] = now
                 await line.send(encode(_status(info)))
         await asyncio.sleep(ELSEWHERE_SECONDS)

@@ -5,12 +5,14 @@ import contextlib
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import aclosing
 
 import pytest
 from tests.fakes.chat import StrictChat
 from tests.fakes.clients import ADD, ask, chat_model, events_of, reply_of
 from tests.fakes.server import Odd, events, status
+from tests.kit import PATIENCE
 
 from treadle.errors import ModelError
 from treadle.events import TextDelta
@@ -21,7 +23,6 @@ from treadle.models.remote import RemoteModel
 
 TEXT = "Grüße an alle — 你好 👋, and a longer tail so that there is something to cut."
 CALLS = (Call("c1", "add", '{"a": 1, "b": 2}'), Call("c2", "add", '{"a": "größer", "b": 3}'))
-PATIENCE = 20.0
 
 
 def short(name: str, seconds: float = 0.3) -> Timeouts:
@@ -29,6 +30,14 @@ def short(name: str, seconds: float = 0.3) -> Timeouts:
     connect = 2.0 if name == "first_byte" else PATIENCE  # the time for the first byte begins behind it
     plenty = {"connect": connect, "first_byte": PATIENCE, "idle": PATIENCE, "total": PATIENCE}
     return Timeouts(**{**plenty, name: seconds})
+
+
+@contextlib.contextmanager
+def nobody(host: str = "127.0.0.1") -> Iterator[str]:
+    """An address where nobody listens, nor will: its port is taken."""
+    with socket.socket() as taken:
+        taken.bind((host, 0))
+        yield f"http://{host}:{taken.getsockname()[1]}/v1"
 
 
 async def failure_of(model: RemoteModel) -> ModelError:
@@ -51,12 +60,17 @@ async def test_a_reply_is_the_same_however_small_the_pieces_it_comes_in(size: in
 
 
 async def test_what_arrives_together_is_one_delta_and_the_first_is_not_held_back() -> None:
-    async with StrictChat([Reply(text=TEXT), Odd(Reply(text=TEXT), split=400, pause=0.02)]) as fake:
+    held = asyncio.Event()
+    async with StrictChat([Reply(text=TEXT), Odd(Reply(text=TEXT), split=400, held=held, held_after=800)]) as fake:
         model = chat_model(fake)
         together = await events_of(model, ask("hi"))
         assert [type(event) for event in together] == [TextDelta, Reply]
-        apart = await events_of(model, ask("hi"))
-    assert len(apart) > 4
+        async with asyncio.timeout(PATIENCE), aclosing(model.stream(ask("hi"))) as stream:
+            first = await anext(stream)
+            held.set()
+            rest = [event async for event in stream]
+    assert isinstance(first, TextDelta) and TEXT.startswith(first.text)
+    assert isinstance(rest[-1], Reply) and rest[-1].text == TEXT
 
 
 async def test_headers_that_come_too_late_are_a_stall_that_may_be_retried() -> None:
@@ -89,12 +103,16 @@ async def test_a_reply_that_never_ends_is_stopped_and_not_retried() -> None:
     assert "not finished its reply after 0.3 s" in str(error)
 
 
-async def test_the_time_a_reader_takes_for_itself_is_no_stall() -> None:
-    seen = 0
+async def test_the_time_a_reader_takes_for_itself_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    seen, clock = 0, loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + (2 * PATIENCE if seen > 1 else 0.0))
     async with StrictChat([Odd(Reply(text=TEXT), split=500, pause=0.02)]) as fake:
-        async for _ in chat_model(fake, timeouts=short("idle", 1.0)).stream(ask("hi")):
-            seen += 1
-            await asyncio.sleep(1.2 if seen == 1 else 0)
+        model = chat_model(fake, timeouts=Timeouts(connect=PATIENCE, idle=PATIENCE, total=1e6))
+        async for _ in model.stream(ask("hi")):
+            seen += 1  # from the second piece on, which was waited for, it is later: twice as late as a pause may be
+            for _ in range(5):
+                await asyncio.sleep(0)
     assert seen > 2
 
 
@@ -200,9 +218,8 @@ async def test_a_large_body_is_sent_whole() -> None:
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:
-    async with StrictChat() as fake:
-        base_url = fake.base_url
-    error = await failure_of(chat_model(base_url))
+    with nobody() as base_url:
+        error = await failure_of(chat_model(base_url))
     assert (error.kind, error.retryable) == ("network", True)
     assert "cannot be reached" in str(error)
 
@@ -258,7 +275,9 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
         reply = await reply_of(chat_model("http://models.invalid/v1"), ask("hi"))
         assert reply.text == "through the proxy"
         monkeypatch.setenv("no_proxy", "*")
-        error = await failure_of(chat_model("http://models2.invalid/v1"))
+        with nobody("127.0.0.2") as base_url:
+            error = await failure_of(chat_model(base_url))
+        assert len(proxy.seen) == 1
     assert error.kind == "network"
 
 
@@ -274,7 +293,7 @@ async def test_a_proxy_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPat
 
 async def test_many_requests_at_once_share_one_session() -> None:
     async with StrictChat(lambda body: Reply(text=body["messages"][-1]["content"])) as fake:
-        model = chat_model(fake, timeouts=Timeouts(first_byte=20.0))
+        model = chat_model(fake)
         replies = await asyncio.gather(*(reply_of(model, ask(f"number {i}")) for i in range(50)))
     assert [reply.text for reply in replies] == [f"number {i}" for i in range(50)]
 

@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.kit import agent_of, note
+from tests.kit import PATIENCE, agent_of, note
 from tests.server.kit import OWNER, listening
 from treadle import Runtime
 from treadle.server.app import ServerApp, create_app
@@ -23,7 +23,7 @@ from treadle.testing import ScriptedModel
 
 EXAMPLES = 4
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-HEADERS = {"authorization": f"Bearer {OWNER.value}"}
+ASKING: Any = {"headers": {"authorization": f"Bearer {OWNER.value}"}, "timeout": PATIENCE}
 STREAMS = ("stream", "/events", "/api/agent/run", "/continue")
 
 
@@ -45,7 +45,7 @@ def checked(base: str, schema: Any, operation: Any) -> None:
     """A few requests that the schema allows, on a session and a model that exist, each answered as the schema says."""
     query = {"wait": 0.05} if operation.path.endswith("/messages") else None
     making = schema["/v1/sessions"]["POST"].Case(body={}, media_type="application/json")
-    session_id = making.call(base, headers=HEADERS).json()["id"]
+    session_id = making.call(base, **ASKING).json()["id"]
 
     @settings(
         max_examples=EXAMPLES,
@@ -61,7 +61,7 @@ def checked(base: str, schema: Any, operation: Any) -> None:
             case.path_parameters["session_id"] = session_id
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and "unload" not in operation.path:
             case.body["model"] = "scripted"
-        case.call_and_validate(base, headers=HEADERS, params=query, checks=CHECKS)
+        case.call_and_validate(base, params=query, checks=CHECKS, **ASKING)
 
     check()
 

@@ -20,7 +20,7 @@ LEASE = 0.6
 async def test_a_worker_frozen_at_random_is_replaced_and_does_nothing_twice(tmp_path: Path, seed: int) -> None:
     paper = Paper(tmp_path)
     warm_up()
-    with running(work, paper, Job(most=6, at_once=6, lease=LEASE, pace=10)) as frozen:
+    with running(work, paper, Job(most=6, at_once=6, lease=LEASE, pace=100)) as frozen:  # for ten seconds and more
         until(lambda: paper.read("lines"))
         frozen.join(random.Random(seed).uniform(0, 0.5))
         freeze(frozen, paper.store)

@@ -1,14 +1,37 @@
 """The slash commands of a chat, as a person uses them: each does what it says, and leaves itself in the scrollback."""
 
+import asyncio
 import re
+import sys
 
-from tests.cli.kit import Place, Screen, calling, model, until
+from tests.cli.kit import Place, Screen, calling, model, on_terminal, until
 from tests.cli.test_prompt import said
 from tests.cli.test_terminal import facts, until_fact
 from tests.fakes.chat import StrictChat
+from tests.fakes.server import Odd
 from treadle.cli.slash import COMMANDS
-from treadle.events import MessageReceived, Rewound, RunFinished
+from treadle.events import MessageReceived, Rewound, RunFinished, TurnStarted
 from treadle.messages import Reply
+
+LATE = """
+import asyncio, sys
+from treadle.cli import chat, main
+from treadle.run import Run
+
+typed, let_go, obey = asyncio.Event(), Run.__aexit__, chat.obey
+
+async def late(self, *how):
+    await typed.wait()
+    await let_go(self, *how)
+
+async def at_once(where, line):
+    typed.set()
+    await obey(where, line)
+
+Run.__aexit__, chat.obey = late, at_once
+sys.exit(main.main())
+"""
+"""The program, but a run is let go only when a command has been typed, as may happen on a busy machine."""
 
 
 async def ask(screen: Screen, place: Place, text: str, runs: int) -> None:
@@ -98,3 +121,38 @@ async def test_what_is_approved_beforehand_is_not_asked_for(place: Place) -> Non
         await screen.until("It is written.")
         assert await screen.leave() == 0
     assert "answer>" not in screen.text and (place.work / "a.txt").read_text() == "one\n"
+
+
+async def test_a_command_right_after_an_end_is_shown_waits_until_the_run_is_let_go(place: Place) -> None:
+    script = [calling("calculate", expression="1+1"), Reply(text="I had one turn."), Reply(text="It is two.")]
+    async with (
+        StrictChat(script) as fake,
+        on_terminal(
+            [sys.executable, "-c", LATE, "chat", *model(fake), "--max-turns", "1"], place.work, place.env
+        ) as screen,
+    ):
+        await screen.until("/help shows")
+        screen.type("add\r")
+        await screen.until("stopped: the limit of turns is reached")
+        screen.type("/continue\r")
+        await screen.until(lambda text: "It is two." in text or "it is working" in text)
+        assert "it is working" not in screen.text
+        assert await screen.leave() == 0
+
+
+async def test_what_would_come_between_a_run_and_its_log_is_refused_while_it_works(place: Place) -> None:
+    held = asyncio.Event()
+    async with StrictChat([Odd(Reply(text="Hello."), held=held)]) as fake, place.screen("chat", *model(fake)) as screen:
+        await screen.until("/help shows")
+        screen.type("good morning\r")
+        await until_fact(place, TurnStarted)
+        for command in ("compact", "fork", "retry", "continue", "redo"):
+            screen.type(f"/{command}\r")
+            await screen.until(f"it is working: stop it with Esc before you {command}")
+        screen.type("/undo\r")
+        await screen.until("it is working: stop it with Esc before you rewind")
+        held.set()
+        await screen.until("Hello.")
+        await until_fact(place, RunFinished)
+        assert await screen.leave() == 0
+    assert [fact.reason for fact in await facts(place) if isinstance(fact, RunFinished)] == ["answered"]

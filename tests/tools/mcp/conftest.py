@@ -22,11 +22,13 @@ HERE = Path(__file__).parent
 
 def child(name: str = "served", *args: str, **options: Any) -> McpServer:
     """A server written with the SDK, started by us."""
+    options = {"start_timeout": PATIENCE, **options}
     return McpServer(name=name, command=sys.executable, args=(str(HERE / "served.py"), *args), **options)
 
 
 def odd(how: str, name: str = "odd", **options: Any) -> McpServer:
     """A server that does something that no good server does."""
+    options = {"start_timeout": PATIENCE, **options}
     return McpServer(name=name, command=sys.executable, args=(str(HERE / "odd.py"), how), **options)
 
 
@@ -77,7 +79,7 @@ class Web:
         self._held.close()
 
     def server(self, **options: Any) -> McpServer:
-        return McpServer(name="served", url=f"http://127.0.0.1:{self.port}/mcp", **options)
+        return McpServer(name="served", url=f"http://127.0.0.1:{self.port}/mcp", start_timeout=PATIENCE, **options)
 
 
 @pytest.fixture

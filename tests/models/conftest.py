@@ -1,0 +1,13 @@
+"""For every test of the models: a slow machine must not look like a server that is not there or cannot tell."""
+
+import pytest
+from tests.kit import PATIENCE
+
+from treadle.models import choose
+from treadle.models.http import Transport
+
+
+@pytest.fixture(autouse=True)
+def servers_have_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_PATIENCE", PATIENCE)
+    monkeypatch.setitem(Transport.ask.__kwdefaults__, "timeout", PATIENCE)

@@ -50,6 +50,7 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import ModelMessage, Reply, Request, UserMessage
+from treadle.setup import Clock
 from treadle.testing import call
 
 store = either_store
@@ -339,11 +340,18 @@ async def test_cancel_stops_a_model_that_is_still_talking(store: Store) -> None:
 
 
 async def test_cancel_ends_the_waiting_for_a_busy_model(store: Store) -> None:
-    agent, _ = agent_of(ModelError("busy", retryable=True, retry_after=60), "ok")
+    waits = asyncio.Event()
+
+    class Endless(Clock):
+        async def sleep(self, seconds: float) -> None:
+            waits.set()
+            await asyncio.Event().wait()
+
+    agent, _ = agent_of(ModelError("busy", retryable=True), "ok", clock=Endless())
     async with agent.session(store.open()) as session:
         await session.send("go")
-        await wait_for(session, TurnStarted)
-        outcome = await asyncio.wait_for(session.cancel(), 5)
+        await asyncio.wait_for(waits.wait(), PATIENCE)
+        outcome = await asyncio.wait_for(session.cancel(), PATIENCE)
     assert outcome is not None and outcome.reason == "cancelled"
 
 

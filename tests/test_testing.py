@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from tests.kit import agent_of, ended, of, said
+from tests.kit import PATIENCE, agent_of, ended, of, said
 from treadle import Agent, CallFinished, ReasoningDelta, Runtime, TextDelta, tool
 from treadle.errors import ModelError, NotFound
 from treadle.events import ModelFailed, ModelReplied, SessionCreated
@@ -91,7 +91,7 @@ async def test_a_stepping_clock_moves_only_when_told_or_slept_on() -> None:
     clock = SteppingClock(1000.0)
     assert clock.now() == clock.now() == 1000.0
     clock.step(5)
-    await asyncio.wait_for(clock.sleep(3600), 1)
+    await asyncio.wait_for(clock.sleep(3600), PATIENCE)
     assert clock.now() == 4605.0 and clock.slept == [3600]
 
 

@@ -7,6 +7,7 @@ import functools
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, field_validator
 
+from tests.kit import PATIENCE
 from treadle.errors import BadInput, ToolDefinitionError
 from treadle.events import Question
 from treadle.tools import threads
@@ -385,7 +387,17 @@ async def test_ask_user_is_never_run() -> None:
 
 
 @pytest.fixture
-def no_idle_threads() -> Iterator[None]:
+def threads_at_rest() -> None:
+    """What other tests left running is not just now on its way to be idle: it is, or will not be so soon."""
+    until = time.monotonic() + 10
+    while {one for one in threading.enumerate() if one.name == "treadle-tool"} - {*threads._idle.copy()}:
+        if time.monotonic() > until:
+            return
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def no_idle_threads(threads_at_rest: None) -> Iterator[None]:
     kept = [*threads._idle]
     threads._idle.clear()
     yield
@@ -465,12 +477,16 @@ print("left")
 
 
 @pytest.fixture
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_threads(threads_at_rest: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As at the beginning of a process, and with all the time to wait for one that is busy."""
     monkeypatch.setattr(threads, "_threads", set())
     monkeypatch.setattr(threads, "_idle", deque())
     monkeypatch.setattr(threads, "_waiting", deque())
     monkeypatch.setattr(threads, "_MOMENT", 500)
+    yield
+    for one in [*threads._threads]:
+        one.jobs.put(None)
+        one.join(PATIENCE)
 
 
 @pytest.mark.usefixtures("no_threads")

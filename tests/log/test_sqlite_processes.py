@@ -181,7 +181,9 @@ async def test_a_second_log_on_the_same_file_does_not_cost_the_first_its_locks(p
     await log.create("s", [SessionCreated(session_id="s")])
     await SqliteLog(path).close()
     # Were the locks of this process gone, the other one would think itself the last and remove the journal.
-    assert line(start("open_and_close", path)) == "1"
+    other = start("open_and_close", path)
+    assert line(other) == "1"
+    assert other.wait() == 0
     assert path.with_name("log.db-wal").exists()
     await log.post("s", [Custom(name="x")])
     assert line(start("open_and_close", path)) == "2"

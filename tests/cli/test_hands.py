@@ -251,6 +251,31 @@ async def test_a_terminal_that_goes_away_stops_the_run_and_that_is_recorded(plac
     assert ended.reason == "cancelled" and ended.can_continue
 
 
+async def test_a_signal_while_a_command_is_made_ready_asks_no_more(place: Place) -> None:
+    late = (
+        "import asyncio, sys\n"
+        "from treadle.cli import chat, main\n"
+        "from treadle.session import Session\n"
+        "ended, go, rewind = asyncio.Event(), chat.Chat._go, Session.rewind\n"
+        "def told(self): go(self); ended.set()\n"
+        "async def slowly(*how, **more): await ended.wait(); return await rewind(*how, **more)\n"
+        "chat.Chat._go, Session.rewind = told, slowly\n"
+        "sys.exit(main.main())\n"
+    )
+    async with StrictChat([Reply(text="Hello.")]) as fake:
+        argv = [sys.executable, "-c", late, "chat", *model(fake)]
+        async with on_terminal(argv, place.work, place.env) as screen:
+            await screen.until("/help shows")
+            screen.type("hello\r")
+            await until_fact(place, RunFinished)
+            screen.type("/undo\r")
+            await screen.until(lambda text: text.endswith("› /undo"))
+            screen.kill(signal.SIGTERM)
+            assert await screen.end() == 0
+            assert echoes(screen)
+    assert "go back?" not in screen.text
+
+
 async def test_a_chat_that_breaks_says_so_and_gives_the_terminal_back(place: Place) -> None:
     broken = (
         "import sys, treadle.cli.screen as screen\n"

@@ -175,6 +175,8 @@ class Chat:
 
     async def confirmed(self, question: str) -> bool:
         """Whether the person says yes; anything else is a no."""
+        if self._next is not None:  # told to leave while this was made ready
+            return False
         try:
             text = await self._line.read(question, passing=True)
             self._echo(question, text)

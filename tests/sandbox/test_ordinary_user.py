@@ -31,12 +31,12 @@ async def main():
         ("written", "echo x > file && cat file", False),
         ("protected", "mkdir -p .git/hooks 2>&1 || echo no", False),
         ("further", "mkdir -p sub/.git/hooks 2>&1 || echo no", False),
-        ("bomb", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 30 & done; wait; echo EXPLODED", False),
+        ("bomb", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 300 & done; wait; echo EXPLODED", False),
         ("network", "/usr/bin/python3 -I -c 'import socket; s = socket.create_connection((\\"127.0.0.1\\", 3128)); "
             "s.sendall(b\\"CONNECT 10.0.0.1:443 HTTP/1.1\\\\r\\\\n\\\\r\\\\n\\"); print(s.recv(99))'", True),
     ):
         heard = []
-        job = Job(("/bin/sh", "-c", code), Path(sys.argv[1]), network=network, bounds=Bounds(wall_s=20, processes=6))
+        job = Job(("/bin/sh", "-c", code), Path(sys.argv[1]), network=network, bounds=Bounds(wall_s=100, processes=6))
         ended = await run_in_sandbox(job, heard.append)
         said[name] = [ended.reason, b"".join(heard).decode()]
     print(json.dumps(said))

@@ -266,6 +266,19 @@ async def test_one_result_never_fills_a_small_window() -> None:
         assert len((await session.artifact(done.truncation.artifact)).data) == 100_000
 
 
+@pytest.mark.parametrize(("words", "asked"), [(1, 0), (16, 1)])
+async def test_a_summary_that_would_be_no_shorter_than_what_it_stands_for_is_not_taken(words: int, asked: int) -> None:
+    """Nor is it asked for where what must stay is as long by itself."""
+    model = CountingModel(lambda request, number: "Yes.", summary="- " + "and then " * 60)
+    async with Agent(StrictModel(model)).session() as session:
+        await ended(session, "tell " * words)
+        await ended(session, "more " * words)
+        before, facts = await session.context(), await session.facts()
+        assert await session.compact() is None and len(model.summaries) == asked
+        assert await session.context() == before and await session.facts() == facts
+        assert (await ended(session, "one more")).answer == "Yes."
+
+
 async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
     @tool(safety="safe", name="read_file")
     async def read_file(path: str) -> str:

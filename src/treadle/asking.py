@@ -17,6 +17,7 @@ from treadle.compaction import (
     plan_summary,
     room_in,
     summary_request,
+    tokens_after,
 )
 from treadle.context import Projection
 from treadle.errors import ModelError
@@ -115,6 +116,8 @@ async def compact(setup: Setup, state: State, *, asked: bool = False) -> Context
     wanted = plan_summary(state, room) if asked else plan(state, room)
     if wanted is None or wanted.kind == "prune":
         return compacted(state, room, wanted) if wanted is not None else None
+    if asked and tokens_after(state, room, wanted, compose(state, room, wanted, "")) >= state.tokens:
+        return None  # whatever the model would write, it would be no shorter
     if isinstance(setup.model, SumsUp) and not setup.model.sums_up:
         return _summed_up(state, room, wanted, "", Usage())
     try:

@@ -268,11 +268,12 @@ class Session(Generic[T]):
         return await output_of(self._log, self.id, artifact_id)
 
     async def compact(self) -> ContextCompacted | None:
-        """Sum up the older turns for the model, to make room; None when there is nothing to. The log keeps it all."""
+        """Sum up the older turns for the model, to make room; None when that gains nothing. The log keeps it all."""
         state = await self._coordinator.state(self.id)
         fact = await compact(await self._coordinator.setup(state), state, asked=True)
-        if fact is not None:
-            await self._log.post(self.id, [checked(fact)], wake=False)
+        if fact is None or fact.tokens_after >= fact.tokens_before:
+            return None
+        await self._log.post(self.id, [checked(fact)], wake=False)
         return fact
 
     async def undo_compaction(self) -> None:

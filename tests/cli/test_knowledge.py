@@ -50,7 +50,8 @@ async def test_without_being_switched_on_no_skill_is_drafted(place: Place) -> No
 
 async def test_a_context_is_compacted_and_shown_again_in_a_chat(place: Place) -> None:
     def answer(body: dict[str, Any]) -> Reply:
-        return Reply("- a story was told" if "notes of an agent" in str(body["messages"][0]) else "Once upon a time.")
+        sums_up = "notes of an agent" in str(body["messages"][0])
+        return Reply("- a story was told" if sums_up else "There was a king who could not sleep. " * 60)
 
     async with StrictChat(answer) as fake, place.screen("chat", *model(fake)) as screen:
         await screen.until("/help shows")

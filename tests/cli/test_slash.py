@@ -47,7 +47,7 @@ async def test_help_tells_every_command_and_every_command_stays_to_be_read(place
         screen.type("/help\r")
         await screen.until("Ctrl-C again, or Ctrl-D, leaves.")
         screen.type("/compact\r")
-        await screen.until("there is nothing to sum up yet")
+        await screen.until("there is nothing to gain yet")
         assert await screen.leave() == 0
     assert "\n› /help\n" in screen.text and "\n› /compact\nthere is nothing" in screen.text
     for name, about in COMMANDS.items():

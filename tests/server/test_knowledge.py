@@ -22,7 +22,8 @@ TOKEN = "a-token-for-the-tests"
 
 
 async def test_a_context_is_compacted_and_shown_again() -> None:
-    agent, model = agent_of("A story.", "Another.", "- two stories were told", "A third.")
+    story = "There was a king who could not sleep. " * 20
+    agent, model = agent_of(story, story, "- two stories were told", "A third.")
     async with served(agent) as client:
         session_id = await client.session()
         path = f"/v1/sessions/{session_id}/compact"
@@ -32,7 +33,7 @@ async def test_a_context_is_compacted_and_shown_again() -> None:
         await client.send(session_id, "Another one.")
         assert not (await client.json("GET", f"/v1/sessions/{session_id}"))["context"]["estimated"]
         done = await client.json("POST", path, {})
-        assert done["compacted"] and done["tokens_before"] > 0
+        assert done["compacted"] and done["tokens_before"] > done["tokens_after"] > 0
         assert (await client.json("GET", f"/v1/sessions/{session_id}"))["context"]["estimated"]
         await client.json("POST", path, {"undo": True})
         await client.problem("POST", path, {"undo": True}, 409)

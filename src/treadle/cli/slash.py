@@ -146,7 +146,7 @@ async def _compact(chat: Chat, rest: str) -> None:
         return
     fact = await chat.session.compact()
     if fact is None:
-        chat.tell("there is nothing to sum up yet")
+        chat.tell("there is nothing to gain yet: a summary would be no shorter")
 
 
 async def _sessions(chat: Chat, rest: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -36,6 +36,32 @@ RETRY_SECONDS = 60.0
 ELSEWHERE_SECONDS = 0.2
 
 _logger = logging.getLogger("treadle")
+
+
+class Follower:
+    """Looks after a watch: as a task, but only once the drive is over that it waits for. Most watches end before."""
+
+    __slots__ = ("_begin", "_cancelled", "_drive", "_task")
+
+    def __init__(self, begin: Callable[[], Coroutine[None, None, None]], drive: asyncio.Task[None] | None) -> None:
+        self._begin, self._drive, self._cancelled = begin, drive, False
+        self._task: asyncio.Task[None] | None = None
+        if drive is not None:
+            drive.add_done_callback(self._start)
+        else:
+            self._start()
+
+    def _start(self, drive: asyncio.Task[None] | None = None) -> None:
+        if not self._cancelled:
+            self._task = asyncio.create_task(self._begin())
+
+    def cancel(self) -> None:
+        """Leave the watch alone."""
+        self._cancelled = True
+        if self._drive is not None:
+            self._drive.remove_done_callback(self._start)
+        if self._task is not None:
+            self._task.cancel()
 
 
 class Coordinator:
@@ -132,8 +158,11 @@ class Coordinator:
                 return
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    async def follow(self, session_id: str, watch: Watch) -> None:
+    def follow(self, session_id: str, watch: Watch) -> Follower:
         """End a watch when nobody works on the session any more; should its owner die, take over."""
+        return Follower(lambda: self._follow(session_id, watch), self._drives.get(session_id))
+
+    async def _follow(self, session_id: str, watch: Watch) -> None:
         while True:
             await self.idle(session_id)
             info = await self.log.info(session_id)
@@ -175,7 +204,7 @@ class Coordinator:
             return None
         # From where it was seen to run: it may have ended by itself before the cancel was stored.
         watch = self.log.watch(session_id, after=position)
-        follower = asyncio.create_task(self.follow(session_id, watch))
+        follower = self.follow(session_id, watch)
         try:
             async for event in watch:
                 if isinstance(event, RunFinished):

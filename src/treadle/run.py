@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 
-from treadle.coordinator import Coordinator
+from treadle.coordinator import Coordinator, Follower
 from treadle.errors import BadInput, NotFound
 from treadle.events import ApprovalRequested, Event, InputRequested, RunFinished, TurnStarted
 from treadle.log.base import Watch
@@ -34,14 +33,14 @@ class Run:
         self.message_id = message_id
         self._coordinator, self._begin = coordinator, begin
         self._watch: Watch | None = None
-        self._follower: asyncio.Task[None] | None = None
+        self._follower: Follower | None = None
         self._position, self._mine = 0, not message_id
 
     async def __aenter__(self) -> Run:
         self._position = await self._begin()
         self._watch = self._coordinator.log.watch(self.session_id, after=self._position)
         await self._coordinator.wake(self.session_id)
-        self._follower = asyncio.create_task(self._coordinator.follow(self.session_id, self._watch))
+        self._follower = self._coordinator.follow(self.session_id, self._watch)
         return self
 
     async def __aexit__(

@@ -1,6 +1,7 @@
 """Many sessions of several agents on one store, in one runtime or in several; taken up where they were left."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ from treadle.errors import BadInput, Conflict, NotFound
 from treadle.events import (
     MessageReceived,
 )
-from treadle.log.base import Claim, SessionQuery
+from treadle.log.base import Claim, SessionInfo, SessionQuery
 from treadle.messages import Request
 from treadle.testing import call
 
@@ -193,6 +194,30 @@ async def test_a_run_can_be_cancelled_through_another_runtime_on_the_same_log(st
         outcome = await asyncio.wait_for(other.cancel(), PATIENCE)
     assert outcome is not None and outcome.reason == "cancelled"
     assert log.listener is None, "nothing of the runtimes is left on the log"
+
+
+async def test_whoever_waits_for_a_run_takes_it_over_when_its_process_leaves_before_anybody_has_looked(
+    store: Store,
+) -> None:
+    held = Held()
+    first, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    second, _ = agent_of("both", tools=[held.tool])
+    async with Runtime(store.open(), [second], recover=False) as two, AsyncExitStack() as leaves:
+        one = await leaves.enter_async_context(Runtime(store.open(), [first], recover=False))
+        session = await one.create()
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        info = two.log.info
+
+        async def late_info(session_id: str) -> SessionInfo:
+            two.log.info = info  # type: ignore[method-assign]
+            await leaves.aclose()
+            return await info(session_id)
+
+        async with two.session(id=session.id) as elsewhere, elsewhere.run("and this") as run:
+            two.log.info = late_info  # type: ignore[method-assign]
+            outcome = await run.wait()
+    assert outcome is not None and outcome.answer == "both"
 
 
 async def test_a_session_opened_twice_keeps_its_gate_until_both_are_done(store: Store) -> None:

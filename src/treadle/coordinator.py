@@ -24,7 +24,7 @@ from treadle.events import (
     checked,
 )
 from treadle.lease import Lease
-from treadle.log.base import Claim, Log, Watch
+from treadle.log.base import Claim, Log, SessionInfo, Watch
 from treadle.loop import Loop
 from treadle.setup import Answer, Clock, Gate, SetsUp, Setup
 from treadle.state import CallState, State, apply, fold
@@ -166,13 +166,18 @@ class Coordinator:
         while True:
             await self.idle(session_id)
             info = await self.log.info(session_id)
-            if not info.owner:
+            if not info.owner and not self._is_left(info):
                 watch.stop_at(info.seq)
                 return
             if session_id not in self._drives:
-                await asyncio.sleep(ELSEWHERE_SECONDS)
+                await asyncio.sleep(ELSEWHERE_SECONDS if info.owner else 0)
                 with suppress(StoreBusy):
                     await self.wake(session_id)
+
+    def _is_left(self, info: SessionInfo) -> bool:
+        """Whether it was given back with work to do, by a process that left, and can be taken up here."""
+        due = info.wake_at is not None and info.wake_at <= self._clock.now()
+        return due and info.agent in self.agents and not self._closed
 
     async def answer(self, session_id: str, call_id: str, answer: Answer, digest: str = "") -> None:
         """Answer an approval or a question; the first answer counts, and the others are told whose it was."""

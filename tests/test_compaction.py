@@ -1,6 +1,5 @@
 """A context that fills up: pruned, summed up, stopped, undone; never invalid, and the log keeps all of it."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -315,7 +314,7 @@ class Filling(Simulation):
 
     def __init__(self, data: st.DataObject, history: list[AnyFact], limits: Limits, window: int) -> None:
         super().__init__(data, history, limits, meddling=3)
-        self.setup = dataclasses.replace(self.setup, model=Notes(window=window))
+        self.setup = msgspec.structs.replace(self.setup, model=Notes(window=window))
 
     def fill(self, bound: int = 400) -> None:
         """Go on until nothing is left to do."""

@@ -7,12 +7,12 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
 import msgspec
+from msgspec.structs import replace
 
 from treadle.agent import Agent, SessionOptions
 from treadle.coordinator import LEASE_SECONDS, Coordinator

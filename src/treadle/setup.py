@@ -6,10 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from treadle.context import Attachments
 from treadle.events import (
@@ -89,8 +88,7 @@ RecoveryStrategy = Callable[[str, str, int], Recovery]
 """(tool, error, attempt) -> what to do about a failed call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(Struct, frozen=True):
     """Everything one session's loop needs beside its log."""
 
     model: Model

@@ -99,6 +99,7 @@ class _Pool:
     """The connections to one endpoint on one event loop, and who uses them."""
 
     def __init__(self, session: ClientSession, keeper: AsyncGenerator[None, None]) -> None:
+        self.loop = asyncio.get_running_loop()
         self.session = session
         self.keeper = keeper
         self.users: WeakSet[Transport] = WeakSet()
@@ -117,17 +118,18 @@ class Transport:
         self._headers = endpoint.all_headers()
         self._key = tuple(sorted(self._headers.items()))
         self._urls: dict[str, Any] = {}
+        self._pool: _Pool | None = None
 
     def exchange(self) -> Exchange:
         return Exchange(self)
 
     async def session(self) -> ClientSession:
         """The running loop's session; it is closed by `close`, or else when the loop ends."""
-        key = (asyncio.get_running_loop(), self.endpoint.base_url, self._key)
-        pool = _pools.get(key)
-        if pool is None:
-            pool = await _open(key, self._headers, self.endpoint)
-        pool.users.add(self)
+        loop, pool = asyncio.get_running_loop(), self._pool
+        if pool is None or pool.loop is not loop or pool.session.closed:
+            key = (loop, self.endpoint.base_url, self._key)
+            pool = self._pool = _pools.get(key) or await _open(key, self._headers, self.endpoint)
+            pool.users.add(self)
         return pool.session
 
     def url(self, path: str) -> Any:
@@ -160,6 +162,7 @@ class Transport:
             return None
 
     async def close(self) -> None:
+        self._pool = None
         for key, pool in list(_pools.items()):
             if self in pool.users and key[0] is asyncio.get_running_loop():
                 pool.users.discard(self)
@@ -261,7 +264,7 @@ class Exchange:
                     allow_redirects=False,
                 )
                 self._content = response.content
-                self.content_type = response.content_type
+                self.content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
                 if response.status == 200 and self.content_type != "text/html":
                     return
                 said = await _beginning(response.content)

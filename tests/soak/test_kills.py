@@ -21,6 +21,7 @@ from tests.crash.owners import count as count_turns
 from tests.crash.paper import Paper
 from tests.crash.test_kill import finish, killed_at_random
 from tests.crash.worker import Job, work
+from tests.kit import PATIENCE
 
 KILLS = int(os.environ.get("TREADLE_SOAK_KILLS", "2000"))
 MINUTES = float(os.environ.get("TREADLE_SOAK_MINUTES", "0"))
@@ -71,7 +72,7 @@ async def test_workers_frozen_again_and_again_do_nothing_twice(tmp_path: Path) -
                 for child in (first, second):
                     if child.is_alive():
                         thaw(child)
-                    child.join(20)
+                    child.join(PATIENCE)
                     assert child.exitcode == 0, (seed, paper.read("trouble"))
         await check_store(paper)
         shutil.rmtree(paper.folder)

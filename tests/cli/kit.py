@@ -15,6 +15,7 @@ import termios
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -163,6 +164,7 @@ class Screen:
         self._screen.write_process_input = self.type
         self._stream = pyte.ByteStream(self._screen)
         self._changed = asyncio.Event()
+        self._above: list[str] = []
         self.raw = b""
         self.ended = False
 
@@ -181,8 +183,12 @@ class Screen:
     @property
     def text(self) -> str:
         """Scrollback and screen, as lines without trailing blanks."""
-        top = ["".join(row[at].data for at in range(COLUMNS)) for row in self._screen.history.top]
-        return "\n".join(line.rstrip() for line in [*top, *self._screen.display]).rstrip()
+        gone = self._screen.history.top
+        if len(gone) < len(self._above):
+            self._above.clear()
+        new = islice(gone, len(self._above), None)  # a row that has scrolled away does not change any more
+        self._above += ["".join(row[at].data for at in range(COLUMNS)).rstrip() for row in new]
+        return "\n".join([*self._above, *(line.rstrip() for line in self._screen.display)]).rstrip()
 
     @property
     def unbroken(self) -> str:

@@ -108,6 +108,18 @@ async def test_many_sessions_run_at_once_each_in_its_own_order(store: Store) -> 
     assert answers == [f"done s{number}" for number in range(20)]
 
 
+async def test_a_run_is_followed_by_no_task_while_it_is_driven_here(store: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait", id="a"), "done", tools=[held.tool])
+    async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session, session.run("go") as run:
+        await wait_for(session, CallStarted)
+        names = {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}
+        held.free.set()
+        outcome = await run.wait()
+    assert outcome is not None and outcome.answer == "done"
+    assert {name for name in names if name.startswith("Coordinator.")} == {"Coordinator._drive", "Coordinator._keep"}
+
+
 async def test_a_closed_runtime_says_so(store: Store) -> None:
     agent, _ = agent_of("hi")
     async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:

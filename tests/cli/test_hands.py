@@ -276,6 +276,31 @@ async def test_a_signal_while_a_command_is_made_ready_asks_no_more(place: Place)
     assert "go back?" not in screen.text
 
 
+async def test_a_ctrl_c_between_two_prompts_takes_no_other_key_along(place: Place) -> None:
+    late = (
+        "import asyncio, sys\n"
+        "from treadle.cli import chat, main\n"
+        "pressed, act = asyncio.Event(), chat.Chat._stop_or_leave\n"
+        "def told(self): act(self); pressed.set()\n"
+        "async def slowly(where, line): where.tell('no prompt now'); await pressed.wait()\n"
+        "chat.Chat._stop_or_leave, chat.obey = told, slowly\n"
+        "sys.exit(main.main())\n"
+    )
+    async with StrictChat([Reply(text="I see.")]) as fake:
+        argv = [sys.executable, "-c", late, "chat", *model(fake)]
+        async with on_terminal(argv, place.work, place.env) as screen:
+            await screen.until("/help shows")
+            screen.type("/cost\r")
+            await screen.until("no prompt now")
+            screen.type("half a\x03 draft")
+            await screen.until("Ctrl-C again, or Ctrl-D, leaves")
+            await screen.until("› half a draft")
+            screen.type("\r")
+            await screen.until("I see.")
+            assert await screen.leave() == 0
+    assert said(fake) == ["half a draft"]
+
+
 async def test_a_chat_that_breaks_says_so_and_gives_the_terminal_back(place: Place) -> None:
     broken = (
         "import sys, treadle.cli.screen as screen\n"
@@ -309,7 +334,7 @@ async def test_an_answer_is_not_kept_among_what_was_typed(place: Place) -> None:
         screen.type("n not today\r")
         await screen.until("As you like.")
         screen.type("\x1b[A")
-        await screen.until("› write it")
+        await screen.until(lambda text: text.endswith("\n› write it"))
         screen.type("\x15")
         assert await screen.leave() == 0
     assert "answer> n not today" in screen.text, "what was answered stays to be read"

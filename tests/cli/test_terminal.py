@@ -355,7 +355,7 @@ async def test_a_rewind_shows_what_it_would_do_and_takes_files_and_words_back(pl
             assert "modified: a.txt" in screen.text and "+one" in screen.text and "-two" in screen.text
             screen.type("y\r")
             await until_fact(place, Rewound)
-            await screen.until("› change it")
+            await screen.until(lambda text: text.endswith("\n› change it"))
             screen.type(" once more\r")
             await screen.until("Again.")
             screen.type("/quit\r")

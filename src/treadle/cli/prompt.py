@@ -82,7 +82,7 @@ class Line:
         """Keep the terminal from reading keys by itself, between two prompts too: no echo, no key lost but signals."""
         fd = self._session.app.input.fileno()
         before = termios.tcgetattr(fd)
-        tty.setcbreak(fd, termios.TCSANOW)  # any other moment to change it throws away what was typed ahead
+        _take(fd)
         stops = {signal.SIGTSTP: lambda: self._suspend(before), signal.SIGCONT: self._take_up}
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._mistaken)
@@ -120,7 +120,7 @@ class Line:
         app = self._session.app
         if self._editing:
             return
-        tty.setcbreak(app.input.fileno(), termios.TCSANOW)
+        _take(app.input.fileno())
         if app.is_running and not app.is_done:
             app.input.raw_mode().__enter__()  # the one that is left later is the prompt's own
             app.renderer.erase()
@@ -302,6 +302,14 @@ class Line:
         for key, act in keys.items():
             bindings.add(key)(_ignoring_the_event(act))
         return bindings
+
+
+def _take(fd: int) -> None:
+    """Take the terminal in hand. A key that is a signal throws nothing away: neither other keys nor what is shown."""
+    tty.setcbreak(fd, termios.TCSANOW)  # any other moment to change it throws away what was typed ahead
+    mode = termios.tcgetattr(fd)
+    mode[3] |= termios.NOFLSH
+    termios.tcsetattr(fd, termios.TCSANOW, mode)
 
 
 def _ignoring_the_event(act: Callable[[], None]) -> Callable[[KeyPressEvent], None]:

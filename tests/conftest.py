@@ -8,14 +8,16 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from treadle.tools.ripgrep import find_ripgrep
 
-# A deadline measures the machine, not the code, when tests run side by side. The examples are the same every time, so
-# that a run fails for what was changed; `--hypothesis-profile explore` looks for new ones.
-settings.register_profile("same", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None, max_examples=1000)
+# A deadline measures the machine, not the code, when tests run side by side; so does a check for slow examples. The
+# examples are the same every time, so that a run fails for what was changed; `--hypothesis-profile explore` looks for
+# new ones.
+slow = [HealthCheck.too_slow]
+settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=slow)
+settings.register_profile("explore", deadline=None, max_examples=1000, suppress_health_check=slow)
 settings.load_profile("same")
 
 # Tests talk to this machine only: a proxy that the environment names is not for them.

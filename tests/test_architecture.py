@@ -241,7 +241,8 @@ def foreign_imports(tree: Tree) -> list[str]:
 
 
 def loaded_by(statement: str) -> set[str]:
-    code = f"{statement}; import sys; print(*sys.modules)"
+    # Not what an interpreter loads by itself: that is a matter of how it was installed.
+    code = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return {name.split(".")[0] for name in done.stdout.split()}
 

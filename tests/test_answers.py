@@ -96,6 +96,22 @@ async def test_an_approval_expires_without_anybody_looking(store: Store, tables:
         assert (await wait_for(session, RunFinished)).answer == "done"
 
 
+async def test_a_session_that_was_deleted_does_not_keep_the_questions_of_others_from_expiring(
+    store: Store, tables: Tables
+) -> None:
+    clock, line = store.stepping(), call("drop", id="a", table="users")
+    agent, _ = agent_of(line, line, "done", tools=tables.tools, gate=later, approval_ttl=60, clock=clock)
+    async with (
+        Runtime(store.open(), [agent], recover=False) as runtime,
+        runtime.session(new=True) as first,
+        runtime.session(new=True) as second,
+    ):
+        assert await go(first) is None and await go(second) is None
+        await first.delete()
+        clock.step(61)
+        assert (await wait_for(second, RunFinished)).answer == "done"
+
+
 async def test_an_answer_that_beats_the_expiry_by_a_moment_counts(on_file: Store, tables: Tables) -> None:
     """Another process stores its answer after this one has decided that the time is over."""
     clock = on_file.stepping()

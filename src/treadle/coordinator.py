@@ -356,7 +356,8 @@ class Coordinator:
                 now = self._clock.now()
                 for session_id, wake_at in list(self._wake_at.items()):
                     if wake_at <= now:
-                        await self.wake(session_id)
+                        with suppress(NotFound):  # it was deleted meanwhile
+                            await self.wake(session_id)
                         self._wake_at.pop(session_id, None)
                 await self._claim_due()
             except StoreError as error:  # busy or full now; the next look may find it usable again

@@ -31,6 +31,13 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What breaks around the tests, such as a secret left behind, is not one test's failure: it is not tried again."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and "error" in reporter.stats:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
 class _Listening(logging.Handler):
     """Remembers the log lines that give a secret away."""
 

@@ -228,6 +228,26 @@ async def test_the_time_limit_stops_a_tool_that_is_still_running(store: Store) -
     assert {fact.status for fact in done.values()} == {"cancelled"}
 
 
+async def test_no_further_call_of_a_reply_is_started_when_the_time_is_over(store: Store) -> None:
+    clock, done = store.stepping(), list[str]()
+
+    @tool
+    def work(text: str) -> str:
+        done.append(text)
+        clock.step(40)
+        return "worked"
+
+    calls = [call("work", id=text, text=text) for text in "abcd"]
+    agent, model = agent_of(calls, "half done", tools=[work], limits=Limits(seconds=60), clock=clock)
+    async with agent.session(store.open()) as session:
+        await check_wrapped_up(model, await ended(session), "time_limit", "time")
+        told = await finished_calls(session)
+        check_settled(await session.facts())
+    assert done == ["a", "b"]
+    assert [told[text].status for text in "abcd"] == ["ok", "ok", "cancelled", "cancelled"]
+    assert told["c"].output == "Not run: the time for this run is over."
+
+
 @pytest.mark.parametrize("clock", ["real", "set back"])
 async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what_it_said(
     store: Store, clock: str

@@ -1,5 +1,6 @@
 """Middleware: what passes can be rewritten at three points, and a call can be refused; nothing can be widened."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.kit import (
+    PATIENCE,
     Store,
     agent_of,
     check_settled,
@@ -20,7 +22,18 @@ from tests.kit import (
     said,
     wait_for,
 )
-from treadle import CallStarted, Grant, Middleware, ModelReplied, RunFinished, TextPart, later, tool
+from treadle import (
+    CallFinished,
+    CallStarted,
+    Grant,
+    Limits,
+    Middleware,
+    ModelReplied,
+    RunFinished,
+    TextPart,
+    later,
+    tool,
+)
 from treadle.errors import BadInput
 from treadle.events import ApprovalRequested, MessageReceived
 from treadle.messages import Reply, Request, UserMessage
@@ -40,6 +53,9 @@ def look(at: str) -> str:
 def drop(table: str) -> str:
     """Drop a table."""
     return f"dropped {table}"
+
+
+TOOLS = [look, drop]
 
 
 class Says(Middleware):
@@ -197,6 +213,42 @@ async def test_a_check_that_fails_denies_the_call_and_the_run_goes_on(
     shown = results(model.requests[1])["a"].text
     assert "Denied" in shown and "ZeroDivisionError" in shown
     assert "in the check" in caplog.text
+
+
+class Hangs(Middleware):
+    """Never says whether a call may run."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def may_run(self, tool: str, safety: Any, arguments: Mapping[str, Any]) -> Verdict | None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_check_that_hangs_does_not_keep_a_run_from_being_cancelled(store: Store) -> None:
+    check = Hangs()
+    agent, _ = agent_of(
+        [call("look", id="a", at="x"), call("drop", id="b", table="t")], tools=TOOLS, middleware=[check]
+    )
+    async with agent.session(store.open()) as session, asyncio.timeout(PATIENCE):
+        await session.send("go")
+        await check.asked.wait()
+        outcome = await session.cancel()
+        facts = await session.facts()
+    check_settled(facts)
+    assert outcome is not None and outcome.reason == "cancelled"
+    assert [fact.output for fact in of(facts, CallFinished)] == ["Not run: the run was stopped."] * 2
+
+
+async def test_a_check_that_hangs_has_no_longer_than_the_run(store: Store) -> None:
+    agent, _ = agent_of(
+        call("look", id="a", at="x"), "half done", tools=TOOLS, middleware=[Hangs()], limits=Limits(seconds=0.2)
+    )
+    async with agent.session(store.open()) as session, asyncio.timeout(PATIENCE):
+        outcome = await ended(session)
+        check_settled(await session.facts())
+    assert (outcome.reason, outcome.answer, outcome.calls) == ("time_limit", "half done", 0)
 
 
 async def test_a_call_whose_safety_cannot_be_found_out_counts_as_destructive(store: Store) -> None:

@@ -40,6 +40,7 @@ from treadle.policy import (
 )
 from treadle.setup import Setup
 from treadle.state import CallState, RunState, State
+from treadle.steps import out_of_time
 from treadle.tools.base import Parsed, Tool, ToolInputError, Trait
 
 NOBODY = (
@@ -82,7 +83,7 @@ async def judge(setup: Setup, state: State, calls: Iterable[CallState]) -> Judge
     stopped = any(call.finished and call.finished.fatal for call in state.turn.calls.values())
     result, moving = Judgement(), set[str]()
     for call in calls:
-        fact = _out_of_budget(run, call, len(result.ready), stopped=stopped)
+        fact = _out_of_budget(setup, run, call, len(result.ready), stopped=stopped)
         outcome = fact or await _judge_or_deny(setup, state, call, moving)
         if isinstance(outcome, Ready):
             result.ready.append(outcome)
@@ -91,11 +92,13 @@ async def judge(setup: Setup, state: State, calls: Iterable[CallState]) -> Judge
     return result
 
 
-def _out_of_budget(run: RunState, call: CallState, ready: int, *, stopped: bool) -> CallFinished | None:
+def _out_of_budget(setup: Setup, run: RunState, call: CallState, ready: int, *, stopped: bool) -> CallFinished | None:
     if stopped:
         return _closed(call, "cancelled", "Not run: an earlier call ended the run.")
     if run.doomed:
         return _closed(call, "refused", "Not run: the same calls were repeated too often.")
+    if call.started is None and out_of_time(run, setup.clock.now()):
+        return _closed(call, "cancelled", "Not run: the time for this run is over.")
     if call.started is None and run.calls + ready >= run.limits.calls:
         return _closed(call, "refused", f"Not run: the limit of {run.limits.calls} calls is used up.")
     return None

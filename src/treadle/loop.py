@@ -28,14 +28,14 @@ from treadle.events import (
     stamp,
 )
 from treadle.execute import STOPPED, Outcome, context_of, execute, finished, started
-from treadle.judge import Ready, judge
+from treadle.judge import Judgement, Ready, judge
 from treadle.lease import Lease
 from treadle.log.base import Log
 from treadle.reply import received
 from treadle.scope import Scope
 from treadle.setup import SetsUp, Setup
 from treadle.state import CallState, State, apply, fold
-from treadle.steps import AskModel, Compact, Record, Rest, Work, next_step, stops
+from treadle.steps import AskModel, Compact, Record, Rest, Work, closed, next_step, stops
 
 WRAP_UP_SECONDS, LAST_WORDS_SECONDS = 60.0, 5.0  # the second where the run itself had less time
 HAPPENED = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextCompacted, Custom)
@@ -179,7 +179,9 @@ class Loop:
     async def _work(self, calls: Sequence[CallState]) -> None:
         if self.setup.middleware and not await self._flush():  # it may take its time to say what may run
             return
-        judgement = await judge(self.setup, self.state, calls)
+        judgement = Judgement([closed(call) for call in calls])  # what is stopped before it is judged does not run
+        with suppress(TimeoutError), self._until_stopped():
+            judgement = await judge(self.setup, self.state, calls)
         if judgement.facts:
             self._record(*judgement.facts)
             return

@@ -102,7 +102,7 @@ def _stop(state: State, run: RunState) -> Step:
     turn = state.turn
     closing: list[AnyFact] = []
     if turn is not None:
-        closing = [_closed(call) for call in turn.calls.values() if call.finished is None]
+        closing = [closed(call) for call in turn.calls.values() if call.finished is None]
     partial = ""
     if turn is not None:
         partial = turn.reply.text if turn.reply else turn.failed.partial if turn.failed else ""
@@ -121,7 +121,8 @@ def _why_cancelled(run: RunState) -> str:
     return f"cancelled{by}: {run.cancel.why}" if run.cancel.why else f"cancelled{by}"
 
 
-def _closed(call: CallState) -> CallFinished:
+def closed(call: CallState) -> CallFinished:
+    """How a call ends that the run's end leaves open."""
     if call.started is not None:
         return CallFinished(
             call_id=call.call.id,
@@ -165,7 +166,7 @@ def _call_model(state: State, run: RunState, turn: Turn, now: float) -> Step:
     if turn.wrap_up is not None:
         return Record((_ending(run, turn.wrap_up, _without_summary(run, turn.wrap_up)),))
     # Nobody stopped the run, or it would be over: the model was stopped because the time is.
-    if run.limits.seconds is not None and (failed.kind == "cancelled" or _out_of_time(run, now)):
+    if run.limits.seconds is not None and (failed.kind == "cancelled" or out_of_time(run, now)):
         return _wrap_up(run, "time_limit")
     error = f"{failed.kind}: {failed.message}"
     if failed.kind == "too_long":
@@ -188,7 +189,7 @@ def _calls(turn: Turn, now: float) -> Step:
         if call.pending is not None and not over:
             break
         if call.started is not None and (call.started.safety != "safe" or call.started.attempt >= SAFE_ATTEMPTS):
-            lost.append(_closed(call))
+            lost.append(closed(call))
         else:
             runnable.append(call)
     if lost:
@@ -260,7 +261,8 @@ def _wrap_up(run: RunState, limit: EndReason) -> Record:
     return Record((TurnStarted(turn=run.turns + 1, tools=False, wrap_up=limit),))
 
 
-def _out_of_time(run: RunState, now: float) -> bool:
+def out_of_time(run: RunState, now: float) -> bool:
+    """Whether the run has used up its time; waiting for a person is not counted."""
     return run.limits.seconds is not None and now - run.started_at - run.waited >= run.limits.seconds
 
 
@@ -268,7 +270,7 @@ def _limit_reached(run: RunState, now: float) -> EndReason | None:
     limits = run.limits
     if run.doomed:
         return "doom_loop"
-    if _out_of_time(run, now):
+    if out_of_time(run, now):
         return "time_limit"
     if limits.cost is not None and run.usage.cost >= limits.cost:
         return "cost_limit"

@@ -117,6 +117,11 @@ class Odd(BaseException):
     pass
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words for it")
+
+
 RAISED = [
     (ToolError("the door is locked"), "the door is locked"),
     (ValueError("no\x1b[31m way"), "ValueError: no way"),
@@ -126,6 +131,8 @@ RAISED = [
     (asyncio.CancelledError(), "cancelled"),
     (KeyboardInterrupt(), "KeyboardInterrupt"),
     (Odd("very"), "Odd: very"),
+    (Unspeakable(), "Unspeakable: (it cannot be put into words)"),
+    (ExceptionGroup("two", [OSError("disk"), ValueError("bad")]), "OSError: disk; ValueError: bad"),
 ]
 
 

@@ -98,6 +98,7 @@ class Point(BaseModel):
         ([Point(x=1)], '[{"x":1,"y":2}]'),
         (Path("/tmp/x"), '"/tmp/x"'),
         (b"abc", '"YWJj"'),
+        ({"a": "\x9b31m\x7f"}, '{"a":"\ufffd31m\u2421"}'),
     ],
     ids=lambda value: type(value).__name__,
 )

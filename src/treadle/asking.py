@@ -20,7 +20,7 @@ from treadle.compaction import (
     tokens_after,
 )
 from treadle.context import Projection
-from treadle.errors import ModelError
+from treadle.errors import ModelError, described
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
 from treadle.messages import Reply, Request, Usage, writable
@@ -138,7 +138,7 @@ async def make_room(setup: Setup, state: State) -> AnyFact:
     try:
         fact = await compact(setup, state)
     except Exception as error:
-        return not_compacted(f"{type(error).__name__}: {error}")
+        return not_compacted(described(error))
     return fact or not_compacted("there is nothing that could be left out")
 
 

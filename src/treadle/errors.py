@@ -25,6 +25,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from treadle.events import Fact, RunFinished
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "StoreTooNew",
     "ToolDefinitionError",
     "TreadleError",
+    "described",
 ]
 
 ModelErrorKind = Literal[
@@ -60,6 +63,19 @@ ModelErrorKind = Literal[
     "cancelled",
     "internal",
 ]
+
+
+def described(error: BaseException) -> str:
+    """An error in one line: its kind and what it says, and what is in it where it is a group; never raises."""
+    kind = type(error)
+    try:
+        text = f"{kind.__name__}: {error}"
+    except Exception:  # anybody's code
+        text = f"{kind.__name__}: (it cannot be put into words)"
+    if issubclass(kind, BaseExceptionGroup):
+        inner: Sequence[BaseException] = getattr(error, "exceptions", ())
+        text += ": " + "; ".join(map(described, inner[:5]))
+    return text
 
 
 class TreadleError(Exception):

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from treadle.errors import BadInput, NotFound
+from treadle.errors import BadInput, NotFound, described
 from treadle.events import (
     AnyDelta,
     CallFinished,
@@ -122,7 +122,7 @@ async def _deliver(running: Coroutine[Any, Any, object], result: asyncio.Future[
 
 
 def _told(error: BaseException) -> str:
-    return clean(f"{type(error).__name__}: {error}")
+    return clean(described(error))
 
 
 def started(setup: Setup, claim: Claim, ready: Ready, attempt: int) -> CallStarted:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle.errors import described
 from treadle.events import (
     AnyFact,
     ApprovalRequested,
@@ -116,7 +117,7 @@ async def _judge_or_deny(setup: Setup, state: State, call: CallState, moving: se
         return checked(outcome)
     except Exception as error:  # a bug in a tool or in middleware: what cannot be judged does not run
         _logger.exception("a call of %s could not be judged, so it was denied", call.call.tool)
-        why = f"whether it may run could not be found out ({type(error).__name__}: {error})"
+        why = f"whether it may run could not be found out ({described(error)})"
         return _closed(call, "denied", f"Denied: {why}. Do without it.")
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from treadle.asking import ask_model, build_request, failed, make_room, not_compacted
 from treadle.context import Projection
-from treadle.errors import ModelError, PositionMoved
+from treadle.errors import ModelError, PositionMoved, described
 from treadle.events import (
     AnyFact,
     CallFinished,
@@ -156,7 +156,7 @@ class Loop:
             kind = "cancelled" if self._scope.stopped else "network"
             failure = ModelError(str(error) or "stopped", kind=kind)
         except Exception as error:  # a bug in an adapter or in middleware ends the run, and is recorded
-            failure = ModelError(f"{type(error).__name__}: {error}")
+            failure = ModelError(described(error))
         if failure is not None:
             facts = [failed(failure, self.state, step.attempt, "".join(said))]
         if self._behind:

@@ -29,7 +29,7 @@ def text_of_result(value: object) -> tuple[str, tuple[Part, ...], bool]:
     if isinstance(value, str):
         return clean(value), (), True
     try:
-        return msgspec.json.encode(value, enc_hook=_to_json).decode(), (), True
+        return clean(msgspec.json.encode(value, enc_hook=_to_json).decode()), (), True
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(
             f"the tool returned a {type(value).__name__}, which is not JSON ({error}). It may have run. "

@@ -15,6 +15,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from treadle.errors import described
+
 
 class _Job:
     """One call, and who waits for it."""
@@ -86,7 +88,7 @@ def _deliver(future: asyncio.Future[Any], result: object, error: BaseException |
     elif isinstance(error, Exception) and not isinstance(error, StopIteration):
         future.set_exception(error)
     else:  # means something of its own to an event loop
-        future.set_exception(RuntimeError(f"the tool raised {type(error).__name__}: {error}"))
+        future.set_exception(RuntimeError(f"the tool raised {described(error)}"))
 
 
 async def run_in_thread(function: Callable[..., Any], values: Mapping[str, object]) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Optional
 
 import pytest
 from hypothesis import given
@@ -116,6 +116,25 @@ def test_a_description_in_the_hint_stands_unless_the_docstring_has_one() -> None
         """Move there."""
 
     assert move.spec.parameters["properties"]["x"] == {"type": "integer", "minimum": 1, "description": "to the right"}
+
+
+def test_a_field_as_a_default_says_what_the_hint_could_have_said() -> None:
+    @tool
+    def move(x: int = Field(3, description="to the right", ge=1), y: int = Field(le=9), z: int = 0) -> None:
+        """Move there.
+
+        Args:
+            y: to the top
+        """
+
+    assert move.spec.parameters["properties"] == {
+        "x": {"type": "integer", "minimum": 1, "description": "to the right", "default": 3},
+        "y": {"type": "integer", "maximum": 9, "description": "to the top"},
+        "z": {"type": "integer", "default": 0},
+    }
+    assert move.spec.parameters["required"] == ["y"]
+    assert move.parse('{"y": 1}').values == {"x": 3, "y": 1, "z": 0}
+    assert "x: Input should be greater than or equal to 1" in refused(move, '{"x": 0, "y": 1}')
 
 
 def test_options_say_what_the_function_does_not() -> None:
@@ -324,6 +343,19 @@ async def test_a_context_is_filled_in_and_not_shown_to_the_model() -> None:
     assert list(where.spec.parameters["properties"]) == ["name"]
     assert await called(where, '{"name": "x"}') == "s:c /w x"
     assert "context" in refused(where, '{"name": "x", "context": {}}')
+
+
+async def test_a_context_may_be_left_out_by_who_calls_the_function_by_hand() -> None:
+    @tool
+    def where(context: ToolContext | None = None) -> str:
+        return context.key if context is not None else "here"
+
+    @tool
+    def there(context: Annotated[Optional["ToolContext"], "the runtime's"] = None) -> str:
+        return where(context)
+
+    assert (where(), await called(where, "{}"), await called(there, "{}")) == ("here", "s:c", "s:c")
+    assert where.spec.parameters["properties"] == there.spec.parameters["properties"] == {}
 
 
 async def test_an_async_function_runs_in_the_loop_and_a_plain_one_beside_it() -> None:

@@ -6,7 +6,8 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints, overload
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints, overload
 
 import msgspec
 
@@ -143,6 +144,8 @@ def _arguments_model(name: str, function: Function, about: Mapping[str, str]) ->
     """The pydantic model of a function's parameters, and the name of the parameter that takes the context."""
     from pydantic import ConfigDict, Field, create_model
     from pydantic.errors import PydanticUserError
+    from pydantic.fields import FieldInfo
+    from pydantic_core import PydanticUndefined
 
     try:
         hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
@@ -156,7 +159,7 @@ def _arguments_model(name: str, function: Function, about: Mapping[str, str]) ->
             raise ToolDefinitionError(
                 f"{name}: parameter {parameter} has no name a model could use; give it a plain one."
             )
-        if hint is ToolContext:
+        if _wants_context(hint):
             context = parameter.name
             continue
         if hint is None:
@@ -164,6 +167,8 @@ def _arguments_model(name: str, function: Function, about: Mapping[str, str]) ->
                 f"{name}: parameter {parameter.name!r} has no type hint; add one, such as `{parameter.name}: str`."
             )
         default = ... if parameter.default is parameter.empty else parameter.default
+        if isinstance(default, FieldInfo):  # `count: int = Field(1, ge=1)` says what the hint could have said
+            hint, default = Annotated[hint, default], PydanticUndefined
         said: dict[str, Any] = {"description": about[parameter.name]} if parameter.name in about else {}
         # As an alias a parameter can have any name, also one that a pydantic model has a use for, such as `json`.
         fields[f"p{number}"] = (hint, Field(default, alias=parameter.name, **said))
@@ -171,6 +176,13 @@ def _arguments_model(name: str, function: Function, about: Mapping[str, str]) ->
         return context, create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     except (PydanticUserError, TypeError, ValueError, NameError) as error:
         raise ToolDefinitionError(f"{name}: no schema can be made from its parameters: {error}") from None
+
+
+def _wants_context(hint: object) -> bool:
+    """Whether it is the context, also as `ToolContext | None` in a function that is called by hand as well."""
+    if get_origin(hint) in (Annotated, Union, UnionType):
+        return any(map(_wants_context, get_args(hint)))
+    return hint is ToolContext
 
 
 def _schema(name: str, model: type[BaseModel]) -> dict[str, Json]:

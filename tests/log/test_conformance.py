@@ -375,6 +375,10 @@ async def test_reading_goes_on_after_a_position_and_stops_at_the_limit(log: Log,
     assert await log.read("s", 2, 0) == []
     assert await log.read("s", 6) == []
     assert await log.read("s", 99) == []
+    await log.create("t", [make.created("t")])
+    for before in (-1, -5, -(2**32)):  # never those of another session, nor the last ones
+        assert [fact.seq for fact in await log.read("s", before)] == [1, 2, 3, 4, 5, 6]
+        assert [fact.seq for fact in await log.read("t", before, -1)] == [1]
 
 
 async def test_sessions_do_not_mix(log: Log, make) -> None:

@@ -331,7 +331,7 @@ class Log(ABC):
 
     @abstractmethod
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
-        """The facts after a position, in order."""
+        """The facts after a position, in order; no limit, or one below 0, gives them all."""
 
     @abstractmethod
     def head(self, session_id: str) -> int:

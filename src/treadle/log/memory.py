@@ -175,8 +175,8 @@ class MemoryLog(Log):
             self.observer.stored(claim.session_id, facts, 0.0)
 
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
-        facts = self._get(session_id).facts
-        return facts[after : None if limit is None else after + limit]
+        facts, after = self._get(session_id).facts, max(after, 0)
+        return facts[after : None if limit is None or limit < 0 else after + limit]
 
     def head(self, session_id: str) -> int:
         return self._hub.head(session_id)

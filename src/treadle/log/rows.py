@@ -79,7 +79,7 @@ def _append(count: int) -> str:
 
 def read_facts(db: sqlite3.Connection, num: int, after: int = 0, limit: int | None = None) -> list[AnyFact]:
     """A session's facts after a position."""
-    base = num << 32
+    base, after = num << 32, max(after, 0)  # before its beginning lie the facts of another session
     rows = db.execute(
         "SELECT body FROM facts WHERE place > ? AND place <= ? ORDER BY place LIMIT ?",
         (base + after, base + SEQ, -1 if limit is None else limit),

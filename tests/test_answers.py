@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kit import (
     Store,
@@ -35,9 +36,10 @@ from treadle import (
     tool,
 )
 from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, NotFound
-from treadle.events import ApprovalAnswered, InputAnswered
+from treadle.events import ApprovalAnswered, InputAnswered, Question
 from treadle.steps import answer_key
 from treadle.testing import call
+from treadle.tools.base import Parsed
 
 store = either_store
 on_file = file_store
@@ -214,6 +216,22 @@ async def test_a_question_is_answered_like_an_approval_also_after_a_restart(on_f
             await session.answer("q", "red")
         check_settled(await session.facts())
     assert results(model.requests[0])["q"].text == "blue"
+
+
+async def test_a_question_that_has_to_be_answered_by_a_choice_takes_nothing_else(store: Store) -> None:
+    class Strictly(AskUser):
+        def questions(self, parsed: Parsed) -> tuple[Question, ...]:
+            return tuple(replace(question, strict=True) for question in super().questions(parsed))
+
+    asked = call("ask_user", id="q", question="Which colour?", options=["red", "blue"])
+    agent, model = agent_of(asked, "ok", tools=[Strictly()], gate=later)
+    async with agent.session(store.open()) as session:
+        assert await go(session) is None
+        with pytest.raises(BadInput, match="call q: 'green' is none of the answers to choose from: 'red', 'blue'"):
+            await session.answer("q", "green")
+        await session.answer("q", "blue")
+        assert (await wait_for(session, RunFinished)).answer == "ok"
+    assert results(model.requests[1])["q"].text == "blue"
 
 
 async def test_a_gate_answers_a_question_and_without_one_the_model_decides_itself() -> None:

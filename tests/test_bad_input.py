@@ -186,6 +186,10 @@ async def test_an_answer_that_is_none_is_refused_and_the_question_stays(store: S
     async with agent.session(store.open(), gate=later) as session:
         assert await go(session) is None
         before = await session.facts()
+        with pytest.raises(
+            BadInput, match=r"an answer is an Answer\(...\), such as Answer\('deny'\), but this is a bool"
+        ):
+            await session.approve("a", True)  # type: ignore[arg-type]
         with pytest.raises(BadInput, match="cannot be stored as approval_answered"):
             await session.approve("a", answer)
         assert await session.facts() == before and len((await session.state()).pending) == 1

@@ -12,6 +12,7 @@ from treadle import (
     Agent,
     AskUser,
     Grant,
+    Limits,
     Middleware,
     Runtime,
     ToolContext,
@@ -196,6 +197,11 @@ def test_other_mistakes_in_an_agent_are_refused_when_it_is_made() -> None:
         ({"limits": {"turns": 3}}, r"limits is a Limits\(...\), but this is a dict"),
         ({"grant": "full"}, r"grant is a Grant\(...\), but this is a str"),
         ({"sampling": {"temperature": 1}}, r"sampling is a Sampling\(...\), but this is a dict"),
+        ({"limits": Limits(turns=None)}, r"limits: Expected `int`, got `null` - at `\$.turns`"),  # type: ignore[arg-type]
+        ({"grant": Grant(approve="shell")}, r"grant: Expected `array`, got `str`"),  # type: ignore[arg-type]
+        ({"middleware": [Middleware]}, "objects of a Middleware class, but this has the class Middleware"),
+        ({"middleware": [len]}, "objects of a Middleware class, but this has a builtin_function_or_method"),
+        ({"secrets": "hunter2"}, "secrets is a list, but this is a str"),
         ({"on_error": "ignore"}, "on_error='ignore' is not one of"),
         ({"approval_ttl": 0}, "approval_ttl must be more than 0"),
         ({"output": threading.Event}, "cannot be made into a schema: Unable to generate"),

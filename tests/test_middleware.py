@@ -158,6 +158,31 @@ async def test_middleware_that_fails_around_the_model_ends_the_run_as_failed(sto
     assert outcome.reason == "failed" and "ZeroDivisionError: in middleware" in outcome.error
 
 
+class Forgetful(Middleware):
+    def __init__(self, point: str) -> None:
+        setattr(self, point, self._forget)
+
+    async def _forget(self, *given: Any) -> Any:
+        """Look, and do not return it."""
+
+
+@pytest.mark.parametrize(("point", "kind"), [("on_pre_llm", "Request"), ("on_post_llm", "Reply")])
+async def test_middleware_that_forgets_to_return_what_it_got_is_told_so(store: Store, point: str, kind: str) -> None:
+    agent, _ = agent_of("hello", middleware=[Forgetful(point)])
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+    assert outcome.reason == "failed"
+    assert f"Forgetful.{point} returned a NoneType; it must return a {kind}, changed or not" in outcome.error
+
+
+async def test_middleware_that_forgets_to_return_a_message_is_told_so_and_nothing_is_stored(store: Store) -> None:
+    agent, _ = agent_of("hello", middleware=[Forgetful("on_user_message")])
+    async with agent.session(store.open()) as session:
+        with pytest.raises(BadInput, match=r"Forgetful.on_user_message returned a NoneType; it must return a tuple"):
+            await session.send("go")
+        assert of(await session.facts(), MessageReceived) == []
+
+
 async def test_middleware_can_refuse_a_call_and_the_model_is_told_why(store: Store) -> None:
     rule = Says("deny")
     agent, model = agent_of(call("look", id="a", at="it"), "ok", tools=[look], middleware=[rule])

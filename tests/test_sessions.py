@@ -176,6 +176,12 @@ async def test_three_answers_that_do_not_fit_are_a_failure(store: Store) -> None
     assert len(model.requests) == 3
 
 
+async def test_text_as_the_output_is_the_answer_as_it_is() -> None:
+    agent, model = agent_of("It is [4].", output=str)
+    assert await agent.ask("?") == "It is [4]."
+    assert model.requests[0].output_schema is None
+
+
 async def test_a_plain_type_will_do_as_an_output_and_one_without_a_schema_is_refused() -> None:
     assert await agent_of("[1, 2]", output=list[int])[0].ask("?") == [1, 2]
     with pytest.raises(BadInput, match="cannot be made into a schema"):
@@ -421,6 +427,18 @@ async def test_a_message_that_waits_when_the_run_is_cancelled_is_kept_for_later(
         assert (await ended(session, "third")).answer == "both"
         check_settled(await session.facts())
     assert said(model.requests[1])[-2:] == ["second", "third"]
+
+
+async def test_a_first_message_that_was_cancelled_before_its_run_is_taken_up_by_continue(store: Store) -> None:
+    agent, model = agent_of("at last")
+    async with agent.session(store.open()) as session:
+        await session.send("go")
+        assert await session.cancel() is None
+        async with session.continue_() as run:
+            outcome = await run.wait()
+        check_settled(await session.facts())
+    assert outcome is not None and outcome.answer == "at last"
+    assert said(model.requests[0]) == ["go"], "there is nothing else to go on from"
 
 
 async def test_the_same_key_used_twice_at_once_is_one_message(store: Store) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, get_args
 
+import msgspec
+
 from treadle.errors import BadInput
 from treadle.events import AgentConfig, Grant, Limits, SessionCreated
 from treadle.knowledge.base import Knowledge
@@ -69,6 +71,8 @@ class Agent(Generic[T]):
     _model: Model | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.output is str:  # the answer's text, as it is without
+            self.output = None
         _check_kinds(self)
         for given in self.tools:
             one = given if isinstance(given, Tool) else tool(given)
@@ -179,10 +183,18 @@ def _check_kinds(agent: Agent[Any]) -> None:
         given = getattr(agent, name)
         if not isinstance(given, kind):
             raise BadInput(f"{name} is a {kind.__name__}(...), but this is a {type(given).__name__}")
-    for name in ("tools", "middleware"):
+        try:
+            msgspec.convert(msgspec.to_builtins(given), kind)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise BadInput(f"{name}: {error}") from None
+    for name in ("tools", "middleware", "secrets"):
         given = getattr(agent, name)
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise BadInput(f"{name} is a list, but this is a {type(given).__name__}")
+    for one in cast("Sequence[object]", agent.middleware):
+        if not isinstance(one, Middleware):
+            what = f"the class {one.__name__}" if isinstance(one, type) else f"a {type(one).__name__}"
+            raise BadInput(f"middleware is a list of objects of a Middleware class, but this has {what}")
     model = cast("object", agent.model)
     if model is not None and not isinstance(model, str | Model):
         kind = type(model).__name__

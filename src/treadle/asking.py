@@ -25,7 +25,7 @@ from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelt
 from treadle.log.base import Log
 from treadle.messages import Reply, Request, Usage, writable
 from treadle.models.base import SumsUp
-from treadle.setup import Setup, backoff
+from treadle.setup import Setup, backoff, passed_on
 from treadle.signals import Strainer, strain
 from treadle.state import State
 from treadle.tokens import in_text, in_tools
@@ -56,12 +56,12 @@ async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: 
     """The model's reply; `said` collects its text as it comes, for when it breaks off."""
     given = request
     for middleware in setup.middleware:
-        request = await middleware.on_pre_llm(request)
+        request = passed_on(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
     if request.messages is not given.messages and request.scratch is given.scratch:
         request = replace(request, scratch={})  # what an adapter keeps there is of the messages as they were
     reply = await _stream(setup, log, request, after, said)
     for middleware in setup.middleware:
-        reply = await middleware.on_post_llm(reply)
+        reply = passed_on(await middleware.on_post_llm(reply), Reply, middleware, "on_post_llm")
     return reply
 
 
@@ -82,12 +82,12 @@ def failed(error: ModelError, state: State, attempt: int, said: str) -> ModelFai
 async def consult(setup: Setup, request: Request) -> Reply:
     """The model's reply to something that is no part of the conversation; nobody watches it being written."""
     for middleware in setup.middleware:
-        request = await middleware.on_pre_llm(request)
+        request = passed_on(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
     async with aclosing(setup.model.stream(request)) as events:
         async for event in events:
             if isinstance(event, Reply):
                 for middleware in setup.middleware:
-                    event = await middleware.on_post_llm(event)
+                    event = passed_on(await middleware.on_post_llm(event), Reply, middleware, "on_post_llm")
                 return replace(event, text=writable(strain(event.text).text))
     raise ModelError(f"{setup.model.name} ended its stream without a reply", kind="network", retryable=True)
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import cast
 
 from treadle.context import Projection
 from treadle.errors import AlreadyAnswered, BadInput, ClaimLost, Conflict, Expired, NotFound, StoreBusy, StoreError
@@ -181,6 +182,10 @@ class Coordinator:
 
     async def answer(self, session_id: str, call_id: str, answer: Answer, digest: str = "") -> None:
         """Answer an approval or a question; the first answer counts, and the others are told whose it was."""
+        if not isinstance(cast("object", answer), Answer):
+            raise BadInput(
+                f"an answer is an Answer(...), such as Answer('deny'), but this is a {type(answer).__name__}"
+            )
         call = (await self.state(session_id)).calls.get(call_id)
         if call is None or (call.asked is None and call.input_asked is None):
             raise NotFound(f"session {session_id} has no question for call {call_id!r}")
@@ -398,6 +403,10 @@ def _answering(call: CallState, answer: Answer) -> AnyFact:
         return InputAnswered(call_id=call_id, answers=(f"(They do not want to answer.{comment})",), by=answer.by)
     if not answer.answers:
         raise BadInput(f"call {call_id} waits for an answer in words")
+    for question, said in zip(call.input_asked.questions if call.input_asked else (), answer.answers, strict=False):
+        if question.strict and said not in question.options:
+            options = ", ".join(map(repr, question.options))
+            raise BadInput(f"call {call_id}: {said!r} is none of the answers to choose from: {options}")
     return InputAnswered(call_id=call_id, answers=answer.answers, by=answer.by)
 
 

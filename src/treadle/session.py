@@ -37,7 +37,7 @@ from treadle.log.base import Artifact, Log, Watch
 from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, writable
 from treadle.output import T
 from treadle.run import Run
-from treadle.setup import Answer
+from treadle.setup import Answer, passed_on
 from treadle.state import State, fold
 
 if TYPE_CHECKING:
@@ -298,6 +298,7 @@ class Session(Generic[T]):
         parts = _parts(content)
         for middleware in self.agent.middleware:
             parts = await middleware.on_user_message(self.id, parts)
+            parts = passed_on(tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message")
         fact = checked(MessageReceived(id=message_id, parts=_mended(parts), mode=mode, key=key))
         posted = await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")
         stored = posted.facts[0]
@@ -314,7 +315,7 @@ class Session(Generic[T]):
         state = await self._coordinator.state(self.id)
         if state.run is not None:
             raise Conflict(f"session {self.id} has an unfinished run; wait for it, resume it or cancel it")
-        if not any(isinstance(entry, MessageReceived) for entry in state.entries):
+        if not state.queue and not any(isinstance(entry, MessageReceived) for entry in state.entries):
             raise Conflict(f"session {self.id} has no message yet; there is nothing to {trigger}")
         fact = checked(RunRequested(trigger=trigger, limits=limits))
         posted = await self._log.post(self.id, [fact], key=f"request:{key}" if key else "")

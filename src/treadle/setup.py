@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct, field
 
 from treadle.context import Attachments
+from treadle.errors import BadInput
 from treadle.events import (
     AgentConfig,
     ApprovalRequested,
@@ -32,6 +34,8 @@ BACKOFF_BASE = 0.5
 BACKOFF_CAP = 30.0
 RETRY_AFTER_CAP = 60.0
 TOOL_ATTEMPTS = 3
+
+Passed = TypeVar("Passed")
 
 _logger = logging.getLogger("treadle")
 
@@ -72,6 +76,16 @@ class Middleware:
     async def may_run(self, tool: str, safety: Safety, arguments: Mapping[str, Json]) -> Verdict | None:
         """Whether a call may run; it can make the policy's verdict stricter, never laxer."""
         return None
+
+
+def passed_on(value: Passed, kind: type, by: Middleware, point: str) -> Passed:
+    """What middleware returned, if it is that: to forget the `return` is the easiest of mistakes."""
+    if not isinstance(value, kind):
+        what = type(value).__name__
+        raise BadInput(
+            f"{type(by).__name__}.{point} returned a {what}; it must return a {kind.__name__}, changed or not"
+        )
+    return value
 
 
 class Clock:

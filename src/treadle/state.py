@@ -245,7 +245,7 @@ def _run_started(state: State, fact: RunStarted) -> None:
         # A summary that reaches further tells of the answer that is not wanted.
         compacted = [one for one in state.compacted if last is not None and one.through <= last.seq]
         _show_instead(state, kept, compacted)
-    elif fact.trigger != "message":
+    elif fact.trigger != "message" and state.entries:  # there is something to go on from
         state.entries.append(fact)
 
 

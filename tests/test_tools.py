@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
@@ -199,6 +199,14 @@ def positional(x: int, /) -> None: ...
 def unknown_hint(x: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 def no_schema(x: threading.Lock) -> None: ...  # type: ignore[valid-type]
 def no_json_schema(x: Callable[[int], int]) -> None: ...
+def yielding() -> Iterator[int]:
+    yield 1
+
+
+async def yielding_later() -> AsyncIterator[int]:
+    yield 1
+
+
 def odd_default(x: Any = object()) -> None: ...  # noqa: B008
 
 
@@ -213,6 +221,8 @@ def odd_default(x: Any = object()) -> None: ...  # noqa: B008
         (no_schema, "no_schema: no schema can be made from its parameters"),
         (no_json_schema, "no_json_schema: no schema can be made from its parameters"),
         (odd_default, "odd_default: no schema can be made from its parameters: Default value .* not JSON"),
+        (yielding, "yielding: it yields; return the result"),
+        (yielding_later, "yielding_later: it yields; return the result"),
         (lambda: None, "'<lambda>' cannot be a tool's name: give one of letters"),
         (functools.partial(starred), "cannot be a tool's name"),
         (dict, r"dict is a class: pass dict\(\)"),
@@ -229,6 +239,9 @@ def test_a_function_that_cannot_be_a_tool_is_refused_with_the_reason(function: A
         ({"safty": "safe"}, "Unexpected keyword argument 'safty'. It takes name, description, safety"),
         ({"safety": "harmless"}, r"safety='harmless' is not one of \('safe', 'caution', 'destructive'\)"),
         ({"on_error": "ignore"}, "on_error='ignore' is not one of"),
+        ({"timeout": "10"}, "timeout='10' is no number of seconds; None is no limit"),
+        ({"timeout": 0}, "timeout=0 is no number of seconds"),
+        ({"cap": -1}, "cap=-1 is no number of bytes to show of its output"),
         ({"name": "two words"}, "'two words' cannot be a tool's name"),
         ({"name": "x" * 65}, "cannot be a tool's name"),
     ],

@@ -68,6 +68,12 @@ class FunctionTool(Tool):
             raise ToolDefinitionError(f"{name}: safety={safety!r} is not one of {_SAFETIES}.")
         if options.on_error is not None and options.on_error not in get_args(Recovery):
             raise ToolDefinitionError(f"{name}: on_error={options.on_error!r} is not one of {get_args(Recovery)}.")
+        if options.timeout is not None and not _is_above_zero(options.timeout):
+            raise ToolDefinitionError(f"{name}: timeout={options.timeout!r} is no number of seconds; None is no limit.")
+        if not _is_above_zero(options.cap):
+            raise ToolDefinitionError(f"{name}: cap={options.cap!r} is no number of bytes to show of its output.")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ToolDefinitionError(f"{name}: it yields; return the result, and show what comes with context.output.")
         text, about = _docstring(function)
         self._context_parameter, model = _arguments_model(name, function, about)
         self._validate, self._dump = model.__pydantic_validator__.validate_json, model.__pydantic_serializer__.to_python
@@ -129,6 +135,10 @@ def tool(function: Function | None = None, /, **options: Any) -> FunctionTool | 
         return FunctionTool(_function(function), chosen)
 
     return decorate
+
+
+def _is_above_zero(given: object) -> bool:
+    return isinstance(given, int | float) and given > 0
 
 
 def _function(given: object) -> Function:

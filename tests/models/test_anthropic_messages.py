@@ -301,6 +301,14 @@ async def test_a_message_that_was_not_streamed_is_understood() -> None:
     assert reply.usage == Usage(input_tokens=5, output_tokens=9)
 
 
+async def test_arguments_that_come_with_a_calls_beginning_and_in_pieces_too_count_once() -> None:
+    stop = ({"type": "message_delta", "delta": {"stop_reason": "tool_use"}}, {"type": "message_stop"})
+    begin = block_start(0, type="tool_use", id="t", name="add", input={"a": 1})
+    whole = Call("t", "add", '{"a":1}')
+    assert (await reply_to(START, begin, *stop)).calls == (whole,)
+    assert (await reply_to(START, begin, delta(0, partial_json='{"a":1}'), *stop)).calls == (whole,)
+
+
 async def test_where_nothing_is_counted_usage_is_estimated_and_marked() -> None:
     stop = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
     said = (block_start(0, type="text", text=""), delta(0, type="text_delta", text="a word or two"))

@@ -267,6 +267,21 @@ async def test_deltas_come_in_order_and_calls_carry_their_name_once() -> None:
             [("x", "add", '{"a":1}')],
             id="name and id in every piece",
         ),
+        pytest.param(
+            [piece(0, "add", '{"a":', id="x"), piece(0, "add", "1", id="y"), piece(0, "add", "}", id="z")],
+            [("x", "add", '{"a":1}')],
+            id="another id in every piece",
+        ),
+        pytest.param(
+            [piece(0, "add", "", id="x"), piece(0, None, '{"a":', id="y"), piece(0, None, "1}", id="z")],
+            [("x", "add", '{"a":1}')],
+            id="another id in every piece and the name once",
+        ),
+        pytest.param(
+            [piece(0, "add", "", id="x"), piece(0, "echo", "", id="y")],
+            [("x", "add", "{}"), ("y", "echo", "{}")],
+            id="one index for two calls without arguments",
+        ),
         pytest.param([piece(0, "add", {"a": 1}, id="x")], [("x", "add", '{"a":1}')], id="arguments as an object"),
         pytest.param([piece(0, "add", id="x")], [("x", "add", "{}")], id="no arguments"),
         pytest.param(

@@ -136,6 +136,7 @@ def test_failures_in_a_stream_are_classed(error: Any, kind: str, retryable: bool
         (b"<!doctype html><title> Bad\n gateway </title>", "an HTML page: Bad\n gateway"),
         (b"  plain \n words ", "plain words"),
         (b"", ""),
+        (b'{"error":"r\xe9seau"}', "r\ufffdseau"),
         (b'{"odd":1}', '{"odd":1}'),
     ],
 )

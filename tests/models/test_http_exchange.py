@@ -133,6 +133,25 @@ async def test_a_connection_that_just_ends_is_no_complete_reply(cut: int) -> Non
     assert (error.kind, error.retryable) == ("network", True)
 
 
+@pytest.mark.parametrize("way", ["end_after", "reset_after", "stall_after"])
+async def test_what_breaks_behind_the_end_of_a_reply_takes_nothing_from_it(way: str) -> None:
+    said = {"choices": [{"index": 0, "delta": {"content": "all of it"}, "finish_reason": "stop"}]}
+    raw = events(said, "[DONE]")
+    at = raw.index(b"[DONE]")
+    async with StrictChat([Odd(raw=raw, **{way: at})]) as fake:
+        reply = await reply_of(chat_model(fake, timeouts=short("idle")), ask("hi"))
+    assert (reply.text, reply.finish) == ("all of it", "stop")
+
+
+@pytest.mark.parametrize("way", ["end_after", "reset_after", "stall_after"])
+async def test_a_refusal_counts_though_its_words_do_not_come(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_ERROR_SECONDS", 0.3)
+    refusal = Odd(raw=b'{"error": "no such', status=401, content_type="application/json", **{way: 10})
+    async with StrictChat([refusal]) as fake:
+        error = await failure_of(chat_model(fake))
+    assert (error.kind, error.retryable) == ("auth", False)
+
+
 async def test_a_stream_that_ends_without_a_finish_is_no_complete_reply() -> None:
     chunk = {"choices": [{"index": 0, "delta": {"content": "so far"}}]}
     async with StrictChat([Odd(raw=events(chunk))]) as fake:

@@ -180,6 +180,8 @@ async def test_a_server_that_only_tells_the_end_is_understood_streamed_or_not() 
             "content_filter",
             False,
         ),
+        ({"type": "response.failed", "response": {"status": "failed", "error": None}}, "internal", True),
+        ({"type": "response.failed"}, "internal", True),
         ({"type": "error", "code": "context_length_exceeded", "message": "too long"}, "too_long", False),
     ],
 )
@@ -193,6 +195,12 @@ async def test_failures_in_the_stream_are_classed(event: dict[str, Any], kind: s
 async def test_a_stream_that_ends_early_is_no_reply() -> None:
     with pytest.raises(ModelError, match="before the reply was complete"):
         await reply_to({"type": "response.created", "response": {"status": "in_progress"}})
+
+
+async def test_a_document_that_is_no_response_is_no_empty_answer() -> None:
+    async with StrictResponses([Odd(raw=b'{"detail": "moved"}', content_type="application/json")]) as fake:
+        with pytest.raises(ModelError, match="moved"):
+            await reply_of(responses_model(fake), ask("hi"))
 
 
 async def test_the_fake_itself_is_strict() -> None:

@@ -77,6 +77,23 @@ def test_half_a_surrogate_pair_becomes_a_mark_and_not_an_error() -> None:
     assert read(rb'data: {"text":"\ud83d"}' + b"\n\n") == (["?"], False)
 
 
+def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
+    data = b'\xef\xbb\xbf\n data: {"text":"a"}\n\ndata: {"text":"b"}\n\n'
+    assert read(data) == (["a", "b"], False)
+    assert read(data, list(range(len(data)))) == (["a", "b"], False)
+
+
+def test_a_document_in_place_of_events_is_given_whole() -> None:
+    stream = Stream(NOTES)
+    for piece in (b" \n", b'{"text":\n', b'"a"}\n'):
+        assert list(stream.feed(piece)) == []
+    assert stream.finish() == []
+    assert json.loads(stream.document() or b"") == {"text": "a"}
+    events = Stream(NOTES)
+    list(events.feed(b'data: {"text":"a"}\n\n{"text":"b"}'))
+    assert events.document() is None
+
+
 def test_an_error_field_of_old_servers_is_a_message() -> None:
     stream = Stream(NOTES)
     (note,) = stream.feed(b'error: {"code":500,"message":"no"}\n\n')

@@ -115,15 +115,10 @@ class Anthropic:
         ]
         return b"".join(pieces)
 
-    def reader(self, request: Request, sent: int, content_type: str) -> AnthropicReader:
+    def reader(self, request: Request, sent: int) -> AnthropicReader:
         head = self._head(request)
         _, state = self._written(request, head)
-        return AnthropicReader(
-            self._owner,
-            sent=sent,
-            framed=content_type != "application/json",
-            prefix=_prefix(head.digest, state.seen),
-        )
+        return AnthropicReader(self._owner, sent=sent, prefix=_prefix(head.digest, state.seen))
 
     def _written(self, request: Request, head: _Head) -> tuple[Written, _State]:
         """The messages serialised for this head: another one may need another choice of thinking."""

@@ -63,11 +63,11 @@ class _Event(Struct, gc=False):
 class _Start(Struct):
     """What is looked at in a block's beginning; the block itself is kept raw."""
 
-    type: str = ""
+    type: str | None = None
     text: str | None = None
     thinking: str | None = None
-    id: str = ""
-    name: str = ""
+    id: str | None = None
+    name: str | None = None
     input: Raw = NONE
 
 
@@ -128,12 +128,11 @@ class _Block:
 class AnthropicReader:
     """The reply of one exchange, in the making."""
 
-    def __init__(self, owner: str, *, sent: int = 0, framed: bool = True, prefix: str = "") -> None:
+    def __init__(self, owner: str, *, sent: int = 0, prefix: str = "") -> None:
         self._owner = owner
         self._prefix = prefix
         self._sent = sent
         self._stream = Stream(_EVENTS)
-        self._body: list[bytes] | None = None if framed else []
         self._made = Gather()
         self._blocks: dict[int, _Block] = {}
         self._stop = ""
@@ -151,21 +150,27 @@ class AnthropicReader:
     def done(self) -> bool:
         return self._done
 
+    @property
+    def ended(self) -> bool:
+        return self._done or bool(self._stop)
+
     def feed(self, data: bytes) -> list[ModelEvent]:
-        if self._body is not None:
-            self._body.append(data)
-            return []
         for event in self._stream.feed(data):
             self._read(event)
         return self._made.take()
 
     def finish(self) -> list[ModelEvent]:
-        if self._body is not None:
-            self._read_whole(b"".join(self._body))
+        if (document := self._stream.document()) is not None:
+            self._read_whole(document)
         for event in self._stream.finish():
             self._read(event)
+        for block in self._blocks.values():
+            # Arguments that came with the beginning of a call count where no pieces followed.
+            if block.slot is not None and block.json and not block.slot.arguments:
+                block.slot.arguments += block.json
+                self._made.touch(block.slot)
         events = self._made.finish()
-        if not self._stop and not self._done:
+        if not self.ended:
             raise ModelError(
                 f"{self._owner} ended its stream before the reply was complete", kind="network", retryable=True
             )
@@ -208,6 +213,8 @@ class AnthropicReader:
                 self._done = True
             case "error":
                 raise Reported(event.error)
+            case _ if event.error:  # as proxies say it whatever they stand before
+                raise Reported(event.error)
             case _:
                 pass
 
@@ -216,11 +223,11 @@ class AnthropicReader:
         slot: Slot | None = None
         if start.type == "tool_use":
             slot = self._made.new_slot()
-            slot.id, slot.name = start.id, start.name
-            if (whole := given(start.input)) not in (b"", b"{}"):
-                slot.arguments.append(whole.decode())
+            slot.id, slot.name = start.id or "", start.name or ""
             self._made.touch(slot)
-        block = self._blocks[index] = _Block(start.type, raw, slot)
+        block = self._blocks[index] = _Block(start.type or "", raw, slot)
+        if slot is not None and (whole := given(start.input)) not in (b"", b"{}"):
+            block.json.append(whole.decode())
         if start.text:
             block.text.append(start.text)
             self._made.say(start.text)

@@ -95,13 +95,12 @@ class Chat:
             )
         )
 
-    def reader(self, request: Request, sent: int, content_type: str) -> ChatReader:
+    def reader(self, request: Request, sent: int) -> ChatReader:
         quirks = self._quirks
         return ChatReader(
             self._owner,
             request.tools if quirks.text_calls and request.tool_choice != "none" else (),
             sent=sent,
-            framed=content_type != "application/json",
             think_tags=quirks.think_tags,
             keep_reasoning=quirks.replay_reasoning,
         )

@@ -5,7 +5,8 @@ All that arrived together becomes one delta of each kind, in order; the reply is
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -27,7 +28,7 @@ class _Function(Struct, gc=False):
 
 class _ToolCall(Struct, gc=False):
     index: int | None = None
-    id: str | None = None
+    id: str | int | None = None
     function: _Function | None = None
     extra_content: Raw = NONE
 
@@ -54,7 +55,7 @@ class _Delta(Struct, gc=False):
 
 
 class _Choice(Struct, gc=False):
-    index: int = 0
+    index: int | None = 0
     delta: _Delta | None = None
     message: _Delta | None = None
     finish_reason: str | None = None
@@ -70,8 +71,8 @@ class _OutputDetails(Struct, gc=False):
 
 
 class _Usage(Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
     prompt_tokens_details: _InputDetails | None = None
     completion_tokens_details: _OutputDetails | None = None
     prompt_cache_hit_tokens: int | None = None
@@ -87,6 +88,9 @@ class _Chunk(Struct, gc=False):
     usage: _Usage | None = None
     model: str | None = None
     error: Any = None
+    message: Any = None
+    detail: Any = None
+    code: Any = None
     x_groq: _Vendor | None = None
 
 
@@ -114,7 +118,6 @@ class ChatReader:
         tools: tuple[ToolSpec, ...] = (),
         *,
         sent: int = 0,
-        framed: bool = True,
         think_tags: bool = True,
         keep_reasoning: bool = False,
     ) -> None:
@@ -122,7 +125,6 @@ class ChatReader:
         self._tools = tools
         self._sent = sent
         self._stream = Stream(_CHUNKS)
-        self._body: list[bytes] | None = None if framed else []
         self._made = Gather(think_tags=think_tags)
         self._keep_reasoning = keep_reasoning
         self._refused: list[str] = []
@@ -141,21 +143,19 @@ class ChatReader:
     def done(self) -> bool:
         return self._stream.done
 
+    @property
+    def ended(self) -> bool:
+        return self._stream.done or bool(self._finish)
+
     def feed(self, data: bytes) -> list[ModelEvent]:
-        if self._body is not None:
-            self._body.append(data)
-            return []
         self._read(self._stream.feed(data))
         return self._made.take()
 
     def finish(self) -> list[ModelEvent]:
-        if self._body is not None:
-            body = b"".join(self._body)
-            is_stream = body.lstrip().startswith(b"data:")
-            self._read(self._stream.feed(body) if is_stream else [_completion(body)])
-        self._read(self._stream.finish())
+        document = self._stream.document()
+        self._read(self._stream.finish() if document is None else [_completion(document)])
         events = self._made.finish()
-        if not self._finish and not self.done:
+        if not self.ended:
             raise ModelError(
                 f"{self._owner} ended its stream before the reply was complete",
                 kind="network",
@@ -183,11 +183,13 @@ class ChatReader:
             opaque=self._opaque(thought),
         )
 
-    def _read(self, chunks: list[_Chunk]) -> None:
-        made = self._made
+    def _read(self, chunks: Iterable[_Chunk]) -> None:
+        made, chunk = self._made, None
         for chunk in chunks:
             if chunk.error:
                 raise Reported(chunk.error)
+            if not chunk.choices and (said := chunk.message or chunk.detail):
+                raise Reported({"message": said, "code": chunk.code})
             if chunk.usage is not None:
                 self._usage = chunk.usage
             elif chunk.x_groq is not None:
@@ -210,8 +212,8 @@ class ChatReader:
                         made.touch(self._put(piece))
                 elif delta.refusal:
                     self._refused.append(delta.refusal)
-        if chunks and (model := chunks[-1].model):
-            self._model = model
+        if chunk is not None and chunk.model:
+            self._model = chunk.model
 
     def _thinking(self, delta: _Delta) -> str:
         """The reasoning in a delta, under whichever name the server gives it."""
@@ -231,8 +233,7 @@ class ChatReader:
         """Add a piece to the call it belongs to, which servers say in many ways."""
         function = piece.function or _NOTHING
         slot = self._slot_for(piece, function)
-        if piece.id:
-            slot.id = piece.id
+        slot.id = slot.id or _id(piece)
         if extra := given(piece.extra_content):
             slot.extra = Raw(extra)
         if function.name and function.name != slot.name:
@@ -245,18 +246,22 @@ class ChatReader:
         return slot
 
     def _slot_for(self, piece: _ToolCall, function: _Function) -> Slot:
-        slots = self._made.slots
+        slots, call_id = self._made.slots, _id(piece)
         if piece.index is not None:
             slot = self._slot_at.get(piece.index)
-        elif piece.id:
-            slot = next((known for known in slots if known.id == piece.id), None)
+        elif call_id:
+            slot = next((known for known in slots if known.id == call_id), None)
         else:
             slot = slots[-1] if slots else None
         if slot is not None and slot.name:
-            other_id = bool(piece.id and slot.id and piece.id != slot.id)
-            # The same index, or none, for the next call, and no id to tell by: a second whole call begins.
-            again = bool(function.name and function.arguments and not piece.id and slot.is_whole())
-            if other_id or again:
+            if call_id:
+                # Some servers number every call 0, others give every piece of one call an id of its own.
+                goes_on = not slot.is_whole() if slot.arguments else not function.name
+                other = bool(slot.id and call_id != slot.id and not goes_on)
+            else:
+                # The same index, or none, for the next call, and no id to tell by: a second whole call begins.
+                other = bool(function.name and function.arguments and slot.is_whole())
+            if other:
                 slot = None
         if slot is None:
             slot = self._made.new_slot()
@@ -282,14 +287,19 @@ class ChatReader:
         inside, outside = usage.prompt_tokens_details, usage.completion_tokens_details
         cached = (inside.cached_tokens if inside is not None else None) or usage.prompt_cache_hit_tokens
         count = Usage(
-            input_tokens=usage.prompt_tokens or 0,
-            output_tokens=usage.completion_tokens or 0,
+            input_tokens=int(usage.prompt_tokens or 0),
+            output_tokens=int(usage.completion_tokens or 0),
             cached_tokens=cached or 0,
             reasoning_tokens=(outside.reasoning_tokens if outside is not None else None) or 0,
         )
         if usage.cost is not None:
             return msgspec.structs.replace(count, cost=usage.cost)
         return priced(self._owner, count, (inside.cache_write_tokens if inside is not None else None) or 0)
+
+
+def _id(piece: _ToolCall) -> str:
+    """The id in a piece of a call; some servers count instead of naming."""
+    return str(piece.id or "")
 
 
 _NOTHING = _Function()
@@ -305,10 +315,13 @@ def _completion(body: bytes) -> _Chunk:
 
 def _merged(details: list[Raw]) -> list[dict[str, Any]]:
     """OpenRouter streams its reasoning details in pieces by index; they go back as one item each."""
-    items: dict[Any, dict[str, Any]] = {}
+    items: dict[str, dict[str, Any]] = {}
     for place, raw in enumerate(details):
-        piece: dict[str, Any] = msgspec.json.decode(raw)
-        key = (piece.get("index", place), piece.get("type"))
+        piece: Any = msgspec.json.decode(raw)
+        if not isinstance(piece, dict):
+            continue
+        piece = cast("dict[str, Any]", piece)
+        key = f"{piece.get('index', place)} {piece.get('type')}"
         whole = items.setdefault(key, {})
         for name, value in piece.items():
             old = whole.get(name)

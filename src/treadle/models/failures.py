@@ -169,7 +169,7 @@ def said_in(body: bytes) -> str:
     """The provider's own words in an error body, whatever its shape."""
     text = body[:20_000].decode("utf-8", "replace").strip()
     try:
-        found = _words(msgspec.json.decode(body))
+        found = _words(msgspec.json.decode(body.decode("utf-8", "replace")))
     except msgspec.DecodeError:
         found = ""
     if found:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _LARGE = 1 << 20
 _ERROR_BODY = 1 << 16
+_ERROR_SECONDS = 10.0
 
 
 class Timeouts(Struct, frozen=True):
@@ -158,7 +159,7 @@ class Transport:
                 session.request(method, url, data=body, allow_redirects=False) as response,
             ):
                 return msgspec.json.decode(await response.read()) if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, ModelError):
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, ModelError):
             return None
 
     async def close(self) -> None:
@@ -231,7 +232,6 @@ class Exchange:
         "_timer",
         "_transport",
         "_waits_since",
-        "content_type",
     )
 
     def __init__(self, transport: Transport) -> None:
@@ -244,7 +244,6 @@ class Exchange:
         self._first = 0.0
         self._waits_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self.content_type = ""
 
     async def start(self, path: str, body: bytes) -> None:
         """Send the request and wait for the response's head."""
@@ -255,7 +254,6 @@ class Exchange:
         self._deadline = now + limits.total
         self._first = now + limits.connect + limits.first_byte
         session = await self._transport.session()
-        failure: BaseException
         try:
             async with asyncio.timeout_at(min(self._first, self._deadline)):
                 response = self._response = await session.post(
@@ -263,16 +261,16 @@ class Exchange:
                     data=body if len(body) < _LARGE else io.BytesIO(body),
                     allow_redirects=False,
                 )
-                self._content = response.content
-                self.content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-                if response.status == 200 and self.content_type != "text/html":
-                    return
-                said = await _beginning(response.content)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             failure = error
         else:
+            self._content = response.content
+            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if response.status == 200 and kind != "text/html":
+                return
             from treadle.models.failures import classify
 
+            said = await _beginning(response.content)
             raise classify(response.status, response.headers, said, self._transport.source)
         raise self._failed(failure)
 
@@ -378,10 +376,14 @@ class Exchange:
 
 
 async def _beginning(content: StreamReader) -> bytes:
-    """An error's body, but no more of it than an error needs."""
+    """An error's body, but no more of it than an error needs: the status counts also where the rest never comes."""
+    import aiohttp
+
     pieces: list[bytes] = []
-    while sum(map(len, pieces)) < _ERROR_BODY and (piece := await content.readany()):
-        pieces.append(piece)
+    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+        async with asyncio.timeout(_ERROR_SECONDS):
+            while sum(map(len, pieces)) < _ERROR_BODY and (piece := await content.readany()):
+                pieces.append(piece)
     return b"".join(pieces)
 
 

@@ -5,7 +5,7 @@ Its OpenAI-compatible one cannot set `num_ctx` and silently drops the beginning 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -66,7 +66,7 @@ class Ollama:
         head = self._head(request, known, window)
         return b"".join((head, b',"messages":[', system, data if system else data[1:], b"]}"))
 
-    def reader(self, request: Request, sent: int, content_type: str) -> OllamaReader:
+    def reader(self, request: Request, sent: int) -> OllamaReader:
         return OllamaReader(self._owner, request.tools if request.tool_choice != "none" else (), sent)
 
     def _head(self, request: Request, known: Written, window: int | None) -> bytes:
@@ -153,12 +153,12 @@ def _tool(tool: ToolSpec) -> dict[str, Json]:
 
 
 class _Function(Struct, gc=False):
-    name: str = ""
+    name: str | None = None
     arguments: dict[str, Any] | str | None = None
 
 
 class _ToolCall(Struct, gc=False):
-    id: str = ""
+    id: str | None = None
     function: _Function | None = None
 
 
@@ -171,7 +171,7 @@ class _Message(Struct, gc=False):
 class _Line(Struct, gc=False):
     model: str | None = None
     message: _Message | None = None
-    done: bool = False
+    done: bool | None = False
     done_reason: str | None = None
     prompt_eval_count: int | None = None
     eval_count: int | None = None
@@ -200,6 +200,10 @@ class OllamaReader:
     @property
     def done(self) -> bool:
         return self._last is not None
+
+    @property
+    def ended(self) -> bool:
+        return self.done
 
     def feed(self, data: bytes) -> list[ModelEvent]:
         self._read(self._stream.feed(data))
@@ -238,7 +242,7 @@ class OllamaReader:
             model=last.model or self._owner.partition(":")[2],
         )
 
-    def _read(self, lines: list[_Line]) -> None:
+    def _read(self, lines: Iterable[_Line]) -> None:
         made = self._made
         for line in lines:
             if line.error:
@@ -257,7 +261,7 @@ class OllamaReader:
     def _call(self, call: _ToolCall) -> None:
         function = call.function or _Function()
         slot = self._made.new_slot()
-        slot.id, slot.name = call.id, function.name
+        slot.id, slot.name = call.id or "", function.name or ""
         given = function.arguments
         text = given if isinstance(given, str) else msgspec.json.encode(given or {}).decode()
         slot.arguments.append(text)

@@ -13,7 +13,7 @@ from treadle.errors import ModelError
 from treadle.messages import ModelMessage, Reply, Request, TextPart
 from treadle.models.base import Model, ModelEvent
 from treadle.models.fragments import estimate
-from treadle.models.http import Endpoint, Transport
+from treadle.models.http import Endpoint, Exchange, Transport
 from treadle.models.reports import Reported
 from treadle.models.sse import Malformed
 
@@ -47,6 +47,11 @@ class Reader(Protocol):
         """Whether the reply is complete, though the connection may still be open."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """Whether the model has said why it stopped, so that at most its count of tokens is missing."""
+        ...
+
     def feed(self, data: bytes) -> Iterable[ModelEvent]: ...
 
     def finish(self) -> Iterable[ModelEvent]:
@@ -64,7 +69,7 @@ class Wire(Protocol):
 
     def body(self, request: Request, window: int | None) -> bytes: ...
 
-    def reader(self, request: Request, sent: int, content_type: str) -> Reader: ...
+    def reader(self, request: Request, sent: int) -> Reader: ...
 
 
 @runtime_checkable
@@ -78,6 +83,16 @@ async def close(model: Model) -> None:
     """Close what a model holds open, if it holds anything."""
     if isinstance(model, Closable):
         await model.close()
+
+
+async def _more(exchange: Exchange, reader: Reader) -> bytes:
+    """The next bytes; what breaks or stalls behind the end of a reply takes nothing from it."""
+    try:
+        return await exchange.read()
+    except ModelError:
+        if not reader.ended:
+            raise
+        return b""
 
 
 class RemoteModel:
@@ -138,8 +153,8 @@ class RemoteModel:
             sent = len(body)
             await exchange.start(wire.path, body)
             del body  # a long conversation would be held twice for as long as the model writes
-            reader = wire.reader(request, sent, exchange.content_type)
-            while data := await exchange.read():
+            reader = wire.reader(request, sent)
+            while data := await _more(exchange, reader):
                 for event in reader.feed(data):
                     yield event
                 if reader.done:
@@ -148,7 +163,7 @@ class RemoteModel:
             for event in reader.finish():
                 yield event
             yield reader.reply()
-        except (ModelError, Malformed, Reported) as error:
+        except (ModelError, Malformed, Reported, msgspec.DecodeError, UnicodeDecodeError) as error:
             failure = self._failure(error)
             failure.partial = reader.text if reader is not None else ""
             raise failure from None
@@ -188,7 +203,7 @@ class RemoteModel:
                 kind="too_long",
             )
 
-    def _failure(self, error: ModelError | Malformed | Reported) -> ModelError:
+    def _failure(self, error: Exception) -> ModelError:
         source = self._transport.source
         match error:
             case ModelError():
@@ -197,7 +212,7 @@ class RemoteModel:
                 from treadle.models.failures import from_stream
 
                 return from_stream(error.error, source)
-            case Malformed():
+            case _:
                 message = f"{source.provider} ({source.where}) does not speak its protocol: {error}"
                 return ModelError(source.redact(message), kind="network", retryable=True)
 

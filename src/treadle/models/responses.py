@@ -82,8 +82,8 @@ class Responses:
         data = known.upto(len(request.messages))
         return b"".join((self._head(request, known)[:-1], cap, b',"input":[', data[1:], b"]}"))
 
-    def reader(self, request: Request, sent: int, content_type: str) -> ResponsesReader:
-        return ResponsesReader(self._owner, sent=sent, framed=content_type != "application/json")
+    def reader(self, request: Request, sent: int) -> ResponsesReader:
+        return ResponsesReader(self._owner, sent=sent)
 
     def _head(self, request: Request, known: Written) -> bytes:
         key = (

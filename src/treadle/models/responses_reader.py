@@ -27,8 +27,8 @@ class _OutputDetails(Struct, gc=False):
 
 
 class _Usage(Struct, gc=False):
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: int | None = None
+    output_tokens: int | None = None
     input_tokens_details: _InputDetails | None = None
     output_tokens_details: _OutputDetails | None = None
 
@@ -49,27 +49,27 @@ class _Response(Struct, gc=False):
 class _Event(Struct, gc=False):
     type: str = ""
     delta: Any = None
-    output_index: int = 0
-    summary_index: int = 0
+    output_index: int | None = 0
+    summary_index: int | None = 0
     item: Raw = NONE
     response: _Response | None = None
     code: Any = None
-    message: str | None = None
+    message: Any = None
     error: Any = None
 
 
 class _Text(Struct):
-    text: str = ""
-    refusal: str = ""
+    text: str | None = None
+    refusal: str | None = None
 
 
 class _Item(Struct):
     """What is looked at in an output item; the item itself is kept raw."""
 
-    type: str = ""
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
+    type: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
     content: list[_Text] | None = None
     summary: list[_Text] | None = None
 
@@ -84,11 +84,10 @@ _FINISH: dict[str, FinishReason] = {"max_output_tokens": "length", "content_filt
 class ResponsesReader:
     """The reply of one exchange, in the making."""
 
-    def __init__(self, owner: str, *, sent: int = 0, framed: bool = True) -> None:
+    def __init__(self, owner: str, *, sent: int = 0) -> None:
         self._owner = owner
         self._sent = sent
         self._stream = Stream(_EVENTS)
-        self._body: list[bytes] | None = None if framed else []
         self._made = Gather()
         self._slots: dict[int, Slot] = {}
         self._items: dict[int, bytes] = {}
@@ -104,20 +103,24 @@ class ResponsesReader:
     def done(self) -> bool:
         return self._response is not None
 
+    @property
+    def ended(self) -> bool:
+        return self.done
+
     def feed(self, data: bytes) -> list[ModelEvent]:
-        if self._body is not None:
-            self._body.append(data)
-            return []
         for event in self._stream.feed(data):
             self._read(event)
         return self._made.take()
 
     def finish(self) -> list[ModelEvent]:
-        if self._body is not None:
+        if (document := self._stream.document()) is not None:
             try:
-                self._end(_response.decode(b"".join(self._body)))
+                whole = _response.decode(document)
             except msgspec.DecodeError as error:
                 raise Malformed(str(error)) from None
+            if whole.output is None and not whole.error:
+                raise Malformed(repr(document[:200].decode()))
+            self._end(whole)
         for event in self._stream.finish():
             self._read(event)
         events = self._made.finish()
@@ -149,7 +152,7 @@ class ResponsesReader:
         )
 
     def _read(self, event: _Event) -> None:
-        place = event.output_index
+        place = event.output_index or 0
         match event.type:
             case "response.output_text.delta" | "response.refusal.delta" | "response.function_call_arguments.delta":
                 self._grow(event, place)
@@ -163,11 +166,13 @@ class ResponsesReader:
                 if item.type == "function_call":
                     self._call(place, item)
             case "response.output_item.done" if given(event.item):
-                self._item_done(place, bytes(event.item))
+                self._item_done(place, event.item)
             case "response.completed" | "response.incomplete" | "response.failed":
-                self._end(event.response or _Response())
+                self._end(event.response or _Response(status=event.type.removeprefix("response.")))
             case "error":
                 raise Reported(event.error or {"code": event.code, "message": event.message})
+            case _ if event.error:  # as proxies say it whatever they stand before
+                raise Reported(event.error)
             case _:
                 pass
 
@@ -191,39 +196,40 @@ class ResponsesReader:
         self._made.touch(slot)
         return slot
 
-    def _item_done(self, place: int, raw: bytes) -> None:
+    def _item_done(self, place: int, raw: Raw) -> None:
         """A finished item counts as it is; what of it was not streamed is told now."""
-        item = _item.decode(raw)
-        self._items[place] = raw
+        whole = self._items[place] = bytes(raw).decode("utf-8", "replace").encode()
+        item = _item.decode(whole)
         if item.type == "function_call":
             slot = self._call(place, item)
-            if place not in self._streamed and item.arguments:
-                slot.arguments.append(item.arguments)
+            if place not in self._streamed and (given_all := item.arguments):
+                is_text = isinstance(given_all, str)
+                slot.arguments.append(given_all if is_text else msgspec.json.encode(given_all).decode())
         elif place not in self._streamed:
             for part in item.content or ():
                 if item.type == "message":
                     self._refused += [part.refusal] if part.refusal else []
-                    self._made.say(part.text)
+                    self._made.say(part.text or "")
                 elif item.type == "reasoning":
-                    self._made.think(part.text)
+                    self._made.think(part.text or "")
             if item.type == "reasoning" and item.summary:
-                self._made.think("\n\n".join(part.text for part in item.summary))
+                self._made.think("\n\n".join(part.text or "" for part in item.summary))
 
     def _end(self, response: _Response) -> None:
-        if response.error and response.status not in ("completed", "incomplete"):
-            raise Reported(response.error)
+        if response.status not in ("completed", "incomplete") and (response.error or response.status == "failed"):
+            raise Reported(response.error or {"message": "the response failed, and nothing says why"})
         if not self._items:
             for place, raw in enumerate(response.output or ()):
-                self._item_done(place, bytes(raw))
+                self._item_done(place, raw)
         self._response = response
 
     def _counts(self, usage: _Usage | None, size: int) -> Usage:
-        if usage is None:
+        if usage is None or (not usage.input_tokens and not usage.output_tokens):
             return priced(self._owner, Usage(estimate(self._sent), estimate(size), estimated=True))
         inside, outside = usage.input_tokens_details, usage.output_tokens_details
         count = Usage(
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
+            input_tokens=usage.input_tokens or 0,
+            output_tokens=usage.output_tokens or 0,
             cached_tokens=(inside.cached_tokens if inside is not None else None) or 0,
             reasoning_tokens=(outside.reasoning_tokens if outside is not None else None) or 0,
         )

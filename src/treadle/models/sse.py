@@ -13,6 +13,8 @@ import msgspec
 
 T = TypeVar("T")
 _LONGEST = 1 << 24
+_BEFORE = b"\xef\xbb\xbf \t\r\n"
+"""What may stand before the first event and means nothing: a byte order mark, and blanks."""
 
 
 class Malformed(ValueError):
@@ -22,21 +24,31 @@ class Malformed(ValueError):
 class Stream(Generic[T]):
     """The messages in a stream of bytes, whatever the borders at which the bytes arrive.
 
-    `done` is set when `[DONE]` came by. `framed=False` is for streams of bare JSON lines.
+    `done` is set when `[DONE]` came by. `framed=False` is for streams of bare JSON lines. Where events should be and
+    one JSON document comes instead, whatever the response calls itself, `document` gives it.
     """
 
-    __slots__ = ("_framed", "_many", "_one", "_parts", "_unfinished", "done")
+    __slots__ = ("_begun", "_framed", "_many", "_one", "_parts", "_unfinished", "_whole", "done")
 
     def __init__(self, kind: Kind[T], *, framed: bool = True) -> None:
         self._framed = framed
+        self._begun = False
+        self._whole = False
         self._one = kind.one
         self._many = kind.many
         self._parts: list[bytes] = []
         self._unfinished = b""
         self.done = False
 
-    def feed(self, data: bytes) -> list[T]:
-        """The messages that are complete with `data`."""
+    def feed(self, data: bytes) -> Iterable[T]:
+        """The messages that are complete with `data`; what is wrong is raised behind those that came before it."""
+        if not self._begun:
+            data = data.lstrip(_BEFORE)
+            self._begun = bool(data)
+            self._whole = self._framed and data.startswith(b"{")
+        if self._whole:
+            self._parts.append(data)
+            return []
         cut = data.rfind(b"\n") + 1
         if not cut:
             self._parts.append(data)
@@ -53,12 +65,18 @@ class Stream(Generic[T]):
 
     def finish(self) -> list[T]:
         """What a stream that ended without its last line break still holds."""
+        if self._whole:
+            return []
         rest = b"".join(self._parts)
         self._parts.clear()
-        found = self._decode(self._payloads(rest)) if rest.strip() else []
+        found = list(self._decode(self._payloads(rest))) if rest.strip() else []
         if self._unfinished:
             raise Malformed(_quote(self._unfinished))
         return found
+
+    def document(self) -> bytes | None:
+        """The whole of a response that is one JSON document, or None where it is a stream."""
+        return b"".join(self._parts).decode("utf-8", "replace").encode() if self._whole else None
 
     def _payloads(self, block: bytes) -> list[bytes]:
         lines = block.splitlines()
@@ -69,7 +87,7 @@ class Stream(Generic[T]):
             lines = [b'data:{"error":%b}' % x[6:] if x.startswith(b"error:") else x for x in lines]
         return [line[5:] for line in lines if line.startswith(b"data:")]
 
-    def _decode(self, payloads: list[bytes]) -> list[T]:
+    def _decode(self, payloads: list[bytes]) -> Iterable[T]:
         if self._framed:
             for place in range(len(payloads) - 1, max(len(payloads) - 3, -1), -1):
                 if payloads[place].strip() == b"[DONE]":
@@ -81,9 +99,9 @@ class Stream(Generic[T]):
         if not self._unfinished:
             try:
                 return self._many.decode(b"[%b]" % b",".join(payloads))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 pass
-        return list(self._one_by_one(payloads))
+        return self._one_by_one(payloads)
 
     def _one_by_one(self, payloads: Iterable[bytes]) -> Iterable[T]:
         """The slow way: for events over several `data` lines, and to say which message is bad."""
@@ -111,6 +129,8 @@ class Stream(Generic[T]):
             raise Malformed(f"{error}: {_quote(text)}") from None
         except msgspec.DecodeError:
             pass
+        except UnicodeDecodeError:
+            text = text.decode("utf-8", "replace").encode()
         # Half a surrogate pair is not JSON to msgspec, but servers that cut strings in two send it.
         try:
             value = json.loads(text)

@@ -152,9 +152,7 @@ def _proxy() -> Check:
         return Check("proxy", "ok", "none" + (f", certificates from {certificates}" if certificates else ""))
     found = f"{', '.join(named)} set"
     around = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
-    if not any(host in around for host in ("127.0.0.1", "localhost", "*")):
-        return Check("proxy", "warn", found, "set NO_PROXY=127.0.0.1,localhost, or local models go through it")
-    return Check("proxy", "ok", f"{found}, not for {around}")
+    return Check("proxy", "ok", f"{found}, not for this machine" + (f" nor for {around}" if around else ""))
 
 
 def _server(name: str, settings: Settings) -> Check:
@@ -204,14 +202,17 @@ async def _served(provider: str, path: str) -> Reachable:
     from treadle.models.remote import RemoteModel
     from treadle.models.windows import listed_models
 
-    model = resolve(f"{provider}:any")
+    try:
+        model = resolve(f"{provider}:any")
+    except BadInput as error:
+        return Reachable(f"{provider}:NAME", False, str(error))
     assert isinstance(model, RemoteModel)
     transport = Transport(model.endpoint)
     try:
         listed = await transport.ask(path, timeout=_PATIENCE)
     finally:
         await transport.close()
-    where = model.endpoint.base_url
+    where = model.endpoint.source.redact(model.endpoint.base_url)
     if listed is None:
         return Reachable(f"{provider}:NAME", False, f"nothing answers at {where}")
     names = listed_models(listed)

@@ -182,6 +182,13 @@ async def test_the_doctor_says_what_works_and_what_to_do(place: Place) -> None:
     assert not (place.home / ".local/share/treadle/treadle.db").exists(), "a look must not make a store"
 
 
+async def test_a_proxy_is_no_worry_for_models_on_this_machine(place: Place) -> None:
+    async with StrictChat() as fake:
+        done = await place.quick("doctor", *model(fake), env={"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""})
+    assert "✓ model         fake" in done.out
+    assert "✓ proxy         HTTP_PROXY set, not for this machine" in done.out
+
+
 async def test_the_doctor_is_one_when_something_does_not_work(place: Place) -> None:
     broken = place.home / "broken.db"
     broken.write_text("this is no store, and it is long enough to be looked at" * 100)

@@ -10,6 +10,7 @@ from tests.fakes.clients import ask, reply_of
 from tests.fakes.ollama import FakeOllama
 from tests.fakes.server import Strict
 
+from treadle import doctor
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.messages import Reply
 from treadle.models import catalog, choose
@@ -109,7 +110,11 @@ def test_an_unknown_name_is_answered_with_what_exists(name: str, hint: str) -> N
         ("openai:gpt-5", "https://proxy.test/openai/", "https://proxy.test/openai", Chat),
         ("anthropic:claude", "https://proxy.test", "https://proxy.test/v1", Anthropic),
         ("ollama:qwen3", "gpu-box", "http://gpu-box:11434", Ollama),
+        ("anthropic:claude", "https://proxy.test/anthropic/", "https://proxy.test/anthropic/v1", Anthropic),
+        ("anthropic:claude", "https://proxy.test/a/v1/", "https://proxy.test/a/v1", Anthropic),
         ("ollama:qwen3", "http://0.0.0.0:11434/v1", "http://127.0.0.1:11434", Ollama),
+        ("ollama:qwen3", ":11500", "http://127.0.0.1:11500", Ollama),
+        ("ollama:qwen3", "[::]:11500", "http://[::1]:11500", Ollama),
     ],
 )
 def test_a_base_url_is_taken_as_people_write_it(name: str, base_url: str, expected: str, wire: type) -> None:
@@ -118,9 +123,35 @@ def test_a_base_url_is_taken_as_people_write_it(name: str, base_url: str, expect
     assert isinstance(model._wire, wire)
 
 
-def test_nonsense_is_no_base_url() -> None:
-    with pytest.raises(BadInput, match="is no base URL"):
-        resolve("x", base_url="ftp://host")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://host",
+        "http://",
+        "http://host:99999",
+        "http://user:hidden@host:port",
+        "http://[::1",
+        "http://a b/v1",
+        "http://host/v1?key=1",
+        "   ",
+    ],
+)
+def test_nonsense_is_no_base_url(url: str) -> None:
+    with pytest.raises(BadInput, match="is no base URL") as caught:
+        resolve("x", base_url=url)
+    assert "hidden" not in str(caught.value)
+
+
+def test_an_empty_base_url_is_none() -> None:
+    with pytest.raises(NotFound, match="there is no model 'x'"):
+        resolve("x", base_url="")
+
+
+def test_a_key_and_a_password_cannot_both_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-hidden")
+    with pytest.raises(BadInput, match="MY_KEY and the base URL both hold credentials"):
+        resolve("x", base_url="http://user:pass@127.0.0.1:9", api_key_env="MY_KEY")
+    assert remote("x", base_url="http://user:pass@127.0.0.1:9").endpoint.where == "127.0.0.1:9"
 
 
 def test_addresses_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +237,23 @@ async def test_without_anything_it_says_what_was_tried(monkeypatch: pytest.Monke
         assert word in str(caught.value)
 
 
+async def test_an_address_that_is_none_does_not_hide_the_models_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere(monkeypatch)
+    monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:99999")
+    monkeypatch.setattr(choose, "embedded", lambda: "the embedded one")
+    assert (await choose.choose()).model == "the embedded one"
+    monkeypatch.setattr(doctor, "_embedded", lambda: None)
+    listed = {way.name: way.why async for way in doctor.reachable() if way is not None}
+    assert "127.0.0.1:99999' is no base URL" in listed["ollama:NAME"]
+    assert "ANTHROPIC_API_KEY is not set" in listed["anthropic:NAME"]
+
+
+async def test_a_list_of_models_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere(monkeypatch)
+    monkeypatch.setenv("OLLAMA_HOST", "http://user:hidden@127.0.0.1:9")
+    assert not [way for way in [way async for way in doctor.reachable()] if "hidden" in way.why]
+
+
 async def test_a_model_without_a_name_is_chosen_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere(monkeypatch)
     async with StrictChat([Reply(text="here")], key="") as server:
@@ -243,6 +291,17 @@ async def test_a_server_without_models_is_said(monkeypatch: pytest.MonkeyPatch) 
         ("vllm", {"/v1/models": {"data": [{"id": "a"}, {"id": "m", "max_model_len": 16000}]}}, 16000),
         ("vllm", {"/v1/models": {"data": [{"id": "a", "max_model_len": 1}, {"id": "b"}]}}, None),
         ("vllm", {}, None),
+        (
+            "vllm",
+            {
+                "/v1/models": {"data": [{"id": "m", "meta": {"n_ctx_train": 131_072}}]},
+                "/props": {"default_generation_settings": {"n_ctx": 4096}},
+            },
+            4096,
+        ),
+        ("vllm", {"/v1/models": {"data": [{"id": "m", "meta": "odd", "max_model_len": True}]}}, None),
+        ("ollama", {"/api/show": {"model_info": [1]}}, None),
+        ("ollama", {"/api/show": {"model_info": {"x.context_length": -5}}}, None),
     ],
 )
 async def test_the_window_is_asked_from_the_server(

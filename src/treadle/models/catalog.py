@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,12 +46,12 @@ def resolve(name: str | None = None, *, base_url: str | None = None, api_key_env
         return Routed(base_url=base_url, api_key_env=api_key_env)
     name = name.strip()
     provider, colon, model = name.partition(":")
-    if provider == "local" and base_url is None:
+    if provider == "local" and not base_url:
         return embedded(model)
     row = PROVIDERS.get(provider) if colon else None
     if row is not None and model:
         return _remote(provider, row, model, base_url, api_key_env)
-    if base_url is not None:
+    if base_url:
         return _remote("", UNNAMED, name, base_url, api_key_env)
     raise NotFound(_unknown(name))
 
@@ -78,6 +79,8 @@ def _remote(provider: str, row: Row, model: str, base_url: str | None, api_key_e
     provider = provider or urlsplit(url).hostname or "server"
     variable, key = _key(provider, row, api_key_env, needed=url == row.base_url and not row.local)
     anthropic = protocol == "anthropic"
+    if key is not None and "@" in urlsplit(url).netloc and not anthropic:
+        raise BadInput(f"{variable} and the base URL both hold credentials, and only one can be sent — take one away")
     endpoint = Endpoint(
         provider=provider,
         base_url=url,
@@ -137,16 +140,25 @@ def _key(provider: str, row: Row, named: str | None, *, needed: bool) -> tuple[s
 
 def _address(asked: str, row: Row) -> str:
     """A base URL as people write it: without a scheme, without the version, with a listening address."""
-    url = asked.strip().rstrip("/")
+    url = asked.strip()
     if "://" not in url:
-        url = f"http://{url}"
-    parts = urlsplit(url)
-    if not parts.hostname or parts.scheme not in ("http", "https"):
-        raise BadInput(f"{asked!r} is no base URL — it should look like http://127.0.0.1:8080/v1")
-    if parts.hostname == "0.0.0.0":
-        url = url.replace("0.0.0.0", "127.0.0.1", 1)
+        url = f"http://{'127.0.0.1' if url.startswith(':') else ''}{url}"
+    url = url.rstrip("/")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if not parts.hostname or parts.scheme not in ("http", "https") or re.search(r"[\s?#]", url):
+        shown = asked.rpartition("@")[2]  # what stands before it may be a password
+        raise BadInput(f"{shown!r} is no base URL — it should look like http://127.0.0.1:8080/v1")
+    for everywhere, here in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):
+        if parts.netloc.rpartition("@")[2].startswith(everywhere):
+            url = url.replace(everywhere, here, 1)
     if row.protocol == "ollama":
-        return (url if parts.port or parts.scheme == "https" else f"{url}:11434").removesuffix("/v1")
+        return (url if port or parts.scheme == "https" else f"{url}:11434").removesuffix("/v1")
+    if row.protocol == "anthropic":  # where others have a version, this one's address is what stands before it
+        return url if re.search(r"/v\d+$", url) else f"{url}/v1"
     return url if parts.path else f"{url}/v1"
 
 

@@ -33,7 +33,11 @@ async def choose(*, default: str | None = None) -> Choice:
     if choice := _configured(default, tried):
         return choice
     for provider, path in _SERVERS.items():
-        names = await _reachable(provider, path)
+        try:
+            names = await _reachable(provider, path)
+        except BadInput as error:  # an address in the environment that is none: the next one may work
+            tried.append(f"{provider}: {error}")
+            continue
         if names:
             reason = f"{provider} is running on this machine and has {names[0]}"
             return Choice(resolve(f"{provider}:{names[0]}"), reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -13,18 +13,12 @@ from treadle.models.http import Transport
 LARGEST_UNASKED = 32_768
 """The window asked of Ollama where nothing says how much: it takes memory, and the default is far too small."""
 
-_NAMES = ("max_model_len", "loaded_context_length", "context_length", "context_window", "max_context_length")
+_NAMES = ("max_model_len", "loaded_context_length", "context_length", "context_window", "max_context_length", "n_ctx")
 
 
 async def from_props(transport: Transport, model: str) -> int | None:
     """llama-server: the window of one slot, which is what a request gets."""
-    match await transport.ask("/props"):
-        case {"default_generation_settings": {"n_ctx": int(window)}} if window > 0:
-            return window
-        case {"n_ctx": int(window)} if window > 0:
-            return window
-        case _:
-            return await from_models(transport, model)
+    return await _in_props(transport) or await from_models(transport, model)
 
 
 async def from_show(transport: Transport, model: str) -> int | None:
@@ -35,8 +29,8 @@ async def from_show(transport: Transport, model: str) -> int | None:
     fields = cast("Mapping[str, Any]", shown)
     if found := re.search(r"^\s*num_ctx\s+(\d+)", str(fields.get("parameters") or ""), re.MULTILINE):
         return int(found[1])
-    info: Mapping[str, Any] = fields.get("model_info") or {}
-    lengths = [value for key, value in info.items() if key.endswith(".context_length") and isinstance(value, int)]
+    info = _mapping(fields.get("model_info"))
+    lengths = [value for key, value in info.items() if key.endswith(".context_length") and _is_size(value)]
     return min(lengths[0], LARGEST_UNASKED) if lengths else None
 
 
@@ -48,10 +42,25 @@ async def from_studio(transport: Transport, model: str) -> int | None:
 
 async def from_models(transport: Transport, model: str) -> int | None:
     """Any OpenAI-compatible server that says so in its list of models."""
-    return _listed(await transport.ask("/models", root=False), model)
+    listed = await transport.ask("/models", root=False)
+    if window := _listed(listed, model):
+        return window
+    # A llama-server lists what the model was made for, which may be far more than it was started with.
+    trained = _listed(listed, model, ("n_ctx_train",))
+    return trained and (await _in_props(transport) or trained)
 
 
-def _listed(listed: Any, model: str) -> int | None:
+async def _in_props(transport: Transport) -> int | None:
+    match await transport.ask("/props"):
+        case {"default_generation_settings": {"n_ctx": int(window)}} if window > 0:
+            return window
+        case {"n_ctx": int(window)} if window > 0:
+            return window
+        case _:
+            return None
+
+
+def _listed(listed: Any, model: str, names: Sequence[str] = _NAMES) -> int | None:
     rows: list[Any]
     match listed:
         case {"data": [*rows]} | [*rows]:
@@ -61,11 +70,19 @@ def _listed(listed: Any, model: str) -> int | None:
     for row in rows:
         if isinstance(row, Mapping):
             fields = cast("Mapping[str, Any]", row)
-            meta: Mapping[str, Any] = fields.get("meta") or {}
+            meta = _mapping(fields.get("meta"))
             if fields.get("id") == model or len(rows) == 1:
-                sizes = [*(fields.get(name) for name in _NAMES), meta.get("n_ctx"), meta.get("n_ctx_train")]
-                return next((size for size in sizes if isinstance(size, int) and size > 0), None)
+                sizes = [each.get(name) for each in (fields, meta) for name in names]
+                return next((size for size in sizes if _is_size(size)), None)
     return None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value > 0
 
 
 def listed_models(listed: Any) -> list[str]:

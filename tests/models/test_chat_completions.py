@@ -341,6 +341,12 @@ async def test_finish_reasons_are_translated(finish: str | None, expected: str) 
     assert (await reply_to(chunk(content="x"), chunk(finish))).finish == expected
 
 
+async def test_a_reply_that_ends_with_an_error_is_none() -> None:
+    with pytest.raises(ModelError, match="broke off with an error") as caught:
+        await reply_to(chunk(content="so far"), chunk("error"))
+    assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("internal", True, "so far")
+
+
 async def test_a_refusal_is_text_and_marked() -> None:
     reply = await reply_to(chunk(refusal="I can"), chunk(refusal="not."), chunk("stop"))
     assert (reply.text, reply.finish) == ("I cannot.", "filter")

@@ -69,6 +69,12 @@ def test_refusals_are_classed(status: int, body: bytes, kind: str, retryable: bo
     assert "sk-secret" not in str(error)
 
 
+def test_a_proxy_that_wants_credentials_is_not_taken_for_the_provider() -> None:
+    error = classify(407, {}, b"", WHO)
+    assert (error.kind, error.retryable) == ("auth", False)
+    assert "the proxy on the way" in str(error) and "HTTPS_PROXY" in str(error)
+
+
 def test_the_variable_of_a_refused_key_is_named() -> None:
     assert "check ACME_KEY" in str(classify(401, {}, b"", WHO))
 

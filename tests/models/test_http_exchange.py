@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
+from unittest import mock
 
 import pytest
+from aiohttp import ClientConnectorCertificateError
 from tests.fakes.chat import StrictChat
 from tests.fakes.clients import ADD, ask, chat_model, events_of, reply_of
 from tests.fakes.server import Odd, events, status
@@ -308,6 +311,27 @@ async def test_a_proxy_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPat
     assert (error.kind, error.retryable) == ("network", False)
     assert "socks5" in str(error)
     assert "secret" not in str(error)
+
+
+async def test_a_proxy_may_be_named_without_its_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    async with StrictChat([Reply(text="through the proxy")]) as proxy:
+        monkeypatch.setenv("http_proxy", f"user:secret@127.0.0.1:{proxy.port}")
+        proxy.prefix = "http://models.invalid/v1"
+        assert (await reply_of(chat_model("http://models.invalid/v1"), ask("hi"))).text == "through the proxy"
+        assert "proxy-authorization" in proxy.seen[0].headers
+    monkeypatch.setenv("http_proxy", "user:secret@127.0.0.1:99999")
+    error = await failure_of(chat_model("http://others.invalid/v1"))
+    assert (error.kind, error.retryable) == ("network", False)
+    assert "a proxy for others.invalid that is no address" in str(error)
+    assert "secret" not in str(error)
+
+
+def test_why_a_certificate_is_not_trusted_is_told() -> None:
+    why = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    why.verify_message = "certificate has expired"
+    assert http._reason(ClientConnectorCertificateError(mock.Mock(), why)) == "certificate has expired"
 
 
 async def test_many_requests_at_once_share_one_session() -> None:

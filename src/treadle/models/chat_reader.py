@@ -145,7 +145,7 @@ class ChatReader:
 
     @property
     def ended(self) -> bool:
-        return self._stream.done or bool(self._finish)
+        return self.done or bool(self._finish)
 
     def feed(self, data: bytes) -> list[ModelEvent]:
         self._read(self._stream.feed(data))
@@ -155,6 +155,8 @@ class ChatReader:
         document = self._stream.document()
         self._read(self._stream.finish() if document is None else [_completion(document)])
         events = self._made.finish()
+        if self._finish == "error":
+            raise Reported({"message": "the model broke off with an error, and nothing says which"})
         if not self.ended:
             raise ModelError(
                 f"{self._owner} ended its stream before the reply was complete",

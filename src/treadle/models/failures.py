@@ -135,6 +135,9 @@ def _sentence(kind: ModelErrorKind, status: int, said: str, wait: float | None, 
     who = f"{source.provider} ({source.where})"
     said = said if len(said) <= 600 else said[:600] + "…"
     match kind:
+        case "auth" if status == 407:
+            what = f"the proxy on the way to {who} wants credentials (407)"
+            todo = "put them into HTTPS_PROXY, as http://NAME:PASSWORD@HOST:PORT"
         case "auth":
             what = f"{who} refused the credentials ({status})"
             todo = f"check {source.key_variable}" if source.key_variable else "check the key and what it may use"

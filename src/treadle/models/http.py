@@ -209,10 +209,17 @@ def _proxy(endpoint: Endpoint) -> str | None:
     is_here = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if not proxy or is_here or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
-    if not proxy.lower().startswith(("http://", "https://")):
-        kind = proxy.partition("://")[0]
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    kind = proxy.partition("://")[0].lower()
+    try:
+        named = urlsplit(proxy)
+        is_address = bool(named.hostname) and named.port != 0
+    except ValueError:
+        is_address = False
+    if kind not in ("http", "https") or not is_address:
+        what = f"a {kind} proxy for {endpoint.where}, and only HTTP proxies work here"
         raise ModelError(
-            f"the environment names a {kind} proxy for {endpoint.where}, and only HTTP proxies work here — "
+            f"the environment names {what if is_address else f'a proxy for {endpoint.where} that is no address'} — "
             "set HTTPS_PROXY to an HTTP proxy, or NO_PROXY for this host",
             kind="network",
         )
@@ -349,8 +356,8 @@ class Exchange:
                     "network",
                     False,
                     (
-                        f"the certificate of {where} is not trusted — if your network replaces certificates, "
-                        "add its authority to the system's store or name the file in SSL_CERT_FILE"
+                        f"the certificate of {where} is not trusted ({_reason(error)}) — if your network replaces "
+                        "certificates, add its authority to the system's store or name the file in SSL_CERT_FILE"
                     ),
                 )
             case aiohttp.ClientProxyConnectionError() | aiohttp.ClientHttpProxyError():
@@ -389,6 +396,7 @@ async def _beginning(content: StreamReader) -> bytes:
 
 def _reason(error: BaseException) -> str:
     """A short cause without addresses or headers, which may hold secrets."""
-    cause = getattr(error, "os_error", None) or error.__cause__ or error
-    words = getattr(cause, "strerror", None)
+    names = ("os_error", "certificate_error", "__cause__")
+    cause = next((found for name in names if (found := getattr(error, name, None))), error)
+    words = getattr(cause, "verify_message", None) or getattr(cause, "strerror", None)
     return words if isinstance(words, str) and words else type(cause).__name__

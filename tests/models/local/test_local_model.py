@@ -323,3 +323,4 @@ async def test_a_file_that_is_no_model_is_refused_with_its_name(model: LocalMode
     with pytest.raises(ModelError, match=r"broken\.gguf") as caught:
         await LocalModel(broken).load()
     assert not caught.value.retryable
+    assert "line " not in str(caught.value), "the engine says what is wrong, not where in the code"

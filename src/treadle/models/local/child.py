@@ -30,7 +30,10 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != settings["parent"]:
         leave()
-    _server = serve(settings)
+    try:
+        _server = serve(settings)
+    except RuntimeError as error:
+        sys.exit(f"{error}")
     sys.stdin.buffer.read()
     leave()
 

@@ -135,6 +135,14 @@ async def test_after_a_limit_the_token_goes_on_and_can_be_used_once() -> None:
         await client.problem("POST", path, {"continuation_token": token}, 409)
 
 
+async def test_after_a_limit_it_goes_on_without_a_token_and_without_a_body_too() -> None:
+    agent, _ = agent_of(call("note", text="a"), "so far", "finished", tools=[note])
+    async with served(agent) as client:
+        session_id = (await run(client, maxIterations=1, autoApprove=["*"]))[0]["data"]["session_id"]
+        async with client.request("POST", f"/api/agent/{session_id}/continue") as answer:
+            assert answer.status == 200 and "finished" in await answer.text()
+
+
 async def test_a_run_goes_on_without_its_client_and_can_be_cancelled() -> None:
     held = Held()
     agent, _ = agent_of(call("wait"), "never", tools=[held.tool])

@@ -11,6 +11,7 @@ from tests.dialects.test_wire import Page
 from tests.kit import PATIENCE, Held, Tables, agent_of, note
 from tests.server.kit import OWNER, Client, served
 from treadle import Agent, AskUser
+from treadle.errors import StoreError
 from treadle.server.sockets import _look_elsewhere
 from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel, call
@@ -228,3 +229,43 @@ async def test_a_token_that_may_only_look_cannot_send_over_the_socket() -> None:
             for sent in (frame("user", content="x"), frame("cancel"), frame("approval", id="x", approved=True)):
                 await socket.send(sent)
                 assert "may not" in (await until(socket, type="error"))[-1]["message"]
+
+
+async def test_a_socket_closes_when_its_session_is_deleted() -> None:
+    agent, _ = agent_of("hello")
+    async with served(agent) as client:
+        session_id = await client.session()
+        await client.send(session_id, "hi")
+        paths = (f"/v1/sessions/{session_id}/stream", f"/v1/ws?session={session_id}")
+        async with client.socket(paths[0]) as frames, client.socket(paths[1]) as page:
+            await until(page, type="usage")  # so it is being told by now
+            await client.json("DELETE", f"/v1/sessions/{session_id}", status=204)
+            for socket in (frames, page):
+                with pytest.raises(ConnectionClosed) as closed:
+                    await until(socket, type="nothing that is ever sent")
+                assert closed.value.rcvd is not None and closed.value.rcvd.code == 1000
+
+
+async def test_a_channel_whose_store_fails_is_broken_off_and_not_left_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+
+        async def failing(query: Any) -> Any:
+            raise StoreError("the disk is gone")
+
+        monkeypatch.setattr(client.app.state.service.runtime, "sessions", failing)
+        async with client.socket("/v1/ws") as socket:
+            with pytest.raises(ConnectionClosed) as closed:
+                await until(socket, type="nothing that is ever sent")
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1011
+
+
+async def test_a_position_beyond_the_end_is_the_end() -> None:
+    agent, _ = agent_of("hello")
+    async with served(agent) as client:
+        session_id = await client.session()
+        paths = (f"/v1/sessions/{session_id}/stream?after={10**30}", f"/v1/ws?session={session_id}&after=99")
+        async with client.socket(paths[0]) as frames, client.socket(paths[1]) as page:
+            await client.send(session_id, "hi")
+            assert (await until(frames, type="done"))[-1]["reply"] == "hello"
+            await until(page, type="message_complete", content="hello")

@@ -301,3 +301,20 @@ async def test_a_position_that_is_none_is_refused() -> None:
         path = f"/v1/sessions/{await client.session()}/events"
         for last in ("x", "-1", "9" * 30, "1.5", "²"):
             await client.problem("GET", path, headers={"Last-Event-ID": last})
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/{}/events", "/v1/sessions/{}/events?dialect=wire"])
+async def test_a_position_beyond_the_end_is_the_end_and_what_comes_then_is_seen(path: str) -> None:
+    agent, _ = agent_of("hello", "hello again")
+    async with served(agent) as client:
+        session_id = await client.session()
+        headers = {"Last-Event-ID": "99"}
+        async with client.stream(path.format(session_id), headers=headers) as events:
+            await client.send(session_id, "hi")
+            while (await anext(events)).id != "2":
+                pass
+        registry = f"/api/agent/sessions/{session_id}/stream"
+        async with client.stream(registry, headers=headers) as events:
+            sending = asyncio.create_task(client.send(session_id, "again"))
+            await until(events, event="loop_completed")
+            await sending

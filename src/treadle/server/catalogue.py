@@ -229,7 +229,7 @@ async def load(service: TheService, token: Sender, body: ModelName) -> ModelView
 
 @router.post("/models/unload")
 async def unload(service: TheService, token: Sender, body: ModelName) -> ModelView:
-    """Give back what a model holds; until it is loaded again nothing is run on it."""
+    """Give back what a model holds. Until it is loaded again nothing is begun on it; what runs gets it back."""
     name = _known(service, body.model)
     unloading = getattr(service.runtime.model(name), "unload", None)
     if unloading is not None:

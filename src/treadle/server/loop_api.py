@@ -146,7 +146,7 @@ async def approve(service: TheService, token: Approver, session_id: str, body: A
 
 
 @router.post("/{session_id}/continue", response_class=Response, responses=SSE)
-async def continue_run(service: TheService, token: Sender, session_id: str, body: ContinueBody) -> Any:
+async def continue_run(service: TheService, token: Sender, session_id: str, body: ContinueBody | None = None) -> Any:
     """Go on with a fresh budget from the ending that `continuation_token` names; streams like `run`."""
     service.check_open()
     session = await service.usable(session_id, token)
@@ -154,7 +154,7 @@ async def continue_run(service: TheService, token: Sender, session_id: str, body
     last = (await session.state()).last
     if last is None or not last.can_continue:
         raise Conflict(f"session {session_id} has nothing to go on with")
-    if body.continuation_token and body.continuation_token != continuation_token(session_id, last):
+    if body is not None and body.continuation_token not in ("", continuation_token(session_id, last)):
         raise Conflict("continuation_token: the session has gone on since; look at it again")
     position = await session.go_on("continue", key=continuation_token(session_id, last))
     return await _stream(service, session, position, Following())
@@ -221,8 +221,9 @@ async def watch_one(
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
     """One session's loop events, from `after` or Last-Event-ID on and then live."""
+    start = await service.within(session_id, position(last_event_id, after))
     session = await service.session(session_id)
-    write = Translated(LoopDialect(), position(last_event_id, after), named=True)
+    write = Translated(LoopDialect(), start, named=True)
     return Stream(service.streams, session.watch(), write)
 
 

@@ -74,6 +74,10 @@ class Service:
         """A session to look at."""
         return await self.runtime.open(session_id)
 
+    async def within(self, session_id: str, after: int) -> int:
+        """A position, or the log's end: who claims to be further would wait for what it says it has, and miss it."""
+        return min(after, (await self.runtime.log.info(session_id)).seq) if after else 0
+
     async def usable(self, session_id: str, token: Token) -> Session:
         """A session to work with: a narrow token may only use what was made as narrow."""
         session = await self.runtime.open(session_id)

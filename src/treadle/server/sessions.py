@@ -215,7 +215,7 @@ async def session_events(
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
     """Every event of a session: from `after` or Last-Event-ID on, and then live. `follow=false` gives a JSON array."""
-    after = position(last_event_id, query.after)
+    after = await service.within(session_id, position(last_event_id, query.after))
     session = await service.session(session_id)
     if query.dialect == "events":
         if query.follow:

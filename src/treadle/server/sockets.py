@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from types import TracebackType
@@ -27,6 +28,7 @@ from treadle.server.views import Attachment, Body, NewMessage
 
 router = APIRouter(tags=["sockets"])
 GOING_AWAY = 1012
+BROKEN = 1011
 LISTED = 200
 ELSEWHERE_SECONDS = 2.0
 _STATES: dict[str, ChatState] = {"running": "streaming", "waiting": "needs_you"}
@@ -88,11 +90,21 @@ class Line:
                 await self._socket.close(GOING_AWAY if self._streams.closed else 1000)
         return isinstance(error, WebSocketDisconnect)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something for as long as the line is open."""
-        task = asyncio.create_task(work)
+    def start(self, work: Coroutine[Any, Any, None], *, main: bool = False) -> None:
+        """Run something for as long as the line is open. It closes when that fails, or when what it is for is over."""
+        task = asyncio.create_task(self._run(work, main=main))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, work: Coroutine[Any, Any, None], *, main: bool) -> None:
+        code = 1000
+        try:
+            await work
+        except Exception as error:
+            told(error)  # logged there, where it is a mistake of the server's own
+            code = BROKEN
+        if main or code == BROKEN:
+            await self._close(GOING_AWAY if self._streams.closed else code)
 
     async def send(self, data: bytes) -> None:
         async with self._writing:
@@ -123,14 +135,14 @@ class Line:
 
     def stop(self) -> None:
         """The server leaves: close, and say that it is worth coming back."""
-        self.start(self._close())
+        self.start(self._close(GOING_AWAY))
 
     async def ping(self) -> None:
         """Nothing to do: the protocol's own pings keep it alive."""
 
-    async def _close(self) -> None:
+    async def _close(self, code: int) -> None:
         with suppress(RuntimeError, WebSocketDisconnect):
-            await self._socket.close(GOING_AWAY)
+            await self._socket.close(code)
 
 
 @router.websocket("/v1/sessions/{session_id}/stream")
@@ -141,13 +153,13 @@ async def session_socket(socket: WebSocket, session_id: str, after: int = -1) ->
     if session is None:
         return
     dialect = FramesDialect(session_id, service.classes(session.agent))
-    start = after if after >= 0 else (await service.runtime.log.info(session_id)).seq
+    start = await service.within(session_id, after if after >= 0 else sys.maxsize)
 
     def write(event: Event) -> list[bytes]:
         return [encode(frame) for frame in dialect.feed(event)]
 
     async with Line(socket, service.streams) as line:
-        line.start(line.follow(session.watch(start), write))
+        line.start(line.follow(session.watch(start), write), main=True)
         async for text in line.messages():
             try:
                 await _take(service, token, session, _frames.validate_json(text))
@@ -194,14 +206,15 @@ async def user_socket(socket: WebSocket, session: str = "", after: int = 0) -> N
         if opened is None:
             return
         async with Line(socket, service.streams) as line:
-            line.start(line.follow(opened.watch(), _wire(session, after, await service.window(opened))))
+            write = _wire(session, await service.within(session, after), await service.window(opened))
+            line.start(line.follow(opened.watch(), write), main=True)
             async for _ in line.messages():
                 pass
         return
     if not await _may_view(socket, token):
         return
     async with Line(socket, service.streams) as line:
-        line.start(_tell_statuses(service, line))
+        line.start(_tell_statuses(service, line), main=True)
         async for _ in line.messages():
             pass
 

@@ -184,7 +184,39 @@ async def test_what_goes_wrong_is_an_error_that_the_client_knows() -> None:
         with pytest.raises(openai.UnprocessableEntityError):
             await client.chat.completions.create(model="agent:agent", messages=ASKED, tools=TOOLS)
         problem = await plain.problem("POST", "/v1/chat/completions", {"model": "scripted", "messages": 1}, 422)
-        assert "messages" in problem["message"]
+        assert (problem["param"], problem["message"][:10]) == ("messages", "messages: ")
+        problem = await plain.problem("POST", "/v1/chat/completions", {"model": "x", "messages": [{}]}, 422)
+        assert (problem["param"], problem["message"]) == ("messages.0.role", "messages.0.role: Field required")
+        problem = await plain.problem("POST", "/v1/responses", [], 422)
+        assert problem["message"].startswith("the body: ")
+
+
+async def test_what_is_null_is_not_given() -> None:
+    made: Any = {"id": None, "function": {"name": None, "arguments": None}}
+    messages: Any = [
+        {"role": "user", "content": "hi", "tool_call_id": None, "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [made]},
+        *ASKED,
+    ]
+    body: Any = {"stream_options": {"include_usage": None}, "session_id": None, "tools": None, "stop": None}
+    agent, _ = bare(*["hello"] * 4)
+    async with sdk(agent) as (client, plain):
+        for model in ("scripted", "agent:agent"):
+            answer = await client.chat.completions.create(model=model, messages=messages, extra_body=body)
+            assert answer.choices[0].message.content == "hello"
+        await plain.json("POST", "/v1/completions", {"model": "scripted", "prompt": "hi", "session_id": None})
+        await plain.json("POST", "/v1/responses", {"model": "scripted", "input": "hi", "session_id": None})
+
+
+async def test_an_agent_that_is_asked_for_a_schema_says_that_it_has_its_own_words() -> None:
+    agent, _ = bare()
+    form: Any = {"type": "json_object"}
+    async with sdk(agent) as (client, plain):
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            await client.chat.completions.create(model="agent:agent", messages=ASKED, response_format=form)
+        assert refused.value.param == "response_format"
+        wanted = {"model": "agent:agent", "input": "hi", "text": {"format": form}}
+        await plain.problem("POST", "/v1/responses", wanted, 422)
 
 
 async def test_a_failure_in_the_middle_of_a_stream_is_told_in_the_stream() -> None:

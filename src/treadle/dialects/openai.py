@@ -128,6 +128,7 @@ class Trouble(Struct, frozen=True):
     message: str
     type: str
     code: str
+    hint: str = ""
 
 
 class Failure(Struct, frozen=True):

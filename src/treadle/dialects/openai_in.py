@@ -1,6 +1,7 @@
 """Requests in OpenAI's formats, read into ours: Chat Completions, Responses and the old Completions.
 
-Fields that mean nothing here are passed over; what cannot be honoured is refused with `BadInput`, by name.
+Fields that mean nothing here are passed over, and so are those that are null; what cannot be honoured is refused
+with `BadInput`, by name.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
 
 class FunctionText(Struct, frozen=True):
-    name: str = ""
-    arguments: str = "{}"
+    name: str | None = None
+    arguments: str | None = None
 
 
 class ToolCallText(Struct, frozen=True):
-    id: str = ""
-    function: FunctionText = FunctionText()
+    id: str | None = None
+    function: FunctionText | None = None
 
 
 class ChatMessage(Struct, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Json]] | None = None
     tool_calls: list[ToolCallText] | None = None
-    tool_call_id: str = ""
+    tool_call_id: str | None = None
 
 
 class FunctionSpec(Struct, frozen=True):
@@ -56,11 +57,11 @@ class FunctionSpec(Struct, frozen=True):
 
 class ChatTool(Struct, frozen=True):
     function: FunctionSpec
-    type: str = "function"
+    type: str | None = None
 
 
 class StreamOptions(Struct, frozen=True):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class ChatBody(Struct, frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ class ChatBody(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
-    session_id: str = ""
+    session_id: str | None = None
 
 
 class CompletionBody(Struct, frozen=True, kw_only=True):
@@ -98,12 +99,12 @@ class CompletionBody(Struct, frozen=True, kw_only=True):
     n: int | None = None
     best_of: int | None = None
     echo: bool | None = False
-    session_id: str = ""
+    session_id: str | None = None
 
 
 class ResponsesTool(Struct, frozen=True):
     type: str
-    name: str = ""
+    name: str | None = None
     description: str | None = None
     parameters: dict[str, Json] | None = None
 
@@ -122,7 +123,7 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     previous_response_id: str | None = None
-    session_id: str = ""
+    session_id: str | None = None
 
 
 def chat_request(body: ChatBody) -> Request:
@@ -240,16 +241,22 @@ def _request(
 def _message(message: ChatMessage, names: dict[str, str]) -> Message:
     match message.role:
         case "assistant":
-            calls = tuple(Call(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
+            calls = tuple(_call(call) for call in message.tool_calls or ())
             names.update((call.id, call.tool) for call in calls)
             return ModelMessage(_text(message.content), calls)
         case "tool":
-            tool = names.get(message.tool_call_id)
+            call_id = message.tool_call_id or ""
+            tool = names.get(call_id)
             if tool is None:
-                raise BadInput(f"messages: tool_call_id {message.tool_call_id!r} answers no call that was made before")
-            return ResultMessage(message.tool_call_id, tool, _text(message.content))
+                raise BadInput(f"messages: tool_call_id {call_id!r} answers no call that was made before")
+            return ResultMessage(call_id, tool, _text(message.content))
         case _:
             return UserMessage(_parts(message.content))
+
+
+def _call(given: ToolCallText) -> Call:
+    function = given.function or FunctionText()
+    return Call(given.id or "", function.name or "", function.arguments or "{}")
 
 
 def _item(item: dict[str, Json], names: dict[str, str]) -> Message:

@@ -54,7 +54,7 @@ from treadle.messages import Request as ModelRequest
 from treadle.models.base import Embeds, Model
 from treadle.server.follow import Following, followed
 from treadle.server.guard import Refusal
-from treadle.server.problems import told
+from treadle.server.problems import body_of, invalid, told
 from treadle.server.service import Sender, Service, TheService, Token
 from treadle.server.streams import LEAVING, Relayed, Stream
 from treadle.server.views import Body
@@ -115,7 +115,7 @@ async def chat_completions(service: TheService, token: Sender, request: Request)
     body = msgspec.json.decode(await request.body(), type=ChatBody)
     asked = chat_request(body)
     name, created = f"chatcmpl-{os.urandom(12).hex()}", int(time.time())
-    usage = body.stream_options is not None and body.stream_options.include_usage
+    usage = _usage_wanted(body)
     chunks = ChatChunks(name, body.model, created, usage=usage)
     if body.model.startswith(AGENT):
         session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
@@ -135,7 +135,7 @@ async def completions(service: TheService, token: Sender, request: Request) -> A
     body = msgspec.json.decode(await request.body(), type=CompletionBody)
     asked = completion_request(body)
     name, created = f"cmpl-{os.urandom(12).hex()}", int(time.time())
-    usage = body.stream_options is not None and body.stream_options.include_usage
+    usage = _usage_wanted(body)
     chunks = TextChunks(name, body.model, created, usage=usage)
     if body.model.startswith(AGENT):
         session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
@@ -178,7 +178,7 @@ async def embeddings(service: TheService, token: Sender, body: EmbeddingsBody) -
         raise Refusal(400, "cannot_embed", f"{model.name} gives no embeddings", "ask a model that does: local")
     texts = [body.input] if isinstance(body.input, str) else body.input
     if not texts or not all(texts):
-        raise Refusal(422, "invalid_field", "input: there must be text to embed")
+        raise invalid("input", "there must be text to embed")
     vectors = await model.embed(texts)
     tokens = sum(max(1, len(text) // 4) for text in texts)
     data = [
@@ -186,6 +186,10 @@ async def embeddings(service: TheService, token: Sender, body: EmbeddingsBody) -
         for place, vector in enumerate(vectors)
     ]
     return EmbeddingsView(data=data, model=body.model, usage={"prompt_tokens": tokens, "total_tokens": tokens})
+
+
+def _usage_wanted(body: ChatBody | CompletionBody) -> bool:
+    return bool(body.stream_options is not None and body.stream_options.include_usage)
 
 
 def _packed(vector: list[float]) -> str:
@@ -231,7 +235,7 @@ async def _pieces(model: Model, asked: ModelRequest, feed: Feed, end: bytes, beg
 
 
 async def _ask_agent(
-    service: Service, token: Token, model: str, asked: ModelRequest, session_id: str
+    service: Service, token: Token, model: str, asked: ModelRequest, session_id: str | None
 ) -> tuple[Session, MessageReceived]:
     name = model.removeprefix(AGENT)
     agent = service.runtime.agents.get(name)
@@ -240,7 +244,9 @@ async def _ask_agent(
     service.check_open()
     await service.check_model(agent)
     if asked.tools:
-        raise Refusal(422, "invalid_field", "tools: an agent has its own; ask its model for yours")
+        raise invalid("tools", "an agent has its own; ask its model for yours")
+    if asked.output_schema is not None:
+        raise invalid("response_format", "an agent answers in its own words; ask its model for JSON")
     if session_id:
         session = await service.usable(session_id, token)
         only_last = msgspec.structs.replace(asked, messages=asked.messages[-1:])
@@ -294,8 +300,7 @@ def _leaving(session: Session) -> Refusal:
 
 
 def _problem(refusal: Refusal) -> bytes:
-    problem = {"error": {"type": refusal.kind, "message": refusal.message, "code": refusal.kind}}
-    return b"data: " + msgspec.json.encode(problem) + b"\n\n"
+    return b"data: " + msgspec.json.encode(body_of(refusal)) + b"\n\n"
 
 
 def _line(frame: Struct) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from treadle.server.guard import Receive, Refusal, Scope, Send, refuse
 _logger = logging.getLogger("treadle.server")
 RETRY_SECONDS = 5.0
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_MISSING = re.compile("missing required field `(.*)`")
 NO_MODEL = "No model loaded. Load a model before running the agent."
 
 
@@ -108,7 +110,7 @@ def told(error: Exception) -> Refusal:
         case StoreError():
             return Refusal(503, "store", str(error), "nothing that was recorded is lost", retry_after=5)
         case msgspec.ValidationError():
-            return Refusal(422, "invalid_field", str(error))
+            return _misfit(str(error))
         case msgspec.DecodeError():
             return Refusal(400, "malformed", str(error))
         case TreadleError():
@@ -118,14 +120,23 @@ def told(error: Exception) -> Refusal:
             return Refusal(500, "internal", "a mistake of the server's own; nothing that was recorded is lost")
 
 
+def _misfit(text: str) -> Refusal:
+    """What msgspec says of a body, with the field first: it names the place last, as in "… - at `$.messages[0]`"."""
+    what, _, place = text.partition(" - at `$")
+    where = place.rstrip("`").replace("[", ".").replace("]", "")
+    if missing := _MISSING.search(what):
+        where, what = f"{where}.{missing[1]}", "Field required"
+    return invalid(where.strip(".") or "the body", what)
+
+
 def _model_status(error: ModelError) -> int:
     return {"overloaded": 429, "quota": 429, "too_long": 400, "bad_request": 400, "content_filter": 400}.get(
         error.kind, 502
     )
 
 
-def response(refusal: Refusal) -> JSONResponse:
-    """A refusal as a response; `code` and `param` are what OpenAI's clients look for."""
+def body_of(refusal: Refusal) -> dict[str, dict[str, str | None]]:
+    """A refusal as it is sent; `code` and `param` are what OpenAI's clients look for."""
     error = {
         "type": refusal.kind,
         "message": refusal.message,
@@ -133,8 +144,13 @@ def response(refusal: Refusal) -> JSONResponse:
         "code": refusal.kind,
         "param": refusal.field or None,
     }
+    return {"error": error}
+
+
+def response(refusal: Refusal) -> JSONResponse:
+    """A refusal as a response."""
     headers = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after else None
-    return JSONResponse({"error": error}, refusal.status, headers)
+    return JSONResponse(body_of(refusal), refusal.status, headers)
 
 
 def _unfit(errors: Sequence[Any]) -> Refusal:

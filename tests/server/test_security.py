@@ -15,7 +15,8 @@ from tests.server.kit import OWNER, Client, served, until
 from treadle import Grant, Runtime
 from treadle.errors import BadInput
 from treadle.server.app import create_app
-from treadle.server.guard import too_deep
+from treadle.server.config import ServerConfig
+from treadle.server.guard import Guard, too_deep
 from treadle.server.run import is_loopback, serve_app
 from treadle.server.start import ServeOptions, serve
 from treadle.server.tokens import COOKIE, Token, Tokens, load_tokens
@@ -151,6 +152,43 @@ def test_depth_counts_brackets_and_not_those_in_strings() -> None:
     assert not too_deep(b'["\\"' + b"[" * 1000 + b'"]', 64)
     assert not too_deep(b"[]," * 1000, 64)
     assert too_deep(b'{"a":' * 65, 64)
+    assert too_deep(b'["\\\\",' + b"[" * 64 + b"]" * 65, 64)
+
+
+def test_a_hostile_body_or_cookie_costs_what_it_is_long_and_not_its_square() -> None:
+    assert not too_deep(b"[]" * 65 + b'\\"' * 500_000, 64)  # each could open a string that never ends
+    tokens = Tokens([OWNER])
+    guard = Guard(_nowhere, ServerConfig(tokens=[OWNER]), tokens)
+    slashes = "\\" * 500_000
+    hostile = f'other="{slashes}"; {COOKIE}="{slashes}"'
+    assert guard._token({"cookie": hostile}) is None
+    assert guard._token({"cookie": f"{hostile[:20]}; {COOKIE}={tokens.cookie(OWNER)}; last=1"}) == OWNER
+
+
+async def _nowhere(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("nothing is let through here")
+
+
+async def test_no_route_is_given_a_cookie_to_read() -> None:
+    seen = list[Any]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend(name for name, _ in scope["headers"])
+
+    headers = [(b"host", b"localhost:1"), (b"cookie", b"a=b")]
+    scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": headers}
+    await Guard(app, ServerConfig(tokens=[OWNER]), Tokens([OWNER]))(
+        {**scope, "server": ("localhost", 1), "scheme": "http"}, _nowhere, _nowhere
+    )
+    assert seen == [b"host"]
+
+
+async def test_who_has_no_token_has_no_body_read() -> None:
+    agent, _ = agent_of()
+    async with served(agent) as client:
+        host = f"Host: {client.base[7:]}"
+        for path in ("/health", "/login", "/"):
+            assert await raw(client, f"POST {path} HTTP/1.1", host, "Content-Length: 8000000") == 401
 
 
 async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
@@ -272,6 +310,10 @@ def test_a_cookie_is_void_when_its_time_is_over_or_its_token_changed(monkeypatch
     tokens = Tokens([OWNER])
     cookie = tokens.cookie(OWNER)
     assert tokens.of_cookie(cookie) == OWNER
+    assert tokens.of_cookie(cookie + "é") is None
+    strange = Token('Zoë "phone"; a=b|c', "another-secret-of-tests")
+    assert Tokens([strange]).of_cookie(Tokens([strange]).cookie(strange)) == strange
+    assert Tokens([strange]).cookie(strange).isascii() and ";" not in Tokens([strange]).cookie(strange)
     assert Tokens([Token("owner", "another-secret-of-tests")]).of_cookie(cookie) is None
     monkeypatch.setattr("time.time", lambda: 2e10)
     assert tokens.of_cookie(cookie) is None

@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec import Struct
@@ -71,7 +72,7 @@ class Tokens:
         name, _, rest = value.partition("|")
         expires, _, signature = rest.partition("|")
         for token in self._tokens:
-            if token.name == name and expires.isdigit():
+            if token.name == unquote(name) and expires.isdigit() and value.isascii():
                 signed = hmac.compare_digest(_signature(token, expires), signature)
                 return token if signed and int(expires) > time.time() else None
         return None
@@ -79,7 +80,7 @@ class Tokens:
     def cookie(self, token: Token) -> str:
         """A cookie's value; it lasts until it expires or the token is changed."""
         expires = str(int(time.time() + COOKIE_SECONDS))
-        return f"{token.name}|{expires}|{_signature(token, expires)}"
+        return f"{quote(token.name, safe='')}|{expires}|{_signature(token, expires)}"
 
     def ticket(self, token: Token) -> str:
         """A word that logs in once, within ten minutes."""

@@ -140,6 +140,9 @@ async def test_a_body_must_be_json_of_a_bearable_size_and_depth() -> None:
         deep = b'{"name":' + b"[" * 64 + b"]" * 64 + b"}"
         assert await status(client, "POST", data=deep, headers=plain) == 400
         assert await status(client, "POST", data=b'{"name":' + b'"' + b"[" * 500 + b'"}', headers=plain) == 422
+        hidden = '{"name":"Ģ","x":' + "[" * 90 + "]" * 90 + ',"y":"Ģ"}'  # one byte of Ģ looks like a quote
+        assert await status(client, "POST", data=hidden.encode("utf-16-le"), headers=plain) == 400
+        assert await status(client, "POST", data='{"name":"x"}'.encode("utf-16"), headers=plain) == 400
         assert await status(client, path="/v1/sessions?q=" + "x" * 9000) == 414
         host, bearer = f"Host: {client.base[7:]}", f"Authorization: Bearer {OWNER.value}"
         size = "Content-Length: 999999999999"

@@ -187,6 +187,8 @@ class Guard:
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise Refusal(415, "not_json", "a body must be JSON", "send `Content-Type: application/json`")
+            if b"\0" in body:  # UTF-16 or 32, which Python would read: its depth cannot be seen here
+                raise Refusal(400, "malformed", "a body must be JSON in UTF-8")
             if too_deep(body, self._config.json_depth):
                 raise Refusal(400, "too_deep", f"the JSON is nested deeper than {self._config.json_depth}")
         return _given(body, receive)

@@ -27,6 +27,7 @@ from treadle.sandbox.run import probe, run_in_sandbox
 async def main():
     said = {"level": probe().level}
     for name, code, network in (
+        ("closed", "chmod 755 . 2>&1; mkdir .git 2>&1 || ls -A", False),
         ("who", "id -u", False),
         ("written", "echo x > file && cat file", False),
         ("protected", "mkdir -p .git/hooks 2>&1 || echo no", False),
@@ -36,7 +37,8 @@ async def main():
             "s.sendall(b\\"CONNECT 10.0.0.1:443 HTTP/1.1\\\\r\\\\n\\\\r\\\\n\\"); print(s.recv(99))'", True),
     ):
         heard = []
-        job = Job(("/bin/sh", "-c", code), Path(sys.argv[1]), network=network, bounds=Bounds(wall_s=100, processes=6))
+        folder = Path(sys.argv[1], "closed" if name == "closed" else "")
+        job = Job(("/bin/sh", "-c", code), folder, network=network, bounds=Bounds(wall_s=100, processes=6))
         ended = await run_in_sandbox(job, heard.append)
         said[name] = [ended.reason, b"".join(heard).decode()]
     print(json.dumps(said))
@@ -51,7 +53,9 @@ def their_folder() -> Iterator[Path]:
         pytest.skip("the whole suite runs as an ordinary user")
     folder = Path(tempfile.mkdtemp(prefix="workspace-"))
     (folder / "sub/.git").mkdir(parents=True)
-    for made in (folder, folder / "sub", folder / "sub/.git"):
+    (folder / "closed/file").parent.mkdir(0o555)
+    (folder / "closed/file").touch()
+    for made in (folder, folder / "sub", folder / "sub/.git", folder / "closed"):
         os.chown(made, NOBODY, NOBODY)
     yield folder
     shutil.rmtree(folder)
@@ -82,4 +86,5 @@ def test_an_ordinary_user_has_the_same_walls(their_folder: Path) -> None:
     assert said["who"] == ["exited", f"{NOBODY}\n"] and said["written"] == ["exited", "x\n"]
     assert "Read-only" in said["protected"][1] and said["bomb"] == ["processes", ""]
     assert "403" in said["network"][1] and "Read-only" in said["further"][1]
-    assert sorted(os.listdir(their_folder)) == ["file", "sub"]
+    assert said["closed"][1].count("Read-only") == 2 and said["closed"][1].endswith("\nfile\n"), said["closed"]
+    assert sorted(os.listdir(their_folder)) == ["closed", "file", "sub"]

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
+import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput
@@ -75,6 +76,9 @@ async def run(job: Job, on_output: OnOutput, open_way: OpenWay) -> Ended:
     with ExitStack() as held:
         ways = found.ways(workspace) if job.writable else ()
         opened = held.enter_context(guarded(workspace, (*ways, *(found.repositories if job.writable else ()))))
+        if not opened.keys() >= set(PROTECTED):
+            # We may not make it, but a command might later, by giving itself the right: it may change nothing then.
+            job = msgspec.structs.replace(job, writable=False)
         seen = (Path("/usr"), workspace, *job.read_only, *interpreter_folders())
         environment = {**(proxy_environment() if job.network else {}), **walled_environment(job, HOME, seen)}
         box = _Box(Plan(job, workspace, cwd, opened, frozenset(map(str, ways)), masked, environment), held)

@@ -43,6 +43,7 @@ _NOT_SEARCHED = {".git", ".treadle", "__pycache__", "node_modules"}
 _ENTRIES = 10_000
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Found(Struct, frozen=True):
@@ -152,14 +153,17 @@ def _inside(path: Path, workspace: Path) -> Iterator[Path]:
 def guarded(workspace: Path, below: Iterable[Path] = ()) -> Generator[dict[str, int]]:
     """Hold what is protected: an open descriptor for each name, made with a placeholder where it is missing.
 
-    What is further `below` is held as it is, by its place in the workspace.
+    One that cannot be made in a workspace that is not ours to change is left out. What is further `below` is held as it
+    is, by its place in the workspace.
     """
     path = runtime_folder() / lock_name(workspace)
     lock = _shared_lock(path)
     opened: dict[str, int] = {}
     try:
         for protected in PROTECTED:
-            opened[protected] = _open_protected(workspace, protected, lock)
+            descriptor = _open_protected(workspace, protected, lock)
+            if descriptor is not None:
+                opened[protected] = descriptor
         for name in (str(one.relative_to(workspace)) for one in below):
             opened[name] = _open_below(workspace, name)
         yield opened
@@ -201,15 +205,24 @@ def _shared_lock(path: Path) -> int:
         os.close(descriptor)
 
 
-def _open_protected(workspace: Path, name: str, lock: int) -> int:
-    """Open without following a link; a missing one is made, and its name is left in the lock file to be removed."""
+def _open_protected(workspace: Path, name: str, lock: int) -> int | None:
+    """Open without following a link; a missing one is made, and its name is left in the lock file to be removed.
+
+    None when it is missing and may not be made.
+    """
     path = workspace / name
     try:
         descriptor = os.open(path, _ITSELF)
     except FileNotFoundError:
         os.write(lock, f"{name}\n".encode())
-        with suppress(FileExistsError):
+        try:
             os.mkdir(path, 0o755)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno in _NOT_OURS:
+                return None
+            raise
         descriptor = os.open(path, _ITSELF)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
@@ -240,6 +253,6 @@ def _remove_placeholder(path: Path) -> None:
     try:
         path.rmdir()
     except OSError as error:
-        # Somebody has made it their own meanwhile, or removed it.
-        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR):
+        # Somebody has made it their own meanwhile, or removed it, or it could not be made.
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR, *_NOT_OURS):
             raise

@@ -1,17 +1,23 @@
 """Bombs: each goes off without walls, made small enough to be harmless, and is held by a smaller bound inside."""
 
 import asyncio
+import math
 import os
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec import Struct
 
 from tests.sandbox.kit import (
+    PATIENCE,
     Place,
+    Run,
     a_neighbour,
     a_place,
     behind_landlock,
+    collect,
     inside,
     needs_bubblewrap,
     needs_landlock,
@@ -19,7 +25,10 @@ from tests.sandbox.kit import (
     plainly,
     until,
 )
+from treadle.errors import BadInput
 from treadle.sandbox.base import Bounds, Job, Reason
+from treadle.sandbox.run import run_in_sandbox, run_on_host
+from treadle.sandbox.usage import DiskWatch
 
 neighbour, place = a_neighbour, a_place
 
@@ -85,6 +94,15 @@ for n in range(6000):
     if n % 1500 == 1499: time.sleep(PAUSE / 100)
 time.sleep(PAUSE); print("EXPLODED", flush=True)
 """
+DEEP = """
+import os
+for _ in range(30):
+    os.mkdir("d" * 200); os.chdir("d" * 200)
+"""
+CLOSED = """
+import os
+os.mkdir("d"); os.chmod("d", 0o300); os.chdir("d")
+"""
 SMALL = Bounds(wall_s=120)
 NAME = f"treadle-bomb-{os.getpid()}"
 
@@ -101,6 +119,8 @@ BOMBS = [
     ),
     Bomb("files", FILES, Bounds(wall_s=120, disk_mb=20), "disk"),
     Bomb("files without a name", NAMELESS, Bounds(wall_s=120, disk_mb=20), "disk"),
+    Bomb("files too deep to be looked at", DEEP + FILES, Bounds(wall_s=120, disk_mb=20), "disk"),
+    Bomb("files in a folder that cannot be listed", CLOSED + FILES, Bounds(wall_s=120, disk_mb=20), "disk"),
     Bomb("empty files", EMPTY, Bounds(wall_s=120, disk_mb=4), "disk"),
     Bomb(
         "descriptors",
@@ -186,3 +206,32 @@ async def test_what_others_write_to_the_same_disk_is_not_held_against_a_command(
         os.fsync(large.fileno())
     written.touch()
     assert (await running).ended.reason == "exited"
+
+
+async def test_memory_is_looked_at_while_a_large_workspace_is_looked_through(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, done = place.workspace / "looking", threading.Event()
+
+    def looks_for_long(*_: object) -> bool:
+        looking.touch()
+        done.wait(PATIENCE)
+        return False
+
+    monkeypatch.setattr(DiskWatch, "is_suspicious", lambda _: True)
+    monkeypatch.setattr(DiskWatch, "has_outgrown", looks_for_long)
+    code = f"PAUSE = 200\nimport os\nwhile not os.path.exists('looking'): pass\n{SHARED}"
+    held = await on_host(place.python(code, bounds=Bounds(wall_s=30, memory_mb=100)))
+    done.set()
+    assert held.ended.reason == "memory"
+
+
+@pytest.mark.parametrize("run", [run_in_sandbox, run_on_host])
+@pytest.mark.parametrize("name", Bounds.__struct_fields__)
+async def test_a_bound_that_cannot_be_held_is_refused_by_its_name(run: Run, name: str, place: Place) -> None:
+    values = (0, -1, math.nan) if name == "wall_s" else (0, -1, 1 << 50, 1 << 64)
+    for value in values:
+        bounds = msgspec.structs.replace(Bounds(), **{name: value})
+        with pytest.raises(BadInput, match=name):
+            await collect(run, place.shell("echo ran > ran", bounds=bounds))
+    assert not (place.workspace / "ran").exists()

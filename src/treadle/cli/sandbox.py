@@ -33,7 +33,7 @@ def parser() -> Parser:
     for name in Bounds.__struct_fields__:
         kind = float if name == "wall_s" else int
         most = getattr(usual, name)
-        run.add_argument(f"--{name.replace('_', '-')}", metavar="N", type=kind, default=most, help=f"default: {most:g}")
+        run.add_argument(f"--{name.replace('_', '-')}", metavar="N", type=kind, default=most, help=f"default: {most}")
     run.add_argument("argv", metavar="ARGV", nargs=argparse.REMAINDER, help="the command, after --")
     return made
 

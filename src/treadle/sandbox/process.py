@@ -152,6 +152,10 @@ class Following:
             self._over.set_result(reason)
 
     async def _look(self) -> None:
+        """Looking through a large workspace takes long, and nothing may grow unseen meanwhile."""
+        await asyncio.gather(self._look_at_processes(), self._look_at_disk())
+
+    async def _look_at_processes(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             use = tree_use(self._tree.root)
@@ -159,6 +163,10 @@ class Following:
                 self._stop("memory")
             if use.processes > self._bounds.processes:
                 self._stop("processes")
+
+    async def _look_at_disk(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
             if self._disk.is_suspicious() and await asyncio.to_thread(self._disk.has_outgrown, self._tree.root):
                 self._stop("disk")
 

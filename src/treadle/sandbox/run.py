@@ -6,10 +6,13 @@ import os
 import sys
 from functools import lru_cache
 
+import msgspec
+
 from treadle.errors import BadInput
 from treadle.sandbox.base import INSTALL_HINT, Ended, Job, OnOutput, Probe, SandboxUnavailable
 
 _LONGEST = 128 * 1024
+_MOST = 1 << 40
 _ELSEWHERE = (
     "Commands can be run on Linux only, so none is run here. Use a Linux machine, container or virtual machine."
 )
@@ -59,6 +62,10 @@ async def run_on_host(job: Job, on_output: OnOutput) -> Ended:
 def _check(job: Job) -> None:
     if sys.platform != "linux":
         raise SandboxUnavailable(_ELSEWHERE)
+    for name, value in msgspec.structs.asdict(job.bounds).items():
+        if not value > 0 or (value > _MOST and name != "wall_s"):
+            most = "" if name == "wall_s" else f" and at most {_MOST}"
+            raise BadInput(f"The bound {name} is {value}, but must be above 0{most}. Nothing was run.")
     if any(not name or "=" in name for name in job.env):
         raise BadInput("The name of a variable is empty or holds an equals sign. Nothing was run.")
     if any(len(os.fsencode(word)) >= _LONGEST for word in job.argv):

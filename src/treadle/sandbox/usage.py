@@ -86,9 +86,17 @@ class DiskWatch:
         return self._filled > self._limit
 
     def has_outgrown(self, root: int) -> bool:
-        """Whether it was the command; reads all of the folders. What others wrote is not asked about again."""
-        changed = sum(_changed_since(folder, self._started) for folder in self._folders)
-        self._filled = changed + _unlinked(root, self._devices)
+        """Whether it was the command; reads all of the folders. What others wrote is not asked about again.
+
+        Where a command has put things out of our sight, all that was written meanwhile counts as its own.
+        """
+        changed = _unlinked(root, self._devices)
+        for folder in self._folders:
+            try:
+                changed += _changed_since(folder, self._started, self._limit)
+            except _OutOfSight:
+                return True
+        self._filled = changed
         return self._filled > self._limit
 
     def _used(self) -> int:
@@ -104,19 +112,38 @@ def _used(folder: Path) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * _INODE
 
 
-def _changed_since(folder: Path, moment: int) -> int:
+class _OutOfSight(Exception):
+    """Something that its owner has put where it cannot be looked at: too deep below, or in a closed folder."""
+
+
+def _changed_since(folder: Path, moment: int, enough: int) -> int:
+    """The bytes of what was changed; counting stops at `enough`, or it might not end while a command makes more."""
     total = 0
     folders = [str(folder)]
-    while folders:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    found = entry.stat(follow_symlinks=False)
-                    if found.st_ctime_ns >= moment:
-                        total += found.st_blocks * 512 + _INODE
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
+    while folders and total <= enough:
+        here = folders.pop()
+        try:
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        found = entry.stat(follow_symlinks=False)
+                        if found.st_ctime_ns >= moment:
+                            total += found.st_blocks * 512 + _INODE
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # it has gone meanwhile
+        except OSError as error:
+            if not _is_foreign(here):
+                raise _OutOfSight from error
     return total
+
+
+def _is_foreign(folder: str) -> bool:
+    """Whether a folder is somebody else's, which the command cannot have closed."""
+    with suppress(OSError):
+        return os.stat(folder, follow_symlinks=False).st_uid != os.geteuid()
+    return False
 
 
 def _unlinked(root: int, devices: set[int]) -> int:

@@ -17,6 +17,11 @@ _SUBSTITUTION = re.compile(rb"\\.|(`|\$[(\[]|\$\{[^}]*@[A-Z]\})", re.DOTALL)
 _STATEMENTS = frozenset(
     ("program", "list", "pipeline", "redirected_statement", "command", "subshell", "compound_statement", "do_group")
 )
+_COUNTING = ("initializer", "condition", "update")
+_OFFSET = re.compile(r"\$\{[^:}]*:(?![-=?+])(.*)\}$", re.DOTALL)
+_COMPARES = re.compile(r"\s-(eq|ne|lt|le|gt|ge|v)\s")
+_NAMES = re.compile(r"\s-v\s")
+_QUOTED = re.compile(r'"[^"]*"')
 
 
 @lru_cache(maxsize=1)
@@ -62,6 +67,31 @@ def is_misread(root: Node) -> bool:
         else:
             nodes.extend(node.children)
     return any(found[1] and found.start() not in seen for found in _SUBSTITUTION.finditer(source))
+
+
+def counted(node: Node) -> list[str]:
+    """What of a node bash takes for numbers, or for names of elements: it runs what it finds in their values.
+
+    `[` may get such a name from a value without quotes.
+    """
+    text = text_of(node)
+    match node.type:
+        case "arithmetic_expansion":
+            return [text[2:]]
+        case "compound_statement" if text.startswith("(("):
+            return [text]
+        case "c_style_for_statement":
+            return [text_of(one) for name in _COUNTING for one in node.children_by_field_name(name)]
+        case "subscript":
+            return [text_of(one) for one in node.children_by_field_name("index")]
+        case "expansion":
+            return [found[1]] if (found := _OFFSET.match(text)) else []
+        case "test_command":
+            if (_COMPARES if text.startswith("[[") else _NAMES).search(text):
+                return [text]
+            return [] if text.startswith("[[") else [_QUOTED.sub("", text)]
+        case _:
+            return []
 
 
 def _leaves_out(node: Node) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from treadle.policy import UNKNOWN
-from treadle.tools.shell_grammar import is_misread, parsed, text_of
+from treadle.tools.shell_grammar import counted, is_misread, parsed, text_of
+from treadle.tools.shell_wrappers import WRAPPERS, first_operand
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -25,31 +26,9 @@ DEPTH = 8
 _SHELLS = frozenset(("sh", "bash", "dash", "ash"))
 _NOT_READ = re.compile(
     r"|zsh|ksh|fish|t?csh|pwsh|alias|script|parallel|flock|systemd-run|compgen|complete|setarch|linux(32|64)|setpriv"
-    r"|prlimit|choom|ssh-agent|dbus-run-session|fakeroot|run-parts|unbuffer"
+    r"|prlimit|choom|ssh-agent|dbus-run-session|fakeroot|run-parts|unbuffer|fc"
 )
 
-# Commands that run another: their options, with a colon where a value follows, and how many words come before it.
-_WRAPPERS: dict[str, tuple[str, int]] = {
-    "builtin": ("", 0),
-    "busybox": ("", 0),
-    "chrt": ("a b f i o r R v all-tasks batch fifo idle other rr verbose", 1),
-    "command": ("p", 0),
-    "doas": ("n u: C:", 0),
-    "env": ("i ignore-environment 0 null v debug u: unset: C: chdir:", 0),
-    "exec": ("c l a:", 0),
-    "ionice": ("t ignore c: class: n: classdata:", 0),
-    "nice": ("n: adjustment:", 0),
-    "nohup": ("", 0),
-    "setsid": ("c ctty f fork w wait", 0),
-    "stdbuf": ("i: o: e: input: output: error:", 0),
-    "strace": ("f q c e: o: s:", 0),
-    "sudo": ("n E H S b A P non-interactive preserve-env set-home stdin u: g: h: p: C: D: user: group: chdir:", 0),
-    "taskset": ("a c all-tasks cpu-list", 1),
-    "time": ("p", 0),
-    "timeout": ("foreground preserve-status v verbose k: kill-after: s: signal:", 1),
-    "watch": ("d t e g b c p no-title errexit chgexit beep color precise n: interval:", 0),
-    "xargs": ("0 r t x null no-run-if-empty verbose exit n: I: P: L: d: a: s: E: max-args: max-procs: max-lines:", 0),
-}
 _SEEN_TOO = frozenset(("doas", "sudo", "xargs"))
 _RESERVED = re.compile(
     r"[{}!]|\[\[|\]\]|if|then|elif|else|fi|for|while|until|do|done|case|esac|in|function|select|coproc"
@@ -62,7 +41,14 @@ _MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
 # Bash reads subscripts and numbers a second time, and then runs what was only text at first.
 _READ_TWICE = re.compile(r"'[^']*(\$\(|`)|\\[$`]|[<>]\(|\$[\"'][^\"']*\(")
 _SUBSCRIPT = re.compile(r"\w\[[^\]]*(\$\(|`)")
-_RUN_LATER = re.compile(r"(PS[04]|BASH_ENV|ENV|PROMPT_COMMAND)\+?=")
+# In a number: what comes from a command, or from a value that is no plain name.
+_DERIVED = re.compile(r"\$(?!\{#)[^\w?#$!]|`")
+_COUNTS = re.compile(r"\{\d+\.\.\d+\}|\$\(\([^$`\[]*\)\)")
+_RUN_LATER = re.compile(
+    r"(PS[04]|BASH_ENV|BASH_CMDS|BASH_ALIASES|PROMPT_COMMAND)(\[.*\])?(:?\+?=|$)|ENV\+?=", re.DOTALL
+)
+_READING = frozenset(("getopts", "mapfile", "printf", "read", "readarray", "set"))
+_SETTERS = frozenset(("declare", "export", "getopts", "local", "printf", "read", "readonly", "typeset"))
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _ANSI = re.compile(r"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 _ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "E": "\x1b", "r": "\r"}
@@ -106,6 +92,7 @@ def parts_of(command: str) -> tuple[Part, ...]:
     """Everything that a command line would do, as far as it can be read without running it."""
     reader = _Reader()
     reader.script(command, 0)
+    reader.end()
     return tuple(dict.fromkeys(reader.parts))
 
 
@@ -122,6 +109,8 @@ class _Reader:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self._depth = 0
+        self._counted = ""
+        self._texts = False
 
     def script(self, source: str, depth: int) -> None:
         if depth > DEPTH or _CONTROL.search(source) or not _writable(source):
@@ -137,10 +126,27 @@ class _Reader:
             self._unknown(source)
         self._depth = before
 
+    def end(self) -> None:
+        """What is known only when all has been read: that a value which may be any text is taken for a number."""
+        if self._counted and self._texts:
+            self._computed(self._counted)
+
+    def _count(self, text: str) -> None:
+        if _DERIVED.search(text):
+            self._computed(text)
+        elif re.search(r"[A-Za-z_]", text):
+            self._counted = text
+
+    def _computed(self, text: str) -> None:
+        """Numbers may run what stands in the text they are made of, as a script does, so they are a part as well."""
+        self.parts.append(Part("command", (Word("$((", fixed=False), Word(" ".join(text.split()), fixed=False))))
+
     def _unknown(self, source: str, *more: Word) -> None:
         self.parts.append(Part("unknown", (Word(" ".join(source.split()), fixed=False), *more)))
 
     def _visit(self, node: Node, *, fed: bool = False) -> None:
+        for text in counted(node):
+            self._count(text)
         match node.type:
             case "command":
                 self._command(node, fed=fed)
@@ -151,16 +157,22 @@ class _Reader:
             case "declaration_command" | "unset_command":
                 words = [Word(text_of(child)) if not child.is_named else self._word(child) for child in node.children]
                 self._late(words)
-                self.parts.append(Part("command", tuple(words)))
+                self.parts.append(Part("unknown" if _reads_commands(words[0].text, words) else "command", tuple(words)))
             case "variable_assignment":
                 self._assignment(self._assigned(node))
             case "file_redirect":
                 self._redirect(node)
             case "heredoc_redirect":
                 self._heredoc(node)
+            case "herestring_redirect":
+                self._late([self._word(child) for child in node.named_children])
+            case "for_statement":
+                self._loop(node)
             case "command_substitution":
                 self._substitution(node)
             case "arithmetic_expansion" if "'" in text_of(node):  # which quotes nothing there
+                self._unknown(text_of(node))
+            case "expansion" if _RUN_LATER.match(text_of(node)[2:-1]):
                 self._unknown(text_of(node))
             case "expansion" | "subscript" | "test_command" if _READ_TWICE.search(text_of(node)):
                 self._unknown(text_of(node))
@@ -169,6 +181,18 @@ class _Reader:
             case _:
                 for child in node.named_children:
                     self._visit(child, fed=fed)
+
+    def _loop(self, node: Node) -> None:
+        """`for x in …` and `select`: their variable takes any text that stands there."""
+        values, variable = node.children_by_field_name("value"), node.child_by_field_name("variable")
+        if variable is not None and _RUN_LATER.match(text_of(variable)):
+            self._unknown(text_of(node))
+        words = [self._word(child) for child in values]
+        self._late(words)
+        self._texts = self._texts or not all(map(_is_plain, words))
+        for child in node.named_children:
+            if child not in values:
+                self._visit(child)
 
     def _command(self, node: Node, *, fed: bool) -> None:
         words: list[Word] = []
@@ -197,8 +221,11 @@ class _Reader:
             self._unknown(words[0].text, *words[1:])
             return
         self._late(words)
+        self._texts = self._texts or name in _READING
+        if name == "test":
+            self._count(" ".join(word.text for word in words[1:] if _may_name(word, _first(words))))
         words = (Word(name), *words[1:])
-        if name in _WRAPPERS and not (name == "command" and _first(words) in ("-v", "-V")):
+        if name in WRAPPERS and not (name == "command" and _first(words) in ("-v", "-V")):
             self._wrapped(name, words, fed=fed)
         elif name in _SHELLS:
             self._shell(words, fed=fed)
@@ -213,10 +240,10 @@ class _Reader:
 
     def _wrapped(self, name: str, words: Sequence[Word], *, fed: bool) -> None:
         """A command that runs the rest of its words."""
-        spec, before = _WRAPPERS[name]
+        spec, before = WRAPPERS[name]
         if name == "env":  # to which a lone dash is an option
             words = [word for word in words if word.text != "-"]
-        start = _first_operand(words, spec)
+        start = first_operand([word.text for word in words], spec)
         # A word that is not known before it runs may be none, or several, and the command another.
         if start is None or not all(word.fixed for word in words[1 : start + before]):
             self._unknown(words[0].text, *words[1:])
@@ -273,6 +300,7 @@ class _Reader:
             self._unknown(word.text)
         else:
             self.parts.append(Part("assignment", (word,)))
+            self._texts = self._texts or not _is_plain(Word(word.text.partition("=")[2], word.fixed))
         self._late((word,))
 
     def _late(self, words: Sequence[Word]) -> None:
@@ -363,11 +391,26 @@ class _Reader:
                 return Word(text, fixed=False)
 
 
+def _is_plain(word: Word) -> bool:
+    """Whether a value is surely no text that would run something where a number is wanted."""
+    return not re.search(r"[\[$`]", word.text) if word.fixed else _COUNTS.fullmatch(word.text) is not None
+
+
+def _may_name(word: Word, option: str) -> bool:
+    """Whether `test` may take a value for the name of an element, or one without quotes for the option to do so."""
+    return not word.fixed and (option == "-v" or not word.text.startswith('"'))
+
+
 def _reads_commands(name: str, words: Sequence[Word]) -> bool:
     """Whether a command of bash itself runs what it reads, or what it is told for later."""
     if name in (".", "source"):
         return any(not word.fixed or _STREAM.fullmatch(word.text) for word in words[1:2])
-    return name in ("mapfile", "readarray") and any(re.match(r"-\w*C", word.text) for word in words)
+    if name in _SETTERS:
+        return any(_RUN_LATER.match(word.text) for word in words[1:])
+    if name == "hash":
+        return any(re.match(r"-\w*p", word.text) for word in words)
+    later = rf"-\w*C|{_RUN_LATER.pattern}"
+    return name in ("mapfile", "readarray") and any(re.match(later, word.text) for word in words)
 
 
 def _replaced(options: Sequence[Word]) -> str:
@@ -418,37 +461,3 @@ def executed(words: Sequence[Word]) -> list[tuple[Word, ...]]:
             found.append(tuple(words[begun:number]))
             begun = 0
     return [*found, ()] if begun else found
-
-
-def _first_operand(words: Sequence[Word], spec: str) -> int | None:
-    """Where a wrapper's options end; None when one of them is not known."""
-    known = spec.split()
-    number = 1
-    while number < len(words):
-        word = words[number]
-        if not word.text.startswith("-") or word.text == "-":
-            return number
-        if word.text == "--":
-            return number + 1
-        if not word.fixed:
-            return None
-        taken = _option(word.text, known)
-        if taken is None:
-            return None
-        number += taken
-    return number
-
-
-def _option(text: str, known: Sequence[str]) -> int | None:
-    """How many words an option takes up, its value included; None when it is not known."""
-    if text.startswith("--"):
-        name, equals, _ = text[2:].partition("=")
-        if name in known or (equals and f"{name}:" in known):
-            return 1
-        return 2 if f"{name}:" in known else None
-    for number, letter in enumerate(text[1:], 1):
-        if f"{letter}:" in known:
-            return 1 if number < len(text) - 1 else 2
-        if letter not in known:
-            return None
-    return 1

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.tools.shell.kit import run_to_the_end
+from treadle.events import Grant
+from treadle.policy import Assessment, decide
 from treadle.tools.shell_language import commands_of, parts_of
 from treadle.tools.shell_safety import classify
 
@@ -20,6 +22,8 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("alpha", "beta"):
         (folder / name).write_text(f"#!/bin/sh\n: > {shlex.quote(str(folder))}/ran-{name}\n")
         (folder / name).chmod(0o755)
+    (folder / "f").write_text("a[$(alpha)]")
+    (folder / "s").write_text("alpha\n")
     return folder
 
 
@@ -36,12 +40,38 @@ def test_no_trick_runs_what_was_not_read(tricks: list[str], stub: Path) -> None:
     for command in tricks:
         parts = parts_of(command)
         read = any(text.partition(" ")[0].endswith("alpha") for text in commands_of(parts))
-        asked = any(part.kind == "unknown" for part in parts)
+        asked = any(part.kind == "unknown" or part.name == "$((" for part in parts)
         if runs_alpha(command, stub):
             ran += 1
             assert read or asked, (command, commands_of(parts))
             assert classify(parts, str(stub))[0] != "safe", command
     assert ran > len(tricks) / 2, "most of these do run it, or they would prove nothing"
+
+
+def test_a_number_made_of_text_is_no_part_of_what_was_allowed_or_may_hide_what_was_forbidden() -> None:
+    for command in ("[[ $(cat f) -eq 1 ]]", "echo $(( $(cat f) ))", "for x in $(cat f); do ((x)); done"):
+        parts = parts_of(command)
+        assessment = Assessment(classify(parts, "/workspace")[0], "", commands_of(parts))
+        allowed = Grant(tier="read-only", approve=("shell(cat *)", "shell(echo *)"))
+        for grant in (allowed, Grant(forbid=("shell(rm *)",))):
+            assert decide([grant], [], "shell", {"command": command}, assessment).action == "ask", command
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo $((1 + 2 * 3))",
+        "for i in 1 2 3; do echo $((i * 2)); done",
+        "for i in {1..5}; do echo $((i * 2)) ${i:0:1}; done",
+        "for f in *.c; do [[ -f $f ]] && cat $f; done",
+        "cat f; [ $? -eq 0 ] && ls",
+        '[ "$(wc -l < f)" -gt 5 ] && cat f',
+        "[[ -n $(cat f) ]] && ls",
+        'test -n "$(cat f)" && ls',
+    ],
+)
+def test_numbers_that_are_numbers_are_harmless(command: str) -> None:
+    assert classify(parts_of(command), "/workspace")[0] == "safe"
 
 
 def test_the_tricks_are_many_and_each_is_its_own() -> None:

@@ -45,10 +45,12 @@ def list_files_tool(files: Files) -> Tool:
         with files.folder(context) as folder, folder.opened(path) as (opened, real, kind):
             if kind == "file":
                 return real
-            start = len(place_of(opened)) + 1
+            place = f"{place_of(opened)}/".encode()
 
             def take(line: bytes) -> bool:
-                names.append(line.decode("utf-8", "surrogateescape")[start:])
+                if not line.startswith(place):  # a name that goes on in the next line
+                    return True
+                names.append(line.removeprefix(place).decode("utf-8", "surrogateescape"))
                 if len(names) % _TOLD_EVERY == 0:
                     context.progress(f"listing, {len(names)} files so far", len(names))
                 return len(names) < _GATHERED

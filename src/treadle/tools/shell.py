@@ -186,13 +186,14 @@ async def _moved(context: ToolContext, workspace: Path, before: str, ended_in: s
     """Keep the folder that a command ended in; a word when it changed."""
     if not ended_in:
         return ""
-    place = Path(ended_in)
+    place, shown = Path(ended_in), os.fsencode(ended_in).decode("utf-8", "replace")
     inside = place.is_relative_to(workspace)
-    folder = str(place.relative_to(workspace)) if inside and place != workspace else ""
+    folder = str(place.relative_to(workspace)) if inside and place != workspace and shown == ended_in else ""
     if folder != before:
         await context.desk.note(FOLDER, folder)
-    if not inside:
-        return f"{ended_in} is outside the workspace: the next command starts in the workspace again"
+    if not inside or shown != ended_in:
+        why = "has a name that is not UTF-8" if inside else "is outside the workspace"
+        return f"{shown} {why}: the next command starts in the workspace again"
     return f"now in {folder or 'the workspace'}" if folder != before else ""
 
 

@@ -79,10 +79,14 @@ class _Stat(Struct, frozen=True):
 
 
 class _Walk(Struct):
-    """What a walk found; `live` are databases that somebody has open, which must not be put back under their feet."""
+    """What a walk found; `live` are databases that somebody has open, which must not be put back under their feet.
+
+    `odd` is what has no name in UTF-8, so that no record can name it.
+    """
 
     found: dict[str, _Stat] = {}
     live: set[str] = set()
+    odd: set[str] = set()
     whole: bool = True
 
 
@@ -118,6 +122,7 @@ class Snapshot:
             self._first = root.walk(MOST_FILES)
             stats = self._first.found
             chosen, left_out = _affordable(stats)
+            left_out += self._first.odd
             fresh: dict[str, Seen] = {}
             batch: list[bytes] = []
             size = 0
@@ -149,10 +154,10 @@ class Snapshot:
 
     def _after(self) -> list[KeptFile]:
         changed: list[KeptFile] = []
-        unknown: list[str] = []
         stats, whole = self._first.found, self._first.whole
         with _Root(self.workspace) as root:
-            now = root.walk(2 * MOST_FILES).found
+            walk = root.walk(2 * MOST_FILES)
+            now, unknown = walk.found, [*walk.odd ^ self._first.odd]
             for path, about in now.items():
                 old = stats.get(path)
                 if path in self._first.live or (old is not None and old.stamp == about.stamp and self._is_old(old)):
@@ -255,7 +260,7 @@ class _Root:
             except OSError:  # gone meanwhile, or not ours to read
                 continue
             try:
-                here = _files_in(opened, folder, folders)
+                here = _files_in(opened, folder, folders, walk.odd)
             finally:
                 os.close(opened)
             beside = [(path, path.removesuffix(end)) for end in _BESIDE for path in here if path.endswith(end)]
@@ -289,13 +294,15 @@ class _Root:
             os.close(opened)
 
 
-def _files_in(opened: int, folder: str, folders: deque[str]) -> dict[str, _Stat]:
-    """The ordinary files in a folder; its own folders are added to those still to be looked at."""
+def _files_in(opened: int, folder: str, folders: deque[str], odd: set[str]) -> dict[str, _Stat]:
+    """The ordinary files in a folder; its own folders are added to those still to be looked at, others to the odd."""
     found: dict[str, _Stat] = {}
     with os.scandir(opened) as entries:
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir(follow_symlinks=False):
+            if not entry.name.isascii() and (plain := _readable(path)) != path:
+                odd.add(plain)
+            elif entry.is_dir(follow_symlinks=False):
                 if entry.name not in _SKIPPED and not is_secret_folder(entry.name):
                     folders.append(path)
             elif entry.is_file(follow_symlinks=False) and not is_secret_name(entry.name):
@@ -303,6 +310,10 @@ def _files_in(opened: int, folder: str, folders: deque[str]) -> dict[str, _Stat]
                 if about is not None:
                     found[path] = about
     return found
+
+
+def _readable(path: str) -> str:
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _stat(entry: os.DirEntry[str]) -> _Stat | None:

@@ -54,6 +54,12 @@ async def test_names_that_are_not_text_are_listed_all_the_same(bench: Bench) -> 
     assert len((await bench.call("list_files")).splitlines()) == 2
 
 
+async def test_a_name_of_two_lines_is_not_listed_as_two_names(bench: Bench) -> None:
+    bench.put("a.txt", "x")
+    bench.put("two\nlines.txt", "x")
+    assert (await bench.call("list_files")).splitlines() == ["a.txt"]
+
+
 async def test_a_long_list_is_cut_and_says_how_much_more_there_is(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

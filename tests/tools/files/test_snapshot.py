@@ -212,3 +212,18 @@ async def test_around_a_command_the_list_is_recorded_before_and_the_changes_afte
     assert desk.notes["treadle.left"].keys() == {"a.txt"}
     with pytest.raises(NotFound):  # the list is not needed any more
         bench.kept.get(desk.trees[0])
+
+
+async def test_a_name_that_is_not_utf_8_is_left_out_and_said_and_hinders_nothing_else(bench: Bench) -> None:
+    bench.put("plain.txt", "old")
+    odd = bench.workspace / os.fsdecode(b"odd\xff.txt")
+    odd.write_text("old")
+    taken = snapshot(bench.kept, bench.workspace)
+    assert await taken.before() and taken.left_out == ("odd\ufffd.txt",)
+    odd.unlink()
+    folder = bench.workspace / os.fsdecode(b"made\xfe")
+    folder.mkdir()
+    (folder / "in.txt").touch()
+    bench.put("plain.txt", "new")
+    assert changed(bench, await taken.after()) == {"plain.txt": b"old"}
+    assert taken.left_out == ("made\ufffd", "odd\ufffd.txt")

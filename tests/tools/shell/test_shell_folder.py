@@ -147,3 +147,18 @@ async def test_a_fork_starts_in_the_folder_of_its_position_and_a_rewind_goes_bac
         assert (await finished_calls(session))["c3"].output == str(workspace)
         await session.undo_rewind()
         assert (await session.state()).notes[FOLDER] == "sub"
+
+
+async def test_a_folder_whose_name_cannot_be_recorded_is_left_again_and_that_is_said(workspace: Path) -> None:
+    agent, _ = agent_of(
+        commands(r"mkdir $'odd\xff' && cd $'odd\xff'"),
+        commands("pwd", first=2),
+        Reply("done"),
+        tools=[Shell(sandbox)],
+        grant=Grant(tier="full"),
+    )
+    async with agent.session(workspace=workspace) as session:
+        await ended(session)
+        done = await finished_calls(session)
+    assert "not UTF-8: the next command starts in the workspace again" in str(done["c1"].output)
+    assert str(done["c2"].output).strip() == str(workspace)

@@ -287,6 +287,9 @@ def _compare(facts: Sequence[AnyFact], kept: KeptFiles, to: int, back: bool) -> 
                 step = _step(folder, kept, then, back=back)
             except (ToolError, NotFound, StoreDamaged) as error:
                 skipped.append(Skipped(path, str(error)))
+                if not back:  # it has changed, if not to something that can be compared
+                    calls = past.calls(path, to)
+                    steps.append(_Step(then, None, None, Change(path, _kind(folder, then), str(error), calls)))
                 continue
             if step is not None:
                 left = past.left.get(path)
@@ -297,7 +300,7 @@ def _compare(facts: Sequence[AnyFact], kept: KeptFiles, to: int, back: bool) -> 
 
 
 def _step(folder: Folder, kept: KeptFiles, then: KeptFile, *, back: bool) -> _Step | None:
-    now = folder.find(then.path)
+    now = folder.find(then.path) if not _is_elsewise(folder, then.path) else None
     if _digest(now) == then.before and (now is None or now.mode == then.mode):
         return None
     data = kept.get(then.before) if then.before else None
@@ -309,6 +312,20 @@ def _step(folder: Folder, kept: KeptFiles, then: KeptFile, *, back: bool) -> _St
         modes = (now.mode, then.mode) if back else (then.mode, now.mode)
         text = f"{then.path}: mode {modes[0]:o} before, {modes[1]:o} now"
     return _Step(then, now, data, Change(then.path, kind, text))
+
+
+def _is_elsewise(folder: Folder, path: str) -> bool:
+    """Whether there can be no file at a path: a folder is there, or a file where one of its folders would be."""
+    there = folder.look(path)
+    ways = [path[:at] for at, letter in enumerate(path) if letter == "/"]
+    above = (folder.look(way) for way in ways)
+    return there.kind == "folder" if there is not None else any(one is not None and one.kind == "file" for one in above)
+
+
+def _kind(folder: Folder, then: KeptFile) -> Literal["added", "modified", "deleted"]:
+    if not then.before:
+        return "added"
+    return "modified" if folder.look(then.path) is not None else "deleted"
 
 
 def _digest(held: Held | None) -> str:
@@ -327,7 +344,8 @@ def _keep_now(kept: KeptFiles, steps: Sequence[_Step]) -> list[KeptFile]:
 def _restore(root: Path, steps: Sequence[_Step]) -> list[Skipped]:
     skipped: list[Skipped] = []
     with Folder(root) as folder:
-        for step in steps:
+        # What is to go may be a folder or a file where the other is to be.
+        for step in sorted(steps, key=lambda step: step.data is not None):
             path = step.then.path
             try:
                 if step.data is None:

@@ -446,3 +446,46 @@ def test_the_environment_chooses_where_old_contents_are_kept(monkeypatch: pytest
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     assert KeptFiles().folder == tmp_path / "share" / "treadle" / "kept"
     assert not os.path.exists(tmp_path / "share")
+
+
+async def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_come_back_and_go_again(
+    place: Place, store: Store
+) -> None:
+    for path in ("one", "two/a", "two/deep/b"):
+        place.put(path, path)
+
+    def exchange() -> None:
+        (place.workspace / "one").unlink()
+        place.put("one/in", "new")
+        shutil.rmtree(place.workspace / "two")
+        place.put("two", "new")
+
+    place.commands["exchange"] = exchange
+    before = place.holds()
+    async with place.session(store, call("command", name="exchange"), "ok") as session:
+        await ended(session)
+        after = place.holds()
+        told = {change.path: change.kind for change in await session.changes()}
+        gone = dict.fromkeys(("one", "two/a", "two/deep/b"), "deleted")
+        assert told == {**gone, "one/in": "added", "two": "added"}
+        assert (await session.rewind(1, "files")).skipped == () and place.holds() == before
+        assert (await session.undo_rewind()).skipped == () and place.holds() == after
+
+
+async def test_a_file_that_became_a_link_is_among_the_changes_and_a_rewind_leaves_the_link(
+    place: Place, store: Store
+) -> None:
+    place.put("file", "old")
+    place.put("other", "other")
+
+    def link() -> None:
+        (place.workspace / "file").unlink()
+        (place.workspace / "file").symlink_to("other")
+
+    place.commands["link"] = link
+    async with place.session(store, call("command", name="link"), "ok") as session:
+        await ended(session)
+        (change,) = await session.changes()
+        assert (change.path, change.kind) == ("file", "modified") and "symbolic link" in change.diff and change.calls
+        assert [one.path for one in (await session.rewind(1, "files")).skipped] == ["file"]
+        assert (place.workspace / "file").is_symlink()

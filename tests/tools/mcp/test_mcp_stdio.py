@@ -245,6 +245,15 @@ async def test_closing_ends_a_server_that_is_still_starting(tmp_path: Path) -> N
     assert servers.health()[0].state == "closed" and not alive(int(pid))
 
 
+async def test_a_server_that_never_answers_is_waited_for_once(tmp_path: Path) -> None:
+    script = f"echo $$ >> {tmp_path}/pids; exec sleep 600"
+    server = McpServer(name="mute", command="sh", args=("-c", script), start_timeout=0.2, protocol="legacy")
+    async with McpServers([server]) as servers:
+        assert await servers.tools() == []
+        assert servers.health()[0].state == "down" and "timed out" in servers.health()[0].error
+    assert len((tmp_path / "pids").read_text().split()) == 1
+
+
 @pytest.mark.usefixtures("in_a_hurry")
 async def test_closing_at_any_moment_leaves_no_process(tmp_path: Path) -> None:
     script = f"echo $$ >> {tmp_path}/pids; trap '' TERM; sleep 0.05; echo garbage; exec sleep 600"

@@ -195,7 +195,9 @@ class Connection:
                 await self._hold()
                 self.error = self.error or "it hung up"
             except Exception as error:
-                self.error, worth_trying = _reason(error), not isinstance(error, OSError)
+                cause = _cause(error)
+                self.error = str(cause) or type(cause).__name__
+                worth_trying = not isinstance(error, OSError) and not self._never_answered(cause)
             said = self._tail.text()
             self.error = self.told(f"{self.error} (it said: {said})" if said else self.error)
             self._failures += 1
@@ -207,6 +209,13 @@ class Connection:
                 self._become("down")
                 await _first(self._wanted, self._closing)
                 self._wanted.clear()
+
+    def _never_answered(self, error: BaseException) -> bool:
+        """Whether a server that was never up did not answer in time: to try again would only take as long again."""
+        from mcp import MCPError
+        from mcp_types import REQUEST_TIMEOUT
+
+        return not self.protocol and isinstance(error, MCPError) and error.code == REQUEST_TIMEOUT
 
     async def _hold(self) -> None:
         """Connect, list the tools, and stay until the server hangs up or is to be let go."""
@@ -270,8 +279,8 @@ async def _until(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
 
 
-def _reason(error: BaseException) -> str:
-    """The first cause in a group of errors, in words."""
+def _cause(error: BaseException) -> BaseException:
+    """The first in a group of errors."""
     if isinstance(error, BaseExceptionGroup):
-        return _reason(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
-    return str(error) or type(error).__name__
+        return _cause(cast("BaseExceptionGroup[BaseException]", error).exceptions[0])
+    return error

@@ -346,6 +346,7 @@ class Built(Struct, frozen=True):
     agents: dict[str, Agent]
     library: Library
     problems: tuple[str, ...] = ()
+    without_model: dict[str, Agent] = {}
 
 
 def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> Built:
@@ -368,15 +369,20 @@ def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = 
         instructions=_instructions(settings.system_prompt),
     )
     agents: dict[str, Agent] = {}
+    without_model: dict[str, Agent] = {}
     problems = [str(problem) for problem in library.problems]
     for agent in library.all_agents(options):
+        wanted = library.agents[agent.name].tools
+        if wanted and not agent.toolbox:
+            problems.append(f"agent {agent.name} has no tools: none here is called {', '.join(map(repr, wanted))}")
         try:
             agent.resolved_model()
         except BadInput as error:  # one that names a model without a key must not stop the others
             problems.append(f"agent {agent.name} is left out: {error}")
+            without_model[agent.name] = agent
         else:
             agents[agent.name] = agent
-    return Built(agents, library, tuple(problems))
+    return Built(agents, library, tuple(problems), without_model)
 
 
 @asynccontextmanager

@@ -172,3 +172,21 @@ async def test_a_chat_goes_on_with_the_folders_last_session_and_never_with_a_hel
         await screen.until("/help shows")
         assert await screen.leave() == 0
         assert "come back with: treadle chat --session mine" in screen.text
+
+
+async def test_an_agent_that_cannot_be_had_is_told_with_the_reason_and_a_model_flag_mends_it(place: Place) -> None:
+    folder = place.work / ".treadle" / "agents"
+    folder.mkdir(parents=True)
+    (folder / "poet.md").write_text("---\nsteps: many\n---\nYou rhyme.", "utf-8")
+    own = place.home / ".config" / "treadle" / "agents"
+    own.mkdir(parents=True)
+    (own / "critic.md").write_text("---\nmodel: sonnet\ntools: Read, Grep\n---\nYou criticise.", "utf-8")
+    async with StrictChat(lambda body: Reply("Hm.")) as fake:
+        poet = await place.run("run", "write", "--agent", "poet", *model(fake))
+        assert poet.code == 2 and "poet.md:2: steps must be a number" in poet.err
+        given = {"TREADLE_MODEL": "gpt-x", "TREADLE_BASE_URL": fake.base_url}
+        critic = await place.run("run", "read it", "--agent", "critic", env=given)
+        assert critic.code == 2 and "critic is left out: there is no model 'sonnet'" in critic.err
+        critic = await place.run("run", "read it", "--agent", "critic", *model(fake))
+        assert (critic.code, critic.out.strip()) == (0, "Hm.")
+        assert "critic has no tools: none here is called 'Read', 'Grep'" in critic.err

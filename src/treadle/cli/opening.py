@@ -85,7 +85,9 @@ async def _running(
             ):
                 state = await session.state()
                 if state.agent not in runtime.agents:  # a run under way keeps the agent it began with
-                    runtime.agents[state.agent] = _named(built.agents[settings.agent or DEFAULT_AGENT], state.agent)
+                    runtime.agents[state.agent] = _named(
+                        built.agents.get(settings.agent or DEFAULT_AGENT, agent), state.agent
+                    )
                 if info is not None and settings.agent and settings.agent != info.agent:
                     await session.configure(agent=settings.agent)
                 if state.model not in ("", settings.model, model.name):
@@ -99,14 +101,16 @@ async def _running(
 
 def _chosen(built: Built, loaded: Loaded, model: Model, info: SessionInfo | None) -> Agent:
     """The agent that was asked for, or whose session it is; a flag has the last word on model and instructions."""
-    wanted = loaded.settings.agent or DEFAULT_AGENT
-    if wanted not in built.agents:
-        raise NotFound(f"there is no agent {wanted!r}; there are: {', '.join(sorted(built.agents))}")
+    wanted, flagged = loaded.settings.agent or DEFAULT_AGENT, loaded.sources.get("model") == "command line"
+    agents = {**built.without_model, **built.agents} if flagged else built.agents
+    if wanted not in agents:
+        why = "".join(f"\n  {problem}" for problem in built.problems if wanted in problem)
+        raise NotFound(f"there is no agent {wanted!r}; there are: {', '.join(sorted(agents))}{why}")
     if info is not None:
-        agent = built.agents.get(info.agent) or _named(built.agents[wanted], info.agent)
+        agent = agents.get(info.agent) or _named(agents[wanted], info.agent)
     else:
-        agent = built.agents[wanted]
-    if loaded.sources.get("model") == "command line" and agent.model is not model:
+        agent = agents[wanted]
+    if flagged and agent.model is not model:
         agent = replace(agent, model=model)
     if loaded.sources.get("system_prompt") == "command line":
         agent.instructions = built.agents[DEFAULT_AGENT].instructions

@@ -87,6 +87,23 @@ def test_a_field_that_nobody_knows_is_told_and_ignored() -> None:
     assert agent is not None and str(problem) == "a.md:3: 'colour' is not a field of an agent; ignored"
 
 
+def test_agents_that_people_have_for_other_tools_are_read_as_they_are() -> None:
+    about = f"Use this agent when: it's time. <example>Context: {'x' * 2000} user: \"Go\"</example> # now"
+    text = f"---\nname: reviewer\ndescription: {about}  \ntools: *\n---\nYou review.\n"
+    agent, problems = read_agent("a.md", text, "a", "user")
+    assert agent is not None and problems == []
+    assert (agent.name, agent.description, agent.tools) == ("reviewer", about, ("*",))
+    _, [problem] = read_agent("a.md", "---\ndescription: a: b\nsteps: [\n---\n", "a", "user")
+    assert problem.line == 2 and "not YAML" in problem.message, "what else is wrong is told"
+
+
+def test_a_rule_below_a_heading_of_an_agents_md_is_no_agent_and_nothing_is_lost() -> None:
+    text = "Use tabs.\n\n## Style\n\n---\nShort lines.\n\n## Tests\n---\nFast ones.\n---\nRun them.\n"
+    rest, agents, problems = read_sections("AGENTS.md", text, "workspace")
+    assert (rest, agents) == (text.strip(), [])
+    assert [problem.line for problem in problems] == [5, 10]
+
+
 def test_sections_of_an_agents_md_are_agents_and_the_rest_are_instructions() -> None:
     text = """\
 # The project
@@ -144,6 +161,27 @@ def test_the_library_lists_built_in_agents_those_of_the_workspace_and_the_users_
     assert library.agents["garden"].model == "", "a workspace does not say who gets to read it"
     with pytest.raises(NotFound, match="no agent named 'gardener'; there are: Critic, "):
         library.agent("gardener")
+
+
+def test_what_the_user_has_linked_into_place_is_read_and_a_link_of_a_workspace_is_told(tmp_path: Path) -> None:
+    work, own, kept = tmp_path / "work", tmp_path / "own", tmp_path / "dotfiles"
+    file = write(kept, "agents/garden.md", GOOD)
+    skill = write(kept, "skills/deploy/SKILL.md", "---\nname: deploy\ndescription: d\n---\nSee more.md.")
+    write(kept, "skills/deploy/more.md", "More.")
+    for folder in (own, work / ".treadle"):
+        folder.mkdir(parents=True)
+        (folder / "agents").mkdir()
+        (folder / "agents" / "garden.md").symlink_to(file)
+    (own / "skills").symlink_to(kept / "skills")
+    (work / ".claude" / "skills").mkdir(parents=True)
+    for name in ("deploy", "other"):
+        (work / ".claude" / "skills" / name).symlink_to(skill.parent)
+    (work / "AGENTS.md").symlink_to(file)
+    library = Library(work, own)
+    assert (library.agents["garden"].origin, library.skills["deploy"].origin) == ("user", "user")
+    assert library.knowledge.resource(library.skills["deploy"], "more.md") == "More."
+    told = {problem.path.removeprefix(f"{work}/") for problem in library.problems if "is a link" in problem.message}
+    assert told == {".treadle/agents/garden.md", ".claude/skills/other", "AGENTS.md"}, "deploy is not missed"
 
 
 def test_agents_know_of_each_other(tmp_path: Path) -> None:

@@ -94,6 +94,21 @@ def test_triggers_as_a_field_of_their_own_are_read_too() -> None:
     assert (skill.keywords, skill.patterns, skill.always) == (("a", "b"), ("x*y",), True)
 
 
+def test_skills_that_people_have_are_read_however_they_are_spelled(tmp_path: Path) -> None:
+    fronts = {
+        "microagent": "triggers:\n- docker\n- container",
+        "listed": "metadata:\n  patterns: ['build * image', ship it]",
+        "colon": "license: MIT: see LICENSE",
+    }
+    for name, front in fronts.items():
+        write(tmp_path, f".claude/skills/{name}/skill.md", f"---\nname: {name}\ndescription: d\n{front}\n---\nB")
+    library = Library(tmp_path)
+    assert sorted(library.skills) == ["colon", "listed", "microagent"] and library.problems == ()
+    assert library.skills["microagent"].keywords == ("docker", "container")
+    assert library.skills["listed"].patterns == ("build * image", "ship it")
+    assert library.knowledge.resource(library.skills["colon"], "") == "", "its own text is no file that comes with it"
+
+
 @pytest.mark.parametrize(
     ("front", "folder", "line", "words"),
     [

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.knowledge.base import Origin, Problem
-from treadle.knowledge.markdown import Document, Fields, read_document
+from treadle.knowledge.markdown import LARGEST_FRONT, Document, Fields, read_document
 
 Posture = Literal["cautious", "balanced", "trusting"]
 POSTURES: tuple[Posture, ...] = get_args(Posture)
@@ -58,7 +58,7 @@ def _agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | N
     agent = AgentFile(
         name=fields.text("name", 64) or name,
         instructions=document.body,
-        description=fields.text("description"),
+        description=fields.text("description", LARGEST_FRONT),
         model=fields.text("model", 200),
         steps=steps,
         max_calls=calls,
@@ -98,6 +98,8 @@ def sections(path: str, text: str) -> tuple[str, list[tuple[str, Document | Prob
             kept.extend(lines[start:end])
             continue
         document = read_document(path, "\n".join(lines[below:end]), below + 1)
+        if isinstance(document, Problem):  # perhaps only a rule below a heading: what people wrote is not lost
+            kept.extend(lines[start:end])
         found.append((title, document))
     return "\n".join(kept).strip(), found
 

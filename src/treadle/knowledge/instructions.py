@@ -12,7 +12,7 @@ from typing import cast
 from treadle.knowledge.agents import AgentFile, read_sections
 from treadle.knowledge.base import Origin, Problem
 from treadle.knowledge.frames import frame
-from treadle.knowledge.reading import read_beneath
+from treadle.knowledge.reading import LINK, read_beneath
 from treadle.messages import Json
 
 FILE = "AGENTS.md"
@@ -43,6 +43,8 @@ def read_chain(workspace: Path) -> tuple[list[tuple[str, str]], list[AgentFile],
     for shown, folder in chain(workspace):
         text = read_beneath(folder, (FILE,))
         if text is None:
+            if (folder / FILE).is_symlink():
+                problems.append(Problem(str(folder / FILE), 1, LINK))
             continue
         rest, found, wrong = read_sections(str(folder / FILE), text, "workspace")
         agents.extend(found)

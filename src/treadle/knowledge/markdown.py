@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ LARGEST_FRONT = 8 * 1024
 MOST_BRACKETS = 64
 """YAML takes time in the square of how deep its brackets are nested; nobody needs so many here."""
 _NUMBER = re.compile(r"-?\d{1,9}(\.\d{1,9})?")
+_PLAIN = re.compile(r"^([A-Za-z][\w-]*:[ \t]+)([^\s\"'\[{|>].*)$", re.MULTILINE)
 _FENCE = re.compile(r"^---[ \t]*$")
 
 Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
@@ -56,9 +58,8 @@ def read_document(path: str, text: str, first: int = 1) -> Document | Problem:
 def _fields(path: str, front: str, first: int) -> tuple[dict[str, Value], dict[str, int]] | Problem:
     import yaml
 
-    reader: Any = yaml  # comes without types
     try:
-        node = reader.compose(front, Loader=yaml.SafeLoader)
+        node = _composed(front)
         if node is None:
             return {}, {}
         value = _value(node, set())
@@ -71,6 +72,27 @@ def _fields(path: str, front: str, first: int) -> tuple[dict[str, Value], dict[s
     if not isinstance(value, dict):
         return Problem(path, first, "the front matter must be fields, such as `description: what it is for`")
     return value, {str(key.value): first + key.start_mark.line for key, _ in node.value}
+
+
+def _composed(front: str) -> Any:
+    """The front matter as YAML; where it is none, with the values in quotes that people leave without them.
+
+    A description such as `Use it when: a form is to be filled` is what many write, and other readers take.
+    """
+    import yaml
+
+    reader: Any = yaml  # comes without types
+    try:
+        return reader.compose(front, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        quoted = _PLAIN.sub(lambda found: found[1] + _quoted(found[2].rstrip()), front)
+        with suppress(yaml.YAMLError):
+            return reader.compose(quoted, Loader=yaml.SafeLoader)
+        raise
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _value(node: Any, seen: set[int]) -> Value:
@@ -139,13 +161,13 @@ class Fields:
             return None
         return words[str(value).lower()]
 
-    def words(self, field: str) -> tuple[str, ...] | None:
-        """A list of texts, also written as one line with commas; None where the field is missing."""
+    def words(self, field: str, between: str = ",") -> tuple[str, ...] | None:
+        """A list of texts, also written as one with something `between` them; None where the field is missing."""
         value = self._value(field)
         if value is None:
             return None
         if isinstance(value, str):
-            return tuple(word for piece in value.split(",") if (word := piece.strip()))
+            return tuple(word for piece in value.split(between) if (word := piece.strip()))
         items = cast("list[object]", value) if isinstance(value, list) else [None]
         if not all(isinstance(item, str) and item.strip() for item in items):
             self.wrong(field, f"{field} must be a list of texts")

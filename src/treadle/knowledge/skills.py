@@ -26,15 +26,18 @@ _REGEX = re.compile(r"\\[bdswBDSW]|\(\?|\[\^?\w-\w|\.\*|\.\+")
 
 
 def read_skills(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[Skill], list[Problem]]:
-    """The skills in a folder, sorted by name; a link is never followed."""
+    """The skills in a folder, sorted by name; a link is followed only where the user put it."""
+    place, own = folder.joinpath(*parts), origin == "user"
     skills: list[Skill] = []
     problems: list[Problem] = []
-    for name in folders_beneath(folder, parts)[:MOST]:
-        text = read_beneath(folder, (*parts, name, FILE))
-        if text is None:
+    for name in folders_beneath(folder, parts, linked=own)[:MOST]:
+        for file in (FILE, FILE.lower()):  # as the public validator takes them
+            text = read_beneath(folder, (*parts, name, file), linked=own)
+            if text is not None:
+                break
+        else:
             continue
-        place = folder.joinpath(*parts, name)
-        skill, wrong = read_skill(str(place / FILE), text, name, origin)
+        skill, wrong = read_skill(str(place / name / file), text, name, origin)
         problems.extend(wrong)
         if skill is not None:
             skills.append(skill)
@@ -56,9 +59,10 @@ def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill
         fields.wrong("name", f"name is {name!r}, but its folder is {folder!r}; they must be the same")
     if not description:
         fields.wrong("description", "description is missing: say what the skill does and when to use it")
-    triggers, metadata = fields.inside("triggers"), fields.inside("metadata")
-    keywords = (triggers.words("keywords") or ()) + (metadata.words("keywords") or ())
-    patterns = (triggers.words("patterns") or ()) + _lines(metadata.text("patterns", 2000))
+    listed = fields.words("triggers") if isinstance(document.fields.get("triggers"), list) else None
+    triggers, metadata = fields.inside("triggers" if listed is None else ""), fields.inside("metadata")
+    keywords = (listed or ()) + (triggers.words("keywords") or ()) + (metadata.words("keywords") or ())
+    patterns = (triggers.words("patterns") or ()) + (metadata.words("patterns", "\n") or ())
     always = triggers.flag("always") or metadata.flag("always") or False
     for kind, given in (("keywords", keywords), ("patterns", patterns)):
         if len(given) > MOST_TRIGGERS:
@@ -73,10 +77,6 @@ def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill
     ]
     place = str(Path(path).parent)
     return Skill(name, description, document.body, place, origin, keywords, patterns, always), notes
-
-
-def _lines(text: str) -> tuple[str, ...]:
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def triggered(skills: Mapping[str, Skill], message: str) -> list[Skill]:

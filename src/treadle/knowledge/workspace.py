@@ -19,7 +19,8 @@ from treadle.knowledge.base import Knowledge, Origin, Problem, Skill
 from treadle.knowledge.builtin import builtin_agents
 from treadle.knowledge.frames import frame
 from treadle.knowledge.instructions import FILE, framed, nested, read_chain
-from treadle.knowledge.reading import files_beneath, folders_beneath, read_beneath
+from treadle.knowledge.reading import LINK, files_beneath, folders_beneath, links_beneath, read_beneath
+from treadle.knowledge.skills import FILE as SKILL
 from treadle.knowledge.skills import framed as framed_skill
 from treadle.knowledge.skills import index, read_skills, triggered
 from treadle.log.base import Memories, Memory
@@ -50,7 +51,7 @@ class FileKnowledge(Knowledge):
         self.user_folder = user_folder
 
     async def preamble(self, workspace: Path, memories: Memories, before: float, window: int | None = None) -> str:
-        own = read_beneath(self.user_folder, (FILE,)) if self.user_folder is not None else None
+        own = read_beneath(self.user_folder, (FILE,), linked=True) if self.user_folder is not None else None
         parts = [framed(FILE, _fitted(own.strip(), window, 8), "user")] if own and own.strip() else []
         texts, _, _ = read_chain(workspace)
         if texts:
@@ -71,12 +72,14 @@ class FileKnowledge(Knowledge):
         return self._skills(workspace)[0]
 
     def resource(self, skill: Skill, path: str) -> str:
-        folder = Path(skill.folder)
+        folder, own = Path(skill.folder), skill.origin == "user"
+        files = [name for name in _files(folder, linked=own) if name not in (SKILL, SKILL.lower())]
         if not path:
-            return "\n".join(f"- {name}" for name in _files(folder) if name != "SKILL.md")
-        text = read_beneath(folder, path.removeprefix("./").split("/"))
+            return "\n".join(f"- {name}" for name in files)
+        text = read_beneath(folder, path.removeprefix("./").split("/"), linked=own)
         if text is None:
-            raise NotFound(f"the skill {skill.name} has no file {path!r}; these come with it: {_listed(folder)}")
+            listed = ", ".join(files) or "none"
+            raise NotFound(f"the skill {skill.name} has no file {path!r}; these come with it: {listed}")
         return text
 
     def written(self, workspace: Path) -> Written:
@@ -123,6 +126,9 @@ class FileKnowledge(Knowledge):
             skills, wrong = read_skills(folder, parts, origin)
             problems.extend(wrong)
             found.update((one.name, replace(one, enabled=one.name not in off)) for one in skills)
+        for parts in SKILL_FOLDERS:  # one that is there under its own name as well is not missed
+            missed = (name for name in links_beneath(workspace, parts)[:MOST_FILES] if name not in found)
+            problems.extend(Problem(str(workspace.joinpath(*parts, name)), 1, LINK) for name in missed)
         return dict(sorted(found.items())), problems
 
     def _switched_off(self) -> frozenset[str]:
@@ -159,29 +165,28 @@ def _fitted(text: str, window: int | None, share: int) -> str:
 
 
 def _agents(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[AgentFile], list[Problem]]:
+    place, own = folder.joinpath(*parts), origin == "user"
     agents: list[AgentFile] = []
-    problems: list[Problem] = []
-    for name in files_beneath(folder, parts)[:MOST_FILES]:
-        text = read_beneath(folder, (*parts, name)) if name.endswith(".md") else None
+    problems = (
+        [] if own else [Problem(str(place / name), 1, LINK) for name in links_beneath(folder, parts)[:MOST_FILES]]
+    )
+    for name in files_beneath(folder, parts, linked=own)[:MOST_FILES]:
+        text = read_beneath(folder, (*parts, name), linked=own) if name.endswith(".md") else None
         if text is None:
             continue
-        agent, wrong = read_agent(str(folder.joinpath(*parts, name)), text, name.removesuffix(".md"), origin)
+        agent, wrong = read_agent(str(place / name), text, name.removesuffix(".md"), origin)
         problems.extend(wrong)
         if agent is not None:
             agents.append(agent)
     return agents, problems
 
 
-def _files(folder: Path, parts: tuple[str, ...] = ()) -> Iterator[str]:
+def _files(folder: Path, parts: tuple[str, ...] = (), *, linked: bool = False) -> Iterator[str]:
     """The files of a skill, to a depth that a person would make."""
-    for name in files_beneath(folder, parts)[:MOST_FILES]:
+    for name in files_beneath(folder, parts, linked=linked)[:MOST_FILES]:
         yield "/".join((*parts, name))
-    for name in folders_beneath(folder, parts)[:MOST_FILES] if len(parts) < 3 else ():
-        yield from _files(folder, (*parts, name))
-
-
-def _listed(folder: Path) -> str:
-    return ", ".join(name for name in _files(folder) if name != "SKILL.md") or "none"
+    for name in folders_beneath(folder, parts, linked=linked)[:MOST_FILES] if len(parts) < 3 else ():
+        yield from _files(folder, (*parts, name), linked=linked)
 
 
 def _notes(preferences: Sequence[Memory]) -> str:

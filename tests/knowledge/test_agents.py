@@ -88,7 +88,7 @@ def test_a_field_that_nobody_knows_is_told_and_ignored() -> None:
 
 
 def test_agents_that_people_have_for_other_tools_are_read_as_they_are() -> None:
-    about = f"Use this agent when: it's time. <example>Context: {'x' * 2000} user: \"Go\"</example> # now"
+    about = f'Use this agent when: it\'s time. <example>Context: {"x" * 2000} user: "Go"</example> # now'
     text = f"---\nname: reviewer\ndescription: {about}  \ntools: *\n---\nYou review.\n"
     agent, problems = read_agent("a.md", text, "a", "user")
     assert agent is not None and problems == []

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kit import PATIENCE, ended, of, said
 from tests.knowledge.counting import CountingModel, is_summary
@@ -141,14 +142,55 @@ async def test_refusals_that_no_compaction_helps_against_end_in_the_providers_nu
     assert outcome.reason == "failed" and outcome.error.startswith(f"too_long: {refusal} (")
 
 
-async def test_a_failed_compaction_leaves_the_run_going() -> None:
-    class Unwilling(CountingModel):
-        async def stream(self, request: Request) -> Any:
-            if is_summary(request):
-                raise ModelError("no notes today", kind="overloaded", retryable=True)
-            async for event in super().stream(request):
-                yield event
+class Unwilling(CountingModel):
+    """Never sums up."""
 
+    async def stream(self, request: Request) -> Any:
+        if is_summary(request):
+            raise ModelError("no notes today", kind="overloaded", retryable=True)
+        async for event in super().stream(request):
+            yield event
+
+
+async def test_where_no_summary_was_written_and_the_request_is_then_refused_the_log_gives_one() -> None:
+    model = Unwilling(Reader(60))
+    model.hard = 3700  # less than it says: there seems to be room where there is none
+    async with await opened(model) as session:
+        outcome = await ended(session, FIRST)
+        facts = await session.facts()
+    assert outcome.reason == "answered", outcome.error
+    assert model.refused and [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+    assert all(FIRST in shown_text(request) for request in model.requests)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.45, 0.55])
+async def test_a_session_goes_on_however_much_of_the_window_its_instructions_take(share: float) -> None:
+    """What is left over is what a summary and the newest turns share."""
+    model = CountingModel(lambda request, number: f"{number}: {WORDS}" * 2, summary=f"- {WORDS} " * 30)
+    async with await opened(model, instructions="x" * int(4096 * 4 * share)) as session:
+        for number in range(60):
+            outcome = await ended(session, f"{number}: {WORDS}")
+            assert outcome.reason == "answered", outcome.error
+        compactions = of(await session.facts(), ContextCompacted)
+    assert model.refused == 0 and len(compactions) < 20
+
+
+async def test_a_model_that_does_not_count_is_counted_for() -> None:
+    class Silent(CountingModel):
+        async def stream(self, request: Request) -> Any:
+            async for event in super().stream(request):
+                yield replace(event, usage=Usage()) if isinstance(event, Reply) else event
+
+    model = Silent(Reader(60))
+    async with await opened(model, instructions="x" * 4096) as session:
+        outcome = await ended(session, FIRST)
+        found = await session.context()
+    assert (outcome.reason, model.refused) == ("answered", 0), outcome.error
+    assert outcome.usage.estimated and outcome.usage.output_tokens
+    assert found.estimated and abs(found.used - await_tokens(model)) < 20
+
+
+async def test_a_failed_compaction_leaves_the_run_going() -> None:
     model = Unwilling(Reader(40), window=2048)
     async with await opened(model) as session:
         outcome = await ended(session, FIRST)

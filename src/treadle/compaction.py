@@ -22,7 +22,7 @@ DUE = 0.85
 AIM = 0.6
 """Pruning is enough when it comes down to this share; otherwise older turns are summed up."""
 TAIL = 0.25
-"""The share of the window that the newest results, or the newest entries, keep."""
+"""The share that the newest results, or the newest entries, keep."""
 CROWDED = 2
 """After so many compactions in a row that freed nothing the run stops."""
 SMALLEST = 2048
@@ -59,6 +59,14 @@ class Room(Struct, frozen=True):
     window: int
     fixed: int = 0
     attachments: Attachments | None = None
+
+    @property
+    def shared(self) -> int:
+        """What a summary and the newest entries take their shares of.
+
+        The more is never left out, the more of the rest must be freed: otherwise the next compaction is due at once.
+        """
+        return max(self.window - self.fixed * 3 // 2, self.window // 5)
 
 
 def room_in(window: int | None, state: State, fixed: int = 0, attachments: Attachments | None = None) -> Room:
@@ -107,7 +115,7 @@ def _prunable(state: State, room: Room) -> Plan | None:
     kept = 0
     for number, turn in enumerate(reversed(turns)):
         kept += sum(in_text(call.finished.output) for call in turn.calls.values() if call.finished is not None)
-        if number and kept > TAIL * room.window:
+        if number and kept > TAIL * room.shared:
             return Plan("prune", turn.last_seq) if turn.last_seq > before else None
     return None
 
@@ -123,7 +131,7 @@ def plan_summary(state: State, room: Room) -> Plan | None:
     cut, kept = must, 0
     while cut > first:
         kept += tokens_of(entries[cut - 1])
-        if kept > TAIL * room.window:
+        if kept > TAIL * room.shared:
             break
         cut -= 1
     if first < cut < must and isinstance(entries[cut], Turn) and isinstance(entries[cut - 1], MessageReceived):
@@ -167,7 +175,7 @@ def compacted(state: State, room: Room, done: Plan, summary: str = "", usage: Us
 
 def summary_request(state: State, room: Room, done: Plan) -> Request:
     """What the model is given to sum up: the older part as plain text, cut to what it can read at once."""
-    most = max(128, room.window // 8)
+    most = max(128, room.shared // 8)
     left = max(512, (room.window - most - in_text(_ASK)) * 3 // 4) * BYTES
     text = next((text for cap in (1200, 300, 80) if size_of(text := _transcript(state, done, cap)) <= left), "")
     if not text:
@@ -225,7 +233,7 @@ def compose(state: State, room: Room, done: Plan, written: str) -> str:
     The user's words stand last, nearest to what follows: small models go by what they have read last.
     """
     entries = state.entries[: entries_through(state, done.through)]
-    words = room.window * BYTES
+    words = room.shared * BYTES
     sections = [
         (HAPPENED, _shortened(written.strip(), words // 6)),
         (FAILED, _what_failed(entries, words // 24)),

@@ -81,6 +81,7 @@ class Turn(Struct):
     wrap_up: EndReason | None = None
     failed: ModelFailed | None = None
     compacted: int = 0
+    not_compacted: int = 0
     reply: ModelReplied | None = None
     calls: dict[str, CallState] = {}
     left: int = 0
@@ -374,6 +375,8 @@ def _signal(state: State, fact: SignalDetected) -> None:
     state.entries.append(fact)
     if state.turn is not None:
         state.turn.signals += (fact.kind,)
+        if fact.kind == "compaction_failed":
+            state.turn.not_compacted = fact.seq
     run = state.run
     if run is None:
         return

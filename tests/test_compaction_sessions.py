@@ -12,6 +12,7 @@ from tests.knowledge.counting import CountingModel, is_summary
 from tests.strict import StrictModel
 from tests.test_compaction import FIRST, WORDS, page, shown_text
 from treadle import Agent, CallFinished, Limits, ToolContext, tool
+from treadle.context import Projection
 from treadle.errors import Conflict, ModelError
 from treadle.events import (
     ContextCompacted,
@@ -348,6 +349,32 @@ async def test_what_the_provider_has_not_counted_since_a_compaction_is_called_es
         assert not (await session.context()).estimated
         await session.undo_compaction()
         assert (await session.context()).estimated
+
+
+async def test_what_is_shown_is_known_also_after_an_undo_a_rewind_and_another_try() -> None:
+    async with await opened(CountingModel(Reader(40)), turns=9) as session:
+
+        async def is_known() -> bool:
+            """What is shown as used is about what the next request would have."""
+            shown = await session.context()
+            messages = in_messages(Projection().messages(await session.state()))
+            really = in_tools(tool.spec for tool in (page, todo)) + messages
+            return abs(shown.used - really) < really // 5
+
+        await ended(session, FIRST)
+        before = (await session.state()).seq
+        await session.compact()
+        for number in range(4):
+            await ended(session, f"go on, for the {number}th time")
+        assert await is_known()
+        await session.undo_compaction()
+        assert await is_known()
+        async with session.regenerate() as run:
+            await run.wait()
+        await session.rewind(before, "conversation")
+        assert await is_known()
+        await session.undo_rewind()
+        assert await is_known()
 
 
 async def test_a_guess_of_the_adapters_is_not_called_a_count() -> None:

@@ -299,6 +299,11 @@ class ContextCompacted(Fact, frozen=True):
     summary: str = ""
     usage: Usage = NO_USAGE
 
+    @property
+    def spared(self) -> int:
+        """About what every request since has been spared."""
+        return self.tokens_before - self.tokens_after
+
 
 class RunFinished(Fact, frozen=True):
     run_id: str

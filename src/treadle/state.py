@@ -81,7 +81,6 @@ class Turn(Struct):
     wrap_up: EndReason | None = None
     failed: ModelFailed | None = None
     compacted: int = 0
-    not_compacted: int = 0
     reply: ModelReplied | None = None
     calls: dict[str, CallState] = {}
     left: int = 0
@@ -291,6 +290,8 @@ def _replied(state: State, fact: ModelReplied) -> None:
 def _failed(state: State, fact: ModelFailed) -> None:
     if state.turn is not None and state.turn.reply is None:
         state.turn.failed = fact
+        if fact.kind == "too_long":  # reason enough to try again what may have failed while there was room
+            state.turn.signals = tuple(kind for kind in state.turn.signals if kind != "compaction_failed")
         if fact.kind == "cancelled" and fact.partial.strip():
             state.entries.append(fact)
             state.tokens += tokens_of(fact)
@@ -375,8 +376,6 @@ def _signal(state: State, fact: SignalDetected) -> None:
     state.entries.append(fact)
     if state.turn is not None:
         state.turn.signals += (fact.kind,)
-        if fact.kind == "compaction_failed":
-            state.turn.not_compacted = fact.seq
     run = state.run
     if run is None:
         return
@@ -389,14 +388,14 @@ def _signal(state: State, fact: SignalDetected) -> None:
 
 
 def _compacted(state: State, fact: ContextCompacted) -> None:
-    before = fact.tokens_before
     if fact.kind != "undo":
         state.compacted.append(fact)
         state.crowded += 1
+        state.tokens = fact.tokens_after or fact.tokens_before or state.tokens
     elif state.compacted:
-        before = state.compacted.pop().tokens_before
+        state.tokens += state.compacted.pop().spared
         state.crowded = 0
-    state.tokens, state.counted = fact.tokens_after or before or state.tokens, False
+    state.counted = False
     state.generation += 1
     if state.turn is not None and state.turn.reply is None:
         state.turn.compacted = fact.seq
@@ -425,8 +424,9 @@ def _rewound(state: State, fact: Rewound) -> None:
 
 
 def _show_instead(state: State, entries: list[Entry], compacted: list[ContextCompacted]) -> None:
-    gone = sum(map(tokens_of, state.entries)) - sum(map(tokens_of, entries))
-    state.tokens, state.counted = max(0, state.tokens - gone), False
+    gone = sum(map(tokens_of, state.entries)) - sum(one.spared for one in state.compacted)
+    left = sum(map(tokens_of, entries)) - sum(one.spared for one in compacted)
+    state.tokens, state.counted = max(0, state.tokens - gone + left), False
     state.entries, state.compacted, state.crowded = entries, compacted, 0
     state.generation += 1
 

@@ -137,8 +137,10 @@ def closed(call: CallState) -> CallFinished:
 
 def _compact(state: State, run: RunState, turn: Turn, window: int | None) -> Step | None:
     """Right before the model is asked, when every call has its result, is when a context is made to fit."""
+    if "compaction_failed" in turn.signals:
+        return None
     refusal = _refused_for_length(turn)
-    if not refusal and ("compaction_failed" in turn.signals or not is_due(state, window)):
+    if not refusal and not is_due(state, window):
         return None
     if is_futile(state):
         return Record((_ending(run, "failed", error=full(state, window, refusal)),))
@@ -148,7 +150,7 @@ def _compact(state: State, run: RunState, turn: Turn, window: int | None) -> Ste
 def _refused_for_length(turn: Turn) -> str:
     """What the model said when the request was too long for it, where nothing was done about that yet."""
     failed = turn.failed
-    if failed is None or failed.kind != "too_long" or max(turn.compacted, turn.not_compacted) >= failed.seq:
+    if failed is None or failed.kind != "too_long" or turn.compacted >= failed.seq:
         return ""
     return f"{failed.kind}: {failed.message}"
 

@@ -176,6 +176,21 @@ async def test_a_session_goes_on_however_much_of_the_window_its_instructions_tak
     assert model.refused == 0 and len(compactions) < 20
 
 
+@pytest.mark.parametrize("before", [[], ["Hello."]])
+async def test_a_message_that_is_too_long_ends_its_own_run_and_none_after_it(before: list[str]) -> None:
+    model = CountingModel(lambda request, number: f"answer {number}")
+    async with await opened(model) as session:
+        for text in before:
+            await ended(session, text)
+        assert (await ended(session, f"{WORDS} " * 200)).reason == "failed"
+        outcome = await ended(session, "Never mind. Are you there?")
+        assert outcome.reason == "answered", outcome.error
+        async with session.regenerate() as run:
+            outcome = await run.wait()
+    assert outcome is not None and outcome.reason == "answered"
+    assert "Never mind" in shown_text(model.requests[-1]), "the question that is asked again is never left out"
+
+
 async def test_a_model_that_does_not_count_is_counted_for() -> None:
     class Silent(CountingModel):
         async def stream(self, request: Request) -> Any:

@@ -121,13 +121,8 @@ def _prunable(state: State, room: Room) -> Plan | None:
 
 
 def plan_summary(state: State, room: Room) -> Plan | None:
-    """Sum up all but the newest entries; what the model has not answered yet always stays."""
-    entries, first = state.entries, _summed_up(state)
-    last = max((place for place, entry in enumerate(entries) if isinstance(entry, Turn)), default=len(entries))
-    if last == len(entries):
-        return None
-    turn = entries[last]
-    must = last if isinstance(turn, Turn) and turn.calls else last + 1
+    """Sum up all but the newest entries; what the model has not answered yet stays."""
+    entries, first, must = state.entries, _summed_up(state), _must_stay(state)
     cut, kept = must, 0
     while cut > first:
         kept += tokens_of(entries[cut - 1])
@@ -142,6 +137,22 @@ def plan_summary(state: State, room: Room) -> Plan | None:
         if place > first and entries_through(state, through) == place:
             return Plan("summary", through)
     return None
+
+
+def _must_stay(state: State) -> int:
+    """Where what must stay begins: what the last calls gave, and the messages since.
+
+    Of those that an earlier run gave up on only the last: one that is too long must not end every run after it.
+    """
+    entries = state.entries
+    last = max((place for place, entry in enumerate(entries) if isinstance(entry, Turn)), default=-1)
+    began = state.run.began if state.run is not None else len(entries)
+    messages = [place for place in range(last + 1, len(entries)) if isinstance(entries[place], MessageReceived)]
+    given_up = [place for place in messages[:-1] if place < began]
+    if given_up:
+        return given_up[-1] + 1
+    turn = entries[last] if last >= 0 else None
+    return last if isinstance(turn, Turn) and turn.calls else last + 1
 
 
 def _summed_up(state: State) -> int:

@@ -99,11 +99,12 @@ class Turn(Struct):
 
 
 class RunState(Struct):
-    """One run's budget and what it has used."""
+    """One run's budget and what it has used; it `began` after so many entries."""
 
     id: str
     limits: Limits
     started_at: float
+    began: int = 0
     turns: int = 0
     calls: int = 0
     usage: Usage = Usage()
@@ -235,7 +236,6 @@ def _cancel(state: State, fact: CancelRequested) -> None:
 
 
 def _run_started(state: State, fact: RunStarted) -> None:
-    state.run = RunState(fact.run_id, fact.limits, fact.at)
     state.turn = None
     state.requested = None
     state.runs += 1
@@ -247,6 +247,9 @@ def _run_started(state: State, fact: RunStarted) -> None:
         _show_instead(state, kept, compacted)
     elif fact.trigger != "message" and state.entries:  # there is something to go on from
         state.entries.append(fact)
+    state.run = RunState(fact.run_id, fact.limits, fact.at, len(state.entries))
+    if state.last is not None and state.last.reason == "failed":  # whoever tries again gets a try
+        state.crowded = 0
 
 
 def _turn_started(state: State, fact: TurnStarted) -> None:

@@ -242,6 +242,8 @@ async def test_tools_agents_skills_and_memory_are_shown(place: Place) -> None:
     assert "Mondays" in (await place.quick("memory", "search", "releases")).out
     assert (await place.quick("memory", "edit", added.out.strip(), "Releases are cut on Fridays.")).code == 0
     assert "you" in (listed := (await place.quick("memory")).out) and "Fridays" in listed and "Mondays" not in listed
+    away = ("--all", "--workspace", str(place.home))
+    assert f"fact  {place.work}  you" in (await place.quick("memory", "list", *away)).out, "it is not remembered there"
     assert (await place.quick("memory", "forget", added.out.strip())).code == 0
     assert (await place.quick("memory")).out == ""
 

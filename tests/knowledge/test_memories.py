@@ -55,6 +55,14 @@ async def test_more_of_the_words_come_first(store: Store) -> None:
     assert len(await memories.search("garden", limit=1)) == 1
 
 
+async def test_other_endings_of_a_word_find_it_too(store: Store) -> None:
+    memories = store.open().memories
+    kept = await memories.add(Memory("Releases are cut on Mondays, and the class meets at four."))
+    for text in ("monday", "a release?", "releases", "MONDAYS", "class"):
+        assert await memories.search(text) == [kept], text
+    assert await memories.search("met rel cute") == [], "short words and longer ones are others"
+
+
 def test_an_order_made_of_several_puts_what_is_high_in_both_first() -> None:
     assert fused(["a", "b", "c"], ["b", "d"])[0] == "b" and fused() == []
     assert nearest((1.0, 0.0), {"x": (2.0, 0.1), "y": (0.0, 1.0), "short": (1.0,), "none": ()}) == ["x"]

@@ -67,17 +67,18 @@ async def _do(args: argparse.Namespace, memories: Memories, settings: Settings) 
             note(f"forgot {args.id}")
         case "search":
             memories.embed = embedding_of(settings)
-            _print(await memories.search(args.words, None if args.all else ("", folder)))
+            _print(await memories.search(args.words, None if args.all else ("", folder)), folder)
         case _:
-            _print(await memories.list(None if args.all else ("", folder), sys.maxsize))
+            _print(await memories.list(None if args.all else ("", folder), sys.maxsize), folder)
 
 
-def _print(found: list[Memory]) -> None:
+def _print(found: list[Memory], folder: str) -> None:
     if not found:
         note("nothing is remembered")
         return
+    places = {"": "everywhere", folder: "here"}
     rows = [
-        [one.id, one.kind, "here" if one.scope else "everywhere", one.session_id[:8] or "you", ago(one.at), one.text]
+        [one.id, one.kind, places.get(one.scope, one.scope), one.session_id[:8] or "you", ago(one.at), one.text]
         for one in found
     ]
     titles = ["id", "kind", "where", "from", "age", "what"]

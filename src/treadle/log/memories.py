@@ -18,7 +18,7 @@ from treadle.errors import NotFound
 from treadle.log.base import Embed, Memories, Memory, MemoryKind
 from treadle.log.meaning import MOST, alike
 from treadle.log.schema import IN_BODY
-from treadle.log.search import for_index, words_in
+from treadle.log.search import for_index, sought, words_in
 from treadle.log.store import Store
 from treadle.ranking import fused
 
@@ -109,10 +109,13 @@ class PlainMemories(Searched):
         return (memory for memory in self._kept.values() if scopes is None or memory.scope in scopes)
 
     def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
-        wanted = set(words_in(text))
+        wanted = sought(text).items()
         found: list[tuple[int, int, Memory]] = []
         for number, memory in enumerate(self._within(scopes)):
-            score = len(wanted & set(words_in(memory.text, index=True)))
+            words = set(words_in(memory.text, index=True))
+            score = sum(
+                word in words or (begins and any(one.startswith(word) for one in words)) for word, begins in wanted
+            )
             if score:
                 found.append((-score, number, memory))
         return [memory for _, _, memory in sorted(found, key=lambda entry: entry[:2])[:limit]]
@@ -192,7 +195,7 @@ class SqliteMemories(Searched):
             return [_decoder.decode(body) for (body,) in rows]
 
     def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
-        match = " OR ".join(f'"{word}"' for word in dict.fromkeys(words_in(text)))
+        match = " OR ".join(f'"{word}"{"*" if begins else ""}' for word, begins in sought(text).items())
         if not match:
             return []
         where, values = _within(scopes)

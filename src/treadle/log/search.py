@@ -81,6 +81,17 @@ def _plain(word: str) -> str:
     return "".join(letter for letter in apart if not unicodedata.combining(letter)).casefold()
 
 
+def sought(text: str) -> dict[str, bool]:
+    """The words that something short is looked for by, and whether one that only begins so will do.
+
+    So a plural finds what was noted of one, and the other way round. Short words begin too many others.
+    """
+    found = {word: len(word) >= 4 and not _RUN.match(word) for word in words_in(text)}
+    return {
+        word[:-1] if begins and word[-1] == "s" and len(word) > 4 else word: begins for word, begins in found.items()
+    }
+
+
 def match_words(text: str) -> str:
     """An FTS5 query for all words of `text`; quoted, so that nothing in it is taken for syntax."""
     return " ".join(f'"{word}"' for word in _WORD.findall(_apart(text)))

@@ -45,7 +45,7 @@ class Lines:
         try:
             self._stream.write(encode(event) + b"\n")
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError:  # its reader has gone, or its disk is full
             if not self._beside:
                 raise
             silence(sys.stderr)

@@ -50,8 +50,9 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a sign must not end the run
+    _opened()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a sign that cannot be read or shown must not end the run
             stream.reconfigure(errors="replace")
     try:
         code = _dispatch(words)
@@ -66,6 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _complain(words, *_told(error))
         except OSError:  # the terminal has gone
             return _silenced(sys.stdout, sys.stderr)
+
+
+def _opened() -> None:
+    """Have a stream that came closed lead nowhere: no file gets its number, and then what is meant for the stream."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _silenced(*streams: TextIO) -> int:
@@ -102,7 +115,7 @@ def _unknown(word: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(word, COMMANDS, 1)
-    hint = f"did you mean {near[0]}?" if near else f'to run an objective: treadle run "{word}"'
+    hint = f"did you mean {near[0]}?" if near else f'to run an objective: treadle run "{word}".'
     return f"there is no command {word!r}; {hint} `treadle --help` lists them"
 
 

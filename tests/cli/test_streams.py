@@ -1,0 +1,65 @@
+"""Streams that are closed, full, or hold what is no text: cron jobs, services and pipes come with such."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from tests.cli.kit import Done, Place, model
+from tests.fakes.chat import StrictChat
+from tests.kit import PATIENCE
+from treadle.messages import Reply
+
+
+async def by_shell(place: Place, how: str, *words: str) -> Done:
+    """The program as a shell starts it with such redirections."""
+    process = await asyncio.create_subprocess_exec(
+        "sh",
+        "-c",
+        f'exec "$@" {how}',
+        "sh",
+        *(sys.executable, "-m", "treadle"),
+        *words,
+        cwd=place.work,
+        env=place.env,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(PATIENCE):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return Done(process.returncode, out.decode(), err.decode())
+
+
+@pytest.mark.parametrize("how", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+async def test_a_closed_stream_is_one_that_nobody_reads(place: Place, how: str) -> None:
+    async with StrictChat([Reply(text="fine")]) as fake:
+        done = await by_shell(place, how, "run", "hello", *model(fake))
+    assert (done.code, done.out) == (0, "" if ">&- 2" in how or how == ">&-" else "fine\n")
+    assert "Error" not in done.err
+    listed = await place.quick("sessions", "list", "--json")
+    assert '"status":"answered"' in listed.out
+
+
+async def test_an_objective_from_a_closed_stdin_is_empty(place: Place) -> None:
+    async with StrictChat() as fake:
+        done = await by_shell(place, "<&-", "run", "-", "--json", *model(fake))
+    assert (done.code, done.document["error"]) == (2, "the objective is empty; say what is to be done")
+
+
+async def test_the_document_is_given_also_where_the_events_find_no_room(place: Place) -> None:
+    async with StrictChat([Reply(text="fine")]) as fake:
+        done = await by_shell(place, "2>/dev/full", "run", "hello", "--json", *model(fake))
+    assert (done.code, done.document["answer"]) == (0, "fine")
+
+
+async def test_bytes_that_are_no_text_do_not_keep_the_rest_from_being_read(place: Place) -> None:
+    (place.work / "latin.txt").write_bytes(b"caf\xe9 on the diff")
+    place.env["PYTHONIOENCODING"] = "utf-8:strict"  # as in most locales; C.UTF-8 is more patient
+    async with StrictChat([Reply(text="read")]) as fake:
+        done = await by_shell(place, "<latin.txt", "run", "-", "--json", *model(fake))
+        sent = fake.seen[-1].body["messages"][-1]["content"]
+    assert (done.code, sent) == (0, "caf� on the diff")

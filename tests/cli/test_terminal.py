@@ -455,8 +455,11 @@ async def test_a_run_is_named_by_its_first_words_and_never_over_a_given_name(pla
         named = {"TREADLE_AUTO_NAME": "true"}
         await place.run("run", "why is the build red?", *model(fake), env=named)
         await place.run("run", "when did it start?", "--name", "mine", *model(fake), env=named)
+        (place.work / "log.txt").write_text("secret")
+        await place.run("run", "see @log.txt", *model(fake), env=named)
     listed = (await place.quick("sessions")).out
     assert "why is the build red?" in listed and "mine" in listed and "when did" not in listed
+    assert "see @log.txt\n" in listed
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

@@ -247,6 +247,15 @@ def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_tail() -> None:
     assert stage.tail_text == ""
 
 
+def test_a_file_that_goes_with_a_message_is_named_and_not_poured_out(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("".join(f"line {number}\n" for number in range(400)))
+    (tmp_path / "dot.png").write_bytes(b"\x89PNG")
+    parts = message_of("see @long.txt and\n@dot.png", tmp_path)
+    stage = Tailed()
+    Screen(stage).event(MessageReceived(seq=1, id="a", parts=parts))
+    assert stage.shown == "› see @long.txt and\n@dot.png\n  The file long.txt: … 400 lines\n  [image]\n"
+
+
 def test_the_tail_tells_turn_calls_context_tokens_and_cost() -> None:
     stage = Tailed()
     screen = Screen(stage, window=4000)

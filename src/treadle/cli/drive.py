@@ -249,7 +249,7 @@ async def _name(opened_session: Opened) -> None:
     if state.name or not opened_session.settings.auto_name:
         return
     said = (fact for fact in await opened_session.session.facts() if isinstance(fact, MessageReceived))
-    words = " ".join(text_of(next(said).parts).split())
+    words = " ".join(text_of(next(said).parts[:1]).split())  # files go with it as parts of their own
     await opened_session.session.rename(words if len(words) <= NAME else f"{words[:NAME]}…", by="auto")
 
 

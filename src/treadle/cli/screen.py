@@ -36,7 +36,7 @@ from treadle.events import (
     TextDelta,
     TurnStarted,
 )
-from treadle.messages import Json, Usage, text_of
+from treadle.messages import Json, Part, Usage, text_of
 
 TICK = 0.5
 """Seconds between two drawings of the tail in which nothing happens but time."""
@@ -216,7 +216,7 @@ class Screen:
             case ApprovalRequested() | InputRequested():
                 self._asked(event)
             case MessageReceived() if event.id != self._mine:
-                self.stage.aside(styled(harmless(f"› {text_of(event.parts)}"), "blue", self.stage.colour))
+                self.stage.aside(styled(harmless(f"› {_said(event.parts)}"), "blue", self.stage.colour))
             case Rewound():
                 self._dim(f"back to position {event.to} ({event.what})")
             case _:
@@ -239,6 +239,15 @@ class Screen:
 
     def _dim(self, text: str) -> None:
         self.stage.line(styled(cut(harmless(text), max(20, self.stage.room * 3)), "dim", self.stage.colour))
+
+
+def _said(parts: Sequence[Part]) -> str:
+    """What somebody wrote, and of what goes with it as much as tells what it is: a file is not for reading here."""
+    lines = [text_of(parts[:1])]
+    for part in parts[1:]:
+        first, _, rest = text_of((part,)).strip().partition("\n")
+        lines.append(f"  {first}" + (f" … {len(rest.strip().splitlines())} lines" if rest else ""))
+    return "\n".join(lines)
 
 
 def _since(fact: Fact) -> float:

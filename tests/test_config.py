@@ -151,11 +151,13 @@ def test_the_user_may_still_widen_what_a_workspace_narrowed_on_the_command_line(
     ("text", "told"),
     [
         ("modle = 'x'", "did you mean model?"),
-        ("max_turns = 'many'", "max_turns: Expected `int"),
+        ("max_turns = 'many'", "max_turns is 'many'; it must be a whole number"),
         ("max_turns = 201", "0 (text only) to 200"),
         ("max_cost = 0", "must be more than 0"),
         ("max_calls = -1", "cannot be negative"),
-        ("access = 'root'", "access: Invalid enum value 'root'"),
+        ("access = 'root'", "access is 'root'; it must be 'read-only' or 'sandbox' or 'full'"),
+        ("forbid = 'shell'", "forbid is 'shell'; it must be a list of texts"),
+        ("mcp.git = 5", "mcp: Expected `object`, got `int`"),
         ("api_key = 'sk-123'", "no secret belongs here"),
         ("yes = true", "there is no setting 'yes' here"),
         ("model = ", "not valid TOML"),
@@ -168,6 +170,11 @@ def test_a_mistake_is_told_with_its_place(home: Path, text: str, told: str) -> N
         load()
     assert told in str(error.value)
     assert "sk-123" not in str(error.value)
+
+
+def test_a_mistake_on_the_command_line_names_the_flag() -> None:
+    with pytest.raises(BadInput, match="--max-cost is 'cheap'; it must be a number"):
+        load({"max_cost": "cheap"})
 
 
 def test_a_mistake_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

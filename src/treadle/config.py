@@ -40,6 +40,15 @@ _LOWERED = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeo
 _FLAGS_ONLY = frozenset(("yes", "workspace", "always"))
 _WIDTH: tuple[Tier, ...] = get_args(Tier)
 _KEY_VARIABLE = "TREADLE_API_KEY"
+_WANTED: dict[object, str] = {
+    str: "text",
+    bool: "true or false",
+    int | None: "a whole number",
+    float: "a number",
+    float | None: "a number",
+    tuple[str, ...]: "a list of texts",
+}
+"""What a setting of such a type can be, as it is said to a person. The others are one of a few words."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -196,7 +205,8 @@ def _typed(values: Mapping[str, Json], source: str) -> dict[str, Json]:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"the keys are: {', '.join(known)}"
             raise BadInput(f"{source}: there is no setting {key!r} here; {hint}")
-        typed[key] = _converted(key, value, f"{source}: {key}", strict=from_file)
+        where = f"{source}: {key}" if from_file else f"--{key.replace('_', '-')}"
+        typed[key] = _converted(key, value, where, strict=from_file)
     return typed
 
 
@@ -205,7 +215,8 @@ def _converted(key: str, value: Json, where: str, *, strict: bool) -> Json:
     try:
         return msgspec.convert(value, field.type, strict=strict)
     except msgspec.ValidationError as error:
-        raise BadInput(f"{where}: {error}") from None
+        wanted = _WANTED.get(field.type) or " or ".join(map(repr, get_args(field.type)))
+        raise BadInput(f"{where}: {error}" if key == "mcp" else f"{where} is {value!r}; it must be {wanted}") from None
 
 
 def _narrowing(
@@ -420,4 +431,5 @@ def _instructions(chosen: str) -> str:
     try:
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"system_prompt: {file} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"system_prompt: {file} cannot be read: {why}") from None

@@ -1,5 +1,6 @@
 """The commands beside run and chat: what they print, what they change, and how they end."""
 
+import importlib
 import json
 import shlex
 import shutil
@@ -45,9 +46,20 @@ async def test_help_names_every_command_and_each_shows_examples(place: Place) ->
         assert "examples:\n" in done.out and f"treadle {name}" in done.out.partition("examples:")[2], name
 
 
+@pytest.mark.parametrize("name", ["sessions", "approvals", "models", "skills", "memory", "sandbox"])
+async def test_the_help_of_an_action_shows_its_own_examples(place: Place, name: str) -> None:
+    parser = importlib.import_module(f"treadle.cli.{name}").parser()
+    (actions,) = (one.choices for one in parser._actions if isinstance(one.choices, dict))
+    for action in actions:
+        examples = (await place.quick(name, action, "--help")).out.partition("examples:\n")[2].splitlines()
+        assert examples and all(f"treadle {name} {action}" in line for line in examples), action
+
+
 async def test_an_unknown_command_is_two_with_a_guess(place: Place) -> None:
     done = await place.quick("sesions")
     assert done.code == 2 and "did you mean sessions?" in done.err
+    other = await place.quick("tidy")
+    assert other.code == 2 and 'treadle run "tidy". `treadle --help` lists them' in other.err
 
 
 async def test_the_version_is_told(place: Place) -> None:
@@ -71,6 +83,9 @@ async def test_sessions_are_listed_and_found_by_name_and_beginning_of_id(place: 
     await place.quick("sessions", "rename", first[:8], "beta")
     several = await place.quick("sessions", "show", "beta")
     assert several.code == 2 and f"'beta' could be 2 sessions ({first[:12]}, {second[:12]})" in several.err
+    for reference in ("", " "):
+        unset = await place.quick("sessions", "delete", reference, "--yes")
+        assert unset.code == 2 and "which session?" in unset.err
     for reference, told in [("gamma", "'gamma'"), ("caf\udce9", "'caf?'")]:
         gone = await place.quick("sessions", "show", reference)
         assert gone.code == 2 and f"no session has the id or the name {told}" in gone.err
@@ -197,6 +212,13 @@ async def test_the_doctor_is_one_when_something_does_not_work(place: Place) -> N
     assert "✗ model         openai needs a key and OPENAI_API_KEY is not set" in done.out
     assert f"✗ store         {broken}" in done.out and "choose another with --store" in done.out
     assert "is no store" in broken.read_text(), "what is not ours is left alone"
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--port", "99999"), ("--port", "-1"), ("--host", "no.such.invalid")])
+async def test_an_address_that_cannot_be_listened_on_is_two(place: Place, flag: str, value: str) -> None:
+    async with StrictChat() as fake:
+        done = await place.run("serve", "--allow-root", flag, value, *model(fake))
+    assert done.code == 2 and "cannot be listened on" in done.err and "another --host or --port" in done.err
 
 
 async def test_models_are_listed_with_the_reason(place: Place) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from treadle import Answer, ApprovalRequested, InputRequested, Session, Tool
 from treadle.cli.ask import approval_lines
 from treadle.cli.find import each
-from treadle.cli.options import Parser, add_store, parser_of, settings_of
+from treadle.cli.options import Parser, actions_of, add_store, parser_of, settings_of
 from treadle.cli.text import columns, is_terminal, note, say, styled, visible, wants_colour
 from treadle.config import data_folder, open_store
 from treadle.errors import BadInput
@@ -34,7 +34,7 @@ The answer is recorded at once; whoever runs the session goes on with it, and if
 
 def parser() -> Parser:
     made = parser_of("approvals", "Answer what agents ask, in any session of this store.", EXAMPLES)
-    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds = actions_of(made, EXAMPLES)
     kinds.add_parser("list", help="all that is open")
     allow = kinds.add_parser("allow", help="let a call run")
     deny = kinds.add_parser("deny", help="say no; the model is told, and goes on")

@@ -18,6 +18,8 @@ _PAGE = 200
 async def find(log: Log, reference: str) -> SessionInfo:
     """The one session that is meant. Raises `NotFound`, or `BadInput` when it could be several."""
     reference = reference.encode("utf-8", "replace").decode()  # what a shell gives may be no text at all
+    if not reference.strip():  # a variable that is not set must not mean the session that has no name
+        raise BadInput("which session? give an id, the beginning of one, or a name; `treadle sessions list` shows them")
     try:
         return await log.info(reference)
     except NotFound:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 
-from treadle.cli.options import Parser, add_store, parser_of, settings_of
+from treadle.cli.options import Parser, actions_of, add_store, parser_of, settings_of
 from treadle.cli.text import ago, columns, is_terminal, note, say, table
 from treadle.config import Settings, embedding_of, open_store
 from treadle.log.base import Memories, Memory
@@ -21,7 +21,7 @@ EXAMPLES = """\
 
 def parser() -> Parser:
     made = parser_of("memory", "What is remembered here, and for you everywhere.", EXAMPLES)
-    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds = actions_of(made, EXAMPLES)
     kinds.add_parser("list", help="all of it").add_argument("--all", action="store_true", help="of every workspace")
     search = kinds.add_parser("search", help="by words, and by meaning where embed_model is set")
     search.add_argument("words")

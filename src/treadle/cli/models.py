@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 
-from treadle.cli.options import Parser, parser_of
+from treadle.cli.options import Parser, actions_of, parser_of
 from treadle.cli.text import harmless, is_terminal, note, say, styled, wants_colour
 from treadle.config import Settings, choose_model, data_folder, remember
 from treadle.doctor import reachable
@@ -17,6 +17,7 @@ EXAMPLES = """\
   treadle models pull local                 the embedded model's weights
   treadle models pull https://host/model.gguf
   treadle models pull ~/model.gguf
+  treadle models load ollama:qwen3
   treadle models unload local               on a server that runs; --url says which"""
 
 SHOWN = 8
@@ -25,7 +26,7 @@ URL = "http://127.0.0.1:8420"
 
 def parser() -> Parser:
     made = parser_of("models", "The models that can be used from here.", EXAMPLES)
-    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds = actions_of(made, EXAMPLES)
     kinds.add_parser("list", help="what is reachable, and why not")
     default = kinds.add_parser("default", help="use this one when none is named")
     default.add_argument("name")

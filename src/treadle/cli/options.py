@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NoReturn, cast
 
 from treadle.config import Loaded, load
@@ -11,10 +12,16 @@ from treadle.errors import BadInput
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are errors like all others, so that they can end in a JSON document."""
+    """A parser whose complaints are errors like all others, so that they can end in a JSON document.
 
-    def __init__(self, **options: Any) -> None:
+    Of `examples` its help shows those that are its own.
+    """
+
+    def __init__(self, *, examples: str = "", **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        own = [line for line in examples.splitlines() if f"{options.get('prog')} " in f"{line} "]
+        if own:
+            options.setdefault("epilog", "\n".join(("examples:", *own)))
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
@@ -70,6 +77,14 @@ def taken_back(args: argparse.Namespace, *options: str, unlike: Callable[[str], 
 def parser_of(name: str, about: str, examples: str) -> Parser:
     """The parser of a command, with examples below its options."""
     return Parser(prog=f"treadle {name}", description=about, epilog=f"examples:\n{examples}")
+
+
+def actions_of(parser: Parser, examples: str) -> argparse._SubParsersAction[Parser]:  # pyright: ignore[reportPrivateUsage]
+    """Where the actions of a command are added."""
+    made = partial(Parser, examples=examples)
+    return parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=cast("type[Parser]", made)
+    )
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from treadle.cli.options import Parser, parser_of
+from treadle.cli.options import Parser, actions_of, parser_of
 from treadle.cli.text import note
 from treadle.errors import BadInput
 from treadle.sandbox.base import Bounds, Ended, Job
@@ -23,7 +23,7 @@ The command's exit code is passed on; 124 when its time was up, 137 when it went
 
 def parser() -> Parser:
     made = parser_of("sandbox", "The sandbox of the shell tool.", EXAMPLES)
-    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds = actions_of(made, EXAMPLES)
     kinds.add_parser("probe", help="which walls hold on this machine")
     run = kinds.add_parser("exec", help="run a command as the shell tool would")
     usual = Bounds()
@@ -33,7 +33,9 @@ def parser() -> Parser:
     for name in Bounds.__struct_fields__:
         kind = float if name == "wall_s" else int
         most = getattr(usual, name)
-        run.add_argument(f"--{name.replace('_', '-')}", metavar="N", type=kind, default=most, help=f"default: {most}")
+        run.add_argument(
+            f"--{name.replace('_', '-')}", metavar="N", type=kind, default=most, help=f"default: {most:.0f}"
+        )
     run.add_argument("argv", metavar="ARGV", nargs=argparse.REMAINDER, help="the command, after --")
     return made
 

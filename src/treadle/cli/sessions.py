@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from treadle.cli.find import each, find
-from treadle.cli.options import Parser, add_options, add_output, add_store, parser_of, settings_of
+from treadle.cli.options import Parser, actions_of, add_options, add_output, add_store, parser_of, settings_of
 from treadle.cli.text import ago, columns, harmless, is_terminal, note, say, styled, table, wants_colour
 from treadle.config import is_abandoned, open_store
 from treadle.errors import BadInput, Conflict
@@ -21,6 +21,7 @@ EXAMPLES = """\
   treadle sessions resume 3f2a91            take up what a crash left unfinished
   treadle sessions continue 3f2a91          a fresh budget after a limit
   treadle sessions fork 3f2a91 --at 40      a new session with the same past
+  treadle sessions rename 3f2a91 "the red build"
   treadle sessions export 3f2a91 --form html --output talk.html
   treadle sessions export 3f2a91 | ssh other treadle sessions import -
   treadle sessions delete "old experiment"
@@ -36,7 +37,7 @@ _STYLES = {"waiting": "yellow", "unfinished": "yellow", "running": "blue", "fail
 
 def parser() -> Parser:
     made = parser_of("sessions", "The sessions of a store.", EXAMPLES)
-    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds = actions_of(made, EXAMPLES)
     listing = kinds.add_parser("list", help="the last changed first")
     listing.add_argument("--status", choices=STATUSES)
     listing.add_argument("--workspace", metavar="DIR", help="only those that work in this folder")

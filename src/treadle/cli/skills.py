@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from treadle.cli.options import Parser, add_options, parser_of, settings_of
+from treadle.cli.options import Parser, actions_of, add_options, parser_of, settings_of
 from treadle.cli.text import columns, is_terminal, note, say, table
 from treadle.config import config_folder
 from treadle.drafting import accept, decline, proposals
@@ -14,12 +14,15 @@ from treadle.library import Library
 EXAMPLES = """\
   treadle skills list
   treadle skills disable release-notes
-  treadle skills proposals          drafts from what was done, with skill_autogen"""
+  treadle skills enable release-notes
+  treadle skills proposals          drafts from what was done, with skill_autogen
+  treadle skills accept bisect-a-failure
+  treadle skills decline bisect-a-failure"""
 
 
 def parser() -> Parser:
     made = parser_of("skills", "Skills are folders with a SKILL.md, of the workspace or of the user.", EXAMPLES)
-    kinds = made.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    kinds = actions_of(made, EXAMPLES)
     add_options(kinds.add_parser("list", help="all of them"))
     add_options(kinds.add_parser("proposals", help="what was drafted from work done, to accept or decline"))
     for name in ("enable", "disable", "accept", "decline"):

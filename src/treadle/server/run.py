@@ -94,8 +94,9 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listening.close()
-        raise BadInput(f"{host}:{port} cannot be listened on: {error.strerror}; choose another --port") from None
+        why = error.strerror if isinstance(error, OSError) else "ports are numbers from 0 to 65535"
+        raise BadInput(f"{host}:{port} cannot be listened on: {why}; choose another --host or --port") from None
     listening.listen(4096)
     return listening

@@ -28,6 +28,7 @@ from treadle import (
     Answer,
     ApprovalRequested,
     AskUser,
+    Grant,
     InputRequested,
     NotAnswered,
     RunFinished,
@@ -193,6 +194,35 @@ async def test_what_was_approved_does_not_run_when_it_has_become_something_else(
         assert (await finished_calls(session))["a"].status == "denied"
     assert done == []
     assert "not what was approved" in results(model.requests[0])["a"].text
+
+
+async def test_what_was_approved_runs_also_where_other_things_are_allowed_now(on_file: Store, tables: Tables) -> None:
+    asked = call("drop", id="a", table="users")
+    agent, _ = agent_of(asked, tools=tables.tools, gate=later, grant=Grant(approve=("read_*",)))
+    async with agent.session(on_file.open()) as session:
+        assert await go(session) is None
+    again, _ = agent_of("ok", tools=tables.tools, gate=later)
+    async with again.session(on_file.open()) as session:
+        await session.approve("a")
+        await wait_for(session, RunFinished)
+    assert tables.done == ["users"]
+
+
+@pytest.mark.parametrize(
+    ("grant", "told"),
+    [(Grant(tier="full"), "not what was approved"), (Grant(forbid=("drop",)), "forbidden by drop")],
+)
+async def test_what_was_approved_does_not_run_without_walls_or_where_it_is_forbidden_now(
+    on_file: Store, tables: Tables, grant: Grant, told: str
+) -> None:
+    agent, _ = agent_of(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
+    async with agent.session(on_file.open()) as session:
+        assert await go(session) is None
+    again, model = agent_of("ok", tools=tables.tools, gate=later, grant=grant)
+    async with again.session(on_file.open()) as session:
+        await session.approve("a")
+        await wait_for(session, RunFinished)
+    assert tables.done == [] and told in results(model.requests[0])["a"].text
 
 
 # --- questions

@@ -50,8 +50,8 @@ NOBODY = (
 )
 
 CHANGED = (
-    "Denied: this is not what was approved, because the program, its rules or the folder it would run in have changed "
-    "since. If it is still wanted, call it again, so that it is asked for again."
+    "Denied: this is not what was approved, because the program, the folder it would run in or the walls around it "
+    "have changed since. If it is still wanted, call it again, so that it is asked for again."
 )
 
 OTHERWISE = "what its server says of it has changed since it was allowed"
@@ -245,11 +245,12 @@ def _question(setup: Setup, call: CallState, questions: tuple[Question, ...]) ->
 
 
 def _digest(setup: Setup, ready: Ready) -> str:
+    """What would run, and whether walls are around it. What else is allowed or forbidden now is judged by itself."""
     import hashlib
 
+    walls = tier_of(setup.grants) != "full"
     shown = msgspec.json.encode(
-        (ready.tool.name, ready.tool.version, ready.parsed.arguments, str(setup.workspace), setup.grants),
-        order="sorted",
+        (ready.tool.name, ready.tool.version, ready.parsed.arguments, str(setup.workspace), walls), order="sorted"
     )
     return hashlib.sha256(shown).hexdigest()[:32]
 

@@ -188,6 +188,16 @@ async def test_an_approval_for_a_question_is_refused_and_an_answer_is_taken(plac
     assert (done.code, done.out, told) == (0, "Blue.\n", "blue")
 
 
+async def test_what_was_allowed_runs_also_when_it_is_resumed_with_other_flags(place: Place) -> None:
+    script = [calling("write_file", path="a.txt", content="x"), Reply(text="Written.")]
+    async with StrictChat(script) as fake:
+        waiting = await place.run("run", "write", "--access", "read-only", *model(fake), "--ask-later", "--json")
+        session = waiting.document["session_id"]
+        assert (await place.quick("approvals", "allow", session)).code == 0
+        done = await place.run("sessions", "resume", session, *model(fake), "--approve", "read_*", "--json")
+    assert (done.code, done.document["calls"]) == (0, [{"tool": "write_file", "status": "ok"}])
+
+
 async def test_the_doctor_says_what_works_and_what_to_do(place: Place) -> None:
     async with StrictChat() as fake:
         done = await place.quick("doctor", *model(fake))

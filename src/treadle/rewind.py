@@ -17,9 +17,10 @@ from treadle.coordinator import Coordinator
 from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
 from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, SessionCreated, checked
 from treadle.log.owner import new_owner
+from treadle.messages import Json
 from treadle.state import State, fold
 from treadle.tools.base import ToolError
-from treadle.tools.change import NOTE, read_note
+from treadle.tools.change import NOTE, Noted, read_note
 from treadle.tools.folder import Folder, Held
 from treadle.tools.kept import KeptFiles, digest_of
 from treadle.tools.snapshot import LEFT, Tree, current
@@ -225,7 +226,7 @@ class Rewinder:
             and set(fact.files) <= set(last.files)
         ):
             return facts[-1].seq
-        posted = await self._log.post(self._id, [checked(fact), *_folder_then(facts, fact)], wake=False)
+        posted = await self._log.post(self._id, [checked(fact), *_notes_then(facts, fact)], wake=False)
         return posted.facts[-1].seq
 
     async def _steps(
@@ -257,12 +258,24 @@ def _check_idle(state: State, busy: Conflict) -> None:
         raise busy
 
 
-def _folder_then(facts: Sequence[AnyFact], fact: Rewound) -> list[Custom]:
-    """A note that commands start where they did then, since that is what the model remembers; none when they do."""
+def _notes_then(facts: Sequence[AnyFact], fact: Rewound) -> list[Custom]:
+    """Notes as they were then, since that is what the model remembers: where commands start, what it saw of files."""
     from treadle.tools.shell import FOLDER
 
-    now, then = (fold(some).notes.get(FOLDER) or "" for some in (facts, facts[: fact.to]))
-    return [Custom(name=FOLDER, data=then)] if fact.what != "files" and now != then else []
+    if fact.what == "files":
+        return []
+    now, then = (fold(some).notes for some in (facts, facts[: fact.to]))
+    names = [FOLDER, *(name for name in now if name.startswith(NOTE))]
+    notes = [(name, _noted(name, now), _noted(name, then)) for name in names]
+    return [Custom(name=name, data=before) for name, after, before in notes if before != after]
+
+
+def _noted(name: str, notes: Mapping[str, Json]) -> Json:
+    """A note, of a file as something seen: what was left there the rewind itself tells."""
+    if not name.startswith(NOTE):
+        return notes.get(name) or ""
+    noted = read_note(notes.get(name))
+    return msgspec.to_builtins(Noted(noted.digest)) if noted is not None else ""
 
 
 def _workspace(facts: Sequence[AnyFact]) -> Path:

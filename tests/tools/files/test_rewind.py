@@ -489,3 +489,29 @@ async def test_a_file_that_became_a_link_is_among_the_changes_and_a_rewind_leave
         assert (change.path, change.kind) == ("file", "modified") and "symbolic link" in change.diff and change.calls
         assert [one.path for one in (await session.rewind(1, "files")).skipped] == ["file"]
         assert (place.workspace / "file").is_symlink()
+
+
+@pytest.mark.parametrize(("what", "status"), [("both", "ok"), ("conversation", "error"), ("files", "error")])
+async def test_what_was_seen_of_a_file_goes_back_with_the_conversation(
+    place: Place, store: Store, what: Any, status: str
+) -> None:
+    """Where both go back, the file is again what the model remembers; where one does, it is not."""
+    script = (write("a.txt", "one"), "ok", write("a.txt", "two"), "ok", write("a.txt", "three"), "ok")
+    async with place.session(store, *script) as session:
+        await ended(session)
+        await ended(session)
+        await session.rewind((await positions(session))[1] - 1, what)
+        await ended(session)
+        last = of(await session.facts(), CallFinished)[-1]
+    assert (last.status, place.holds()["a.txt"]) == (status, {"both": "three", "files": "one"}.get(what, "two"))
+
+
+async def test_what_was_seen_of_a_file_comes_back_when_a_rewind_is_undone(place: Place, store: Store) -> None:
+    script = (write("a.txt", "one"), "ok", write("a.txt", "two"), "ok", write("a.txt", "three"), "ok")
+    async with place.session(store, *script) as session:
+        await ended(session)
+        await ended(session)
+        await session.rewind((await positions(session))[1] - 1)
+        await session.undo_rewind()
+        await ended(session)
+    assert place.holds() == {"a.txt": "three"}

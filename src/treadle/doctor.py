@@ -13,12 +13,14 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.config import Loaded, Settings, choose_model, config_file, data_folder, open_store
-from treadle.errors import BadInput, TreadleError
+from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
+from treadle.models.base import Model
 
 SERVERS = {"ollama": "/api/tags", "llamacpp": "/v1/models", "lmstudio": "/v1/models", "vllm": "/v1/models"}
 LITTLE_ROOM = 1 << 30
 _PATIENCE = 0.5
+_ANSWERS = 5.0
 
 
 class Check(Struct, frozen=True):
@@ -69,10 +71,29 @@ async def _model(settings: Settings) -> Check:
     except TreadleError as error:
         return Check("model", "bad", str(error), "name one with --model, or see: treadle models list")
     window = f", window {model.window} tokens" if model.window else ""
-    close = getattr(model, "close", None)
-    if close is not None:
-        await close()
-    return Check("model", "ok", f"{model.name}{window}{f' ({reason})' if reason else ''}")
+    found = f"{model.name}{window}{f' ({reason})' if reason else ''}"
+    try:
+        return await _answering(model, found)
+    finally:
+        close = getattr(model, "close", None)
+        if close is not None:
+            await close()
+
+
+async def _answering(model: Model, found: str) -> Check:
+    """Whether something answers for the model that was found, and takes the key; the embedded one is in here."""
+    from treadle.models.remote import RemoteModel
+
+    if not isinstance(model, RemoteModel):
+        return Check("model", "ok", found)
+    try:
+        status = await model.status(_ANSWERS)
+    except ModelError as error:
+        return Check("model", "bad", f"{found}: {error}", "check --base-url, the network and the proxy; or --model")
+    if status in (401, 403):
+        variable = model.endpoint.key_variable or "--api-key-env"
+        return Check("model", "bad", f"{found}: {model.endpoint.where} refuses the key ({status})", f"check {variable}")
+    return Check("model", "ok", found)
 
 
 def _sandbox(settings: Settings) -> Check:
@@ -90,7 +111,7 @@ def _sandbox(settings: Settings) -> Check:
 
 async def _store(settings: Settings) -> Check:
     if "://" not in settings.where and settings.where != ":memory:" and not _is_there(settings.where):
-        return Check("store", "ok", f"{settings.where} (made when it is first needed)")
+        return _unmade(settings.where)
     try:
         log = open_store(settings)
         try:
@@ -103,6 +124,16 @@ async def _store(settings: Settings) -> Check:
     about = "" if page.sessions else ", empty"
     asks = f", {len(waiting.sessions)} waiting for an answer" if waiting.sessions else ""
     return Check("store", "ok", f"{settings.where}{about}{asks}", "treadle approvals list" if asks else "")
+
+
+def _unmade(where: str) -> Check:
+    """A store that is yet to be made: whether it could be, without making it."""
+    near = next(folder for folder in Path(where).expanduser().absolute().parents if os.path.exists(folder))
+    if near.is_dir() and os.access(near, os.W_OK | os.X_OK):
+        return Check("store", "ok", f"{where} (made when it is first needed)")
+    return Check(
+        "store", "bad", f"{where} cannot be made: nothing can be written in {near}", "choose another with --store"
+    )
 
 
 def _is_there(file: str) -> bool:

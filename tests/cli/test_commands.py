@@ -12,12 +12,20 @@ import pytest
 
 from tests.cli.kit import Place, calling, model
 from tests.fakes.chat import StrictChat
+from tests.fakes.server import Odd, status
 from treadle.cli.main import COMMANDS
 from treadle.messages import Reply
 from treadle.rules import save_rule
 from treadle.walls import probe
 
 needs_sandbox = pytest.mark.skipif(probe().level == "none", reason="no sandbox here: bubblewrap is not installed")
+
+
+class Guarded(StrictChat):
+    """A server that shows its models only to who has the key."""
+
+    def _answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Odd:
+        return super()._answer(method, path, headers, raw) if self.authorised(headers) else status(401)
 
 
 async def talked(place: Place, *names: str, answer: str = "Since Monday, because of the lock file.") -> list[str]:
@@ -222,6 +230,26 @@ async def test_the_doctor_is_one_when_something_does_not_work(place: Place) -> N
     assert "✗ model         openai needs a key and OPENAI_API_KEY is not set" in done.out
     assert f"✗ store         {broken}" in done.out and "choose another with --store" in done.out
     assert "is no store" in broken.read_text(), "what is not ours is left alone"
+
+
+async def test_the_doctor_finds_a_model_that_does_not_answer_or_refuses_the_key(place: Place) -> None:
+    async with StrictChat() as fake:
+        gone = model(fake)
+    done = await place.quick("doctor", *gone)
+    assert done.code == 1 and "✗ model         fake" in done.out and "cannot be reached" in done.out
+    async with Guarded() as fake:
+        assert "✓ model         fake" in (await place.quick("doctor", *model(fake))).out
+        done = await place.quick("doctor", *model(fake), env={"TEST_KEY": "sk-old"})
+    assert done.code == 1 and "refuses the key (401)" in done.out and "check TEST_KEY" in done.out
+    assert "sk-old" not in done.out
+
+
+async def test_the_doctor_finds_a_store_that_cannot_be_made(place: Place) -> None:
+    (place.work / "file").write_text("no folder")
+    async with StrictChat() as fake:
+        done = await place.quick("doctor", *model(fake), "--store", "file/treadle.db")
+    assert done.code == 1 and "✗ store         file/treadle.db cannot be made" in done.out
+    assert (place.work / "file").read_text() == "no folder"
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--port", "99999"), ("--port", "-1"), ("--host", "no.such.invalid")])

@@ -162,6 +162,22 @@ class Transport:
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, ModelError):
             return None
 
+    async def status(self, path: str, *, timeout: float) -> int:
+        """The status that a GET is answered with, whichever it is. Raises `ModelError` when nothing answers."""
+        import aiohttp
+
+        failure: BaseException
+        try:
+            session = await self.session()
+            async with asyncio.timeout(timeout), session.get(self.url(path), allow_redirects=False) as response:
+                return response.status
+        except TimeoutError:
+            where = f"{self.endpoint.provider} ({self.endpoint.where})"
+            raise ModelError(f"{where} does not answer within {timeout:g} s", kind="network", retryable=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            failure = error
+        raise self.exchange().failed(failure)
+
     async def close(self) -> None:
         self._pool = None
         for key, pool in list(_pools.items()):
@@ -279,7 +295,7 @@ class Exchange:
 
             said = await _beginning(response.content)
             raise classify(response.status, response.headers, said, self._transport.source)
-        raise self._failed(failure)
+        raise self.failed(failure)
 
     async def read(self) -> bytes:
         """All that has arrived, waiting only when there is nothing; empty at the end."""
@@ -300,7 +316,7 @@ class Exchange:
             return data
         except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError) as error:
             failure = error
-        raise self._failed(failure)
+        raise self.failed(failure)
 
     async def drain(self, seconds: float = 0.1) -> None:
         """Read the last bytes, so that the connection can be used again; not worth a long wait."""
@@ -341,7 +357,8 @@ class Exchange:
         since = self._waits_since or self._loop.time()
         return min(self._first or since + self._timeouts.idle, self._deadline)
 
-    def _failed(self, error: BaseException) -> ModelError:
+    def failed(self, error: BaseException) -> ModelError:
+        """What went wrong, in words of ours."""
         kind, retryable, message = self._explain(error)
         return ModelError(self._transport.source.redact(message), kind=kind, retryable=retryable)
 

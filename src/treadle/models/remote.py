@@ -129,6 +129,10 @@ class RemoteModel:
     def __repr__(self) -> str:
         return f"<{self.name} at {self.endpoint.where}>"
 
+    async def status(self, timeout: float) -> int:
+        """The status that the server's list of models is answered with. Raises `ModelError` when nothing answers."""
+        return await self._transport.status("/models", timeout=timeout)
+
     async def window_of(self) -> int | None:
         """The window, asked from the server where the server can tell; one that does not say is asked again, twice."""
         if self._probe is not None:

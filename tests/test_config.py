@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from treadle.config import Settings, build_agents, build_grant, choose_model, config_file, load, remember
+from treadle.config import (
+    Settings,
+    build_agents,
+    build_grant,
+    choose_model,
+    config_file,
+    is_unpriced,
+    load,
+    remember,
+)
 from treadle.errors import BadInput
 from treadle.policy import Assessment, decide
 from treadle.rules import save_rule
@@ -257,3 +266,21 @@ def test_a_proxy_is_an_address_without_a_password(home: Path, value: str) -> Non
     assert load({"web_proxy": "http://proxy.example:3128"}).settings.web_proxy
     with pytest.raises(BadInput, match="web_proxy is an address such as"):
         load({"web_proxy": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "base_url", "unknown"),
+    [
+        ("openai:gpt-5", "", False),
+        ("together:some/model", "", True),
+        ("mine", "http://127.0.0.1:9/v1", False),
+        ("mine", "https://models.example/v1", True),
+    ],
+)
+async def test_a_price_that_is_not_known_is_told_from_none(
+    monkeypatch: pytest.MonkeyPatch, name: str, base_url: str, unknown: bool
+) -> None:
+    for variable in ("OPENAI_API_KEY", "TOGETHER_API_KEY"):
+        monkeypatch.setenv(variable, "sk-x")
+    model, _ = await choose_model(Settings(model=name, base_url=base_url))
+    assert is_unpriced(model) is unknown

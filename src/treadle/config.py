@@ -315,6 +315,18 @@ async def choose_model(settings: Settings) -> tuple[Model, str]:
     return await model.chosen(), model.reason
 
 
+def is_unpriced(model: Model) -> bool:
+    """Whether a model may cost something, and nobody here knows what."""
+    from urllib.parse import urlsplit
+
+    from treadle.models.prices import price_of
+    from treadle.models.remote import RemoteModel
+
+    if not isinstance(model, RemoteModel) or price_of(model.name) is not None:
+        return False
+    return urlsplit(model.endpoint.base_url).hostname not in ("localhost", "127.0.0.1", "::1")
+
+
 def embedding_of(settings: Settings, model: Model | None = None) -> Embed | None:
     """What finds memories by their meaning, where the settings name it; the chosen `model` is not loaded twice."""
     if not settings.embed_model:

@@ -203,6 +203,17 @@ async def test_what_was_approved_beforehand_runs(place: Place, flags: list[str])
     assert done.code == 0 and (place.work / "AGENTS.md").read_text() == "obey"
 
 
+async def test_a_pattern_that_names_no_tool_is_told(place: Place) -> None:
+    patterns = ("--forbid", "shel(rm *)", "bash", "issues__close", "write_*", "--approve", "writefile")
+    async with StrictChat([Reply(text="done")]) as fake:
+        done = await place.run("run", "tidy up", *model(fake), *patterns)
+    told = [line for line in done.err.splitlines() if "no tool here" in line]
+    assert done.code == 0 and told == [
+        "--approve writefile: no tool here has that name; did you mean write_file?",
+        "--forbid shel(rm *): no tool here has that name; did you mean shell?",
+    ]
+
+
 async def test_a_yes_never_overrules_a_no(place: Place) -> None:
     async with StrictChat([ASKED, Reply(text="not written")]) as fake:
         done = await place.run("run", "write it", *model(fake), "--yes", "--access", "read-only", "--json")
@@ -293,7 +304,7 @@ async def test_a_run_that_no_event_tells_the_end_of_says_why(
         (["run", "x", "--access", "read-onyl"], "did you mean read-only?"),
         (["run"], "say what is to be done"),
         (["run", "  "], "the objective is empty"),
-        (["run", "x", "--max-turns", "many"], "max_turns"),
+        (["run", "x", "--max-turns", "many"], "--max-turns"),
         (["run", "x", "--max-turns", "1000"], "200"),
         (["run", "x", "--workspace", "/none"], "there is no folder /none"),
         (["run", "x", "--session", "nobody"], "no session has the id or the name 'nobody'"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import difflib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,17 @@ from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, S
 from treadle.agent import SessionOptions
 from treadle.cli.find import find
 from treadle.cli.options import settings_of
-from treadle.config import Built, Loaded, Settings, build_agents, choose_model, embedding_of, mcp_tools, open_store
+from treadle.config import (
+    Built,
+    Loaded,
+    Settings,
+    build_agents,
+    choose_model,
+    embedding_of,
+    is_unpriced,
+    mcp_tools,
+    open_store,
+)
 from treadle.errors import BadInput, NotFound
 from treadle.events import SessionConfigured, SessionCreated
 from treadle.library import Library
@@ -56,6 +67,7 @@ async def opened(args: argparse.Namespace, gate_for: GateFor, name: str = "") ->
             models = [fact.model for fact in facts if isinstance(fact, SessionCreated | SessionConfigured)]
             loaded = _there(args, info, next(filter(None, reversed(models)), ""))
         async with _running(log, loaded, info, gate_for, name) as session:
+            session.notes += (*_unlimited(session), *_nameless(args, session))
             yield session
     finally:
         await log.close()
@@ -115,6 +127,27 @@ def _chosen(built: Built, loaded: Loaded, model: Model, info: SessionInfo | None
     if loaded.sources.get("system_prompt") == "command line":
         agent.instructions = built.agents[DEFAULT_AGENT].instructions
     return agent
+
+
+def _unlimited(opened: Opened) -> Iterator[str]:
+    """Say that a limit does nothing."""
+    if opened.settings.max_cost is not None and is_unpriced(opened.model):
+        yield f"the price of {opened.model.name} is not known here, so max_cost may not stop it; max_tokens does"
+
+
+def _nameless(args: argparse.Namespace, opened: Opened) -> Iterator[str]:
+    """Say which patterns of the command line name no tool: a slip there leaves a tool allowed, or asked for."""
+    tools = [tool for agent in opened.runtime.agents.values() for tool in agent.toolbox.values()]
+    names = {name for tool in tools for name in (tool.name, *tool.aliases)}
+    for flag in ("approve", "forbid"):
+        patterns: list[str] = getattr(args, flag) or []
+        for pattern in patterns:
+            name = pattern.partition("(")[0]
+            # A server's tools may be found only later; a glob may mean those of another place.
+            if name in names or any(sign in name for sign in ("__", "*", "?", "[")):
+                continue
+            near = difflib.get_close_matches(name, names, 1)
+            yield f"--{flag} {pattern}: no tool here has that name{f'; did you mean {near[0]}?' if near else ''}"
 
 
 def _named(agent: Agent, name: str) -> Agent:

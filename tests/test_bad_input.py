@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit import (
+    PATIENCE,
     Store,
     agent_of,
     check_settled,
@@ -41,10 +42,12 @@ from treadle.errors import (
     NotFound,
     StoreDamaged,
     StoreError,
+    StoreFull,
     StoreTooNew,
     ToolDefinitionError,
 )
 from treadle.events import MessageReceived, ModelReplied
+from treadle.log.owner import new_owner
 from treadle.messages import Call, Reply, Request
 from treadle.testing import call
 
@@ -392,3 +395,43 @@ async def test_a_store_that_fails_in_the_middle_of_a_run_is_told_and_the_run_can
         check_settled(await session.facts())
     assert isinstance(run.outcome, RunFinished) and run.outcome.answer == "checked"
     assert "Outcome unknown" in results(model.requests[0])["a"].text
+
+
+async def test_a_store_that_takes_nothing_at_all_is_told_and_the_session_goes_on_once_it_does(on_file: Store) -> None:
+    agent, model = agent_of(call("note", id="a", text="x"), "done", tools=[note])
+    log, full = on_file.open(), [False]
+
+    def until_full(write: Any) -> Any:
+        async def writing(*given: Any, **options: Any) -> Any:
+            if full[0]:
+                raise StoreFull("no room left")
+            full[0] = write.__name__ == "append" and any(isinstance(fact, CallStarted) for fact in given[2])
+            return await write(*given, **options)
+
+        return writing
+
+    for name in ("append", "release", "claim", "renew"):
+        setattr(log, name, until_full(getattr(log, name)))
+    async with Runtime(log, [agent], recover=False, lease=10_000) as runtime, runtime.session() as session:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(StoreFull, match="no room left"):
+                await session.ask("go")
+            full[0] = False
+            assert (outcome := await resumed(session)) and outcome.answer == "done", "long before its lease lapses"
+        check_settled(await session.facts())
+    assert len(model.requests) == 2
+
+
+async def test_whoever_waits_for_a_run_elsewhere_is_told_when_the_store_is_gone(on_file: Store) -> None:
+    agent, _ = agent_of("never")
+    async with agent.session(log := on_file.open()) as session:
+        assert await on_file.open().claim(new_owner(), 10_000, session.id) is not None
+        async with asyncio.timeout(PATIENCE), session.run("go") as run:
+            log.claim = _moved  # type: ignore[method-assign]
+            with pytest.raises(StoreError, match="moved"):
+                await run.wait()
+        del log.claim  # type: ignore[attr-defined]
+
+
+async def _moved(*given: Any) -> None:
+    raise StoreError("the file was moved")

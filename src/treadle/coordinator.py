@@ -13,7 +13,17 @@ from functools import partial
 from typing import cast
 
 from treadle.context import Projection
-from treadle.errors import AlreadyAnswered, BadInput, ClaimLost, Conflict, Expired, NotFound, StoreBusy, StoreError
+from treadle.errors import (
+    AlreadyAnswered,
+    BadInput,
+    ClaimLost,
+    Conflict,
+    Expired,
+    NotFound,
+    StoreBusy,
+    StoreError,
+    TreadleError,
+)
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,
@@ -88,6 +98,7 @@ class Coordinator:
         self._gates: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._kept: dict[str, tuple[State, Projection]] = {}
         self._wake_at: dict[str, float] = {}
+        self._unreleased: dict[str, Claim] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
         self.failures: dict[str, Exception] = {}
@@ -138,6 +149,8 @@ class Coordinator:
         if session_id in self._drives:
             self._posted(session_id)
             return
+        if session_id in self._unreleased:
+            await self._give_up(self._unreleased.pop(session_id), 0.0)
         claim = await self.log.claim(self.owner, self.ttl, session_id, self.agents)
         if claim is not None:
             self._start(claim)
@@ -161,19 +174,24 @@ class Coordinator:
 
     def follow(self, session_id: str, watch: Watch) -> Follower:
         """End a watch when nobody works on the session any more; should its owner die, take over."""
+        self.failures.pop(session_id, None)  # what nobody waited for is no news to whoever waits from now on
         return Follower(lambda: self._follow(session_id, watch), self._drives.get(session_id))
 
     async def _follow(self, session_id: str, watch: Watch) -> None:
-        while True:
-            await self.idle(session_id)
-            info = await self.log.info(session_id)
-            if not info.owner and not self._is_left(info):
-                watch.stop_at(info.seq)
-                return
-            if session_id not in self._drives:
-                await asyncio.sleep(ELSEWHERE_SECONDS if info.owner else 0)
-                with suppress(StoreBusy):
-                    await self.wake(session_id)
+        try:
+            while True:
+                await self.idle(session_id)
+                info = await self.log.info(session_id)
+                if session_id in self.failures or (not info.owner and not self._is_left(info)):
+                    watch.stop_at(info.seq)
+                    return
+                if session_id not in self._drives:
+                    await asyncio.sleep(ELSEWHERE_SECONDS if info.owner else 0)
+                    with suppress(StoreBusy):
+                        await self.wake(session_id)
+        except TreadleError as error:  # nobody would ever end the watch: whoever waits is told
+            self.failures[session_id] = error
+            watch.close()
 
     def _is_left(self, info: SessionInfo) -> bool:
         """Whether it was given back with work to do, by a process that left, and can be taken up here."""
@@ -307,6 +325,8 @@ class Coordinator:
         try:
             await self.log.release(claim, None, wake_at=self._clock.now() + pause)
         except (StoreError, ClaimLost, NotFound) as error:
+            if isinstance(error, StoreError):
+                self._unreleased[claim.session_id] = claim
             _logger.warning("session %s could not be released: %s", claim.session_id, error)
 
     async def _load(self, lease: Lease) -> Loop:

@@ -34,6 +34,7 @@ PURE = {
     "compaction",
     "tokens",
     "policy",
+    "globs",
     "ranking",
     "redact",
     "secrecy",

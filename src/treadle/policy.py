@@ -10,13 +10,13 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.events import Decision, Grant, Safety, Tier
+from treadle.globs import name_glob, path_glob, text_glob
 from treadle.messages import Json
 
 Action = Literal["allow", "ask", "deny"]
@@ -160,7 +160,7 @@ def with_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
             for pattern in patterns
             for name in [pattern.partition("(")[0]]
             for alias, real in aliases.items()
-            if _glob(name).fullmatch(alias) and not _glob(name).fullmatch(real)
+            if name_glob(name).matches(alias) and not name_glob(name).matches(real)
         )
         return (*patterns, *more)
 
@@ -194,7 +194,7 @@ def holding(patterns: Sequence[str], version: str) -> tuple[str, ...]:
 
 def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment: Assessment) -> Verdict:
     commands = assessment.commands
-    if "*" not in grant.tools and not any(_glob(pattern).fullmatch(tool) for pattern in grant.tools):
+    if "*" not in grant.tools and not any(name_glob(pattern).matches(tool) for pattern in grant.tools):
         return Verdict("deny", f"{tool} is not among the tools that may be used here")
     for pattern in grant.forbid:
         if (part := touched(pattern, tool, arguments, commands)) is not None:
@@ -293,7 +293,7 @@ def touched(
     kind = _kind_of(argument)
     for one in _values(arguments.get(argument) if argument else None)[1]:
         for piece in _pieces(one, kind, commands):
-            if (_path_glob(_normal(glob)) if kind == "path" else _text_glob(glob)).fullmatch(piece):
+            if (path_glob(_normal(glob)) if kind == "path" else text_glob(glob)).matches(piece):
                 return piece if kind == "command" and piece != one else ""
     return None
 
@@ -309,7 +309,7 @@ def _perhaps(pattern: str, tool: str, arguments: Mapping[str, Json], commands: t
             return command.removeprefix(UNKNOWN)
         words = command.split(" ")
         known = next((number for number, word in enumerate(words) if _LOOSE.search(word)), len(words))
-        agree = all(_text_glob(glob).fullmatch(word) for glob, word in zip(globs, words[:known], strict=False))
+        agree = all(text_glob(glob).matches(word) for glob, word in zip(globs, words[:known], strict=False))
         if known < len(words) and agree and (len(globs) > known or "*" in "".join(globs[:known])):
             return command
     return None
@@ -318,7 +318,7 @@ def _perhaps(pattern: str, tool: str, arguments: Mapping[str, Json], commands: t
 def _bracket(pattern: str, tool: str, arguments: Mapping[str, Json]) -> tuple[str, str] | None:
     """The argument that a pattern is about and its glob, both empty for all of the call; None for another tool."""
     name, bracket, rest = pattern.partition("(")
-    if not _glob(name).fullmatch(tool):
+    if not name_glob(name).matches(tool):
         return None
     return _argument(rest.removesuffix(")"), arguments) if bracket else ("", "")
 
@@ -346,15 +346,15 @@ def _kind_of(argument: str) -> Literal["path", "command", "text"]:
 def _covers_value(glob: str, value: str, kind: str, commands: tuple[str, ...] | None) -> bool:
     if kind == "path":
         path, glob = _normal(value), _normal(glob)
-        return _root(path) == _root(glob) and _path_glob(glob).fullmatch(path) is not None
+        return _root(path) == _root(glob) and path_glob(glob).matches(path)
     if kind == "command" and glob not in ("*", "**"):
         if len(glob) >= len(value) and glob == _literal(value):
             return True
         if commands:
-            return all(not one.startswith(UNKNOWN) and _text_glob(glob).fullmatch(one) for one in commands)
+            return all(not one.startswith(UNKNOWN) and text_glob(glob).matches(one) for one in commands)
         straight = _BLANKS.sub(" ", value).strip()
-        return not _SHELL_OPERATORS.search(value) and _text_glob(glob).fullmatch(straight) is not None
-    return _text_glob(glob).fullmatch(value) is not None
+        return not _SHELL_OPERATORS.search(value) and text_glob(glob).matches(straight)
+    return text_glob(glob).matches(value)
 
 
 def _pieces(value: str, kind: str, commands: tuple[str, ...] | None) -> list[str]:
@@ -389,33 +389,6 @@ def _readings(path: str) -> list[str]:
     pieces = [piece for piece in path.split("/") if piece not in ("", "..")]
     ends = ["/".join(pieces[start:]) for start in range(len(pieces))]
     return [path, f"/{'/'.join(pieces)}", *ends]
-
-
-@lru_cache(maxsize=1024)
-def _glob(pattern: str) -> re.Pattern[str]:
-    return _compile(pattern, any_run=".*", one="[^/]" if "/" in pattern else ".")
-
-
-@lru_cache(maxsize=1024)
-def _text_glob(pattern: str) -> re.Pattern[str]:
-    # `git *` means git with or without more words, as a person would read it.
-    if pattern.endswith(" *"):
-        return re.compile(_compile(pattern[:-2], any_run=".*", one=".").pattern + r"([ \t\n].*)?", re.DOTALL)
-    return _compile(pattern, any_run=".*", one=".")
-
-
-@lru_cache(maxsize=1024)
-def _path_glob(pattern: str) -> re.Pattern[str]:
-    if pattern.endswith("/**"):
-        return re.compile(_compile(pattern[:-3], any_run="[^/]*", one="[^/]").pattern + "(/.*)?", re.DOTALL)
-    return _compile(pattern, any_run="[^/]*", one="[^/]")
-
-
-def _compile(pattern: str, *, any_run: str, one: str) -> re.Pattern[str]:
-    """A glob as a regular expression: `**` is anything, `*` any run, `?` one character, the rest is literal."""
-    pieces = re.split(r"(\[[*?]\]|\*\*/?|\*|\?)", pattern)
-    special = {"**": ".*", "**/": "(.*/)?", "*": any_run, "?": one, "[*]": r"\*", "[?]": r"\?"}
-    return re.compile("".join(special.get(piece) or re.escape(piece) for piece in pieces), re.DOTALL)
 
 
 def _literal(value: str) -> str:

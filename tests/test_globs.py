@@ -1,0 +1,52 @@
+"""Globs: what they mean, and that nobody can write one that takes for ever."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle import Grant
+from treadle.globs import Glob, name_glob, path_glob, text_glob
+from treadle.policy import Assessment, decide
+
+patterns = st.lists(st.sampled_from(["a", "b", "/", " ", "*", "**", "**/", "?", "[*]", "[?]", "[", "."]), max_size=8)
+texts = st.text("ab/ *?[.\n", max_size=10)
+
+
+@given(patterns.map("".join), texts)
+def test_following_all_ways_at_once_finds_what_a_regular_expression_finds(pattern: str, text: str) -> None:
+    for made in (name_glob(pattern), text_glob(pattern), path_glob(pattern)):
+        assert made.follows(text) == (made._regex.fullmatch(text) is not None)
+
+
+@pytest.mark.parametrize(
+    ("made", "text", "expected"),
+    [
+        (text_glob("git *"), "git", True),
+        (text_glob("git *"), "git log -1", True),
+        (text_glob("git *"), "gitk", False),
+        (path_glob("src/**"), "src", True),
+        (path_glob("src/*"), "src/a/b", False),
+        (path_glob("**/x*.py"), "a/b/xy.py", True),
+        (path_glob("**/x*.py"), "a/x/b.py", False),
+        (text_glob("a[*]?"), "a*b", True),
+        (text_glob("a[*]?"), "abb", False),
+        (name_glob(""), "", True),
+    ],
+)
+def test_what_a_glob_means(made: Glob, text: str, expected: bool) -> None:
+    assert made.matches(text) is made.follows(text) is expected
+
+
+@pytest.mark.parametrize("made", [name_glob, text_glob, path_glob])
+@pytest.mark.parametrize("hostile", ["*a" * 60 + "b", "**a*a" * 40 + "b", "**/" * 60 + "b", "*" * 190 + "b", "*a*b"])
+def test_a_hostile_glob_costs_what_it_and_the_text_are_long(made: Callable[[str], Glob], hostile: str) -> None:
+    for text in ("a" * 5000, "a/" * 2500):
+        assert made(hostile).matches(text) is False
+
+
+def test_a_call_is_decided_whatever_the_patterns_of_a_request_are() -> None:
+    grant = Grant(forbid=("t(x=" + "*a" * 60 + "b)",))
+    assert decide([grant], [], "t", {"x": "a" * 5000}, Assessment("safe")).action == "allow"
+    assert decide([grant], [], "t", {"x": "a" * 5000 + "b"}, Assessment("safe")).action == "deny"

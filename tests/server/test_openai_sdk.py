@@ -191,6 +191,15 @@ async def test_what_goes_wrong_is_an_error_that_the_client_knows() -> None:
         assert problem["message"].startswith("the body: ")
 
 
+async def test_what_an_agent_cannot_be_asked_makes_no_session() -> None:
+    agent, _ = bare()
+    async with sdk(agent) as (client, plain):
+        for messages in ([*ASKED, {"role": "assistant", "content": "yes"}], [*ASKED, {"role": "user", "content": " "}]):
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="agent:agent", messages=messages)  # type: ignore[arg-type]
+        assert (await plain.json("GET", "/v1/sessions"))["sessions"] == []
+
+
 async def test_what_is_null_is_not_given() -> None:
     made: Any = {"id": None, "function": {"name": None, "arguments": None}}
     messages: Any = [

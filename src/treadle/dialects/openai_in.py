@@ -193,6 +193,8 @@ def last_words(request: Request) -> tuple[Part, ...]:
     *before, last = request.messages
     if not isinstance(last, UserMessage):
         raise BadInput("messages: the last one must be the user's when an agent answers")
+    if all(isinstance(part, TextPart) and not part.text.strip() for part in last.parts):
+        raise BadInput("messages: the last one is empty: say what is wanted")
     said = [line for message in before if (line := _line(message))]
     if not said:
         return last.parts

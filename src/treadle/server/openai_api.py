@@ -251,10 +251,11 @@ async def _ask_agent(
         session = await service.usable(session_id, token)
         only_last = msgspec.structs.replace(asked, messages=asked.messages[-1:])
         return session, await session.post(last_words(only_last))
+    words = last_words(asked)  # before anything is made for it
     instructions = f"{agent.instructions}\n\n{asked.system}".strip() if asked.system else ""
     configured = SessionConfigured(instructions=instructions, by=token.name) if instructions else None
     session = await service.create(token, agent=name, configured=configured)
-    return session, await session.post(last_words(asked))
+    return session, await session.post(words)
 
 
 async def _run(service: Service, session: Session, message: MessageReceived) -> tuple[RunFinished, list[AnyFact]]:

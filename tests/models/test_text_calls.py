@@ -86,6 +86,29 @@ def test_what_does_not_fit_is_left_alone(text: str) -> None:
     assert found(text) == (text, [])
 
 
+@pytest.mark.parametrize(
+    ("start", "again"),
+    [
+        ("", "<add>"),
+        ("add", "```json\n{\n"),
+        ("add", '\n{"a":1}'),
+        ("<function=add>", "<parameter=a>"),
+        ("<tool_call>add\n", "<arg_key>"),
+        ("<tool_call>add\n<arg_key>a</arg_key>", "<arg_value>"),
+        ("<tool_call>add\n<arg_key>", " "),
+        ("<tool_call>add\n", "<a><b><c><d>"),
+    ],
+)
+def test_a_model_that_goes_round_in_circles_holds_nobody_up(start: str, again: str) -> None:
+    text = (start + again * (400_000 // len(again)))[:400_000]
+    assert found(text) == (text, []), "where every start is looked at to the end, this takes many minutes"
+
+
+def test_a_call_that_is_written_over_and_over_is_found_every_time() -> None:
+    rest, calls = found(f"<tool_call>{ONE}</tool_call>\n" * 5000)
+    assert (rest, calls) == ("", ADDED * 5000)
+
+
 def test_without_tools_nothing_is_a_call() -> None:
     assert found(ONE, ()) == (ONE, [])
 

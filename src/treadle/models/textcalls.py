@@ -9,6 +9,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +29,8 @@ Pair = tuple[str, Mapping[str, Any] | str]
 _NAMES = ("name", "tool", "tool_name", "function", "function_name", "action")
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "tool_input", "action_input", "params")
 _LONGEST = 1 << 20
+_TRIED = 1 << 19
+"""How much text is read, in all, in search of bare JSON: every line may begin some, and each is read to the end."""
 
 _TAGGED = re.compile(
     r"<\|?(?P<tag>tool_call|function_call|tool_use|tool_code|call)\|?>(?P<inner>.*?)"
@@ -48,13 +51,12 @@ _DEEPSEEK = re.compile(
 )
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?P<name>[\w-]*)(?:\[ARGS\])?(?P<inner>.*?)(?=\[TOOL_CALLS\]|\Z)", re.DOTALL)
 _PYTHON_TAG = re.compile(r"<\|python_tag\|>(?P<inner>.*?)(?:<\|eom_id\|>|<\|eot_id\|>|\Z)", re.DOTALL)
-_FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t]*\n(?P<inner>.*?)\n[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```(?P<language>[\w-]*)[ \t]*$", re.MULTILINE)
 _BARE = re.compile(r"^[ \t]*[\[{]", re.MULTILINE)
-_PARAMETER = re.compile(
-    r"<parameter(?:=| name=)[\"']?(?P<key>[\w.-]+)[\"']?>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL
-)
-_GLM_ARGUMENT = re.compile(r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
-_CHILD = re.compile(r"<(?P<key>[\w-]+)>\n?(?P<value>.*?)\n?</(?P=key)>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter(?:=| name=)[\"']?(?P<key>[\w.-]+)[\"']?>")
+_GLM_ARGUMENT = re.compile(r"<(?P<key>arg_key|arg_value)>")
+_CHILD = re.compile(r"<(?P<key>[\w-]+)>")
+_CLOSING = re.compile(r"</[\w.-]+>")
 _WRAPPERS = re.compile(
     r"</?(?:tool_calls|function_calls|tools|[\w]+:tool_call|tool_call)>|<[|｜]tool[_▁]calls?[_▁\w]*[|｜]>"
 )
@@ -65,6 +67,8 @@ def recover(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[TextCall]]:
     if not tools or len(text) > _LONGEST or not ("{" in text or "<" in text or "[" in text):
         return text, []
     offered = {tool.name: tool for tool in tools}
+    if not any(name in text for name in offered):
+        return text, []
     for recognise in (_marked, _fenced, _bare):
         found = [(span, calls) for span, pairs in recognise(text, offered) if (calls := _fitting(pairs, offered))]
         if found:
@@ -77,10 +81,17 @@ Found = Iterator[tuple[tuple[int, int], Sequence[Pair]]]
 
 def _marked(text: str, offered: Mapping[str, ToolSpec]) -> Found:
     """Calls between marks that mean nothing else; the outermost mark counts."""
-    taken: list[tuple[int, int]] = []
-    named = "|".join(re.escape(name) for name in offered)
-    by_name = re.compile(rf"<(?P<name>{named})>(?P<inner>.*?)</(?P=name)>", re.DOTALL)
+    taken = bytearray(len(text))
     found: list[tuple[tuple[int, int], Sequence[Pair]]] = []
+    for start, end, read in _marks(text, offered):
+        if taken.find(1, start, end) < 0 and _fitting(pairs := read(), offered):
+            taken[start:end] = b"\x01" * (end - start)
+            found.append(((start, end), pairs))
+    yield from sorted(found, key=lambda item: item[0])
+
+
+def _marks(text: str, offered: Mapping[str, ToolSpec]) -> Iterator[tuple[int, int, Callable[[], Sequence[Pair]]]]:
+    """Where something stands between marks, and how it is read."""
     recognisers: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Sequence[Pair]]], ...] = (
         (_TAGGED, lambda m: _inside(m["inner"])),
         (_FUNCTION, _named),
@@ -89,33 +100,68 @@ def _marked(text: str, offered: Mapping[str, ToolSpec]) -> Found:
         (_DEEPSEEK, _named),
         (_MISTRAL, lambda m: _named(m) if m["name"] else _inside(m["inner"])),
         (_PYTHON_TAG, lambda m: _inside(m["inner"])),
-        (by_name, _named),
     )
     for pattern, read in recognisers:
         for match in pattern.finditer(text):
-            start, end = match.span()
-            if all(end <= a or start >= b for a, b in taken) and _fitting(pairs := read(match), offered):
-                taken.append((start, end))
-                found.append(((start, end), pairs))
-    yield from sorted(found, key=lambda item: item[0])
+            yield *match.span(), partial(read, match)
+    for element in _elements(text, re.compile(rf"<(?P<key>{'|'.join(map(re.escape, offered))})>")):
+        yield element.start, element.end, partial(_called, element.key, element.inner)
+
+
+class _Element(NamedTuple):
+    """What stands between a tag and the one that closes it."""
+
+    key: str
+    inner: str
+    start: int
+    end: int
+
+
+def _elements(text: str, opening: re.Pattern[str], closing: str = "") -> Iterator[_Element]:
+    """The elements of `text`, one after the other; `closing` names their last tag, if not the first does.
+
+    In one pass, because a lazy pattern searches the rest of the text again for every tag that is never closed.
+    """
+    last = {found[0]: found.start() for found in _CLOSING.finditer(text)}
+    at = 0
+    while (tag := opening.search(text, at)) is not None:
+        at = tag.end()
+        mark = f"</{closing or tag['key']}>"
+        if last.get(mark, -1) >= at:
+            inner = text[at : text.index(mark, at)]
+            at += len(inner) + len(mark)
+            yield _Element(tag["key"], inner, tag.start(), at)
 
 
 def _fenced(text: str, offered: Mapping[str, ToolSpec]) -> Found:
-    for match in _FENCE.finditer(text):
-        yield match.span(), _from_json(match["inner"])
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif not fence["language"]:
+            yield (opened.start(), fence.end()), _from_json(text[opened.end() + 1 : fence.start() - 1])
+            opened = None
 
 
 def _bare(text: str, offered: Mapping[str, ToolSpec]) -> Found:
     """JSON that begins a line and reaches to the end of the text."""
+    tried = 0
     for match in islice(_BARE.finditer(text), 50):
         inner = text[match.start() :]
         if pairs := _from_json(inner) or _pythonic(inner):
             yield (match.start(), len(text)), pairs
             return
+        tried += len(inner)
+        if tried > _TRIED:
+            return
 
 
 def _named(match: re.Match[str]) -> Sequence[Pair]:
-    return [(match["name"], _loads(match["inner"]) or match["inner"])]
+    return _called(match["name"], match["inner"])
+
+
+def _called(name: str, inner: str) -> Sequence[Pair]:
+    return [(name, _loads(inner) or inner)]
 
 
 def _inside(inner: str) -> Sequence[Pair]:
@@ -216,10 +262,22 @@ def _fitting(pairs: Sequence[Pair], offered: Mapping[str, ToolSpec]) -> list[Tex
 
 def _marked_up(text: str, properties: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Arguments written as tags; text alone is none, unless there is nothing to say."""
-    for pattern in (_PARAMETER, _GLM_ARGUMENT, _CHILD):
-        found = [(match["key"], match["value"]) for match in pattern.finditer(text)]
-        if found:
-            return {key: _typed(value, properties.get(key)) for key, value in found}
+    marked = {
+        element.key: element.inner.removeprefix("\n").removesuffix("\n")
+        for element in _elements(text, _PARAMETER, "parameter")
+    }
+    if not marked:
+        key = ""
+        for element in _elements(text, _GLM_ARGUMENT):
+            if element.key == "arg_key":
+                key = element.inner.strip()
+            elif key:
+                marked[key] = element.inner
+    marked = marked or {
+        element.key: element.inner.removeprefix("\n").removesuffix("\n") for element in _elements(text, _CHILD)
+    }
+    if marked:
+        return {key: _typed(value, properties.get(key)) for key, value in marked.items()}
     return {} if not text.strip() else None
 
 

@@ -55,6 +55,25 @@ async def test_an_exchange_is_recorded_without_its_key_and_plays_back(tmp_path: 
         await model.close()
 
 
+async def test_what_ends_with_an_error_is_recorded_too(tmp_path: Path) -> None:
+    file = tmp_path / "refused.json"
+    with pytest.raises(ModelError, match="slow down"):
+        async with StrictChat([status(429, "slow down")]) as fake, record(fake.base_url, file) as base_url:
+            await reply_of(chat_model(base_url), ask("hi"))
+    assert [exchange.status for exchange in load(file).exchanges] == [429]
+
+
+async def test_a_provider_that_is_not_there_is_said_and_no_recording_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "older.json"
+    file.write_text("an older recording")
+    async with StrictChat() as fake:
+        gone = fake.base_url
+    async with record(gone, file) as base_url:
+        with pytest.raises(ModelError, match=r"127\.0\.0\.1 gave no answer"):
+            await reply_of(chat_model(base_url), ask("hi"))
+    assert file.read_text() == "an older recording"
+
+
 def chat_model_of(name: str, base_url: str) -> Any:
     return chat_model(base_url)
 

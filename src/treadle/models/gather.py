@@ -37,7 +37,10 @@ class Slot:
         return CallDelta(index=self.index, tool=name, arguments=new)
 
     def is_whole(self) -> bool:
-        """Whether the arguments so far are a complete JSON document."""
+        """Whether the arguments so far are a complete JSON object."""
+        end = next((piece for piece in reversed(self.arguments) if piece.strip()), "")
+        if not end.rstrip().endswith("}"):
+            return False  # asked of every piece by some servers, and the whole is long
         try:
             msgspec.json.decode("".join(self.arguments))
         except msgspec.DecodeError:

@@ -67,7 +67,8 @@ class _Answer(NamedTuple):
 async def record(upstream: str, path: Path | str, *, about: str = "") -> AsyncGenerator[str, None]:
     """A base URL on this machine that passes everything on to `upstream` and records what comes back.
 
-    `upstream` is a base URL as a model takes it, such as `https://api.example.org/v1`.
+    `upstream` is a base URL as a model takes it, such as `https://api.example.org/v1`. What came is kept also where the
+    block ends with an error: a refusal is worth recording too.
     """
     import aiohttp
 
@@ -78,17 +79,23 @@ async def record(upstream: str, path: Path | str, *, about: str = "") -> AsyncGe
         async def pass_on(asked: _Asked) -> _Answer:
             headers = {name: value for name, value in asked.headers.items() if name not in _NOT_PASSED_ON}
             url = f"{parts.scheme}://{parts.netloc}{asked.path}"
-            async with session.request(asked.method, url, data=asked.body, headers=headers) as response:
-                body = await response.read()
-                kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
-                taken.append(_exchange(asked, response.status, kept, body))
-                return _Answer(response.status, kept, body)
+            try:
+                async with session.request(asked.method, url, data=asked.body, headers=headers) as response:
+                    body = await response.read()
+            except aiohttp.ClientError as error:
+                return _Answer(502, {}, f"{parts.hostname} gave no answer: {type(error).__name__}".encode())
+            kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
+            taken.append(_exchange(asked, response.status, kept, body))
+            return _Answer(response.status, kept, body)
 
-        async with _serve(pass_on) as base_url:
-            yield base_url + parts.path.rstrip("/")
-    recording = Recording(about=about, exchanges=tuple(taken))
-    text = msgspec.json.format(msgspec.json.encode(recording), indent=1)
-    await asyncio.to_thread(Path(path).write_bytes, text + b"\n")
+        try:
+            async with _serve(pass_on) as base_url:
+                yield base_url + parts.path.rstrip("/")
+        finally:
+            if taken:
+                recording = Recording(about=about, exchanges=tuple(taken))
+                text = msgspec.json.format(msgspec.json.encode(recording), indent=1)
+                await asyncio.to_thread(Path(path).write_bytes, text + b"\n")
 
 
 @asynccontextmanager

@@ -219,6 +219,14 @@ async def test_a_servers_own_error_is_told_whatever_its_protocol(way: str, error
     assert (caught.value.kind, caught.value.retryable) == ("bad_request", False)
 
 
+@pytest.mark.parametrize("way", ["anthropic", "responses"])
+async def test_events_nobody_knows_may_have_any_shape(way: str) -> None:
+    items, write, fake, make = WAYS[way]
+    new = {"type": "shiny", "delta": "x", "index": "y", "message": 7, "output_index": [], "response": "z", "item": 1}
+    async with fake([Odd(raw=write(items[0], new, *items[1:]))]) as server:
+        assert (await reply_of(make(server), ask("hi", tools=(ADD,)))).text == "so"
+
+
 async def test_what_came_before_nonsense_is_kept() -> None:
     async with StrictChat([Odd(raw=events(CHAT[0]) + b"data: [1]\n\n")]) as fake:
         with pytest.raises(ModelError) as caught:

@@ -71,7 +71,12 @@ class _Start(Struct):
     input: Raw = NONE
 
 
-_EVENTS = Kind(_Event)
+_EVENTS = Kind(
+    _Event,
+    frozenset(
+        ("message_start", "content_block_start", "content_block_delta", "message_delta", "message_stop", "error")
+    ),
+)
 _start = msgspec.json.Decoder(_Start)
 _message = msgspec.json.Decoder(_Message)
 _fields = msgspec.json.Decoder(dict[str, Raw])

@@ -74,7 +74,25 @@ class _Item(Struct):
     summary: list[_Text] | None = None
 
 
-_EVENTS = Kind(_Event)
+_EVENTS = Kind(
+    _Event,
+    frozenset(
+        (
+            "response.output_text.delta",
+            "response.refusal.delta",
+            "response.function_call_arguments.delta",
+            "response.reasoning_summary_text.delta",
+            "response.reasoning_text.delta",
+            "response.reasoning_summary_part.added",
+            "response.output_item.added",
+            "response.output_item.done",
+            "response.completed",
+            "response.incomplete",
+            "response.failed",
+            "error",
+        )
+    ),
+)
 _item = msgspec.json.Decoder(_Item)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _response = msgspec.json.Decoder(_Response)

@@ -28,12 +28,13 @@ class Stream(Generic[T]):
     one JSON document comes instead, whatever the response calls itself, `document` gives it.
     """
 
-    __slots__ = ("_begun", "_framed", "_many", "_one", "_parts", "_unfinished", "_whole", "done")
+    __slots__ = ("_begun", "_framed", "_kind", "_many", "_one", "_parts", "_unfinished", "_whole", "done")
 
     def __init__(self, kind: Kind[T], *, framed: bool = True) -> None:
         self._framed = framed
         self._begun = False
         self._whole = False
+        self._kind = kind
         self._one = kind.one
         self._many = kind.many
         self._parts: list[bytes] = []
@@ -126,6 +127,8 @@ class Stream(Generic[T]):
         try:
             return self._one.decode(text)
         except msgspec.ValidationError as error:
+            if self._kind.is_news(text):
+                return self._kind.shape()
             raise Malformed(f"{error}: {_quote(text)}") from None
         except msgspec.DecodeError:
             pass
@@ -143,14 +146,34 @@ class Stream(Generic[T]):
             raise Malformed(f"{error}: {_quote(text)}") from None
 
 
+class _Typed(msgspec.Struct):
+    type: str = ""
+
+
+_typed = msgspec.json.Decoder(_Typed)
+
+
 class Kind(Generic[T]):
-    """The shape of one message of a protocol; made once, since building decoders is slow."""
+    """The shape of one message of a protocol; made once, since building decoders is slow.
 
-    __slots__ = ("many", "one")
+    `known` are the types of messages that are read; a provider may add others, of any shape.
+    """
 
-    def __init__(self, shape: type[T]) -> None:
+    __slots__ = ("known", "many", "one", "shape")
+
+    def __init__(self, shape: type[T], known: frozenset[str] = frozenset()) -> None:
+        self.shape = shape
+        self.known = known
         self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
         self.many: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(list[shape])
+
+    def is_news(self, text: bytes) -> bool:
+        """Whether a message is of a type that came later than this program."""
+        try:
+            kind = _typed.decode(text).type
+        except msgspec.ValidationError:
+            return False
+        return bool(self.known and kind and kind not in self.known)
 
 
 def _quote(text: bytes) -> str:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from treadle.models import sse
 from treadle.models.sse import Kind, Malformed, Stream
 
 
@@ -92,6 +93,16 @@ def test_a_document_in_place_of_events_is_given_whole() -> None:
     events = Stream(NOTES)
     list(events.feed(b'data: {"text":"a"}\n\n{"text":"b"}'))
     assert events.document() is None
+
+
+@pytest.mark.parametrize("start", [b"data: ", b'{"text":"'])
+def test_a_message_that_never_ends_is_given_up(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "_MOST", 1000)
+    stream = Stream(NOTES)
+    for _ in range(9):
+        assert list(stream.feed(start + b"x" * 100)) == []
+    with pytest.raises(Malformed, match="no end of it"):
+        stream.feed(b"x" * 100)
 
 
 def test_an_error_field_of_old_servers_is_a_message() -> None:

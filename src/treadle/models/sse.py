@@ -13,6 +13,8 @@ import msgspec
 
 T = TypeVar("T")
 _LONGEST = 1 << 24
+_MOST = 1 << 26
+"""How many bytes may come without the end of a message: some hold pictures, but none is endless."""
 _BEFORE = b"\xef\xbb\xbf \t\r\n"
 """What may stand before the first event and means nothing: a byte order mark, and blanks."""
 
@@ -28,11 +30,12 @@ class Stream(Generic[T]):
     one JSON document comes instead, whatever the response calls itself, `document` gives it.
     """
 
-    __slots__ = ("_begun", "_framed", "_kind", "_many", "_one", "_parts", "_unfinished", "_whole", "done")
+    __slots__ = ("_begun", "_framed", "_held", "_kind", "_many", "_one", "_parts", "_unfinished", "_whole", "done")
 
     def __init__(self, kind: Kind[T], *, framed: bool = True) -> None:
         self._framed = framed
         self._begun = False
+        self._held = 0
         self._whole = False
         self._kind = kind
         self._one = kind.one
@@ -47,13 +50,14 @@ class Stream(Generic[T]):
             data = data.lstrip(_BEFORE)
             self._begun = bool(data)
             self._whole = self._framed and data.startswith(b"{")
-        if self._whole:
-            self._parts.append(data)
-            return []
-        cut = data.rfind(b"\n") + 1
+        cut = 0 if self._whole else data.rfind(b"\n") + 1
         if not cut:
             self._parts.append(data)
+            self._held += len(data)
+            if self._held > _MOST:
+                raise Malformed(f"{self._held} bytes and no end of it")
             return []
+        self._held = len(data) - cut
         if self._parts:
             self._parts.append(data[:cut])
             block = b"".join(self._parts)

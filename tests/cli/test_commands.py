@@ -1,9 +1,11 @@
 """The commands beside run and chat: what they print, what they change, and how they end."""
 
+import asyncio
 import importlib
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from tests.cli.kit import Place, calling, model
 from tests.fakes.chat import StrictChat
 from tests.fakes.server import Odd, status
+from tests.kit import PATIENCE
 from treadle.cli.main import COMMANDS
 from treadle.messages import Reply
 from treadle.rules import save_rule
@@ -334,6 +337,22 @@ async def test_a_sandboxed_command_passes_its_output_and_exit_code_on(place: Pla
     late = await place.run("sandbox", "exec", "--wall-s", "0.5", "--", "sleep", "30")
     assert late.code == 124 and "bound of wall" in late.err
     assert (await place.quick("sandbox", "exec")).code == 2
+    bad = await place.run("sandbox", "exec", "--memory-mb", "-1", "--", "true")
+    assert bad.code == 2 and "memory_mb is -1" in bad.err
+
+
+@needs_sandbox
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_ends_a_sandboxed_command_and_leaves_nothing_of_it_behind(
+    number: signal.Signals, place: Place
+) -> None:
+    process = await place.start("sandbox", "exec", "--", "sh", "-c", "echo begun; exec sleep 600")
+    async with asyncio.timeout(PATIENCE):
+        assert process.stdout is not None and await process.stdout.readline() == b"begun\n"
+        assert (place.work / ".git").is_dir()
+        process.send_signal(number)
+        assert await process.wait() == 128 + number
+    assert not (place.work / ".git").exists() and not (place.work / ".treadle").exists()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from treadle.cli.options import Parser, actions_of, parser_of
+from treadle.cli.signals import acting
 from treadle.cli.text import note
 from treadle.errors import BadInput
 from treadle.sandbox.base import Bounds, Ended, Job
@@ -56,7 +59,26 @@ def main(args: argparse.Namespace) -> int:
     bounds = Bounds(**{name: getattr(args, name) for name in Bounds.__struct_fields__})
     hosts = tuple(args.allow_host)
     job = Job(argv, folder, network=args.network or bool(hosts), allow_hosts=hosts, bounds=bounds)
-    return _code(asyncio.run(run_in_sandbox(job, _put)))
+    return asyncio.run(_run(job))
+
+
+async def _run(job: Job) -> int:
+    """Run it to its end; who ends us by a signal ends the command, and nothing of it stays in the workspace."""
+    mine = asyncio.current_task()
+    assert mine is not None
+    came: list[signal.Signals] = []
+
+    def end(number: signal.Signals) -> None:
+        came.append(number)
+        mine.cancel()
+
+    with acting({number: partial(end, number) for number in (signal.SIGTERM, signal.SIGHUP)}):
+        try:
+            return _code(await run_in_sandbox(job, _put))
+        except asyncio.CancelledError:
+            if not came:
+                raise
+            return 128 + came[0]
 
 
 def _put(data: bytes) -> None:

@@ -179,8 +179,10 @@ class _Judge:
             if not word.text.startswith("-")
         }
         # After leaving the workspace no relative path is known to be in it.
-        self._elsewhere = False
+        self._elsewhere, self._base = False, ""
         self._elsewhere = any(part.kind == "command" and self._leaves(part) for part in parts)
+        # Where it starts is where its paths are from, unless it goes elsewhere before it uses them.
+        self._base = "" if any(map(_moves, parts)) else folder
         # What is written in such a folder need not name it.
         entered = (word.text for part in parts if part.name in ("cd", "pushd") for word in part.words[1:])
         places = (posixpath.join(folder, place, "") for place in ("", *entered))
@@ -261,7 +263,9 @@ class _Judge:
         return _instructs(word) or (_instructs(Word(f"{self._inside}{word.text}")) if relative else "")
 
     def _whole(self, word: Word) -> bool:
-        return posixpath.normpath(word.text or ".") in (".", "*", self._workspace) or word.text in ("./*", ".*")
+        path = posixpath.normpath(posixpath.join(self._base, word.text))
+        named = posixpath.normpath(word.text or ".") in (".", "*", self._workspace) or word.text in ("./*", ".*")
+        return named or path in (".", self._workspace)
 
     def _outside(self, word: Word, *, loose: bool = False) -> bool:
         """Whether a word is a path that is known to be out of the workspace; with `loose`, or may be."""
@@ -272,10 +276,16 @@ class _Judge:
             if away or (loose and not known):
                 return True
             text = posixpath.dirname(known) or "."
-        path = posixpath.normpath(text) if text else "."
+        path = posixpath.normpath(posixpath.join(self._base, text) if text.startswith(".") else text) if text else "."
         if path.startswith("/"):
             return not any(_below(path, place) for place in (self._workspace, *_HARMLESS_PLACES))
         return path == ".." or path.startswith("../") or (self._elsewhere and not path.startswith("-"))
+
+
+def _moves(part: Part) -> bool:
+    """Whether a part goes to another folder, or may run something there."""
+    elsewhere = any(re.match(r"-\w*C|--(chdir|directory)|-(exec|ok)dir", word.text) for word in part.words)
+    return elsewhere or part.kind == "unknown" or part.name in ("cd", "pushd", "popd")
 
 
 def _instructs(word: Word) -> str:

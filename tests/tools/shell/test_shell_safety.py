@@ -334,6 +334,29 @@ def test_what_is_known_to_hurt_is_destructive(command: str) -> None:
     assert safety(command) == "destructive", [part.text for part in parts_of(command)]
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("touch ../x && cp a ../../b", "caution"),
+        ("cat ../x; ls ../..", "safe"),
+        ("echo x > ../x", "caution"),
+        ("rm -rf ../other", "caution"),
+        ("touch ../../../x", "destructive"),
+        ("echo x > ../../../x", "destructive"),
+        ("rm -rf ../..", "destructive"),
+        ("cd .. && touch ../../x", "destructive"),
+        ("find .. -execdir touch ../../x ';'", "destructive"),
+        ("tar -C ../.. -xf a.tar && touch ../x", "destructive"),
+        ("$x; touch ../x", "destructive"),
+        ("touch ../*", "destructive"),
+    ],
+)
+def test_paths_are_from_the_folder_in_which_a_command_starts(command: str, expected: str) -> None:
+    assert classify(parts_of(command), "/work/project", "sub/deep")[0] == expected
+    if ".." in command and expected != "destructive":
+        assert classify(parts_of(command), "/work/project")[0] != expected, "not so from the workspace itself"
+
+
 def test_the_reason_names_the_part_that_hurts() -> None:
     assert classify(parts_of("ls && git push --force"), "/w") == (
         "destructive",

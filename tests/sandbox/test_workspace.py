@@ -257,3 +257,14 @@ async def test_a_command_in_another_process_counts_as_well(place: Place) -> None
     assert sorted(os.listdir(place.workspace)) == [".git", ".treadle"]
     await process.communicate(b"")
     assert os.listdir(place.workspace) == []
+
+
+@needs_bubblewrap
+async def test_more_than_can_be_protected_is_refused_in_words(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubblewrap, "_MOST_MOUNTS", 2)
+    for name in (".env", ".env.a", ".env.b"):
+        (place.workspace / name).touch()
+    with pytest.raises(BadInput, match=r"3 env files.*no more than 2 can be protected"):
+        await inside(place.shell("true"))
+    (place.workspace / ".env").unlink()
+    assert (await inside(place.shell("true"))).ended.code == 0

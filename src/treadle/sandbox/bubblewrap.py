@@ -46,6 +46,9 @@ _HIDDEN_FROM_ROOT = (
     "vmallocinfo",
 )
 _PATIENCE = 20.0
+_MOST_MOUNTS = 2000
+"""Of what is found in a workspace: bubblewrap takes 9000 words, and the time a mount takes grows with their number."""
+
 _READY = b"\x06"
 # The command waits behind the walls until its limits are set and its way out is open. Should we die before, it reads
 # the end of its input and is never run: bubblewrap's own way to wait would let it go then.
@@ -73,6 +76,11 @@ async def run(job: Job, on_output: OnOutput, open_way: OpenWay) -> Ended:
     cwd = working_folder(job, workspace)
     found = await asyncio.to_thread(look_through, workspace)
     masked = (*found.own, *(() if job.env_files else found.env_files))
+    if len(masked) + len(found.repositories) > _MOST_MOUNTS:
+        raise BadInput(
+            f"{workspace} holds {len(masked)} env files and logs and {len(found.repositories)} repositories, and no "
+            f"more than {_MOST_MOUNTS} can be protected from a command. Nothing was run. Choose a folder with fewer."
+        )
     with ExitStack() as held:
         ways = found.ways(workspace) if job.writable else ()
         opened = held.enter_context(guarded(workspace, (*ways, *(found.repositories if job.writable else ()))))

@@ -190,3 +190,35 @@ async def test_an_agent_that_cannot_be_had_is_told_with_the_reason_and_a_model_f
         critic = await place.run("run", "read it", "--agent", "critic", *model(fake))
         assert (critic.code, critic.out.strip()) == (0, "Hm.")
         assert "critic has no tools: none here is called 'Read', 'Grep'" in critic.err
+
+
+def _delegating(body: dict[str, Any]) -> Reply:
+    """One who gives a task away, and a helper who wants to delete something."""
+    said = [message for message in body["messages"] if message["role"] != "system"]
+    if not any(message["role"] == "tool" for message in said):
+        if str(said[0]["content"]).startswith("clear"):
+            return calling("shell", command="rm -rf /etc/nothing")
+        return calling("delegate", task="clear it")
+    return Reply(f"I was told: {said[-1]['content']}")
+
+
+async def test_what_a_helper_was_denied_because_nobody_could_be_asked_is_in_the_report(place: Place) -> None:
+    async with StrictChat(_delegating) as fake:
+        done = await place.run("run", "have it cleared", *model(fake), "--json")
+    report = done.document
+    assert (done.code, report["status"], report["reason"]) == (4, "denied", "answered")
+    [denied] = report["denied"]
+    assert (denied["tool"], denied["arguments"]["command"]) == ("shell", "rm -rf /etc/nothing")
+    assert "Nobody can be asked here" in report["answer"]
+
+
+async def test_what_a_helper_asks_is_answered_at_the_terminal_of_its_parent(place: Place) -> None:
+    async with StrictChat(_delegating) as fake, place.screen("chat", *model(fake)) as screen:
+        await screen.until("/help shows")
+        screen.type("have it cleared\r")
+        await screen.until("answer>")
+        assert "rm -rf /etc/nothing" in screen.text
+        screen.type("n not today\r")
+        await screen.until("I was told: I was told: Denied")
+        assert "not today" in screen.unbroken
+        assert await screen.leave() == 0

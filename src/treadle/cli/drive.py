@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
-from treadle import Agent, Run, RunFinished, Session, later
+from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
 from treadle.cli.gate import TerminalGate, refuse
 from treadle.cli.hearing import heard
 from treadle.cli.opening import Gate, Opened, opened
@@ -104,6 +104,7 @@ class Show:
         self.stream = sys.stdout if is_terminal(sys.stdout) else sys.stderr
         self.stage = Terminal(self.stream)
         self.bell = Bell(self.stream, "off", 0)
+        self.tally = Tally()
         self._gate: TerminalGate | None = None
         self._later = bool(args.ask_later)
         self._asks = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
@@ -114,9 +115,13 @@ class Show:
         if self._later:
             return later
         if not self._asks:
-            return refuse
+            return self._refuse
         self._gate = TerminalGate(self.stage, agent.toolbox, settings.folder, self.bell)
         return self._gate
+
+    async def _refuse(self, question: ApprovalRequested | InputRequested) -> Answer:
+        self.tally.refused.append(question)  # no event of the run tells what its helpers asked
+        return await refuse(question)
 
     def sinks(self, session: Opened, message_id: str) -> list[Sink]:
         """Who is shown the events."""
@@ -211,7 +216,7 @@ async def _opened(args: argparse.Namespace, begin: Callable[[Opened], Run], name
 
 
 async def _driven(opened_session: Opened, begin: Callable[[Opened], Run], show: Show) -> Report:
-    session, tally = opened_session.session, Tally()
+    session, tally = opened_session.session, show.tally
     facts = await session.facts()
     after = start = 0 if opened_session.fresh else facts[-1].seq
     run = begin(opened_session)

@@ -64,14 +64,14 @@ class Report(Struct, frozen=True):
 
 
 class Tally(Struct):
-    """Counts what a run does, event by event."""
+    """Counts what a run does, event by event. `refused` is what nobody could be asked, also by its helpers."""
 
     calls: list[CallReport] = field(default_factory=list[CallReport])
     denied: dict[str, dict[str, Json]] = field(default_factory=dict[str, dict[str, Json]])
     asked: dict[str, ApprovalRequested | InputRequested] = field(
         default_factory=dict[str, ApprovalRequested | InputRequested]
     )
-    unasked: bool = False
+    refused: list[ApprovalRequested | InputRequested] = field(default_factory=list[ApprovalRequested | InputRequested])
     turns: int = 0
     usage: Usage = Usage()
 
@@ -97,17 +97,22 @@ class Tally(Struct):
 
     def _answered(self, answer: ApprovalAnswered | InputAnswered) -> None:
         question = self.asked.pop(answer.call_id, None)
-        if answer.by != UNASKED or question is None:
+        if question is None:
             return
-        self.unasked = True
+        if answer.by != UNASKED:  # somebody else was first
+            self.refused = [one for one in self.refused if one != question]
+            return
+        self.refused.append(question)
         self.denied[answer.call_id] = _told(question)
 
     def report(self, session_id: str, outcome: RunFinished | None) -> Report:
         """What it all came to; without an outcome the run waits for somebody."""
         pending = tuple(_told(question) for question in self.asked.values()) if outcome is None else ()
         status: Status = "waiting" if outcome is None else _status(outcome)
-        if status == "answered" and self.unasked:
+        if status == "answered" and self.refused:
             status = "denied"
+        denied = [*self.denied.values()]
+        denied.extend(told for told in map(_told, self.refused) if told not in denied)  # those of helpers
         usage = outcome.usage if outcome is not None else self.usage
         return Report(
             session_id=session_id,
@@ -116,7 +121,7 @@ class Tally(Struct):
             answer=outcome.answer if outcome is not None else "",
             turns=outcome.turns if outcome is not None else self.turns,
             calls=tuple(self.calls),
-            denied=tuple(self.denied.values()),
+            denied=tuple(denied),
             pending=pending,
             usage=usage,
             cost=usage.cost,

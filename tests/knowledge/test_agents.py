@@ -163,6 +163,18 @@ def test_the_library_lists_built_in_agents_those_of_the_workspace_and_the_users_
         library.agent("gardener")
 
 
+def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
+    section, file = "## Critic\n---\ndescription: one\n---\nA.", "---\nname: Critic\ndescription: two\n---\nB."
+    first, second = write(tmp_path, "AGENTS.md", section), write(tmp_path, ".treadle/agents/c.md", file)
+    write(tmp_path, "own/agents/coder.md", file.replace("Critic", "coder"))
+    library = Library(tmp_path, tmp_path / "own")
+    assert library.agents["Critic"].instructions == "B."
+    [told] = map(str, library.problems)
+    assert told == f"{second}:1: this agent 'Critic' takes the place of the one in '{first}', line 2", (
+        "a built-in one may be"
+    )
+
+
 def test_what_the_user_has_linked_into_place_is_read_and_a_link_of_a_workspace_is_told(tmp_path: Path) -> None:
     work, own, kept = tmp_path / "work", tmp_path / "own", tmp_path / "dotfiles"
     file = write(kept, "agents/garden.md", GOOD)

@@ -95,11 +95,14 @@ class FileKnowledge(Knowledge):
                     Problem(agent.path, agent.line, "a workspace cannot replace the default agent; ignored")
                 )
             else:
+                problems.extend(_twice(agents.get(agent.name), agent))
                 agents[agent.name] = agent
         if self.user_folder is not None:  # the user's own come last: a workspace cannot put another in their place
             own, more = _agents(self.user_folder, ("agents",), "user")
-            agents.update((agent.name, agent) for agent in own)
             problems.extend(more)
+            for agent in own:
+                problems.extend(_twice(agents.get(agent.name), agent))
+                agents[agent.name] = agent
         return Written(dict(sorted(agents.items())), skills, tuple(problems))
 
     def switch(self, name: str, *, on: bool) -> None:
@@ -179,6 +182,13 @@ def _agents(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[
         if agent is not None:
             agents.append(agent)
     return agents, problems
+
+
+def _twice(first: AgentFile | None, agent: AgentFile) -> Iterator[Problem]:
+    """What is said of two agents that somebody gave the same name."""
+    if first is not None and first.origin == agent.origin:
+        where = f"{first.path!r}, line {first.line}"
+        yield Problem(agent.path, agent.line, f"this agent {agent.name!r} takes the place of the one in {where}")
 
 
 def _files(folder: Path, parts: tuple[str, ...] = (), *, linked: bool = False) -> Iterator[str]:

@@ -37,7 +37,7 @@ from treadle.events import (
     stamp,
 )
 from treadle.judge import Ready, judge
-from treadle.messages import Json, Message, Reply
+from treadle.messages import Json, Message, Reply, Request
 from treadle.reply import received
 from treadle.setup import Setup, later
 from treadle.state import State, apply, fold
@@ -156,17 +156,17 @@ class Simulation:
             self.crash()
 
     def _ask_model(self, step: AskModel) -> None:
-        self._check_request()
+        request = self._checked_request()
         assert self.state.run is not None
         self.clock.step(max(0.0, step.not_before - self.clock.now()))
         said = self.draw(failures if self._chance(5) else replies, label="model")
         if isinstance(said, Reply):
-            self.record(*received(self.setup, self.state, self._within_budget(said)))
+            self.record(*received(self.setup, self.state, request, self._within_budget(said)))
             return
         again = said.retryable and step.attempt < self.state.run.limits.attempts
         self.record(_failed(said, step.attempt, 2.0 if again else None))
 
-    def _check_request(self) -> None:
+    def _checked_request(self) -> Request:
         self.requests += 1
         request = build_request(self.setup, self.state, self.projection)
         check_request(request)
@@ -174,6 +174,7 @@ class Simulation:
         if scratch is request.scratch:
             check_growth(before, request)
         self.shown = (request.scratch, list(request.messages))
+        return request
 
     def _within_budget(self, reply: Reply) -> Reply:
         run, turn = self.state.run, self.state.turn

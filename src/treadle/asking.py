@@ -23,12 +23,12 @@ from treadle.context import Projection
 from treadle.errors import ModelError, described
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
-from treadle.messages import ModelMessage, Reply, Request, Usage, writable
+from treadle.messages import Reply, Request, Usage, writable
 from treadle.models.base import SumsUp
 from treadle.setup import Setup, backoff, passed_on
 from treadle.signals import Strainer, strain
 from treadle.state import State
-from treadle.tokens import in_message, in_messages, in_text, in_tools
+from treadle.tokens import in_text, in_tools
 
 WRAP_UP_TOKENS = 1024
 
@@ -60,17 +60,9 @@ async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: 
     if request.messages is not given.messages and request.scratch is given.scratch:
         request = replace(request, scratch={})  # what an adapter keeps there is of the messages as they were
     reply = await _stream(setup, log, request, after, said)
-    if not reply.usage.input_tokens:  # a model that does not count: how full its window is must be known all the same
-        reply = replace(reply, usage=_guessed(request, reply))
     for middleware in setup.middleware:
         reply = passed_on(await middleware.on_post_llm(reply), Reply, middleware, "on_post_llm")
     return reply
-
-
-def _guessed(request: Request, reply: Reply) -> Usage:
-    sent = in_text(request.system) + in_tools(request.tools) + in_messages(request.messages)
-    written = reply.usage.output_tokens or in_message(ModelMessage(reply.text, reply.calls))
-    return replace(reply.usage, input_tokens=sent, output_tokens=written, estimated=True)
 
 
 def failed(error: ModelError, state: State, attempt: int, said: str) -> ModelFailed:

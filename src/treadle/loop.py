@@ -149,7 +149,7 @@ class Loop:
                     await self.setup.clock.sleep(wait)
                 request = build_request(self.setup, self.state, self.projection)
                 reply = await ask_model(self.setup, self.log, request, self.state.seq, said)
-            facts = received(self.setup, self.state, reply)
+            facts = received(self.setup, self.state, request, reply)
         except ModelError as error:
             failure = error
         except TimeoutError as error:

@@ -7,15 +7,16 @@ from msgspec.structs import replace
 
 from treadle.errors import ModelError
 from treadle.events import AnyFact, ModelReplied, SignalDetected
-from treadle.messages import Call, Reply, writable
+from treadle.messages import Call, ModelMessage, Reply, Request, Usage, writable
 from treadle.setup import Setup
 from treadle.signals import repeating, strain
 from treadle.state import RunState, State, signature
+from treadle.tokens import in_message, in_messages, in_text, in_tools
 
 _reply_decoder = msgspec.json.Decoder(Reply)
 
 
-def received(setup: Setup, state: State, reply: Reply) -> list[AnyFact]:
+def received(setup: Setup, state: State, request: Request, reply: Reply) -> list[AnyFact]:
     """The facts that a reply amounts to: itself first, then what was noticed in it."""
     turn, run = state.turn, state.run
     assert turn is not None and run is not None
@@ -29,7 +30,7 @@ def received(setup: Setup, state: State, reply: Reply) -> list[AnyFact]:
             reasoning="\n".join(piece for piece in (reply.reasoning, strained.reasoning) if piece),
             calls=calls,
             finish=reply.finish,
-            usage=reply.usage,
+            usage=reply.usage if reply.usage.input_tokens else _guessed(request, reply),
             model=reply.model or setup.model.name,
             opaque=reply.opaque,
             confidence=strained.confidence,
@@ -49,6 +50,13 @@ def received(setup: Setup, state: State, reply: Reply) -> list[AnyFact]:
         if problem:
             facts.append(SignalDetected(kind="invalid_output", detail=problem))
     return facts
+
+
+def _guessed(request: Request, reply: Reply) -> Usage:
+    """The usage of a model that does not count: how full its window is must be known all the same."""
+    sent = in_text(request.system) + in_tools(request.tools) + in_messages(request.messages)
+    written = reply.usage.output_tokens or in_message(ModelMessage(reply.text, reply.calls))
+    return replace(reply.usage, input_tokens=sent, output_tokens=written, estimated=True)
 
 
 def _readable(reply: Reply) -> Reply:

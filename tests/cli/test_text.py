@@ -247,6 +247,24 @@ def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_tail() -> None:
     assert stage.tail_text == ""
 
 
+def test_a_run_that_is_taken_up_is_in_the_tail_and_its_calls_keep_their_arguments() -> None:
+    facts = [
+        RunStarted(seq=1, run_id="r1", limits=Limits(turns=7)),
+        TurnStarted(seq=2, turn=3),
+        ModelReplied(seq=3, text="on it", calls=[Call("c", "shell", '{"command": "make"}')]),
+    ]
+    stage = Tailed()
+    screen = Screen(stage)
+    screen.take_up(facts)
+    screen.tick()
+    assert stage.shown == "" and "turn 3/7" in stage.tail_text
+    screen.event(CallFinished(seq=4, call_id="c", tool="shell", status="ok", output="built"))
+    assert stage.shown == "✓ shell make\n  built\n"
+    over = Screen(Tailed())
+    over.take_up([*facts, RunFinished(seq=4, run_id="r1", reason="answered")])
+    assert not over.running
+
+
 def test_a_file_that_goes_with_a_message_is_named_and_not_poured_out(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("".join(f"line {number}\n" for number in range(400)))
     (tmp_path / "dot.png").write_bytes(b"\x89PNG")

@@ -222,7 +222,9 @@ async def _driven(opened_session: Opened, begin: Callable[[Opened], Run], show: 
     run = begin(opened_session)
     sinks = show.sinks(opened_session, run.message_id)
     heed(opened_session.model, show.readying(sinks))
-    if after and show.mode != "screen":
+    if after and isinstance(sinks[0], Screen):
+        sinks[0].take_up(facts)
+    elif after:
         assert isinstance(facts[0], SessionCreated)
         sinks[0].event(facts[0])  # the first line tells the session, whatever it is
     ticking = asyncio.create_task(_tick(sinks))

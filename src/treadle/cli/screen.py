@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from treadle.cli.paint import Painter
-from treadle.cli.stage import Stage
+from treadle.cli.stage import Nowhere, Stage
 from treadle.cli.text import count, cut, elapsed, harmless, styled
 from treadle.cli.view import ending, finished_lines, matters
 from treadle.events import (
@@ -118,6 +118,16 @@ class Screen:
         for fact in facts:
             if fact.seq >= start:
                 self.event(fact)
+
+    def take_up(self, facts: Sequence[AnyFact]) -> None:
+        """Know of a run under way what its tail and the lines of its calls say, and show nothing of it again."""
+        began = max((at for at, fact in enumerate(facts) if isinstance(fact, RunStarted)), default=len(facts))
+        if any(isinstance(fact, RunFinished) for fact in facts[began:]):
+            return
+        stage, self.stage = self.stage, Nowhere()
+        for fact in facts[began:]:
+            self.event(fact)
+        self.stage = stage
 
     def tick(self) -> None:
         """Draw the tail again; time has passed."""

@@ -37,6 +37,20 @@ class Stage(Protocol):
     def room(self) -> int: ...
 
 
+class Nowhere:
+    """A stage that nobody looks at."""
+
+    colour, room = False, 80
+
+    def write(self, text: str, paint: Paint | None = None, *, dim: bool = False) -> None: ...
+
+    def line(self, text: str) -> None: ...
+
+    def aside(self, text: str) -> None: ...
+
+    def tail(self, text: str) -> None: ...
+
+
 class Terminal:
     """A terminal, or a plain stream: then there is no tail and no escape code."""
 

@@ -420,3 +420,9 @@ async def test_without_a_terminal_attach_shows_what_there_is_and_ends(place: Pla
 async def test_a_chat_without_a_terminal_is_bad_usage(place: Place) -> None:
     done = await place.quick("chat")
     assert done.code == 2 and "needs a terminal" in done.err
+
+
+async def test_a_chat_does_not_begin_with_an_image_that_is_none(place: Place) -> None:
+    async with StrictChat() as fake, place.screen("chat", "--image", "none.png", *model(fake)) as screen:
+        assert await screen.end() == 2
+    assert "there is no image none.png" in screen.text

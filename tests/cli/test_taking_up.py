@@ -42,8 +42,18 @@ async def test_who_answers_and_leaves_begins_nothing_and_the_call_runs_once_when
         assert allowed.code == 0 and f"treadle sessions resume {session[:12]}" in allowed.err
         facts = await facts_of(place, session)
         assert of(facts, ApprovalAnswered) == facts[-1:] and not (place.work / "AGENTS.md").exists()
-        resumed = await place.run("sessions", "resume", session, *model(fake))
-    assert (resumed.code, resumed.out) == (0, "It is written.\n") and "✓ write_file AGENTS.md" in resumed.err
+        resumed = await place.run("sessions", "resume", session, *model(fake), "--json")
+    assert resumed.code == 0 and resumed.document["answer"] == "It is written."
     facts = await facts_of(place, session)
     assert len(of(facts, CallStarted)) == 1 and [fact.status for fact in of(facts, CallFinished)] == ["ok"]
     assert (place.work / "AGENTS.md").read_text() == "be kind\n"
+
+
+async def test_a_call_that_was_asked_for_before_is_shown_with_its_argument(place: Place) -> None:
+    asked = calling("write_file", path="AGENTS.md", content="be kind\n")
+    async with StrictChat([asked, Reply(text="Not written.")]) as fake:
+        waiting = await place.run("run", "write it", *model(fake), "--ask-later", "--json")
+        session = waiting.document["session_id"]
+        assert (await place.quick("approvals", "deny", session)).code == 0
+        resumed = await place.run("sessions", "resume", session, *model(fake))
+    assert (resumed.code, resumed.out) == (0, "Not written.\n") and "⊘ write_file AGENTS.md · denied" in resumed.err

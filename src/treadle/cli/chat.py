@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from treadle import Run
@@ -70,6 +71,7 @@ def main(args: argparse.Namespace) -> int:
         raise BadInput('a chat needs a terminal; without one there is `treadle run "…"`')
     if is_dumb():
         raise BadInput("TERM says that this terminal only prints; a chat draws: use `treadle run --session`")
+    message_of("", Path(), args.image)  # what is no image is told before anything is said
     return asyncio.run(_chat(args))
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from typing import Any
 
 import pytest
 
-from tests.cli.kit import Done, Place, model
+from tests.cli.kit import Done, Place, calling, model
 from tests.fakes.chat import StrictChat
 from tests.kit import PATIENCE
 from treadle.messages import Reply
@@ -54,6 +56,24 @@ async def test_the_document_is_given_also_where_the_events_find_no_room(place: P
     async with StrictChat([Reply(text="fine")]) as fake:
         done = await by_shell(place, "2>/dev/full", "run", "hello", "--json", *model(fake))
     assert (done.code, done.document["answer"]) == (0, "fine")
+
+
+@pytest.mark.parametrize("how", ["2>/dev/full", "2>gone"])
+async def test_the_answer_is_given_also_where_nobody_reads_the_progress(place: Place, how: str) -> None:
+    os.mkfifo(place.work / "gone")
+    reader = os.open(place.work / "gone", os.O_RDONLY | os.O_NONBLOCK)
+
+    def answer(body: dict[str, Any]) -> Reply:
+        nonlocal reader
+        if reader >= 0:
+            os.close(reader)
+            reader = -1
+            return calling("current_time")
+        return Reply(text="fine")
+
+    async with StrictChat(answer) as fake:
+        done = await by_shell(place, how, "run", "hello", *model(fake))
+    assert (done.code, done.out) == (0, "fine\n")
 
 
 async def test_bytes_that_are_no_text_do_not_keep_the_rest_from_being_read(place: Place) -> None:

@@ -102,7 +102,7 @@ class Show:
     def __init__(self, args: argparse.Namespace) -> None:
         self.mode: Mode = "json" if args.json else "jsonl" if args.jsonl else "screen"
         self.stream = sys.stdout if is_terminal(sys.stdout) else sys.stderr
-        self.stage = Terminal(self.stream)
+        self.stage = Terminal(self.stream, beside=self.stream is not sys.stdout)
         self.bell = Bell(self.stream, "off", 0)
         self.tally = Tally()
         self._gate: TerminalGate | None = None

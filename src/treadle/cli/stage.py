@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from treadle.cli.text import columns, cut, is_terminal, styled, wants_colour, width
+from treadle.cli.text import columns, cut, is_terminal, silence, styled, wants_colour, width
 
 Paint = Callable[[str], str]
 """Puts colour into a whole line."""
@@ -52,10 +52,14 @@ class Nowhere:
 
 
 class Terminal:
-    """A terminal, or a plain stream: then there is no tail and no escape code."""
+    """A terminal, or a plain stream: then there is no tail and no escape code.
 
-    def __init__(self, stream: TextIO) -> None:
+    What is only `beside` an answer that goes elsewhere need not find anybody who reads it.
+    """
+
+    def __init__(self, stream: TextIO, *, beside: bool = False) -> None:
         self.colour = wants_colour(stream)
+        self._beside = beside
         self._stream, self.live = stream, is_terminal(stream) and self.colour
         self._tail = ""
         self._current = ""
@@ -104,15 +108,22 @@ class Terminal:
     def _put(self, text: str) -> None:
         if self._drawn:
             text, self._drawn = f"\r\x1b[2K{text}", False
-        self._stream.write(text)
-        self._stream.flush()
+        self._send(text)
 
     def _draw(self) -> None:
         if not self.live or not (self._tail or self._drawn):
             return
-        self._stream.write(f"\r\x1b[2K{styled(cut(self._tail, columns() - 1), 'dim', self.colour)}")
-        self._stream.flush()
+        self._send(f"\r\x1b[2K{styled(cut(self._tail, columns() - 1), 'dim', self.colour)}")
         self._drawn = bool(self._tail)
+
+    def _send(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:  # its reader has gone, or its disk is full
+            if not self._beside:
+                raise
+            silence(self._stream)
 
 
 class Bell:

@@ -231,3 +231,18 @@ def check_settled(facts: Sequence[AnyFact], *, running: bool = False) -> None:
     if not running:
         assert set(done) == set(asked), f"calls without a result: {set(asked) - set(done)}"
     assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
+
+
+def wrapped_up(request: Request, words: str) -> None:
+    """The request of a wrap-up turn: no calls allowed, the prompt's beginning as before, and what is wanted."""
+    assert request.tool_choice == "none" and request.tools, "the tools stay, so that the prompt is the same"
+    last = request.messages[-1]
+    told = last.text if isinstance(last, ResultMessage) else said(request)[-1]
+    assert words in told and "what was done and what is left" in told
+
+
+async def check_wrapped_up(model: ScriptedModel, outcome: RunFinished, reason: str, words: str) -> None:
+    assert (outcome.reason, outcome.answer, outcome.can_continue) == (reason, "half done", True)
+    for request in model.requests[:-1]:
+        assert request.tool_choice == "auto"
+    wrapped_up(model.requests[-1], words)

@@ -1,4 +1,4 @@
-"""Budgets, wrap-ups and loops: a run always ends, says why, and can be continued with a fresh budget."""
+"""Budgets and wrap-ups: a run always ends, says why, and can be continued with a fresh budget."""
 
 import asyncio
 from typing import Any
@@ -10,10 +10,12 @@ from tests.kit import (
     Store,
     agent_of,
     check_settled,
+    check_wrapped_up,
     either_store,
     ended,
     finished_calls,
     go,
+    note,
     of,
     questions,
     results,
@@ -22,39 +24,18 @@ from tests.kit import (
 )
 from treadle import Agent, CallStarted, Limits, RunFinished, TextDelta, later, tool
 from treadle.errors import BadInput, ModelError
-from treadle.events import ModelFailed, SignalDetected, TurnStarted
-from treadle.messages import Call, Reply, Request, ResultMessage, Usage
+from treadle.events import ModelFailed, TurnStarted
+from treadle.messages import Reply, Request, Usage
 from treadle.steps import TURN_CEILING
 from treadle.testing import ScriptedModel, call, say
 
 store = either_store
 
 
-@tool
-def note(text: str) -> str:
-    """Write something down."""
-    return f"noted {text}"
-
-
 @tool(safety="destructive")
 def drop(table: str) -> str:
     """Drop a table."""
     return f"dropped {table}"
-
-
-def wrapped_up(request: Request, words: str) -> None:
-    """The request of a wrap-up turn: no calls allowed, the prompt's beginning as before, and what is wanted."""
-    assert request.tool_choice == "none" and request.tools, "the tools stay, so that the prompt is the same"
-    last = request.messages[-1]
-    told = last.text if isinstance(last, ResultMessage) else said(request)[-1]
-    assert words in told and "what was done and what is left" in told
-
-
-async def check_wrapped_up(model: ScriptedModel, outcome: RunFinished, reason: str, words: str) -> None:
-    assert (outcome.reason, outcome.answer, outcome.can_continue) == (reason, "half done", True)
-    for request in model.requests[:-1]:
-        assert request.tool_choice == "auto"
-    wrapped_up(model.requests[-1], words)
 
 
 # --- limits of every kind
@@ -400,112 +381,3 @@ async def test_pausing_on_the_last_allowed_turn_does_not_fire_the_wrap_up(store:
         done = await finished_calls(session)
     assert done["a"].output == "dropped t"
     assert outcome is not None and (outcome.reason, outcome.answer) == ("turn_limit", "half done")
-
-
-# --- going round in circles
-
-
-def doom(facts: Any) -> list[SignalDetected]:
-    return [fact for fact in of(facts, SignalDetected) if fact.kind == "doom_loop"]
-
-
-def notes(*texts: str) -> list[Any]:
-    return [call("note", text=text) for text in texts]
-
-
-@pytest.mark.parametrize(
-    ("texts", "warned_after"),
-    [("aaaa", 3), ("ababab", 4), ("abcabcabc", 6), ("xyaaaa", 5)],
-    ids=["three alike", "a cycle of two", "a cycle of three", "after other things"],
-)
-async def test_a_loop_is_warned_about_once_and_then_stopped(store: Store, texts: str, warned_after: int) -> None:
-    agent, model = agent_of(*notes(*texts[: warned_after + 1]), "half done", tools=[note])
-    async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        facts = await session.facts()
-        done = await finished_calls(session)
-    check_settled(facts)
-    await check_wrapped_up(model, outcome, "doom_loop", "repeating the same calls")
-    warnings = [len([text for text in said(r) if "do something different" in text]) for r in model.requests]
-    assert warnings[warned_after - 1] == 0 and warnings[warned_after] == 1
-    assert len(doom(facts)) == 2 and "note" in doom(facts)[0].detail
-    assert [fact.status for fact in done.values()] == ["ok"] * warned_after + ["refused"]
-
-
-async def test_a_model_that_heeds_the_warning_goes_on() -> None:
-    agent, _model = agent_of(*notes(*"aaa"), *notes(*"bcd"), "done", tools=[note])
-    async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-        assert len(doom(await session.facts())) == 1
-
-
-async def test_the_same_arguments_spelled_differently_are_the_same() -> None:
-    @tool
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    spelled = [
-        Call("", "add", '{"a":1,"b":2}'),
-        Call("", "add", '{ "b": 2, "a": 1 }'),
-        Call("", "add", '{"a":1, "b":2}'),
-    ]
-    agent, _ = agent_of(*spelled, "done", tools=[add])
-    async with agent.session() as session:
-        await ended(session)
-        assert len(doom(await session.facts())) == 1
-
-
-@pytest.mark.parametrize("texts", ["aabb", "abcab", "abac", "aba", "aabaa"])
-async def test_what_only_looks_like_a_loop_is_left_alone(texts: str) -> None:
-    agent, _ = agent_of(*notes(*texts), "done", tools=[note])
-    async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-        assert doom(await session.facts()) == []
-
-
-async def test_a_loop_inside_one_reply_is_seen() -> None:
-    agent, _ = agent_of(notes(*"aaa"), notes("a"), "half done", tools=[note])
-    async with agent.session() as session:
-        assert (await ended(session)).reason == "doom_loop"
-
-
-async def test_a_polling_tool_may_repeat_itself_and_does_not_hide_a_loop_of_others() -> None:
-    @tool(safety="safe", polling=True)
-    def status() -> str:
-        return "still busy"
-
-    agent, _ = agent_of(*[call("status")] * 9, "done", tools=[status])
-    async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-        assert doom(await session.facts()) == []
-    agent, _ = agent_of([call("status")] * 4, [call("status")] * 4, "done", tools=[status])
-    async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-        assert doom(await session.facts()) == []
-    mixed = [line for line in notes(*"aaaa") for line in (line, call("status"))]
-    agent, model = agent_of(*mixed, "done", tools=[status, note])
-    async with agent.session() as session:
-        await ended(session)
-        assert len(doom(await session.facts())) == 2
-    assert any("do something different" in text for text in said(model.requests[-1]))
-
-
-async def test_the_detection_can_be_switched_off() -> None:
-    agent, _ = agent_of(*notes(*"a" * 9), "done", tools=[note], limits=Limits(doom_loop=False))
-    async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-        assert doom(await session.facts()) == []
-
-
-async def test_calls_that_keep_failing_the_same_way_are_a_loop_too() -> None:
-    agent, _ = agent_of(*[call("nope")] * 4, "half done", tools=[note])
-    async with agent.session() as session:
-        assert (await ended(session)).reason == "doom_loop"
-
-
-async def test_a_new_run_starts_with_a_clean_trail() -> None:
-    agent, _ = agent_of(*notes(*"aa"), "done", *notes(*"aa"), "done", tools=[note])
-    async with agent.session() as session:
-        await ended(session)
-        assert (await ended(session, "again")).reason == "answered"
-        assert doom(await session.facts()) == []

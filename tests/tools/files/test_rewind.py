@@ -6,15 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kit import PATIENCE, Held, Store, agent_of, either_store, ended, of, resumed, said, wait_for
-from treadle import Agent, RunFinished, Session, TextPart, ToolContext, tool
+from tests.tools.files.rewinding import Contents, Place, positions, rewindable, write
+from treadle import RunFinished, TextPart
 from treadle.coordinator import Coordinator
 from treadle.errors import BadInput, Conflict
 from treadle.events import CallFinished, CallStarted, Custom, FilesKept, MessageReceived, Rewound
@@ -22,62 +21,11 @@ from treadle.execute import LogDesk
 from treadle.log.memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.testing import call, crash_points
-from treadle.tools.files import file_tools
 from treadle.tools.folder import Folder
 from treadle.tools.kept import KeptFiles
-from treadle.tools.snapshot import keeping
 
 store = either_store
-Contents = dict[str, str]
-
-
-class Place:
-    """A workspace, the store of old contents, and tools that change files, one of them as a command would."""
-
-    def __init__(self, folder: Path) -> None:
-        self.workspace, self.kept = folder / "workspace", KeptFiles(folder / "kept")
-        self.workspace.mkdir(exist_ok=True)
-        self.commands: dict[str, Callable[[], None]] = {}
-
-        @tool
-        async def command(name: str, context: ToolContext) -> str:
-            async with keeping(self.kept, context):
-                self.commands[name]()
-            return "done"
-
-        self.tools = [*file_tools(self.kept), command]
-
-    def put(self, path: str, text: str) -> None:
-        (self.workspace / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.workspace / path).write_text(text)
-
-    def holds(self) -> Contents:
-        paths = (path for path in self.workspace.rglob("*") if path.is_file())
-        return {str(path.relative_to(self.workspace)): path.read_text() for path in paths}
-
-    def agent(self, *script: Any, **options: Any) -> Agent:
-        return agent_of(*script, tools=[*self.tools, *options.pop("tools", ())], **options)[0]
-
-    @asynccontextmanager
-    async def session(self, store: Store, *script: Any, **options: Any):
-        async with self.agent(*script, **options).session(store.open(), workspace=self.workspace) as session:
-            yield session
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.kept.close()
-
-
-def write(path: str, content: str) -> Any:
-    return call("write_file", path=path, content=content)
-
-
-async def positions(session: Session) -> list[int]:
-    """Where each message was received."""
-    return [fact.seq for fact in of(await session.facts(), MessageReceived)]
+place = rewindable
 
 
 async def test_changes_tells_what_the_calls_did_to_each_file(place: Place, store: Store) -> None:

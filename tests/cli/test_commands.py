@@ -262,6 +262,12 @@ async def test_an_address_that_cannot_be_listened_on_is_two(place: Place, flag: 
     assert done.code == 2 and "cannot be listened on" in done.err and "another --host or --port" in done.err
 
 
+async def test_a_root_that_is_no_folder_is_two(place: Place) -> None:
+    async with StrictChat() as fake:
+        done = await place.run("serve", "--allow-root", "--root", "nowhere", *model(fake))
+    assert done.code == 2 and "--root nowhere is no folder" in done.err
+
+
 async def test_models_are_listed_with_the_reason(place: Place) -> None:
     done = await place.quick("models", env={"GROQ_API_KEY": "sk-secret"})
     assert done.code == 0 and "sk-secret" not in done.out

@@ -85,12 +85,19 @@ def _config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConf
         tokens=load_tokens(file),
         hosts=_hosts(options),
         origins=tuple(options.origins),
-        roots=tuple(Path(root).expanduser().resolve() for root in options.roots) or (settings.folder,),
+        roots=tuple(map(_root, options.roots)) or (settings.folder,),
         models=tuple(options.models),
         agent=settings.agent or "default",
         skill_autogen=settings.skill_autogen,
     )
     return file, config
+
+
+def _root(given: str) -> Path:
+    folder = Path(given).expanduser().resolve()
+    if not folder.is_dir():
+        raise BadInput(f"--root {given} is no folder; name one that workspaces lie in")
+    return folder
 
 
 def _hosts(options: ServeOptions) -> tuple[str, ...]:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from treadle.compaction import TODO
 from treadle.tools.base import ToolContext, ToolError
 from treadle.tools.function import tool
-
-NOTE = "treadle.todo"
-"""The name under which the plan is noted: `State.notes["treadle.todo"]` is a list of {text, status}."""
 
 MOST = 100
 LONGEST = 500
@@ -48,7 +46,7 @@ async def todo(items: list[TodoItem | str], context: ToolContext) -> str:
     for number, item in enumerate(plan, 1):
         if not 0 < len(item.text.strip()) <= LONGEST:
             raise ToolError(f"Item {number} needs a text of at most {LONGEST} characters. Nothing was changed.")
-    await context.desk.note(NOTE, [asdict(item) for item in plan])
+    await context.desk.note(TODO, [asdict(item) for item in plan])
     return shown(plan)
 
 

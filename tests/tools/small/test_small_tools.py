@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from tests.kit import agent_of, finished_calls, go
 from tests.tools.small.conftest import Paper
 from treadle import tool
+from treadle.compaction import TODO
 from treadle.errors import NotFound
 from treadle.messages import Call, Reply
 from treadle.tools.base import ToolContext, ToolError, ToolInputError
 from treadle.tools.clock import current_time, told
 from treadle.tools.function import FunctionTool
 from treadle.tools.output import WIDEST, folded, read_output
-from treadle.tools.todo import NOTE, todo
+from treadle.tools.todo import todo
 
 ID = "9f86d081884c7d659a2feaa0c55ad015"
 NOON = datetime(2026, 7, 1, 12, 0, 5, tzinfo=UTC)
@@ -72,7 +73,7 @@ async def test_without_a_zone_it_is_the_time_now(tool_context: ToolContext) -> N
 async def test_a_plan_is_shown_with_marks_and_kept(tool_context: ToolContext, paper: Paper) -> None:
     items = [{"text": "test", "status": "done"}, {"text": "fix", "status": "doing"}, "tell"]
     assert await called(todo, tool_context, items=items) == "[x] test\n[>] fix\n[ ] tell\n1 of 3 done."
-    assert paper.notes[NOTE] == [
+    assert paper.notes[TODO] == [
         {"text": "test", "status": "done"},
         {"text": "fix", "status": "doing"},
         {"text": "tell", "status": "pending"},
@@ -82,7 +83,7 @@ async def test_a_plan_is_shown_with_marks_and_kept(tool_context: ToolContext, pa
 async def test_an_empty_plan_clears_it(tool_context: ToolContext, paper: Paper) -> None:
     await called(todo, tool_context, items=["one"])
     assert await called(todo, tool_context, items=[]) == "The plan is empty."
-    assert paper.notes[NOTE] == []
+    assert paper.notes[TODO] == []
 
 
 @pytest.mark.parametrize("items", [["x"] * 101, [" "], ["x" * 501]])
@@ -104,7 +105,7 @@ async def test_a_plan_outlives_the_process_that_made_it(tmp_path: Path) -> None:
     async with agent.session(tmp_path / "s.db") as session:
         await go(session)
     async with agent.session(tmp_path / "s.db") as session:
-        assert [item["text"] for item in (await session.state()).notes[NOTE]] == ["one", "two"]
+        assert [item["text"] for item in (await session.state()).notes[TODO]] == ["one", "two"]
 
 
 # --- read_output

@@ -11,6 +11,7 @@ import re
 from treadle.asking import consult
 from treadle.events import MessageReceived
 from treadle.messages import Request, TextPart, UserMessage, text_of, writable
+from treadle.models.base import SumsUp
 from treadle.session import Session
 from treadle.setup import Setup
 from treadle.state import State
@@ -30,14 +31,21 @@ async def name_session(session: Session, state: State, setup: Setup) -> None:
     if state.name or first is None or state.last is None or state.last.reason != "answered":
         return
     asked = text_of(first.parts)
-    text = f"They asked:\n{asked[:1000]}\n\nThe answer:\n{state.last.answer[:500]}\n\nName:"
+    name = await _by_model(session, setup, asked, state.last.answer)
+    await session.rename(name or _as_name(asked, cut=True), by="auto")
+
+
+async def _by_model(session: Session, setup: Setup, asked: str, answer: str) -> str:
+    """What the model calls it, or nothing; one too small to sum up is not asked, for it answers with nonsense."""
+    if isinstance(setup.model, SumsUp) and not setup.model.sums_up:
+        return ""
+    text = f"They asked:\n{asked[:1000]}\n\nThe answer:\n{answer[:500]}\n\nName:"
     request = Request(_ASK, (UserMessage((TextPart(text),)),), tool_choice="none", max_tokens=24, session_id=session.id)
     try:
-        name = _as_name((await consult(setup, request)).text)
+        return _as_name((await consult(setup, request)).text)
     except Exception as error:
         _logger.info("session %s is named by its first words: %s", session.id, error)
-        name = ""
-    await session.rename(name or _as_name(asked, cut=True), by="auto")
+        return ""
 
 
 def _as_name(text: str, *, cut: bool = False) -> str:

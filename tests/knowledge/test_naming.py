@@ -76,6 +76,16 @@ async def test_what_is_no_name_is_made_one_or_the_first_words_are_taken(given: A
             assert (await wait_for(session, SessionRenamed)).name == name
 
 
+async def test_a_model_that_is_too_small_to_sum_up_is_not_asked_and_the_first_words_are_taken() -> None:
+    model = Namer()
+    model.sums_up = False  # pyright: ignore[reportAttributeAccessIssue]
+    async with Runtime(":memory:", [Agent(model)], recover=False) as runtime:
+        runtime.after_answer.append(name_session)
+        async with runtime.session() as session:
+            await ended(session, "tea please")
+            assert (await wait_for(session, SessionRenamed)).name == "tea please" and model.asked == 0
+
+
 async def test_without_being_switched_on_nobody_is_asked() -> None:
     model = Namer()
     async with Agent(StrictModel(model)).session() as session:

@@ -251,7 +251,10 @@ class InputAnswered(Fact, frozen=True):
 
 
 class CallStarted(Fact, frozen=True):
-    """The intent, stored before the effect. `arguments` are what really runs, checked and converted."""
+    """The intent, stored before the effect. `arguments` are what really runs, checked and converted.
+
+    One that `resumes` goes on, when it is run again, with what it had begun: a crash never closes it.
+    """
 
     call_id: str
     tool: str
@@ -262,6 +265,7 @@ class CallStarted(Fact, frozen=True):
     why: str = ""
     owner: str = ""
     epoch: int = 0
+    resumes: bool = False
 
 
 class CallFinished(Fact, frozen=True):

@@ -137,6 +137,7 @@ def started(setup: Setup, claim: Claim, ready: Ready, attempt: int) -> CallStart
         why=ready.why,
         owner=claim.owner,
         epoch=claim.epoch,
+        resumes=ready.tool.resumes,
     )
 
 

@@ -16,6 +16,7 @@ from treadle.events import (
     ApprovalAnswered,
     ApprovalRequested,
     CallFinished,
+    CallStarted,
     CancelRequested,
     EndReason,
     InputAnswered,
@@ -188,7 +189,7 @@ def _calls(turn: Turn, now: float) -> Step:
             continue
         if call.pending is not None and not over:
             break
-        if call.started is not None and (call.started.safety != "safe" or call.started.attempt >= SAFE_ATTEMPTS):
+        if call.started is not None and not _runs_again(call.started):
             lost.append(closed(call))
         else:
             runnable.append(call)
@@ -197,6 +198,11 @@ def _calls(turn: Turn, now: float) -> Step:
     if runnable:
         return Work(tuple(runnable))
     return Rest(min(times, default=None), waiting=True)
+
+
+def _runs_again(started: CallStarted) -> bool:
+    """Whether a call that was broken off is run again; one that breaks its process each time is given up."""
+    return started.resumes or (started.safety == "safe" and started.attempt < SAFE_ATTEMPTS)
 
 
 def _expire(question: ApprovalRequested | InputRequested) -> Record:

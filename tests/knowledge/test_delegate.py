@@ -28,6 +28,7 @@ from treadle import (
     CallStarted,
     Limits,
     RunFinished,
+    Runtime,
     Session,
     ToolContext,
     execute,
@@ -377,6 +378,35 @@ async def test_closing_the_runtime_leaves_the_helper_to_be_resumed_and_not_start
     assert [one.id for one in tree] == [child_id] and of(facts, CancelRequested) == []
     assert done["d"].output == "did task x at last"
     assert [fact.status for fact in of(facts, CallFinished)] == ["interrupted"], "its own call is not run again"
+
+
+async def test_a_helper_may_wait_for_an_answer_through_any_number_of_restarts(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    @tool(safety="destructive")
+    def erase(path: str) -> str:
+        """Erase a file."""
+        done.append(path)
+        return "erased"
+
+    def helped(task: str, turn: int) -> Any:
+        return call("erase", id="e", path="x") if turn == 1 else "erased it"
+
+    store, options = tmp_path / "tree.db", {"helped": helped, "tools": [erase], "gate": later}
+    async with crew(call("delegate", id="d", task="task x"), **options).session(store) as session:
+        await session.send("go")
+        await wait_for(await child_of(session, "d"), ApprovalRequested)
+        seq = (await session.state()).seq
+    for _ in range(5):
+        async with Runtime(store, [crew("Done.", **options)]) as runtime:
+            again = await wait_for(await runtime.open(session.id), CallStarted | CallFinished, after=seq)
+            assert isinstance(again, CallStarted)
+            seq = again.seq
+    async with Runtime(store, [crew("Done.", **options)]) as runtime:
+        parent, child = await runtime.open(session.id), await runtime.open(helper_id(session.id, "d"))
+        await child.approve("e")
+        assert (await wait_for(parent, RunFinished)).answer == "Done."
+        assert ((await finished_calls(parent))["d"].output, done) == ("erased it", ["x"])
 
 
 async def test_after_a_cut_at_any_fact_of_the_parent_there_is_one_child_and_one_answer() -> None:

@@ -150,6 +150,8 @@ class Tool(ABC):
     aliases: tuple[str, ...] = ()
     lets_go: bool = False
     """Whether `run` surely ends by itself when it is cancelled; one that may not is left behind after a second."""
+    resumes: bool = False
+    """Whether a call that a crash broke off, run again, goes on with what it had begun, however often that happens."""
 
     @property
     def name(self) -> str:

@@ -16,8 +16,7 @@ def delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
     """The tool; `agents` are those it can be told to take, with what they are for."""
     listed = "".join(f"\n- {name}: {' '.join(about.split())[:120]}" for name, about in sorted((agents or {}).items()))
 
-    # Safe: the helper's own calls are judged one by one, by no more than the rights of the one who asks. A call that a
-    # crash broke off is run again, which goes on with the same helper.
+    # Safe: the helper's own calls are judged one by one, by no more than the rights of the one who asks.
     @tool(
         name="delegate",
         safety="safe",
@@ -44,4 +43,5 @@ def delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
 
     # One who is stopped waits until the helper has stopped too: one left behind would be taken up at the next start.
     delegated.lets_go = True
+    delegated.resumes = True  # with the same helper, which may wait for its answer for days
     return delegated

@@ -18,6 +18,8 @@ _STATEMENTS = frozenset(
     ("program", "list", "pipeline", "redirected_statement", "command", "subshell", "compound_statement", "do_group")
 )
 _COUNTING = ("initializer", "condition", "update")
+_INDIRECT = re.compile(r"\$\{!(\w+)(?![\w@*\[])")
+_GIVES = re.compile(r"\$\{!?\w+(\[.*\])?:?=", re.DOTALL)
 _OFFSET = re.compile(r"\$\{[^:}]*:(?![-=?+])(.*)\}$", re.DOTALL)
 _COMPARES = re.compile(r"\s-(eq|ne|lt|le|gt|ge|v)\s")
 _NAMES = re.compile(r"\s-v\s")
@@ -84,6 +86,8 @@ def counted(node: Node) -> list[str]:
             return [text_of(one) for name in _COUNTING for one in node.children_by_field_name(name)]
         case "subscript":
             return [text_of(one) for one in node.children_by_field_name("index")]
+        case "expansion" if found := _INDIRECT.match(text):
+            return [f"${found[1]}"]
         case "expansion":
             return [found[1]] if (found := _OFFSET.match(text)) else []
         case "test_command":
@@ -92,6 +96,13 @@ def counted(node: Node) -> list[str]:
             return [] if text.startswith("[[") else [_QUOTED.sub("", text)]
         case _:
             return []
+
+
+def gives_text(node: Node) -> bool:
+    """Whether a node may give a name any text, as `${x:=…}` does, and a function with what it is called with."""
+    if node.type == "expansion":
+        return _GIVES.match(text_of(node)) is not None
+    return node.type == "function_definition"
 
 
 def _leaves_out(node: Node) -> bool:

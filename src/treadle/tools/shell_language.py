@@ -11,12 +11,13 @@ import re
 import shlex
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from treadle.policy import UNKNOWN
-from treadle.tools.shell_grammar import counted, is_misread, parsed, text_of
+from treadle.tools.shell_grammar import counted, gives_text, is_misread, parsed, text_of
 from treadle.tools.shell_wrappers import WRAPPERS, first_operand
 
 if TYPE_CHECKING:
@@ -40,15 +41,17 @@ _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 _MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
 # Bash reads subscripts and numbers a second time, and then runs what was only text at first.
 _READ_TWICE = re.compile(r"'[^']*(\$\(|`)|\\[$`]|[<>]\(|\$[\"'][^\"']*\(")
-_SUBSCRIPT = re.compile(r"\w\[[^\]]*(\$\(|`)")
+_SUBSCRIPT = re.compile(r"(?:^|\])(?>[^\]]*?\w\[)[^\]]*(\$\(|`)")
 # In a number: what comes from a command, or from a value that is no plain name.
 _DERIVED = re.compile(r"\$(?!\{#)[^\w?#$!]|`")
+_LOOSE = re.compile(r"[A-Za-z_]|\$\d")
 _COUNTS = re.compile(r"\{\d+\.\.\d+\}|\$\(\([^$`\[]*\)\)")
 _RUN_LATER = re.compile(
     r"(PS[04]|BASH_ENV|BASH_CMDS|BASH_ALIASES|PROMPT_COMMAND)(\[.*\])?(:?\+?=|$)|ENV\+?=", re.DOTALL
 )
 _READING = frozenset(("getopts", "mapfile", "printf", "read", "readarray", "set"))
-_SETTERS = frozenset(("declare", "export", "getopts", "local", "printf", "read", "readonly", "typeset"))
+_DECLARING = frozenset(("declare", "export", "local", "readonly", "typeset"))
+_SETTERS = _DECLARING | {"getopts", "printf", "read"}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _ANSI = re.compile(r"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 _ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "E": "\x1b", "r": "\r"}
@@ -134,7 +137,7 @@ class _Reader:
     def _count(self, text: str) -> None:
         if _DERIVED.search(text):
             self._computed(text)
-        elif re.search(r"[A-Za-z_]", text):
+        elif _LOOSE.search(text):
             self._counted = text
 
     def _computed(self, text: str) -> None:
@@ -147,6 +150,7 @@ class _Reader:
     def _visit(self, node: Node, *, fed: bool = False) -> None:
         for text in counted(node):
             self._count(text)
+        self._texts = self._texts or gives_text(node)
         match node.type:
             case "command":
                 self._command(node, fed=fed)
@@ -157,6 +161,8 @@ class _Reader:
             case "declaration_command" | "unset_command":
                 words = [Word(text_of(child)) if not child.is_named else self._word(child) for child in node.children]
                 self._late(words)
+                self._names(words[0].text, words)
+                self._texts = self._texts or not all(_is_plain(_value(word)) for word in words if "=" in word.text)
                 self.parts.append(Part("unknown" if _reads_commands(words[0].text, words) else "command", tuple(words)))
             case "variable_assignment":
                 self._assignment(self._assigned(node))
@@ -190,8 +196,9 @@ class _Reader:
         words = [self._word(child) for child in values]
         self._late(words)
         self._texts = self._texts or not all(map(_is_plain, words))
+        seen = {child.id for child in values}
         for child in node.named_children:
-            if child not in values:
+            if child.id not in seen:
                 self._visit(child)
 
     def _command(self, node: Node, *, fed: bool) -> None:
@@ -222,6 +229,7 @@ class _Reader:
             return
         self._late(words)
         self._texts = self._texts or name in _READING
+        self._names(name, words)
         if name == "test":
             self._count(" ".join(word.text for word in words[1:] if _may_name(word, _first(words))))
         words = (Word(name), *words[1:])
@@ -273,6 +281,7 @@ class _Reader:
                 if only_bash or any(re.match(r"[-+]", one.text) for one in script):
                     self._unknown(words[0].text, *words[1:])
                 self._joined(words, script)
+                self._texts = self._texts or not all(map(_is_plain, words[number + 2 :]))  # its $0, $1 and so on
                 return
             plain = r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc|noprofile|login)"
             if not word.fixed or not re.fullmatch(plain, word.text):
@@ -300,7 +309,7 @@ class _Reader:
             self._unknown(word.text)
         else:
             self.parts.append(Part("assignment", (word,)))
-            self._texts = self._texts or not _is_plain(Word(word.text.partition("=")[2], word.fixed))
+            self._texts = self._texts or not _is_plain(_value(word))
         self._late((word,))
 
     def _late(self, words: Sequence[Word]) -> None:
@@ -308,6 +317,17 @@ class _Reader:
         for word in words:
             if _SUBSCRIPT.search(word.text) and (word.fixed or re.search(r"['\\]", word.text)):
                 self._unknown(word.text)
+
+    def _names(self, name: str, words: Sequence[Word]) -> None:
+        """What bash's own commands take for numbers, or for names to which they give values."""
+        if name == "let" or any(re.match(r"-\w*[in]", word.text) for word in words if name in _DECLARING):
+            self._count(" ".join(word.text for word in words[1:]))
+        elif name in _SETTERS:
+            chosen = [two for one, two in pairwise(words) if one.text == "-v"] if name == "printf" else words[1:]
+            loose = [word.text for word in chosen if not word.fixed]
+            # A list in quotes is read a second time, and its values with it.
+            names = [text if re.match(r'"\w+\+?=\(', text) else text.partition("=")[0] for text in loose]
+            self._count(" ".join(one for one in names if re.search(r"[$`]", one)))
 
     def _joined(self, words: Sequence[Word], script: Sequence[Word]) -> None:
         """Words that a shell reads as a script of their own."""
@@ -389,6 +409,11 @@ class _Reader:
             case _:
                 self._visit(node)
                 return Word(text, fixed=False)
+
+
+def _value(word: Word) -> Word:
+    """What an assignment assigns."""
+    return Word(word.text.partition("=")[2], word.fixed)
 
 
 def _is_plain(word: Word) -> bool:

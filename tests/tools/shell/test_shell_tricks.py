@@ -68,10 +68,18 @@ def test_a_number_made_of_text_is_no_part_of_what_was_allowed_or_may_hide_what_w
         '[ "$(wc -l < f)" -gt 5 ] && cat f',
         "[[ -n $(cat f) ]] && ls",
         'test -n "$(cat f)" && ls',
+        "cat f | xargs grep x",
+        "echo ${x:-$(cat f)} $((y + 1))",
     ],
 )
 def test_numbers_that_are_numbers_are_harmless(command: str) -> None:
     assert classify(parts_of(command), "/workspace")[0] == "safe"
+
+
+@pytest.mark.parametrize(("start", "again", "end"), [("echo ", "a[", ""), ("for x in ", "$a ", "; do ls; done")])
+def test_a_long_command_holds_nobody_up(start: str, again: str, end: str) -> None:
+    command = start + again * (90_000 // len(again)) + end
+    assert classify(parts_of(command), "/workspace")[0], "where its words are gone through for each word, it takes long"
 
 
 def test_the_tricks_are_many_and_each_is_its_own() -> None:

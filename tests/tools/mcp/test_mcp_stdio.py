@@ -15,7 +15,7 @@ from treadle.messages import FilePart, ImagePart
 from treadle.tools.base import ToolError, ToolInputError
 from treadle.tools.mcp import connection
 from treadle.tools.mcp.config import McpServer
-from treadle.tools.mcp.connection import Health
+from treadle.tools.mcp.connection import Connection, Health
 from treadle.tools.mcp.servers import McpServers
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
@@ -245,13 +245,19 @@ async def test_closing_ends_a_server_that_is_still_starting(tmp_path: Path) -> N
     assert servers.health()[0].state == "closed" and not alive(int(pid))
 
 
-async def test_a_server_that_never_answers_is_waited_for_once(tmp_path: Path) -> None:
-    script = f"echo $$ >> {tmp_path}/pids; exec sleep 600"
-    server = McpServer(name="mute", command="sh", args=("-c", script), start_timeout=0.2, protocol="legacy")
+async def test_a_server_that_never_answers_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, hold = list[Connection](), Connection._hold
+
+    async def counted(self: Connection) -> None:
+        held.append(self)
+        await hold(self)
+
+    monkeypatch.setattr(Connection, "_hold", counted)
+    server = McpServer(name="mute", command="sleep", args=("600",), start_timeout=0.2, protocol="legacy")
     async with McpServers([server]) as servers:
         assert await servers.tools() == []
         assert servers.health()[0].state == "down" and "timed out" in servers.health()[0].error
-    assert len((tmp_path / "pids").read_text().split()) == 1
+    assert len(held) == 1
 
 
 @pytest.mark.usefixtures("in_a_hurry")

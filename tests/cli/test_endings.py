@@ -323,6 +323,7 @@ async def test_bad_usage_is_two_in_every_form(place: Place, words: list[str], to
     as_document = await place.quick(*words, "--json")
     assert as_document.code == 2 and told in as_document.document["error"]
     assert (as_document.document["status"], as_document.document["reason"]) == ("failed", "usage")
+    assert (await place.quick("sessions", "list")).err == "no sessions here\n", "nothing was started"
 
 
 async def test_bad_usage_leaves_stdout_empty_with_lines(place: Place) -> None:

@@ -12,7 +12,7 @@ from treadle import Run
 from treadle.cli.content import message_of
 from treadle.cli.drive import drive
 from treadle.cli.opening import Opened
-from treadle.cli.options import Parser, Several, add_options, add_output, parser_of, taken_back
+from treadle.cli.options import Parser, Several, add_options, add_output, parser_of, settings_of, taken_back
 from treadle.errors import BadInput
 
 EXAMPLES = """\
@@ -51,6 +51,8 @@ def main(args: argparse.Namespace) -> int:
         raise BadInput("the objective is empty; say what is to be done")
     if args.session and args.name:
         raise BadInput("--name is for a new session; `treadle sessions rename` renames one")
+    if objective is not None and not args.session:  # what cannot be sent is told before a session is made
+        message_of(objective, settings_of(args).settings.folder, args.image)
 
     def begin(opened: Opened) -> Run:
         if objective is None:

@@ -110,10 +110,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Loaded(Struct, frozen=True):
-    """Settings, where each that is set comes from, and what a workspace's file asked for and did not get."""
+    """Settings, where each that is set comes from, and what a workspace's file asked for and did not get.
+
+    `file` is the user's, whether it is there or not.
+    """
 
     settings: Settings
     sources: dict[str, str]
+    file: Path
     ignored: tuple[str, ...] = ()
 
 
@@ -149,7 +153,7 @@ def load(flags: Mapping[str, Json] | None = None, config: str = "") -> Loaded:
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; --workspace wants one that exists")
     file = folder / WORKSPACE_FILE
-    workspace, ignored = _narrowing(_read(file), file, user)
+    workspace, ignored = _narrowing(_read(file), file, user, user_file)
     lasting = {"always" if key == "approve" else key: value for key, value in user.items()}
     layers = [(str(user_file), lasting), (str(file), workspace), ("environment", environment)]
     layers.append(("command line", _typed(flags, "command line")))
@@ -162,7 +166,7 @@ def load(flags: Mapping[str, Json] | None = None, config: str = "") -> Loaded:
             named = f"TREADLE_{key.upper()}" if source == "environment" else source
             sources[key] = f"{sources[key]}, {named}" if both else named
     merged["workspace"] = str(folder)
-    return Loaded(_checked(Settings(**merged)), sources, ignored)
+    return Loaded(_checked(Settings(**merged)), sources, user_file, ignored)
 
 
 def _read(file: Path) -> dict[str, Json]:
@@ -220,11 +224,11 @@ def _converted(key: str, value: Json, where: str, *, strict: bool) -> Json:
 
 
 def _narrowing(
-    values: Mapping[str, Json], file: Path, user: Mapping[str, Json]
+    values: Mapping[str, Json], file: Path, user: Mapping[str, Json], user_file: Path
 ) -> tuple[dict[str, Json], tuple[str, ...]]:
     """What a workspace's file may have its way with, and what is left out of it and why."""
     ignored = [
-        f"{file}: {key} is left out: a workspace may not set it; {config_file()} may"
+        f"{file}: {key} is left out: a workspace may not set it; {user_file} may"
         for key in values
         if key not in WORKSPACE_MAY
     ]
@@ -409,15 +413,17 @@ def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = 
 
 
 @asynccontextmanager
-async def mcp_tools(settings: Settings) -> AsyncGenerator[list[Tool]]:
-    """The tools of the MCP servers that the user's file names; the servers live as long as the block."""
+async def mcp_tools(settings: Settings) -> AsyncGenerator[tuple[list[Tool], tuple[str, ...]]]:
+    """The tools of the MCP servers that the user's file names, and which of them are down; open for the block."""
     if not settings.mcp:
-        yield []
+        yield [], ()
         return
     from treadle.toolbox import McpServers, mcp_servers
 
     async with McpServers(mcp_servers(settings.mcp)) as servers:
-        yield await servers.tools()
+        tools = await servers.tools()
+        down = [one for one in servers.health() if one.state == "down"]
+        yield tools, tuple(f"mcp {one.server} is down, so its tools are not there: {one.error}" for one in down)
 
 
 def build_grant(settings: Settings) -> Grant:

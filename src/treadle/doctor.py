@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from treadle.config import Loaded, Settings, choose_model, config_file, data_folder, open_store
+from treadle.config import Loaded, Settings, choose_model, data_folder, open_store
 from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
 from treadle.models.base import Model
@@ -53,15 +53,16 @@ async def checks(loaded: Loaded) -> AsyncIterator[Check]:
     yield _terminal()
     yield _proxy()
     for name in sorted(settings.mcp):
-        yield _server(name, settings)
+        yield _server(name, loaded)
 
 
 def _configuration(loaded: Loaded) -> Check:
-    file = config_file()
+    file = loaded.file
     where = str(file) if file.is_file() else f"none ({file} would be read)"
     if loaded.ignored:
         return Check("configuration", "warn", "; ".join(loaded.ignored), f"set it in {file} if you want it")
-    named = ", ".join(f"{key} from {source}" for key, source in sorted(loaded.sources.items()))
+    written = {"always": "approve"}  # as it is called in the file
+    named = ", ".join(f"{written.get(key, key)} from {source}" for key, source in sorted(loaded.sources.items()))
     return Check("configuration", "ok", f"{where}{f'; {named}' if named else ''}")
 
 
@@ -81,10 +82,13 @@ async def _model(settings: Settings) -> Check:
 
 
 async def _answering(model: Model, found: str) -> Check:
-    """Whether something answers for the model that was found, and takes the key; the embedded one is in here."""
+    """Whether something answers for the model that was found, and takes the key; the embedded one has its weights."""
+    from treadle.models.local import weights
     from treadle.models.remote import RemoteModel
 
     if not isinstance(model, RemoteModel):
+        if model.name == "local" and weights.find(None) is None:
+            return Check("model", "warn", f"{found}: its weights are fetched at first use", "treadle models pull local")
         return Check("model", "ok", found)
     try:
         status = await model.status(_ANSWERS)
@@ -186,13 +190,14 @@ def _proxy() -> Check:
     return Check("proxy", "ok", f"{found}, not for this machine" + (f" nor for {around}" if around else ""))
 
 
-def _server(name: str, settings: Settings) -> Check:
+def _server(name: str, loaded: Loaded) -> Check:
     from treadle.toolbox import mcp_servers
 
+    settings = loaded.settings
     try:
         mcp_servers({name: settings.mcp[name]})
     except BadInput as error:
-        return Check(f"mcp {name}", "bad", str(error), f"mend it in {config_file()}")
+        return Check(f"mcp {name}", "bad", str(error), f"mend it in {loaded.file}")
     if importlib.util.find_spec("mcp") is None:
         return Check(f"mcp {name}", "bad", "the MCP library is missing", 'pip install "treadle[mcp]"')
     command = str(settings.mcp[name].get("command", ""))
@@ -216,8 +221,13 @@ async def reachable() -> AsyncIterator[Reachable]:
         yield Reachable(f"{provider}:NAME", bool(key), why, (row.default,) if row.default and key else ())
 
 
+def is_embedded() -> bool:
+    """Whether what runs the embedded model is installed."""
+    return importlib.util.find_spec("xllamacpp") is not None
+
+
 def _embedded() -> Reachable:
-    if importlib.util.find_spec("xllamacpp") is None:
+    if not is_embedded():
         return Reachable("local", False, 'not installed — pip install "treadle[local]"')
     from treadle.models.local import weights
 

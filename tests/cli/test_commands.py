@@ -218,6 +218,30 @@ async def test_the_doctor_says_what_works_and_what_to_do(place: Place) -> None:
     assert not (place.home / ".local/share/treadle/treadle.db").exists(), "a look must not make a store"
 
 
+async def test_the_doctor_looks_at_the_file_that_was_named_and_says_its_keys(place: Place) -> None:
+    file = place.home / "mine.toml"
+    file.write_text('approve = ["shell(git *)"]\n[mcp.odd]\nnonsense = 1\n')
+    async with StrictChat() as fake:
+        done = await place.quick("doctor", *model(fake), "--config", str(file))
+    assert f"✓ configuration {file}; " in done.out and f"approve from {file}" in done.out
+    assert f"mend it in {file}" in done.out
+
+
+async def test_the_doctor_says_that_the_weights_are_yet_to_be_fetched(place: Place) -> None:
+    done = await place.quick("doctor", "--model", "local")
+    assert done.code == 0 and "! model         local: its weights are fetched at first use" in done.out
+    assert "treadle models pull local" in done.out
+
+
+async def test_a_server_of_tools_that_does_not_start_is_told(place: Place) -> None:
+    file = place.home / "mine.toml"
+    file.write_text('[mcp.issues]\ncommand = "there-is-no-such-server"\n')
+    async with StrictChat([Reply(text="Hello.")]) as fake:
+        done = await place.run("run", "hi", *model(fake), "--config", str(file))
+    assert (done.code, done.out) == (0, "Hello.\n")
+    assert "mcp issues is down, so its tools are not there: " in done.err
+
+
 async def test_a_proxy_is_no_worry_for_models_on_this_machine(place: Place) -> None:
     async with StrictChat() as fake:
         done = await place.quick("doctor", *model(fake), env={"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""})
@@ -266,6 +290,24 @@ async def test_a_root_that_is_no_folder_is_two(place: Place) -> None:
     async with StrictChat() as fake:
         done = await place.run("serve", "--allow-root", "--root", "nowhere", *model(fake))
     assert done.code == 2 and "--root nowhere is no folder" in done.err
+
+
+async def test_a_server_says_what_is_left_out_of_the_workspaces_file(place: Place) -> None:
+    (place.work / ".treadle").mkdir()
+    (place.work / ".treadle" / "config.toml").write_text('model = "openai:x"\n')
+    async with StrictChat() as fake:
+        done = await place.run("serve", "--allow-root", "--root", "nowhere", *model(fake))
+    assert "config.toml: model is left out: a workspace may not set it" in done.err
+
+
+async def test_weights_without_their_engine_are_brought_with_a_word_on_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place.home / "small.gguf"
+    file.write_bytes(b"GGUF" + b"0" * 64)
+    monkeypatch.setattr("treadle.doctor.is_embedded", lambda: False)
+    done = await place.quick("models", "pull", str(file))
+    assert done.code == 0 and 'after: pip install "treadle[local]"' in done.err
 
 
 async def test_models_are_listed_with_the_reason(place: Place) -> None:

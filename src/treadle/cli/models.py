@@ -85,7 +85,7 @@ async def _on_server(args: argparse.Namespace) -> int:
 
 
 def _pull(source: str) -> int:
-    from treadle.doctor import bring
+    from treadle.doctor import bring, is_embedded
 
     live = is_terminal(sys.stderr)
 
@@ -99,5 +99,6 @@ def _pull(source: str) -> int:
     if live:
         sys.stderr.write("\r\x1b[2K")
     say(str(file))
-    note(f"use it with: --model {'local' if source == 'local' else f'local:{file}'}")
+    needs = "" if is_embedded() else ', after: pip install "treadle[local]"'
+    note(f"use it with: --model {'local' if source == 'local' else f'local:{file}'}{needs}")
     return 0

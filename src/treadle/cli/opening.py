@@ -82,7 +82,7 @@ async def _running(
     model, reason = await choose_model(settings)
     try:
         log.memories.embed = embedding_of(settings, model)
-        async with mcp_tools(settings) as more:
+        async with mcp_tools(settings) as (more, down):
             built = build_agents(settings, model, more)
             agent = _chosen(built, loaded, model, info)
             which: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}
@@ -90,7 +90,7 @@ async def _running(
                 which["id"] = info.id
             else:
                 which["new"], which["name"] = True, name
-            notes = [*loaded.ignored, *built.problems, *([f"model: {model.name} ({reason})"] if reason else [])]
+            notes = [*loaded.ignored, *down, *built.problems, *([f"model: {model.name} ({reason})"] if reason else [])]
             async with (
                 Runtime(log, [*{**built.agents, agent.name: agent}.values()], recover=False) as runtime,
                 runtime.session(agent.name, **which) as session,

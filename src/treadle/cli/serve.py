@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from treadle.cli.options import add_options, parser_of, settings_of
+from treadle.cli.text import note
 
 EXAMPLES = """\
   treadle serve                                  on this machine only, with the first model that works
@@ -47,5 +48,8 @@ def main(args: argparse.Namespace) -> int:
         grace=args.grace,
         allow_root=args.allow_root,
     )
-    asyncio.run(serve(settings_of(args).settings, options))
+    loaded = settings_of(args)
+    for remark in loaded.ignored:
+        note(remark)
+    asyncio.run(serve(loaded.settings, options))
     return 0

@@ -47,7 +47,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     log = open_store(settings)
     try:
         log.memories.embed = embedding_of(settings, model)
-        async with mcp_tools(settings) as more:
+        async with mcp_tools(settings) as (more, down):
             built = build_agents(settings, model, more)
             if config.agent not in built.agents:
                 raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(built.agents)}")
@@ -62,7 +62,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
                 ticket = app.state.service.tokens.ticket(config.tokens[0])
                 why = f" ({reason})" if reason else ""
                 lines = [
-                    *(f"treadle: {problem}" for problem in built.problems),
+                    *(f"treadle: {problem}" for problem in (*down, *built.problems)),
                     f"treadle serves {address} with {model.name}{why}",
                     f"open in a browser, once: {address}/login?ticket={ticket}",
                     f"tokens for programs are in {file}",

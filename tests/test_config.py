@@ -85,9 +85,13 @@ def test_what_a_file_approves_covers_nothing_that_must_be_asked_for_each_time(ho
     assert decide((build_grant(load({"approve": ["shell(git *)"]}).settings),), *call).action == "allow"
 
 
-def test_only_the_command_line_goes_without_the_sandbox(home: Path) -> None:
+def test_only_the_command_line_goes_without_the_sandbox(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user_file(home, 'access = "full"\n')
     with pytest.raises(BadInput, match="--full-access"):
+        load()
+    user_file(home, "")
+    monkeypatch.setenv("TREADLE_ACCESS", "full")
+    with pytest.raises(BadInput, match=r"TREADLE_ACCESS.*--full-access"):
         load()
 
 

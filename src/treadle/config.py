@@ -146,9 +146,10 @@ def load(flags: Mapping[str, Json] | None = None, config: str = "") -> Loaded:
     if config and not user_file.is_file():
         raise BadInput(f"there is no configuration file {user_file}; check --config")
     user = _typed(_read(user_file), str(user_file))
-    if user.get("access") == "full":
-        raise BadInput(f"{user_file}: access = 'full' is said on the command line only, with --full-access")
     environment = _environment()
+    for source, values in ((f"{user_file}: access", user), ("TREADLE_ACCESS", environment)):
+        if values.get("access") == "full":
+            raise BadInput(f"{source} = 'full' is said on the command line only, with --full-access")
     folder = Path(str(flags.get("workspace") or environment.get("workspace") or ".")).expanduser().absolute()
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; --workspace wants one that exists")

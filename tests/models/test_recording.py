@@ -100,8 +100,9 @@ async def test_another_request_than_the_recorded_one_is_refused_if_it_must_be_ex
     async with StrictChat() as fake, record(fake.base_url, file) as base_url:
         await reply_of(chat_model(base_url), ask("hi"))
     async with replay(file, exact=True) as base_url:
-        with pytest.raises(ModelError, match="not the request that was recorded"):
+        with pytest.raises(ModelError, match="not the request that was recorded") as caught:
             await reply_of(chat_model(base_url), ask("something else"))
+        assert caught.value.kind == "bad_request", "it is not tried again"
     async with replay(file) as base_url:
         assert (await reply_of(chat_model(base_url), ask("something else"))).text == "done"
 

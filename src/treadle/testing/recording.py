@@ -102,7 +102,7 @@ async def record(upstream: str, path: Path | str, *, about: str = "") -> AsyncGe
 async def replay(recording: Recording | Path | str, *, exact: bool = False) -> AsyncGenerator[str, None]:
     """A base URL on this machine that answers as recorded, one exchange after the other for each kind of request.
 
-    With `exact` a request that is not the recorded one to the byte is refused with 409.
+    With `exact` a request that is not the recorded one to the byte is refused with 400: no retry makes it right.
     """
     known = recording if isinstance(recording, Recording) else load(recording)
     rest = list(known.exchanges)
@@ -112,7 +112,7 @@ async def replay(recording: Recording | Path | str, *, exact: bool = False) -> A
         if exchange is None:
             return _Answer(410, {}, b"the recording has ended")
         if exact and exchange.asked != _digest(asked.body):
-            return _Answer(409, {}, b"this is not the request that was recorded")
+            return _Answer(400, {}, b"this is not the request that was recorded")
         rest.remove(exchange)
         return _Answer(exchange.status, exchange.headers, exchange.raw)
 

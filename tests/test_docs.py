@@ -114,7 +114,7 @@ def spoken(words: list[str], folder: Path, env: dict[str, str]) -> str:
     return told.decode()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_a_link_inside_the_project_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -46,7 +46,7 @@ async def test_the_examples_in_the_documentation_work_as_written() -> None:
     for timed, seen in SEEN.items():
         assert script.count(timed) == 1, timed
         script = script.replace(timed, seen)
-    agent = Agent(ScriptedModel(*[obliging] * 100), tools=Tables().tools)  # type: ignore[list-item]
+    agent = Agent(ScriptedModel(*[obliging] * 100), tools=Tables().tools, name="default")  # type: ignore[list-item]
     async with served(agent, keep_alive=0.2) as client:
         env = {**os.environ, "BASE": client.base, "TOKEN": OWNER.value, "NO_PROXY": "127.0.0.1"}
         process = await asyncio.create_subprocess_exec(
@@ -58,3 +58,13 @@ async def test_the_examples_in_the_documentation_work_as_written() -> None:
     for block, output in zip(blocks, outputs, strict=True):
         for wanted in re.findall(r"^# → (.*)$", block, re.MULTILINE):
             assert wanted in output, f"{wanted!r} is not in:\n{output}"
+
+
+async def test_every_route_is_named_on_the_page() -> None:
+    page = PAGE.read_text("utf-8")
+    async with served(Agent(ScriptedModel())) as client:
+        paths = client.app.openapi()["paths"]
+    assert len(paths) > 40
+    for path in paths:
+        last = [part for part in path.split("/") if part and not part.startswith("{")][-1]
+        assert re.search(rf"[/…]{last}\b|`{last}`", page), path

@@ -26,6 +26,8 @@ from treadle.tools.threads import run_in_thread
 NOTE = "treadle.file:"
 """What a call last saw or left at a path is noted under this and the path."""
 
+_AT_HOME = "the workspace holds the user's home, and much that is written there runs outside of the sandbox"
+
 
 class Change(Struct, frozen=True):
     """A file as it is and as it is to be; None where there is none."""
@@ -74,8 +76,14 @@ class WritingTool(FileTool):
     def _assessed(self, arguments: Mapping[str, Json], roots: Sequence[str]) -> Assessment:
         reasons = (why_asked(path, roots) for path in self.paths_of(arguments))
         why = next(filter(None, reasons), "")
-        # Such a file speaks to agents and programs of later days: a yes to one change is no yes to the next.
-        return Assessment("destructive", why, each_time=True) if why else Assessment("caution")
+        if why:  # such a file speaks to agents and programs of later days: a yes to one change is no yes to the next
+            return Assessment("destructive", why, each_time=True)
+        return Assessment("caution", doubts=(_AT_HOME,) if any(map(_holds_home, roots)) else ())
+
+
+def _holds_home(folder: str) -> bool:
+    """Whether a workspace is the user's home or above it, where shells and desktops look for what they run."""
+    return Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(folder)
 
 
 class Noted(Struct, frozen=True):

@@ -7,8 +7,9 @@ import stat
 import pytest
 
 from tests.tools.files.bench import Bench, some_bench
-from treadle.events import KeptFile
+from treadle.events import Grant, KeptFile
 from treadle.log.open import open_log
+from treadle.policy import decide
 
 bench = some_bench
 
@@ -158,3 +159,14 @@ def test_an_absolute_path_is_judged_by_where_the_workspace_lies(bench: Bench) ->
 def test_what_shows_the_contents_of_files_is_private(bench: Bench) -> None:
     private = {name for name, tool in bench.tools.items() if "private" in tool.traits_of("sandbox")}
     assert private == {"read_file", "write_file", "edit_file", "apply_patch", "search_files"}
+
+
+def test_a_change_where_the_users_home_lies_is_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = bench.tools["write_file"]
+    parsed = tool.parse(json.dumps({"path": ".bashrc", "content": "x"}))
+    grant = Grant()
+    assert decide([grant], [], tool.name, parsed.arguments, tool.assess(parsed, bench.workspace)).action == "allow"
+    for home in (bench.workspace, bench.workspace / "anna"):
+        monkeypatch.setenv("HOME", str(home))
+        verdict = decide([grant], [], tool.name, parsed.arguments, tool.assess(parsed, bench.workspace))
+        assert verdict.action == "ask" and "holds the user's home" in verdict.why

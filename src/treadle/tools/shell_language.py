@@ -36,7 +36,7 @@ _RESERVED = re.compile(
 )
 _SYSTEM = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
 _STREAM = re.compile(r"-|/dev/(stdin|fd/.*)|/proc/[^/]+/fd/.*")
-_NOWHERE = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
+NOWHERE = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 _MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
 # Bash reads subscripts and numbers a second time, and then runs what was only text at first.
@@ -351,7 +351,7 @@ class _Reader:
         for target in node.children_by_field_name("destination"):
             word, reads = self._word(target), operator == "<"
             path = posixpath.normpath(word.text) if word.fixed and word.text else word.text
-            if (operator.endswith("&") and re.fullmatch(r"\d*-?", path)) or path in _NOWHERE:
+            if (operator.endswith("&") and re.fullmatch(r"\d*-?", path)) or path in NOWHERE:
                 continue
             self.parts.append(Part("redirect", (Word("<" if reads else ">"), Word(path, word.fixed))))
 

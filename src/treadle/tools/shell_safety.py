@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from treadle.events import Safety
 from treadle.policy import shown
 from treadle.tools.names import is_instruction, is_protected
-from treadle.tools.shell_language import Part, Word, executed
+from treadle.tools.shell_language import NOWHERE, Part, Word, executed
 
 DISKS = "it works on whole disks"
 UNCOMMITTED = "it throws away work that was not committed"
@@ -65,7 +65,8 @@ _GIT_LONG = (
 )
 # Settings that name no program: any other may.
 _GIT_RUNS = re.compile(
-    r"(^| )(-c (?!(user|color|advice|i18n|column)\.|core\.(quotepath|autocrlf|abbrev)=|init\.defaultbranch=|safe\.)"
+    r"(^| )((?-i:-c) "  # -C is a folder
+    r"(?!(user|color|advice|i18n|column)\.|core\.(quotepath|autocrlf|abbrev)=|init\.defaultbranch=|safe\.)"
     r"|--config-env|--exec-path=)",
     re.IGNORECASE,
 )
@@ -75,7 +76,7 @@ _GIT_OPTION = re.compile(r"--no-pager|-P|--no-optional-locks|--literal-pathspecs
 _DANGERS: tuple[tuple[str, str, str], ...] = (
     (r"sudo|su|doas|pkexec|run0|runuser", "", "it takes the rights of another user"),
     (r"mkfs.*|[sc]?fdisk|parted|wipefs|mkswap|cryptsetup|losetup|u?mount|[lv][vg]remove|blkdiscard", "", DISKS),
-    (r"dd", r".*\bof=/dev/", DISKS),
+    (r"dd", r".*\bof=/dev/(?!null\b)", DISKS),
     (r"shutdown|reboot|halt|poweroff|init|telinit", "", "it stops the machine"),
     (r"user(add|del|mod)|group(add|del|mod)|passwd|chpasswd|visudo", "", "it changes user accounts"),
     (r"ip6?tables|nft|ufw|firewall-cmd|modprobe|insmod|rmmod|kexec", "", "it changes the firewall or the kernel"),
@@ -128,10 +129,11 @@ _DANGERS: tuple[tuple[str, str, str], ...] = (
 _WRITERS = re.compile(
     r"rm|rmdir|unlink|mv|cp|install|rsync|tee|touch|mkdir|ln|truncate|chmod|chown|chgrp|dd|mkfifo|mknod|patch|unzip|tar"
 )
+_FILLERS = re.compile(r"cp|tee|dd|tar|touch")
 _COPIERS = re.compile(r"cp|install|rsync|ln")
 _EDITORS = re.compile(r"sed|perl|ruby")
 _OUTPUTS = re.compile(r"curl|wget|aria2c|sort|tree|git|gcc|g\+\+|cc|clang|ld|go|rustc|pandoc|openssl|find")
-_OUTPUT = re.compile(r"(--output(-[a-z]+)?|--directory-prefix|-[a-zA-Z]*[oOP]|-fprint.*|-fls)(?:=?(.*))", re.DOTALL)
+_OUTPUT = re.compile(r"(--output(-[a-z]+)?|--directory-prefix|-out|-[a-zA-Z]*[oOP]|-fprint.*|-fls)=?(.*)", re.DOTALL)
 _DOWNLOADERS = frozenset(("curl", "wget", "aria2c"))
 _INTERPRETERS = re.compile(r"python[\d.]*|perl|ruby|node|php|bun|deno")
 _RUNNERS = re.compile(rf"{_INTERPRETERS.pattern}|(ba|da|a|z|k)?sh|source|\.")
@@ -152,7 +154,7 @@ _SECRETS = (
     "id_rsa",
     "id_ed25519",
 )
-_HARMLESS_PLACES = ("/tmp", "/var/tmp", "/dev/fd")
+_HARMLESS_PLACES = ("/tmp", "/var/tmp", "/dev/fd", *NOWHERE)
 
 
 def classify(parts: Sequence[Part], workspace: str, folder: str = "") -> tuple[Safety, str]:
@@ -249,7 +251,9 @@ class _Judge:
             path = re.sub(r"^(of|--[a-z-]+)=", "", word.text)
             if path.startswith("-") or (name == "dd" and not word.text.startswith("of=")):
                 continue
-            if self._outside(Word(path, word.fixed)):
+            # Written to, a device stays what it is; deleted or moved over, it does not.
+            loses = posixpath.normpath(path) in NOWHERE and not _FILLERS.fullmatch(name)
+            if loses or self._outside(Word(path, word.fixed)):
                 return "it deletes outside the workspace" if deletes else "it writes outside the workspace"
             if instructs := self._instructs(Word(path, word.fixed)):
                 return instructs
@@ -300,10 +304,24 @@ def _outputs(name: str, words: Sequence[Word]) -> Iterator[Word]:
     for number, word in enumerate(words):
         if found := _OUTPUT.fullmatch(word.text):
             yield Word(found[3], word.fixed) if found[3] else (*words[number + 1 :], Word(""))[0]
+    if name == "git":
+        yield from _git_places(words)
+        words = words[_git_options([word.text for word in words]) :]
     operands = [word for word in words if not word.text.startswith("-")]
     if name == "git" and operands:
         before = {"clone": 2, "init": 1, "worktree": 2}.get(operands[0].text, len(operands))
         yield from operands[before:]
+
+
+def _git_places(words: Sequence[Word]) -> Iterator[Word]:
+    """The folders in which git is told to work, where it does more than read."""
+    options = _git_options([word.text for word in words])
+    if _reads(Part("command", (Word("git"), *words[options:]))):
+        return
+    for number, word in enumerate(words[:options]):
+        name, _, value = word.text.partition("=")
+        if name in ("-C", "--git-dir", "--work-tree"):
+            yield Word(value, word.fixed) if value else (*words[number + 1 :], Word(""))[0]
 
 
 def _may_be_secret(word: Word, name: str) -> bool:

@@ -62,6 +62,7 @@ def is_misread(root: Node) -> bool:
             (node.type == "comment" and not _begins_a_word(source, start))
             or (node.type == "heredoc_end" and not _is_whole_line(node, source, start, end))
             or (node.type in _STATEMENTS and _leaves_out(node))
+            or (node.type in ("number", "word") and _is_descriptor(node, source, end))
         ):
             return True
         elif node.type in ("raw_string", "ansi_c_string", "comment") or _is_verbatim(node):
@@ -119,6 +120,12 @@ def _leaves_out(node: Node) -> bool:
 def _begins_a_word(source: bytearray, start: int) -> bool:
     """Where a `#` is a comment to bash as well."""
     return re.search(rb"(^|^[\s;&|()]|[^\\][\s;&|()])$", source[:start][-2:]) is not None
+
+
+def _is_descriptor(node: Node, source: bytearray, end: int) -> bool:
+    """Where the grammar takes for a word what says which descriptor is redirected: `sh 0<file`."""
+    argument = node.parent is not None and node.parent.type == "command"
+    return argument and bytes(source[end : end + 1]) in (b"<", b">") and bool(re.fullmatch(r"\d+|\{\w+\}", text_of(node)))
 
 
 def _is_whole_line(end_mark: Node, source: bytearray, start: int, end: int) -> bool:

@@ -47,8 +47,9 @@ _DERIVED = re.compile(r"\$(?!\{#)[^\w?#$!]|`")
 _LOOSE = re.compile(r"[A-Za-z_]|\$\d")
 _COUNTS = re.compile(r"\{\d+\.\.\d+\}|\$\(\([^$`\[]*\)\)")
 _RUN_LATER = re.compile(
-    r"(PS[04]|BASH_ENV|BASH_CMDS|BASH_ALIASES|PROMPT_COMMAND)(\[.*\])?(:?\+?=|$)|ENV\+?=", re.DOTALL
+    r"(PS[04]|BASH_ENV|BASH_CMDS|BASH_ALIASES|BASH_FUNC_[^=]*|PROMPT_COMMAND)(\[.*\])?(:?\+?=|$)|ENV\+?=", re.DOTALL
 )
+_GLUED = re.compile(r"^-\w*?(?=PS|BASH|PROMPT)")
 _READING = frozenset(("getopts", "mapfile", "printf", "read", "readarray", "set"))
 _DECLARING = frozenset(("declare", "export", "local", "readonly", "typeset"))
 _SETTERS = _DECLARING | {"getopts", "printf", "read"}
@@ -230,6 +231,11 @@ class _Reader:
         self._late(words)
         self._texts = self._texts or name in _READING
         self._names(name, words)
+        if name == "printf" and _first(words).startswith("-v"):
+            variable = Word(_first(words)[2:]) if _first(words) != "-v" else (*words[2:], Word(""))[0]
+            if _is_computed(variable):
+                self._unknown(variable.text)
+            self._assignment(Word(f"{variable.text}=", fixed=False))
         if name == "test":
             self._count(" ".join(word.text for word in words[1:] if _may_name(word, _first(words))))
         words = (Word(name), *words[1:])
@@ -431,11 +437,23 @@ def _reads_commands(name: str, words: Sequence[Word]) -> bool:
     if name in (".", "source"):
         return any(not word.fixed or _STREAM.fullmatch(word.text) for word in words[1:2])
     if name in _SETTERS:
-        return any(_RUN_LATER.match(word.text) for word in words[1:])
+        told = ((word, _GLUED.sub("", word.text)) for word in words[1:])
+        return any(_RUN_LATER.match(text) or _names(name, word) for word, text in told)
     if name == "hash":
         return any(re.match(r"-\w*p", word.text) for word in words)
     later = rf"-\w*C|{_RUN_LATER.pattern}"
-    return name in ("mapfile", "readarray") and any(re.match(later, word.text) for word in words)
+    return name in ("mapfile", "readarray") and any(not word.fixed or re.match(later, word.text) for word in words)
+
+
+def _names(setter: str, word: Word) -> bool:
+    """Whether a word makes one variable stand for another, or sets one whose name is known only when it runs."""
+    if setter in ("declare", "local", "typeset") and re.match(r"-\w*n", word.text):
+        return True
+    return setter != "printf" and _is_computed(word)
+
+
+def _is_computed(variable: Word) -> bool:
+    return not variable.fixed and re.search(r"[$`*?{]", variable.text.partition("=")[0]) is not None
 
 
 def _replaced(options: Sequence[Word]) -> str:

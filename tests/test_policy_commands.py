@@ -114,6 +114,29 @@ def test_a_forbidden_command_is_found_behind_anything(command: str, grant: Grant
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "git push",
+        "git --no-pager push origin main",
+        "git -C sub push",
+        "git -P -C sub --git-dir=x push",
+        "sudo /usr/bin/git -C 'a b' push",
+    ],
+)
+def test_a_forbidden_verb_is_found_behind_options(command: str) -> None:
+    grant = Grant(forbid=("shell(git push *)",), yes=True)
+    assert judged(command, grant).action == "deny"
+    assert judged(command.replace("push", "log origin push"), grant).action == "allow"
+
+
+@pytest.mark.parametrize(
+    "command", ["tar xf a --to-command='rm x'", "rg --pre rm x", "sort --compress-program='rm x' a"]
+)
+def test_a_forbidden_command_is_found_in_an_option(command: str) -> None:
+    assert judged(command, Grant(forbid=("shell(rm *)",), yes=True)).action == "deny"
+
+
+@pytest.mark.parametrize(
     "command", ["ls", "git rm x", "echo 'rm x'", "rmdir x", "grep rm x", "cat <<'E'\nrm x\nE", "echo 'a; rm x'"]
 )
 def test_a_forbidden_command_forbids_no_other(command: str) -> None:
@@ -132,6 +155,9 @@ def test_a_forbidden_variable_and_a_forbidden_place_are_found() -> None:
         ("shell(git push *)", "git $X", True),
         ("shell(git push *)", "git {push,--force}", True),
         ("shell(git push *)", "git pus*", True),
+        ("shell(git push *)", "git -P $X", True),
+        ("shell(git push *)", "git -C sub --no-pager $X", True),
+        ("shell(git push *)", "git -C sub log $X", False),
         ("shell(git * --force)", "git push $X", True),
         ("shell(rm *)", "$CMD x", True),
         ("shell(rm *)", "eval $x", True),
@@ -255,11 +281,37 @@ def test_a_doubt_asks_for_what_would_be_allowed_until_somebody_approves() -> Non
         ("docker exec x ls", "shell(command=docker exec x ls)"),
         ("tar xf a.tar", "shell(command=tar xf a.tar)"),
         ("gawk 1 a", "shell(command=gawk 1 a)"),
+        ("source venv/bin/activate", "shell(command=source venv/bin/activate)"),
+        (". ./x", "shell(command=. ./x)"),
+        ("export A=1", "shell(command=export A=1)"),
+        ("java -version", "shell(command=java -version)"),
+        ("cargo +nightly build", "shell(command=cargo +nightly build)"),
+        ("git $X", "shell(command=git $X)"),
+        ("npm", "shell(command=npm)"),
+        ("pip --version", "shell(command=pip --version)"),
+        ("pip install x", "shell(command=pip install *)"),
+        ("rg x src", "shell(command=rg x *)"),
     ],
 )
 def test_a_rule_is_made_of_one_plain_command_or_is_that_very_command(command: str, rule: str) -> None:
     assert generalise("shell", {"command": command}, commands(command)) == rule
     assert covers(rule, "shell", {"command": command}, commands(command))
+
+
+@pytest.mark.parametrize(
+    ("rule", "command"),
+    [
+        ("rg *", "rg --pre ./x y"),
+        ("rg *", "rg --hostname-bin=./x y"),
+        ("sort *", "sort --comp=./x a"),
+        ("tar *", "tar xf a --to-command='./x'"),
+        ("tar *", "tar -I./x -xf a"),
+        ("printf *", "printf -v PATH ./x"),
+    ],
+)
+def test_a_rule_for_a_command_does_not_cover_what_its_options_run_or_set(rule: str, command: str) -> None:
+    assert judged(command, Grant(cautious=True, always=(f"shell({rule})",))).action == "ask", commands(command)
+    assert judged(command.split(" ")[0] + " a", Grant(cautious=True, always=(f"shell({rule})",))).action == "allow"
 
 
 SCRIPTS = st.lists(

@@ -31,17 +31,23 @@ _WIDTH: tuple[Tier, ...] = ("read-only", "sandbox", "full")
 _PATH_NAMES = re.compile(r"(^|_)(path|file|filename|folder|directory|dir)s?$")
 _COMMAND_NAMES = re.compile(r"(^|_)(command|cmd|script)s?$")
 _SHELL_OPERATORS = re.compile(r"[;&|<>`\n\r]|\$\(|\$\{")
+_MOST_OPTIONS = 100
+_WORDS = re.compile(r"""(?:'[^']*'|"[^"]*"|[^ ])+""")
 _BLANKS = re.compile(r"[ \t]+")
 _AROUND = " \t(){}!\"'"
 _LOOSE = re.compile(r"[$`*?\[{]|^~")
 _OPEN_ENDED = re.compile(
-    r"[gmn]?awk|bash|bunx?|dash|deno|ed|emacs|env|eval|ex|expect|find|gdb|ksh|less|lua[\d.]*|man|n?vim?|node|npx|parallel|perl"
-    r"|php|psql|python[\d.]*|rsync|ruby|sed|sh|socat|sqlite3|ssh|tar|tclsh|uvx|xargs|zip|zsh"
+    r"[gmn]?awk|bash|bunx?|cmake|dash|dc|deno|ed|elixir|emacs|env|erl|eval|ex|expect|fd(find)?|find|gdb|groovy|ipython3?|java"
+    r"|jshell|julia|ksh|less|lua[\d.]*|m4|man|mysql|n?vim?|nc(at)?|netcat|node|npx|ocaml|parallel|perl|php|psql|pypy[\d.]*"
+    r"|python[\d.]*|R|Rscript|rsync|ruby|runghc|scala|screen|sed|sh|socat|sqlite3|ssh|tar|tclsh|tmux|ts-node|tsx"
+    r"|uvx|watch|xargs|zip|zsh|\.|source|enable|exec|export|declare|local|readonly|typeset|read|mapfile|readarray"
 )
-_RUNNING = re.compile(r"run|exec|dlx|x|shell|foreach|bisect|submodule|-.*")
+_RUNNING = re.compile(r"run|exec|dlx|x|shell|foreach|bisect|submodule")
 _WITH_VERBS = re.compile(
     r"git|docker|podman|kubectl|npm|pnpm|yarn|bun|cargo|go|uv|poetry|pdm|hatch|pipenv|conda|bundle|nix"
+    r"|pip[\d.]*|gh|aws|gcloud|az|helm|brew|apt(-get)?|gem|dotnet|rustup|composer|swift|dart|flutter"
 )
+_VERB = re.compile(r"[a-z][\w-]*")
 
 UNKNOWN = "? "
 """How a command begins, in an assessment, of which nobody can tell what it would run."""
@@ -307,12 +313,15 @@ def _perhaps(pattern: str, tool: str, arguments: Mapping[str, Json], commands: t
     for command in commands or ():
         if command.startswith(UNKNOWN):
             return command.removeprefix(UNKNOWN)
-        words = command.split(" ")
-        known = next((number for number, word in enumerate(words) if _LOOSE.search(word)), len(words))
-        agree = all(text_glob(glob).matches(word) for glob, word in zip(globs, words[:known], strict=False))
-        if known < len(words) and agree and (len(globs) > known or "*" in "".join(globs[:known])):
+        if any(_may_match(globs, one.split(" ")) for one in (command, *_without_options(command))):
             return command
     return None
+
+
+def _may_match(globs: Sequence[str], words: Sequence[str]) -> bool:
+    known = next((number for number, word in enumerate(words) if _LOOSE.search(word)), len(words))
+    agree = all(text_glob(glob).matches(word) for glob, word in zip(globs, words[:known], strict=False))
+    return known < len(words) and agree and (len(globs) > known or "*" in "".join(globs[:known]))
 
 
 def _bracket(pattern: str, tool: str, arguments: Mapping[str, Json]) -> tuple[str, str] | None:
@@ -367,7 +376,20 @@ def _pieces(value: str, kind: str, commands: tuple[str, ...] | None) -> list[str
     named = [posixpath.basename(name) + blank + rest for name, blank, rest in (one.partition(" ") for one in plain)]
     if not commands or any(command.startswith(UNKNOWN) for command in commands):
         plain += [part.strip(_AROUND) for part in _SHELL_OPERATORS.split(value)]
-    return [value, *plain, *named, *(_BLANKS.sub(" ", piece).strip() for piece in (value, *plain))]
+    told = [reading for one in named for reading in _without_options(one)]
+    return [value, *plain, *named, *told, *(_BLANKS.sub(" ", piece).strip() for piece in (value, *plain))]
+
+
+def _without_options(command: str) -> list[str]:
+    """A command without the options before its first word: `git -C x push` is `git push`, whatever `-C` takes."""
+    name, *words = _WORDS.findall(command) or [command]
+    readings, starts = list[str](), {0}
+    for number, word in enumerate(words[:_MOST_OPTIONS]):
+        if number in starts and word.startswith("-"):
+            starts |= {number + 1, number + 2}
+        elif number in starts and number:
+            readings.append(" ".join([name, *words[number:]]))
+    return readings
 
 
 def _normal(path: str) -> str:
@@ -414,12 +436,11 @@ def generalise(tool: str, arguments: Mapping[str, Json], commands: tuple[str, ..
     elif kind == "command" and (len(commands) == 1 if commands else not _SHELL_OPERATORS.search(text)):
         words = (commands[0] if commands else _BLANKS.sub(" ", text).strip()).split(" ")
         # What these run is in the rest of their words, so a rule on the first would be a rule for everything.
-        open_ended = _OPEN_ENDED.fullmatch(words[0]) or (
-            len(words) > 1 and _WITH_VERBS.fullmatch(words[0]) and _RUNNING.fullmatch(words[1])
-        )
-        if not open_ended and not _LOOSE.search(words[0]):
-            # `git status` and `git push` are different things: a plain second word belongs to the rule.
-            count = 2 if len(words) > 1 and re.fullmatch(r"[a-z][\w-]*", words[1]) else 1
+        # `git status` and `git push` are different things: a plain second word belongs to the rule.
+        verb = words[1] if len(words) > 1 and _VERB.fullmatch(words[1]) else ""
+        told = verb and not _RUNNING.fullmatch(verb) if _WITH_VERBS.fullmatch(words[0]) else True
+        if told and not _OPEN_ENDED.fullmatch(words[0]) and not _LOOSE.search(words[0]):
+            count = 2 if verb else 1
             rule = f"{_literal(' '.join(words[:count]))} *"
     return f"{tool}({argument}={rule})"
 

@@ -124,8 +124,9 @@ def _begins_a_word(source: bytearray, start: int) -> bool:
 
 def _is_descriptor(node: Node, source: bytearray, end: int) -> bool:
     """Where the grammar takes for a word what says which descriptor is redirected: `sh 0<file`."""
-    argument = node.parent is not None and node.parent.type == "command"
-    return argument and bytes(source[end : end + 1]) in (b"<", b">") and bool(re.fullmatch(r"\d+|\{\w+\}", text_of(node)))
+    if node.parent is None or node.parent.type != "command" or bytes(source[end : end + 1]) not in (b"<", b">"):
+        return False
+    return re.fullmatch(r"\d+|\{\w+\}", text_of(node)) is not None
 
 
 def _is_whole_line(end_mark: Node, source: bytearray, start: int, end: int) -> bool:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from treadle.policy import UNKNOWN
 from treadle.tools.shell_grammar import counted, gives_text, is_misread, parsed, text_of
-from treadle.tools.shell_wrappers import WRAPPERS, first_operand
+from treadle.tools.shell_wrappers import WRAPPERS, first_operand, helpers_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -251,6 +251,8 @@ class _Reader:
             self.parts.append(Part("unknown" if _reads_commands(name, words) else "command", tuple(words), fed))
             if name == "find":
                 self._found(words)
+            for number, script in helpers_of([word.text for word in words]):
+                self._joined(words, [Word(script, one.fixed) for one in words[number : number + 1]])
 
     def _wrapped(self, name: str, words: Sequence[Word], *, fed: bool) -> None:
         """A command that runs the rest of its words."""

@@ -27,6 +27,25 @@ WRAPPERS: dict[str, tuple[str, int]] = {
 }
 """Options, with a colon where a value follows, and how many words come before the command."""
 
+HELPERS = {
+    "rg": "pre hostname-bin",
+    "sort": "compress-program",
+    "tar": "to-command use-compress-program info-script new-volume-script rsh-command rmt-command I F",
+}
+"""Options whose value is a command that is run on the way."""
+
+
+def helpers_of(words: Sequence[str]) -> list[tuple[int, str]]:
+    """What a command is told to run by its options: which word says so, and what; nothing where it is not said."""
+    options, found = HELPERS.get(words[0], "").split(), list[tuple[int, str]]()
+    for number, word in enumerate(words[1:] if options else (), 1):
+        name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        short = not word.startswith("--")
+        # Most programs take the beginning of a long option for the whole.
+        if any(name == f"-{one}" if short else len(name) > 2 and one.startswith(name[2:]) for one in options):
+            found.append((number, value) if equals else (number + 1, "".join(words[number + 1 : number + 2])))
+    return found
+
 
 def first_operand(words: Sequence[str], spec: str) -> int | None:
     """Where a wrapper's options end; None when one of them is not known."""

@@ -18,8 +18,10 @@ from treadle.tools.shell_language import NOWHERE, Part, Word, executed
 
 DISKS = "it works on whole disks"
 UNCOMMITTED = "it throws away work that was not committed"
+HISTORY = "it throws away history"
 PUBLISHES = "it publishes, or changes what others see"
 RUNS = "it lets git run another program"
+PROTECTED = "it changes what runs at the next git or treadle command"
 
 # Commands that only read, and what would make them do more: letters, long options (which may be cut short), words.
 _READERS: tuple[tuple[str, str, str, str], ...] = (
@@ -63,6 +65,11 @@ _GIT_LONG = (
     "force force-with-lease mirror delete prune hard discard-changes global system "
     "upload-pack receive-pack exec extcmd open-files-in-pager config-env exec-path"
 )
+_GIT_PROGRAMS = (
+    r"(?i:alias\.|include|core\.(pager|editor|hookspath|fsmonitor|sshcommand|gitproxy|askpass)|pager\.|sequence\.editor"
+    r"|credential\.|(filter|diff|merge|difftool|mergetool|gpg|remote|uploadpack|protocol)\.\S*"
+    r"(clean|smudge|process|command|textconv|driver|cmd|path|program|uploadpack|receivepack|vcs|hook|allow))"
+)
 # Settings that name no program: any other may.
 _GIT_RUNS = re.compile(
     r"(^| )((?-i:-c) "  # -C is a folder
@@ -90,21 +97,27 @@ _DANGERS: tuple[tuple[str, str, str], ...] = (
     (r"systemctl", r"(?!(status|show|list-\S+|is-\S+|cat)\b)", "it changes the system's services"),
     (r"service", r"(?!.*status$)", "it changes the system's services"),
     (r"sysctl", r".*(-w|=|-p)", "it changes the kernel's settings"),
-    (r"chmod", r".*([+=][rwxXt]*s|\b0*[2467]\d{3}\b)", "it lets others act with this user's rights"),
+    (
+        r"chmod",
+        r"(.* )?([-+=,ugoarwxXt]*[+=][rwxXt]*s|0*[2467]\d{3}( |$))",
+        "it lets others act with this user's rights",
+    ),
     (
         r"git",
         r"push\b.* (--force|-[a-zA-Z]*[fd]|--mirror|--delete|--prune|\+|:)",
         "it overwrites or deletes what others have",
     ),
-    (r"git", r"reset\b.* --hard|clean\b.* (-[a-zA-Z]*f|--force)", UNCOMMITTED),
+    (r"git", r"reset\b.* --(hard|merge)|worktree remove\b.* (-f|--force)|clean\b.* (-[a-zA-Z]*f|--force)", UNCOMMITTED),
     (
         r"git",
-        r"checkout\b.* (-f\b|--force|--( |$)|\.)|restore (?!--staged)|switch\b.* (-f|--discard|--force)",
+        r"checkout\b.* (-f\b|--force|--( |$)|\.)|switch\b.* (-f|--discard|--force)"
+        r"|restore (?!.*(--staged|-S\b))|restore\b.* (--worktree|-S?W)",
         UNCOMMITTED,
     ),
-    (r"git", r"branch\b.* (-[a-zA-Z]*D|.*--force)|stash (drop|clear)|reflog (expire|delete)", "it throws away history"),
-    (r"git", r"gc\b.* --prune|filter-branch|update-ref\b.* -d", "it throws away history"),
+    (r"git", r"branch\b.* (-[a-zA-Z]*[Df]|.*--force)|stash (drop|clear)|reflog (expire|delete)", HISTORY),
+    (r"git", r"gc\b.* --prune|filter-branch|update-ref\b.* -d", HISTORY),
     (r"git", r"config\b.* --(global|system)", "it changes git for every project"),
+    (r"git", rf"config\b(?! (get|list|-l|--get\S*|--list)\b).* ({_GIT_PROGRAMS})\S* \S", PROTECTED),
     (r"git", r".* --(upload-pack|receive-pack|exec|extcmd|open-files-in-pager)\b|grep\b.* -\w*O", RUNS),
     (r"git", r"submodule\b.* foreach\b|bisect run\b|(rebase|difftool)\b.* -\w*x|clone\b.* (-c|--config)\b", RUNS),
     (
@@ -134,8 +147,9 @@ _COPIERS = re.compile(r"cp|install|rsync|ln")
 _EDITORS = re.compile(r"sed|perl|ruby")
 _OUTPUTS = re.compile(r"curl|wget|aria2c|sort|tree|git|gcc|g\+\+|cc|clang|ld|go|rustc|pandoc|openssl|find")
 _OUTPUT = re.compile(r"(--output(-[a-z]+)?|--directory-prefix|-out|-[a-zA-Z]*[oOP]|-fprint.*|-fls)=?(.*)", re.DOTALL)
+_ANCHORED = re.compile(rf"^{_OUTPUT.pattern}$", re.DOTALL)
 _DOWNLOADERS = frozenset(("curl", "wget", "aria2c"))
-_INTERPRETERS = re.compile(r"python[\d.]*|perl|ruby|node|php|bun|deno")
+_INTERPRETERS = re.compile(r"python[\d.]*|perl|ruby|node|php|bun|deno|lua[\d.]*|tclsh|Rscript|julia")
 _RUNNERS = re.compile(rf"{_INTERPRETERS.pattern}|(ba|da|a|z|k)?sh|source|\.")
 _SECRET = re.compile(
     r"(^|/)(\.env(rc)?(\.(?!example|sample|template|dist|defaults)[^/]*)?|\.(ssh|aws|gnupg|kube|docker|azure)(/.*)?"
@@ -174,12 +188,16 @@ class _Judge:
         self._workspace = posixpath.normpath(workspace)
         self._downloads = any(part.name in _DOWNLOADERS for part in parts)
         self._downloaded = {
-            posixpath.basename(word.text)
+            posixpath.basename(place)
             for part in parts
-            if self._downloads and (part.name in _DOWNLOADERS or part.kind == "redirect")
+            if self._downloads and (part.name in _DOWNLOADERS or part.kind == "redirect" or part.name == "tee")
             for word in part.words[1:]
-            if not word.text.startswith("-")
+            for place in [_ANCHORED.sub(r"\3", word.text)]
+            if place and not place.startswith("-")
         }
+        assigned = [part.name.partition("=")[::2] for part in parts if part.kind == "assignment"]
+        others = {name for name, value in assigned if value != "$!"}
+        self._started = {f"${name}" for name, _ in assigned if name not in others}
         # After leaving the workspace no relative path is known to be in it.
         self._elsewhere, self._base = False, ""
         self._elsewhere = any(part.kind == "command" and self._leaves(part) for part in parts)
@@ -196,7 +214,8 @@ class _Judge:
             return "it runs what it downloads, unseen"
         if part.kind in ("unknown", "assignment"):
             return _known(part) if part.kind == "unknown" else ""
-        if part.name not in ("echo", "printf") and any(_may_be_secret(word, part.name) for word in part.words[1:]):
+        opens = part.name not in ("echo", "printf", "test")
+        if opens and any(_may_be_secret(word, part.name) for word in part.words[1:]):
             return "it touches what may be secret"
         if part.kind == "redirect":
             if part.name != ">":
@@ -204,7 +223,7 @@ class _Judge:
             return "it writes outside the workspace" if self._outside(part.words[1]) else self._instructs(part.words[1])
         if part.name == "find" and self._found_outside(part):
             return "it runs a command on files outside the workspace"
-        return _known(part) or self._writes_outside(part)
+        return (not self._ends_own(part) and _known(part)) or self._writes_outside(part)
 
     def harmless(self, part: Part) -> bool:
         """Whether this part is known to read only, and only in the workspace."""
@@ -227,9 +246,15 @@ class _Judge:
             re.search(r"[<$]\(|`", word.text) or posixpath.basename(word.text) in self._downloaded for word in words
         ):
             return True
-        reads_code = len(words) < 2 or words[0].text == "-"
+        told = [word.text for word in words]
+        reads_code = len(told) < 2 or "-" in told or all(one.startswith("-") for one in told)
         fed = part.fed and bool(_INTERPRETERS.fullmatch(part.name)) and reads_code
         return fed or ("/" in part.name and posixpath.basename(part.name) in self._downloaded)
+
+    def _ends_own(self, part: Part) -> bool:
+        """Whether it ends only what this very command has started: `make & x=$!; kill $x`."""
+        ended = [word.text.strip('"') for word in part.words[1:] if not word.text.startswith("-")]
+        return part.name == "kill" and bool(ended) and self._started.issuperset(ended)
 
     def _found_outside(self, part: Part) -> bool:
         runs = [Part("command", words) for words in executed(part.words) if words]
@@ -295,7 +320,7 @@ def _moves(part: Part) -> bool:
 def _instructs(word: Word) -> str:
     """Why a file that is written must be seen, when it speaks to agents or programs of later days."""
     if is_protected(word.text):
-        return "it changes what runs at the next git or treadle command"
+        return PROTECTED
     return "it changes what tells agents, editors or build services what to do" if is_instruction(word.text) else ""
 
 
@@ -328,7 +353,10 @@ def _may_be_secret(word: Word, name: str) -> bool:
     """Whether a word names a file that may hold secrets, also among others."""
     text = word.text.strip("\"'")
     if word.fixed:
-        return _SECRET.search(text.rstrip("/")) is not None
+        # A name may stick to an option, or to what it is a part of: `-f.env`, `if=.env`, `HEAD:.env`, `@.env`.
+        glued = [] if text.startswith(("--exclude", "--ignore")) else [*re.split(r"[=:@]", text), text[2:]]
+        named = [text, *(glued if text.startswith("-") else glued[:-1])]
+        return any(_SECRET.search(one.rstrip("/")) for one in named)
     for piece in re.split(r"[{},:=\"'`$()\s-]+", text):
         last = posixpath.basename(piece)
         if _SECRET.search(piece):

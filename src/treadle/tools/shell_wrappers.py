@@ -21,6 +21,7 @@ WRAPPERS: dict[str, tuple[str, int]] = {
     "sudo": ("n E H S b A P non-interactive preserve-env set-home stdin u: g: h: p: C: D: user: group: chdir:", 0),
     "taskset": ("a c all-tasks cpu-list", 1),
     "time": ("p", 0),
+    "toybox": ("", 0),
     "timeout": ("foreground preserve-status v verbose k: kill-after: s: signal:", 1),
     "watch": ("d t e g b c p no-title errexit chgexit beep color precise n: interval:", 0),
     "xargs": ("0 r t x null no-run-if-empty verbose exit n: I: P: L: d: a: s: E: max-args: max-procs: max-lines:", 0),

@@ -144,6 +144,30 @@ def test_a_workspace_cannot_widen_what_the_user_narrowed(home: Path) -> None:
     assert len(loaded.ignored) == 2
 
 
+def test_a_workspace_chooses_no_agent_that_may_do_more_than_the_one_the_user_has(home: Path) -> None:
+    mine = home / "config" / "treadle" / "agents"
+    mine.mkdir(parents=True)
+    for name, posture in (("bold", "trusting"), ("calm", "balanced")):
+        (mine / f"{name}.md").write_text(f"---\ndescription: x\nposture: {posture}\n---\nDo it.")
+    workspace_file(home, 'agent = "bold"\n')
+    loaded = load()
+    assert loaded.settings.agent == "" and "it is trusted by the user" in loaded.ignored[0]
+    assert load({"agent": "bold"}).settings.agent == "bold"
+    workspace_file(home, 'agent = "calm"\n')
+    assert load().settings.agent == "calm"
+    user_file(home, 'agent = "reviewer"\n')
+    loaded = load()
+    assert loaded.settings.agent == "reviewer" and "than the user did" in loaded.ignored[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_workspace_whose_file_has_no_end_is_told_and_holds_nothing_up(home: Path, kind: str) -> None:
+    file = home / "work" / ".treadle" / "config.toml"
+    os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
+    with pytest.raises(BadInput, match="no plain file"):
+        load()
+
+
 def test_a_workspace_may_narrow(home: Path) -> None:
     workspace_file(
         home, 'access = "read-only"\nask = ["write_*"]\nforbid = ["shell"]\nmax_cost = 0.5\nagent = "reviewer"\n'

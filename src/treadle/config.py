@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import stat
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -174,7 +175,12 @@ def _read(file: Path) -> dict[str, Json]:
     import tomllib
 
     try:
-        text = file.read_bytes()
+        # A workspace may hold a pipe there, or a link to something without an end: opening it must not wait.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise BadInput(f"{file} is no plain file; nothing was started")
+            text = opened.read()
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -236,11 +242,22 @@ def _narrowing(
     kept = _typed({key: value for key, value in values.items() if key in WORKSPACE_MAY}, str(file))
     if "access" in kept and _WIDTH.index(kept["access"]) > _WIDTH.index(user.get("access", Settings().access)):
         ignored.append(f"{file}: access = {kept.pop('access')!r} is left out: a workspace may only narrow it")
+    if "agent" in kept and ("agent" in user or _is_trusted(kept["agent"], file.parent.parent)):
+        why = "a workspace may not choose another than the user did" if "agent" in user else "it is trusted by the user"
+        ignored.append(f"{file}: agent = {kept.pop('agent')!r} is left out: {why}; name it with --agent")
     for key in sorted(_LOWERED & kept.keys()):
         most = _most(key, user)
         if most is not None and kept[key] > most:
             ignored.append(f"{file}: {key} = {kept.pop(key)} is left out: a workspace may only lower it from {most:g}")
     return kept, tuple(ignored)
+
+
+def _is_trusted(agent: str, workspace: Path) -> bool:
+    """Whether an agent has more rights than another would have: that is for the user to choose."""
+    from treadle.library import Library
+
+    written = Library(workspace, config_folder()).agents.get(agent)
+    return written is not None and written.posture == "trusting"
 
 
 def _most(key: str, user: Mapping[str, Json]) -> float | None:

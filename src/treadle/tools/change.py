@@ -26,7 +26,7 @@ from treadle.tools.threads import run_in_thread
 NOTE = "treadle.file:"
 """What a call last saw or left at a path is noted under this and the path."""
 
-_AT_HOME = "the workspace holds the user's home, and much that is written there runs outside of the sandbox"
+_AT_HOME = "this is where the user's shell and desktop look for what they run, outside of the sandbox"
 
 
 class Change(Struct, frozen=True):
@@ -78,12 +78,15 @@ class WritingTool(FileTool):
         why = next(filter(None, reasons), "")
         if why:  # such a file speaks to agents and programs of later days: a yes to one change is no yes to the next
             return Assessment("destructive", why, each_time=True)
-        return Assessment("caution", doubts=(_AT_HOME,) if any(map(_holds_home, roots)) else ())
+        at_home = any(_starts_things(os.path.join(root, path)) for root in roots for path in self.paths_of(arguments))
+        return Assessment("caution", doubts=(_AT_HOME,) if at_home else ())
 
 
-def _holds_home(folder: str) -> bool:
-    """Whether a workspace is the user's home or above it, where shells and desktops look for what they run."""
-    return Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(folder)
+def _starts_things(path: str) -> bool:
+    """Whether a path is in a place of the user's home that others run programs from, such as `~/.profile`."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    first = os.path.relpath(os.path.normpath(path), home).partition("/")[0]
+    return first != ".." and (first.startswith(".") or first == "bin")
 
 
 class Noted(Struct, frozen=True):

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -161,12 +162,26 @@ def test_what_shows_the_contents_of_files_is_private(bench: Bench) -> None:
     assert private == {"read_file", "write_file", "edit_file", "apply_patch", "search_files"}
 
 
-def test_a_change_where_the_users_home_lies_is_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = bench.tools["write_file"]
-    parsed = tool.parse(json.dumps({"path": ".bashrc", "content": "x"}))
-    grant = Grant()
-    assert decide([grant], [], tool.name, parsed.arguments, tool.assess(parsed, bench.workspace)).action == "allow"
-    for home in (bench.workspace, bench.workspace / "anna"):
+@pytest.mark.parametrize(
+    ("path", "action"),
+    [
+        (".bashrc", "ask"),
+        (".config/autostart/x.desktop", "ask"),
+        ("bin/ls", "ask"),
+        ("x/../.profile", "ask"),
+        ("notes.txt", "allow"),
+        ("project/.env.example", "allow"),
+    ],
+)
+def test_what_the_users_shell_or_desktop_would_run_is_asked_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, path: str, action: str
+) -> None:
+    def judged(home: Path, path: str) -> str:
         monkeypatch.setenv("HOME", str(home))
-        verdict = decide([grant], [], tool.name, parsed.arguments, tool.assess(parsed, bench.workspace))
-        assert verdict.action == "ask" and "holds the user's home" in verdict.why
+        tool = bench.tools["write_file"]
+        parsed = tool.parse(json.dumps({"path": path, "content": "x"}))
+        return decide([Grant()], [], tool.name, parsed.arguments, tool.assess(parsed, bench.workspace)).action
+
+    assert judged(bench.workspace, path) == action
+    assert judged(bench.workspace / "anna", f"anna/{path}") == action
+    assert judged(bench.workspace / "elsewhere", path) == "allow"

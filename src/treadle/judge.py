@@ -156,7 +156,8 @@ async def _judge_one(setup: Setup, state: State, call: CallState, moving: set[st
 
 def _assessed(setup: Setup, state: State, tool: Tool, parsed: Parsed) -> Assessment:
     """What the tool says of the call, and what speaks against it from outside."""
-    assessment, tier = tool.assess(parsed, setup.workspace), tier_of(setup.grants)
+    tier = tier_of(setup.grants)
+    assessment = tool.assess(parsed, setup.workspace, tier)
     doubts = list(assessment.doubts)
     if assessment.commands is not None and tool.sandbox_of(tier) == "landlock":
         doubts.append("the sandbox is reduced on this machine, so every command is asked for")

@@ -189,7 +189,7 @@ class Tool(ABC):
         """How a call is walled in, as the log tells it."""
         return "none"
 
-    def assess(self, parsed: Parsed, workspace: Path) -> Assessment:
+    def assess(self, parsed: Parsed, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         """What a call would do, for the policy; a tool that runs commands says which."""
         return Assessment(self.safety_of(parsed.arguments))
 

@@ -66,7 +66,7 @@ class WritingTool(FileTool):
     def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
         return self._assessed(arguments, ()).safety
 
-    def assess(self, parsed: Parsed, workspace: Path) -> Assessment:
+    def assess(self, parsed: Parsed, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         return self._assessed(parsed.arguments, (os.path.abspath(workspace), os.path.realpath(workspace)))
 
     def paths_of(self, arguments: Mapping[str, Json]) -> list[str]:

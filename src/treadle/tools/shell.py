@@ -101,9 +101,10 @@ class Shell(Tool):
     def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
         return classify(parts_of(str(arguments.get("command", ""))), "")[0]
 
-    def assess(self, parsed: Parsed, workspace: Path) -> Assessment:
+    def assess(self, parsed: Parsed, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         parts = parts_of(parsed.arguments["command"])
-        safety, why = classify(parts, os.path.realpath(workspace), parsed.arguments.get("folder", ""))
+        folder, walls = parsed.arguments.get("folder", ""), tier != "full"
+        safety, why = classify(parts, os.path.realpath(workspace), folder, walls=walls)
         moves = safety != "safe" or any(part.name == "cd" for part in parts)
         return Assessment(safety, why, commands_of(parts), moves=moves)
 

@@ -168,12 +168,17 @@ _SECRETS = (
     "id_rsa",
     "id_ed25519",
 )
-_HARMLESS_PLACES = ("/tmp", "/var/tmp", "/dev/fd", *NOWHERE)
+_HARMLESS_PLACES = ("/dev/fd", *NOWHERE)
+_OWN_PLACES = ("/tmp", "/var/tmp")
+"""Where each command in the sandbox has something of its own."""
 
 
-def classify(parts: Sequence[Part], workspace: str, folder: str = "") -> tuple[Safety, str]:
-    """The class of a command that starts in a folder of the workspace, and the reason when it is destructive."""
-    judge = _Judge(parts, workspace, folder)
+def classify(parts: Sequence[Part], workspace: str, folder: str = "", *, walls: bool = True) -> tuple[Safety, str]:
+    """The class of a command that starts in a folder of the workspace, and the reason when it is destructive.
+
+    Without `walls` around it what is in /tmp is others' too.
+    """
+    judge = _Judge(parts, (workspace, *_HARMLESS_PLACES, *(_OWN_PLACES if walls else ())), folder)
     for part in parts:
         why = judge.danger(part)
         if why:
@@ -184,8 +189,9 @@ def classify(parts: Sequence[Part], workspace: str, folder: str = "") -> tuple[S
 class _Judge:
     """Looks at one part at a time, knowing the others."""
 
-    def __init__(self, parts: Sequence[Part], workspace: str, folder: str) -> None:
-        self._workspace = posixpath.normpath(workspace)
+    def __init__(self, parts: Sequence[Part], own: Sequence[str], folder: str) -> None:
+        self._places = tuple(map(posixpath.normpath, own))
+        self._workspace = self._places[0]
         self._downloads = any(part.name in _DOWNLOADERS for part in parts)
         self._downloaded = {
             posixpath.basename(place)
@@ -307,7 +313,7 @@ class _Judge:
             text = posixpath.dirname(known) or "."
         path = posixpath.normpath(posixpath.join(self._base, text) if text.startswith(".") else text) if text else "."
         if path.startswith("/"):
-            return not any(_below(path, place) for place in (self._workspace, *_HARMLESS_PLACES))
+            return not any(_below(path, place) for place in self._places)
         return path == ".." or path.startswith("../") or (self._elsewhere and not path.startswith("-"))
 
 

@@ -178,6 +178,13 @@ async def test_the_sandbox_that_holds_is_told(workspace: Path) -> None:
     assert Shell(sandbox).sandbox_of("full") == "none"
 
 
+def test_with_full_access_what_is_in_tmp_is_asked_for() -> None:
+    shell = Shell(sandbox)
+    parsed = shell.parse('{"command": "rm -rf /tmp/x"}')
+    found = {tier: shell.assess(parsed, Path("/work"), tier).safety for tier in BOTH}
+    assert found == {"sandbox": "caution", "full": "destructive"}
+
+
 class NoWalls:
     """A machine on which nothing holds."""
 

@@ -450,3 +450,9 @@ def test_no_command_takes_long_to_judge(command: str) -> None:
     grant = Grant(ask_all=True, approve=("shell(echo *)", "shell(ls *)"), forbid=("shell(git push *)",))
     decide((grant,), (), "shell", {"command": command}, Assessment(safety, why, commands_of(parts)))
     assert time.process_time() - begun < 10  # one that is not linear takes minutes
+
+
+@pytest.mark.parametrize("command", ["rm -rf /tmp/x", "echo x > /var/tmp/y", "mv a /tmp", "cd /tmp && rm -rf x"])
+def test_what_is_in_tmp_is_a_commands_own_only_inside_the_sandbox(command: str) -> None:
+    assert classify(parts_of(command), "/work/project")[0] == "caution"
+    assert classify(parts_of(command), "/work/project", walls=False)[0] == "destructive"

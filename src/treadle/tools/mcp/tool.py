@@ -60,7 +60,7 @@ class McpTool(Tool):
     def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
         return self._safety
 
-    def assess(self, parsed: Parsed, workspace: Path) -> Assessment:
+    def assess(self, parsed: Parsed, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         if self._listed_name in self._connection.changed:
             return Assessment("destructive", "its server says something else of it than at first", each_time=True)
         return Assessment(self._safety)

@@ -20,7 +20,7 @@ else:
 
     T = TypeVar("T")
 
-_FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*$", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL | re.IGNORECASE)
 
 
 @lru_cache(maxsize=64)
@@ -59,7 +59,7 @@ def output_schema(wanted: Any) -> dict[str, Json]:
 
 def parse_output(wanted: Any, text: str) -> Any:
     """An answer as the wanted type; a code fence around it is taken off."""
-    fenced = _FENCE.match(text)
+    fenced = _FENCE.fullmatch(text.strip())
     return _adapter(wanted).validate_json(fenced[1] if fenced else text)
 
 

@@ -6,10 +6,10 @@ import re
 
 from treadle.cli.text import styled
 
-_HEADING = re.compile(r"^#{1,6} +(.*?)#*\s*$")
+_HEADING = re.compile(r"^#{1,6} +(.*)$")
 _FENCE = re.compile(r"^\s*(```|~~~)")
 _BULLET = re.compile(r"^(\s*)[-*+] +")
-_INLINE = re.compile(r"`([^`]+)`|\*\*(\S(?:.*?\S)?)\*\*")
+_INLINE = re.compile(r"`([^`]+)`|\*\*(\S(?:(?:(?!\*\*).)*?\S)?)\*\*")
 
 
 class Painter:
@@ -26,7 +26,7 @@ class Painter:
         if self._code:
             return styled(text, "cyan", colour=True)
         if heading := _HEADING.match(text):
-            return styled(heading[1], "bold", colour=True)
+            return styled(heading[1].rstrip().rstrip("#"), "bold", colour=True)
         bullet = _BULLET.match(text)
         start = f"{bullet[1]}• " if bullet else ""
         return start + _INLINE.sub(_inline, text[bullet.end() if bullet else 0 :])

@@ -7,9 +7,9 @@ import re
 from msgspec import Struct
 
 from treadle.tools.base import ToolError
-from treadle.tools.text import lines_of
+from treadle.tools.text import lines_of, places_of
 
-_HUNK = re.compile(r"@@(?: -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@.*|.*)")
+_HUNK = re.compile(r"@@(?: -(\d{1,9})(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@.*|.*)")
 _NO_END = "\\ No newline at end of file"
 _NOTHING = "/dev/null"
 
@@ -170,10 +170,9 @@ def _find(lines: list[str], hunk: Hunk, done: int, shift: int) -> int | None:
     expected = max(done, hunk.start - 1 + shift) if hunk.start else done
     if not hunk.old:  # nothing to go by but the number: the diff counts the line it stands after
         return min(expected + (1 if hunk.start else 0), len(lines)) if lines else 0
-    last = len(lines) - len(hunk.old)
-    places = [
-        at for at in range(done, last + 1) if lines[at] == hunk.old[0] and lines[at : at + len(hunk.old)] == hunk.old
-    ]
+    if hunk.start and lines[expected : expected + len(hunk.old)] == hunk.old:
+        return expected
+    places = list(places_of(hunk.old, lines, done))
     if not places or (not hunk.start and len(places) > 1):
         return None
     return min(places, key=lambda at: abs(at - expected))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 import re
 from collections.abc import Callable
 
@@ -10,11 +11,12 @@ from treadle.tools.base import Tool, ToolContext, ToolError
 from treadle.tools.change import Change, Files, WritingTool, make, refuse_if_changed, shown
 from treadle.tools.folder import FILE_CAP, NoSuchFile
 from treadle.tools.function import Options
-from treadle.tools.text import Text, decode, lines_of
+from treadle.tools.text import Text, decode, lines_of, places_of
 from treadle.tools.threads import run_in_thread
 
 _PLACES = 10
 _SEARCHED_LINES = 20_000
+_COMPARED, _ASKED = 200, 50
 _NUMBERED = re.compile(r"^ *\d+\t", re.MULTILINE)
 _QUOTES = str.maketrans("‘’‚‛“”„‟`´–—\u00a0", "''''\"\"\"\"''-- ")
 
@@ -132,11 +134,7 @@ def _find_block(lines: list[str], wanted: list[str]) -> int | None:
         return None
     if len(wanted) == 1:
         return next((at for at, line in enumerate(lines) if wanted[0] in line), None)
-    first = wanted[0]
-    for at, line in enumerate(lines):
-        if line == first and lines[at : at + len(wanted)] == wanted:
-            return at
-    return None
+    return next(places_of(wanted, lines), None)
 
 
 def _closest(lines: list[str], wanted: list[str]) -> int | None:
@@ -144,10 +142,19 @@ def _closest(lines: list[str], wanted: list[str]) -> int | None:
     key = max(wanted, key=lambda line: len(line.strip()), default="")
     if not key.strip():
         return None
-    close = difflib.get_close_matches(key, set(lines), n=1, cutoff=0.6)
-    if not close:
-        return None
-    return max(0, lines.index(close[0]) - wanted.index(key))
+    compared = difflib.SequenceMatcher(b=key[:_COMPARED])
+    places: dict[str, int] = {}
+    for at, line in enumerate(lines):
+        places.setdefault(line[:_COMPARED], at)
+
+    def nearness(line: str) -> float:
+        compared.set_seq1(line)
+        return compared.quick_ratio()
+
+    # What order the letters are in takes time in their square, so only those lines are asked that have the same ones.
+    near = heapq.nlargest(_ASKED, places, nearness)
+    close = difflib.get_close_matches(key[:_COMPARED], near, n=1, cutoff=0.6)
+    return max(0, places[close[0]] - wanted.index(key)) if close else None
 
 
 def _place(lines: list[str], at: int, count: int) -> str:

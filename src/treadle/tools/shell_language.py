@@ -37,7 +37,7 @@ _RESERVED = re.compile(
 _SYSTEM = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
 _STREAM = re.compile(r"-|/dev/(stdin|fd/.*)|/proc/[^/]+/fd/.*")
 NOWHERE = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
-_BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
+_BRACES = re.compile(r"\{(?=[^{}]*(,|\.\.))[^{}]*\}")
 _MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
 # Bash reads subscripts and numbers a second time, and then runs what was only text at first.
 _READ_TWICE = re.compile(r"'[^']*(\$\(|`)|\\[$`]|[<>]\(|\$[\"'][^\"']*\(")

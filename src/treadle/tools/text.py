@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -68,6 +69,28 @@ def lines_of(text: str) -> list[str]:
     """Lines as editors and ripgrep count them: ended by a line feed and nothing else."""
     lines = text.split("\n")
     return lines[:-1] if lines[-1] == "" else lines
+
+
+def places_of(block: Sequence[str], lines: Sequence[str], start: int = 0) -> Iterator[int]:
+    """Where the lines of a block stand together, from `start` on.
+
+    In one pass (Knuth, Morris and Pratt): in a file whose lines are all alike, comparing the block anew at each of
+    them takes hours.
+    """
+    back, fits = [0], 0
+    for at in range(1, len(block)):
+        while fits and block[at] != block[fits]:
+            fits = back[fits - 1]
+        fits += block[at] == block[fits]
+        back.append(fits)
+    fits = 0
+    for at in range(start, len(lines)):
+        while fits and lines[at] != block[fits]:
+            fits = back[fits - 1]
+        fits += lines[at] == block[fits]
+        if fits == len(block):
+            yield at + 1 - fits
+            fits = back[fits - 1]
 
 
 def _with_ends(text: str) -> list[str]:

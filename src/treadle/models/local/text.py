@@ -8,17 +8,18 @@ from collections.abc import Collection
 PATH = re.compile(
     r"https?://[^\s,;\"')]+[^\s,;.!?\"')]"
     r"|(?<![\w.~/])(?:~|\.{1,2})?(?:/[\w.-]*\w)+/?"
-    r"|[\w-][\w.-]*(?:/[\w.-]*\w)+/?"
-    r"|[\w-]+(?:\.\w+)*\.[A-Za-z]\w{0,5}\b"
+    r"|(?<![\w-])[\w-][\w.-]{0,254}(?:/[\w.-]*\w)+/?"
+    r"|(?<![\w-])[\w-]{1,255}(?:\.\w{1,255}){0,9}\.[A-Za-z]\w{0,5}\b"
 )
+"""No name is longer: without bounds a text that is one long word is searched again from each of its letters."""
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w]|\.\d)")
-SUM = re.compile(r"\(*-?\d+(?:\.\d+)?\)*(?:\s*[-+*/^%]\s*\(*-?\d+(?:\.\d+)?\)*)+")
+SUM = re.compile(r"(?:(?<!\()\(+|(?<![\d(]))-?\d+(?:\.\d+)?\)*(?:\s*[-+*/^%]\s*\(*-?\d+(?:\.\d+)?\)*)+")
 MOST_CLAUSES = 4
 SHORT = 40
 
 _SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
-_THEN = re.compile(r"[\s,;.]*\b(?:and then|and after that|after that|then)\b[,:]?\s+", re.IGNORECASE)
-_AND = re.compile(r",?\s+and\s+(?:also\s+)?", re.IGNORECASE)
+_THEN = re.compile(r"[\s,;.]{0,20}\b(?:and then|and after that|after that|then)\b[,:]?\s+", re.IGNORECASE)
+_AND = re.compile(r",?\s{1,20}and\s+(?:also\s+)?", re.IGNORECASE)
 _OPEN = """what what's which who how when where is are tell show give open read list write save add make put store
 create delete remove find search look check count calculate compute multiply divide subtract remember remind run say"""
 _OPENERS = frozenset(_OPEN.split())

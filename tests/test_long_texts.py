@@ -1,0 +1,77 @@
+"""Texts made to be slow to read. Nothing is timed: who searches them again from each of their letters takes minutes."""
+
+from collections.abc import Callable
+
+import pytest
+
+from treadle.cli.paint import Painter
+from treadle.models.local import answer, text
+from treadle.output import check_output
+from treadle.secrecy import secret_in
+from treadle.tools.base import ToolError
+from treadle.tools.diffs import patched, read_patch
+from treadle.tools.edit import replaced
+from treadle.tools.shell_language import parts_of
+from treadle.tools.text import Text
+
+LONG = 300_000
+HEAD = "--- a/x\n+++ b/x\n"
+
+
+def paint(line: str) -> str:
+    return Painter().line(line)
+
+
+def edit(whole: str, old: str) -> str:
+    with pytest.raises(ToolError) as refused:
+        replaced(Text(whole), old, "new", everywhere=False)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("read", "given"),
+    [
+        (paint, "# " + "#" * LONG + "x"),
+        (paint, "**a " * LONG),
+        (text.words, "1" * LONG),
+        (text.words, "a-" * LONG),
+        (text.words, "a.." * LONG),
+        (text.SUM.findall, "1" * LONG),
+        (text.SUM.findall, "(" * LONG),
+        (lambda said: text.clauses(said, ()), "read" + "\n" * LONG + "it"),
+        (lambda said: text.clauses(said, ()), "read" + "," * LONG + "it"),
+        (lambda found: answer.quote(found, "what is in it?"), "aGVsbG8" * LONG),
+        (lambda said: check_output(int, said), "```json\n" + "\n" * LONG + "x"),
+        (secret_in, "eyJ-" * (LONG // 4)),
+        (secret_in, "a." * LONG),
+        (parts_of, "echo {" + "," * 99_000),
+        (parts_of, "echo " + "a[" * 49_000),
+    ],
+    ids=lambda value: repr(value[:12]) if isinstance(value, str) else "",
+)
+def test_a_text_that_is_one_long_word_is_read(read: Callable[[str], object], given: str) -> None:
+    read(given)
+
+
+def test_a_block_is_looked_for_in_a_file_whose_lines_are_all_alike() -> None:
+    assert "old is not in the file" in edit("a \n" * LONG, "a\n" * 9_000 + "b\n")
+    with pytest.raises(ToolError, match="does not fit"):
+        patched("a\n" * LONG, read_patch(HEAD + "@@ -1,1 +1,1 @@\n" + " a\n" * (LONG // 2) + "-b\n")[0].hunks, "x")
+
+
+def test_many_hunks_are_applied_to_a_file_whose_lines_are_all_alike() -> None:
+    hunks = "".join(f"@@ -{line},1 +{line},1 @@\n-a\n+b\n" for line in range(1, 20_001))
+    assert patched("a\n" * LONG, read_patch(HEAD + hunks)[0].hunks, "x").count("b") == 20_000
+
+
+def test_the_closest_line_is_found_among_many_long_ones() -> None:
+    lines = [f"{'abcdefghij' * 19}{number}" for number in range(20_000)]
+    lines[9_000] = "bacdefghji" * 19
+    assert "closest place is line 9001" in edit("\n".join(lines), "bacdefghji" * 18 + "bacdefghjx")
+    letters = [chr(0x4E00 + number % 20_000) for number in range(LONG)]
+    edit("".join(letters), "".join(reversed(letters)))
+
+
+def test_the_number_of_a_line_may_have_any_number_of_digits() -> None:
+    patch = f"{HEAD}@@ -{'1' * 5_000},1 +1,1 @@\n-a\n+b\n"
+    assert patched("a\n", read_patch(patch)[0].hunks, "x") == "b\n"

@@ -51,6 +51,11 @@ def test_lines_of_json_need_no_frame(said: list[str], cuts: list[int]) -> None:
     assert read(data, cuts, framed=False) == (said, False)
 
 
+def test_a_message_over_very_many_lines_is_read_once_and_not_again_at_each_of_them() -> None:
+    data = b'data:{"text":"a","error":[\n' + b"data:1,\n" * 100_000 + b"data:1]}\n\n"
+    assert read(data) == (["a"], False)
+
+
 def test_every_byte_may_come_alone() -> None:
     data = 'data: {"text":"größer ✓"}\n\ndata: [DONE]\n\n'.encode()
     assert read(data, list(range(len(data)))) == (["größer ✓"], True)

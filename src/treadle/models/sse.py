@@ -117,7 +117,8 @@ class Stream(Generic[T]):
             if not payload.strip():
                 continue
             text = self._unfinished + b"\n" + payload if self._unfinished else payload
-            message = self._message(text)
+            # Each try reads all that has come, so only what may be the end of an object is tried.
+            message = self._message(text) if not self._unfinished or payload.rstrip().endswith(b"}") else None
             if message is not None:
                 self._unfinished = b""
                 yield message

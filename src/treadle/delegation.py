@@ -16,6 +16,7 @@ from treadle.events import (
     ApprovalAnswered,
     CallStarted,
     CancelRequested,
+    Custom,
     Event,
     Grant,
     InputAnswered,
@@ -28,6 +29,7 @@ from treadle.events import (
     TurnStarted,
     checked,
 )
+from treadle.judge import SEEN, tools_seen
 from treadle.session import Session
 from treadle.setup import Setup
 from treadle.state import State
@@ -61,6 +63,9 @@ class Delegation(Helpers):
                     if not self._runtime.coordinator.closed:  # then it is only to be resumed
                         await session.cancel(by="delegate", why="its parent was stopped")
                     raise
+            # What it answers may be made of what it has seen.
+            heard = tools_seen(await session.state())
+            await context.desk.note(f"{SEEN}{context.call_id}", sorted(heard))
         return _told(outcome)
 
     def _agent(self, name: str) -> Agent:
@@ -90,6 +95,8 @@ class Delegation(Helpers):
             SessionRenamed(name=" ".join(task.text.split())[:60], by="auto"),
             SessionConfigured(limits=self._what_is_left(parent, agent.limits, context.call_id), by="delegate"),
         ]
+        if seen := tools_seen(parent):
+            facts.append(Custom(name=f"{SEEN}parent", data=sorted(seen)))
         try:
             await self._runtime.log.create(child_id, [checked(fact) for fact in facts])
         except Conflict:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import msgspec
 from msgspec import Struct
@@ -55,6 +56,9 @@ CHANGED = (
 )
 
 OTHERWISE = "what its server says of it has changed since it was allowed"
+
+SEEN = "treadle.seen."
+"""The notes that say which tools have told something to those whose words this session was given."""
 
 _logger = logging.getLogger("treadle")
 
@@ -189,13 +193,19 @@ def _as_it_is_now(
 
 
 def _seen(setup: Setup, state: State, tier: Tier) -> set[Trait]:
-    """What the calls of this session have brought in."""
+    """What the calls of this session have brought in, and those of its parent and its helpers."""
     seen: set[Trait] = set()
-    for name in state.used:
+    for name in tools_seen(state):
         found = setup.tools.get(name) or next(filter(None, (one.behind(name) for one in setup.tools.values())), None)
         # A tool that is gone cannot be asked what it was.
         seen |= found.traits_of(tier) if found is not None else {"untrusted", "private"}
     return seen
+
+
+def tools_seen(state: State) -> set[str]:
+    """The tools whose results may stand in what a session knows: its own, and those of whom it has heard from."""
+    heard = (cast("list[str]", data) for name, data in state.notes.items() if name.startswith(SEEN))
+    return state.used.union(*heard)
 
 
 def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict, assessment: Assessment) -> Ready | AnyFact:

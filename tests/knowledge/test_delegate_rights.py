@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.kit import (
     PATIENCE,
     Store,
@@ -16,6 +18,7 @@ from tests.kit import (
 )
 from tests.knowledge.test_delegate import Crew, child_of, children, crew
 from tests.strict import StrictModel
+from tests.test_judge import Traited
 from treadle import (
     Agent,
     Answer,
@@ -68,6 +71,36 @@ async def test_a_helper_has_no_more_rights_than_its_parent(store: Store) -> None
         told = {one: of(await log.read(helper_id(session.id, one)), CallFinished)[0] for one in ("r", "d")}
     assert told["r"].status == "denied" and "read-only" in told["r"].output
     assert told["d"].status == "denied" and "forbidden by erase" in told["d"].output
+
+
+@pytest.mark.parametrize(
+    ("own", "helped", "after"),
+    [
+        (["fetch", "read"], ["send"], []),  # what the parent has seen may stand in the task
+        (["read"], ["fetch"], ["send"]),  # what the helper has seen may stand in its answer
+        ([], ["fetch", "read"], ["send"]),
+    ],
+)
+async def test_private_data_leaves_no_easier_by_way_of_a_helper(
+    own: list[str], helped: list[str], after: list[str]
+) -> None:
+    tools = [
+        Traited("fetch", "untrusted", "way_out"),
+        Traited("read", "private", safety="safe"),
+        Traited("send", "way_out"),
+    ]
+    lines = (
+        [call(name) for name in own] + [call("delegate", task="task x")] + [call(name) for name in after] + ["Done."]
+    )
+    work = [*(call(name) for name in helped), "Done."]
+    agent = crew(*lines, helped=lambda _, turn: work[turn // 2], tools=tools, gate=gate_of(Answer("deny")))
+    log = MemoryLog()
+    async with agent.session(log) as session:
+        await ended(session, "go")
+        facts = [*await session.facts()]
+        for child in await children(log, session):
+            facts += await log.read(child.id)
+    assert [fact.tool for fact in of(facts, ApprovalRequested)] == ["send"]
 
 
 async def test_what_a_helper_asks_reaches_the_parents_gate_and_the_parent_waits(store: Store) -> None:

@@ -152,8 +152,8 @@ _DOWNLOADERS = frozenset(("curl", "wget", "aria2c"))
 _INTERPRETERS = re.compile(r"python[\d.]*|perl|ruby|node|php|bun|deno|lua[\d.]*|tclsh|Rscript|julia")
 _RUNNERS = re.compile(rf"{_INTERPRETERS.pattern}|(ba|da|a|z|k)?sh|source|\.")
 _SECRET = re.compile(
-    r"(^|/)(\.env(rc)?(\.(?!example|sample|template|dist|defaults)[^/]*)?|\.(ssh|aws|gnupg|kube|docker|azure)(/.*)?"
-    r"|\.(netrc|pgpass|git-credentials)|id_(rsa|dsa|ecdsa|ed25519)|etc/g?shadow|proc/[^/]+/environ)$",
+    r"(^|/)(\.env(rc)?(\.(?!example|sample|template|dist|defaults)[^/]*)?|\.(ssh|aws|gnupg|kube|docker|azure|gcloud)(/.*)?"
+    r"|\.password-store(/.*)?|\.(netrc|pgpass|pypirc|git-credentials)|id_(rsa|dsa|ecdsa|ed25519)|etc/g?shadow|proc/[^/]+/environ)$",
     re.IGNORECASE,
 )
 _SECRETS = (
@@ -164,6 +164,7 @@ _SECRETS = (
     ".aws",
     ".netrc",
     ".pgpass",
+    ".pypirc",
     ".git-credentials",
     "id_rsa",
     "id_ed25519",
@@ -279,7 +280,7 @@ class _Judge:
         if _COPIERS.fullmatch(name) and not re.search(r"(^| )(-t|--target)", flags):
             words = words[-1:]
         for word in words:
-            path = re.sub(r"^(of|--[a-z-]+)=", "", word.text)
+            path = re.sub(r"^((of|--[a-z-]+)=|-[tTC](?=[/~.]))", "", word.text)
             if path.startswith("-") or (name == "dd" and not word.text.startswith("of=")):
                 continue
             # Written to, a device stays what it is; deleted or moved over, it does not.
@@ -327,7 +328,9 @@ def _instructs(word: Word) -> str:
     """Why a file that is written must be seen, when it speaks to agents or programs of later days."""
     if is_protected(word.text):
         return PROTECTED
-    return "it changes what tells agents, editors or build services what to do" if is_instruction(word.text) else ""
+    # A folder that is copied or moved there is all that is in it.
+    told = is_instruction(word.text) or is_instruction(f"{word.text}/x")
+    return "it changes what tells agents, editors or build services what to do" if told else ""
 
 
 def _outputs(name: str, words: Sequence[Word]) -> Iterator[Word]:
@@ -363,13 +366,15 @@ def _may_be_secret(word: Word, name: str) -> bool:
         glued = [] if text.startswith(("--exclude", "--ignore")) else [*re.split(r"[=:@]", text), text[2:]]
         named = [text, *(glued if text.startswith("-") else glued[:-1])]
         return any(_SECRET.search(one.rstrip("/")) for one in named)
-    for piece in re.split(r"[{},:=\"'`$()\s-]+", text):
+    for piece in (text, *re.split(r"[{},:=\"'`$()\s-]+", text)):
         last = posixpath.basename(piece)
         if _SECRET.search(piece):
             return True
         if re.search(r"[*?\[]", last) and re.search(r"[\w.]", last) and name != "ls":
             # To a shell a wildcard does not stand for the first dot of a name.
-            return any(fnmatchcase(one, last) for one in _SECRETS if one[0] == last[0] or one[0] != ".")
+            names = (one for one in _SECRETS if one[0] == last[0] or one[0] != ".")
+            if any(fnmatchcase(one, last) for one in names):
+                return True
     return False
 
 

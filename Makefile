@@ -1,4 +1,4 @@
-# Everything is made inside .venv. Outside this folder only the caches of pip and uv are written.
+# Everything is made inside .venv. Outside this folder only the caches of pip and uv and the model's weights are written.
 
 PYTHON ?= python3
 VENV := .venv

@@ -1,6 +1,6 @@
-"""Bash's grammar, and where it falls short of bash: what it overlooks or takes for something else is found in the text.
+"""Bash's grammar, how its words are quoted, and where it falls short of bash.
 
-It says only that a command was misread, so that a person is asked; what a command does is read elsewhere.
+What it overlooks or takes for something else is found in the text; then a person is asked. What a command does is read elsewhere.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ _OFFSET = re.compile(r"\$\{[^:}]*:(?![-=?+])(.*)\}$", re.DOTALL)
 _COMPARES = re.compile(r"\s-(eq|ne|lt|le|gt|ge|v)\s")
 _NAMES = re.compile(r"\s-v\s")
 _QUOTED = re.compile(r'"[^"]*"')
+_ESCAPED, _ESCAPED_IN_QUOTES = re.compile(r"\\(\n|.)"), re.compile(r'\\([\\"$`\n])')
+_ANSI = re.compile(r"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
+_ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "E": "\x1b", "r": "\r"}
 
 
 @lru_cache(maxsize=1)
@@ -141,3 +144,21 @@ def _is_verbatim(node: Node) -> bool:
     if node.type != "heredoc_body" or node.parent is None:
         return False
     return any(child.type == "heredoc_start" and set(text_of(child)) & set("'\"\\") for child in node.parent.children)
+
+
+def unescaped(text: str, *, in_quotes: bool = False) -> str:
+    """A text as bash takes it: without its backslashes, and lines joined where one ends in a backslash."""
+    escaped = _ESCAPED_IN_QUOTES if in_quotes else _ESCAPED
+    return escaped.sub(lambda found: "" if found[1] == "\n" else found[1], text)
+
+
+def from_ansi(text: str) -> str:
+    """What stands in `$'…'` as bash takes it."""
+    return _ANSI.sub(_ansi, text)
+
+
+def _ansi(found: re.Match[str]) -> str:
+    code = found[1]
+    if code[0] == "x" and len(code) > 1:
+        return chr(int(code[1:], 16))
+    return chr(int(code, 8) & 0xFF) if code.isdigit() else _ANSI_LETTERS.get(code, found[0])

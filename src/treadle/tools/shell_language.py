@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from treadle.policy import UNKNOWN
-from treadle.tools.shell_grammar import counted, gives_text, is_misread, parsed, text_of
+from treadle.tools.shell_grammar import counted, from_ansi, gives_text, is_misread, parsed, text_of, unescaped
 from treadle.tools.shell_wrappers import WRAPPERS, first_operand, helpers_of
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ _READING = frozenset(("getopts", "mapfile", "printf", "read", "readarray", "set"
 _DECLARING = frozenset(("declare", "export", "local", "readonly", "typeset"))
 _SETTERS = _DECLARING | {"getopts", "printf", "read"}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_ANSI = re.compile(r"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
-_ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "E": "\x1b", "r": "\r"}
 
 Kind = Literal["command", "redirect", "assignment", "unknown"]
 
@@ -398,13 +396,13 @@ class _Reader:
             case "word" | "number" | "variable_name" | "command_name" | "special_character" if not node.named_children:
                 plain = re.sub(r"\\.", "", text, flags=re.DOTALL)
                 loose = re.search(r"[*?\[]|^~", plain) or _BRACES.search(plain) or "`" in plain
-                return Word(text, fixed=False) if loose else Word(re.sub(r"\\(\n|.)", _unescaped, text))
+                return Word(text, fixed=False) if loose else Word(unescaped(text))
             case "raw_string":
                 return Word(text[1:-1])
             case "ansi_c_string":
-                return Word(_ANSI.sub(_ansi, text[2:-1]), fixed=not re.search(r"\\[uUc]", text))
+                return Word(from_ansi(text[2:-1]), fixed=not re.search(r"\\[uUc]", text))
             case "string" if all(child.type == "string_content" for child in node.named_children):
-                return Word(re.sub(r'\\([\\"$`\n])', _unescaped, text[text.index('"') + 1 : -1]), fixed="`" not in text)
+                return Word(unescaped(text[text.index('"') + 1 : -1], in_quotes=True), fixed="`" not in text)
             case "concatenation":
                 words = [self._word(child) for child in node.named_children]
                 whole = sum(child.end_byte - child.start_byte for child in node.named_children)
@@ -464,17 +462,6 @@ def _replaced(options: Sequence[Word]) -> str:
         if found := re.match(r"-\w*I(.*)", word.text):
             return found[1] or (options[number + 1].text if number + 1 < len(options) else "") or "{}"
     return "{}"
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    return "" if found[1] == "\n" else found[1]
-
-
-def _ansi(found: re.Match[str]) -> str:
-    code = found[1]
-    if code[0] == "x" and len(code) > 1:
-        return chr(int(code[1:], 16))
-    return chr(int(code, 8) & 0xFF) if code.isdigit() else _ANSI_LETTERS.get(code, found[0])
 
 
 def _writable(source: str) -> bool:

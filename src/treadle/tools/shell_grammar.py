@@ -1,6 +1,7 @@
 """Bash's grammar, how its words are quoted, and where it falls short of bash.
 
-What it overlooks or takes for something else is found in the text; then a person is asked. What a command does is read elsewhere.
+What it overlooks or takes for something else is found in the text, so that a person is asked; what a command does is
+read elsewhere.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from treadle.cli.paint import Painter
+from treadle.log.search import for_index
 from treadle.models.local import answer, text
 from treadle.output import check_output
 from treadle.secrecy import secret_in
@@ -44,6 +45,7 @@ def edit(whole: str, old: str) -> str:
         (lambda said: check_output(int, said), "```json\n" + "\n" * LONG + "x"),
         (secret_in, "eyJ-" * (LONG // 4)),
         (secret_in, "a." * LONG),
+        (for_index, "a" + "\u0301" * LONG + "\u0316" * LONG),
         (parts_of, "echo {" + "," * 99_000),
         (parts_of, "echo " + "a[" * 49_000),
     ],

@@ -24,6 +24,7 @@ _BARE = (
 )
 """Scripts without blanks between words, or with endings on every word: Thai, Lao, Burmese, Khmer, Japanese, Chinese,
 Korean. No word list is needed to find what is written in them by any two letters that stand together."""
+_PIECE = re.compile(r"\S{1,1000}\s*|\s+")
 _RUN = re.compile(f"[{_BARE}]+")
 _WORD = re.compile(f"[{_BARE}]+|[^\\W_]+")
 _AROUND = 80
@@ -48,7 +49,12 @@ def text_in(fact: AnyFact) -> str:
 
 def is_bare(text: str) -> bool:
     """Whether any of it is in a script whose words do not stand apart."""
-    return not text.isascii() and _RUN.search(unicodedata.normalize("NFKC", text)) is not None
+    return not text.isascii() and _RUN.search(_composed(text)) is not None
+
+
+def _composed(text: str) -> str:
+    """A text in one spelling, word by word: it takes time in the square of how many marks follow one another."""
+    return "".join(unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(text))
 
 
 def for_index(text: str) -> str:
@@ -66,7 +72,7 @@ def _apart(text: str, *, singly: bool = False) -> str:
         parts = [*run] if singly or len(run) == 1 else []
         return f" {' '.join((*parts, *map(''.join, pairwise(run))))} "
 
-    return _RUN.sub(pairs, unicodedata.normalize("NFKC", text))
+    return _RUN.sub(pairs, _composed(text))
 
 
 def words_in(text: str, *, index: bool = False) -> list[str]:

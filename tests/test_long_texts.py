@@ -52,7 +52,7 @@ def edit(whole: str, old: str) -> str:
     ids=lambda value: repr(value[:12]) if isinstance(value, str) else "",
 )
 def test_a_text_that_is_one_long_word_is_read(read: Callable[[str], object], given: str) -> None:
-    read(given)
+    assert read(given) is not None
 
 
 def test_a_block_is_looked_for_in_a_file_whose_lines_are_all_alike() -> None:

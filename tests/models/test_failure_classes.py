@@ -94,6 +94,7 @@ def test_the_variable_of_a_refused_key_is_named() -> None:
         ({}, "limit resets in 16 days", 16 * 86400.0),
         ({}, "Try again in 1h30m", 5400.0),
         ({}, '{"details":[{"retryDelay": "41s"}]}', 41.0),
+        ({}, '{"details":[{"retryDelay": "1.2.3s"}]}', None),
         ({}, "no idea", None),
     ],
 )

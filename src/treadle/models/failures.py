@@ -47,7 +47,7 @@ _WAIT = re.compile(
     r"|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d)(?![a-z]) ?,?(?:and )?)+)",
     re.IGNORECASE,
 )
-_DELAY = re.compile(r'"retryDelay":\s*"([\d.]+)s"')
+_DELAY = re.compile(r'"retryDelay":\s*"(\d+(?:\.\d+)?)s"')
 _PIECE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+)", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "mil": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from treadle.history.kept_files import KeptFiles
+from treadle.history.snapshot import Snapshot
 from treadle.tools.base import ToolContext
-from treadle.tools.files import file_tools
-from treadle.tools.kept import KeptFiles
-from treadle.tools.ripgrep import find_ripgrep
-from treadle.tools.snapshot import Snapshot
+from treadle.tools.files.file_tools import file_tools
+from treadle.tools.files.ripgrep import find_ripgrep
 
 FOLDERS, FILES, READ, REPEATS = 500, 100, 300, 5
 NEEDLE = "needle in folder 7"

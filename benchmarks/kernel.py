@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from treadle import Agent, Limits, Runtime, tool
+from treadle.engine.state import fold
 from treadle.events import (
     CallFinished,
     CallStarted,
@@ -25,7 +26,6 @@ from treadle.events import (
 )
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, Reply, Request, TextPart, Usage
-from treadle.state import fold
 from treadle.testing import ScriptedModel, call
 
 TURNS = 200

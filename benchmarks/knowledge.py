@@ -13,9 +13,11 @@ from pathlib import Path
 from time import process_time as cpu
 
 from treadle import Limits
-from treadle.asking import build_request
-from treadle.compaction import plan, room_in
-from treadle.context import Projection
+from treadle.engine.compaction import plan, room_in
+from treadle.engine.context import Projection
+from treadle.engine.model_call import build_request
+from treadle.engine.setup import Setup
+from treadle.engine.state import State, apply
 from treadle.events import (
     AgentConfig,
     AnyFact,
@@ -30,12 +32,10 @@ from treadle.events import (
     TurnStarted,
     stamp,
 )
-from treadle.knowledge.workspace import FileKnowledge
+from treadle.knowledge.file_knowledge import FileKnowledge
 from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, TextPart, Usage
-from treadle.setup import Setup
-from treadle.state import State, apply
 from treadle.testing import ScriptedModel
 
 LENGTHS = (10, 1_000, 10_000)

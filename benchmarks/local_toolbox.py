@@ -13,7 +13,7 @@ import tempfile
 
 from treadle import Agent, Limits
 from treadle.events import ModelReplied
-from treadle.toolbox import default_tools
+from treadle.tools.builtin import default_tools
 
 Wanted = tuple[str, str, dict[str, str]]
 DEFAULTS = {"pattern": "", "glob": "", "zone": "", "path": "."}

@@ -95,7 +95,7 @@ def models(reps: int) -> Iterator[Row]:
         ("streaming, 2 000 tokens in a burst", "steps-0-tok-2000", 1, 8, 2000, 2.0),
         ("200 sessions at once, 5 steps each", "steps-5-tok-50-delay-5ms", 200, 2, 200, 2.5),
     )
-    names = {"aiohttp": "aiohttp", "chat": "treadle, treadle.models.catalog, treadle.models.chat, aiohttp"}
+    names = {"aiohttp": "aiohttp", "chat": "treadle, treadle.models.catalog, treadle.models.chat_completions, aiohttp"}
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     with fake_model() as port:
         for _ in range(reps):

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from treadle.sandbox import landlock
+from treadle.sandbox.backend import probe, run_in_sandbox, run_on_host
 from treadle.sandbox.base import Ended, Job, OnOutput
-from treadle.sandbox.run import probe, run_in_sandbox, run_on_host
 
 Run = Callable[[Job, OnOutput], Awaitable[Ended]]
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from treadle import Agent, CallFinished, CallStarted, RunFinished, Session, TextDelta, ToolContext, tool
-from treadle.toolbox import default_tools
+from treadle.tools.builtin import default_tools
 
 FILES = {
     "todo.txt": "buy milk\ncall Anna\nfix the bike\n",

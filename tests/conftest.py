@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from treadle.tools.ripgrep import find_ripgrep
+from treadle.tools.files.ripgrep import find_ripgrep
 
 # A deadline measures the machine, not the code, when tests run side by side; so does a check for slow examples. The
 # examples are the same every time, so that a run fails for what was changed; `--hypothesis-profile explore` looks for

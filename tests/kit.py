@@ -25,7 +25,7 @@ from treadle.events import (
     type_of,
 )
 from treadle.log.base import Log
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Request, ResultMessage, UserMessage, text_of
 from treadle.testing import ScriptedModel, SteppingClock

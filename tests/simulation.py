@@ -14,8 +14,13 @@ from msgspec.structs import replace
 
 from tests.strategies import failures, foreign_facts, replies
 from tests.strict import check_growth, check_request
-from treadle.asking import build_request
-from treadle.context import Projection
+from treadle.engine.authorize import Ready, judge
+from treadle.engine.context import Projection
+from treadle.engine.model_call import build_request
+from treadle.engine.reply import received
+from treadle.engine.setup import Setup, later
+from treadle.engine.state import State, apply, fold
+from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Work, next_step
 from treadle.errors import ModelError
 from treadle.events import (
     AgentConfig,
@@ -36,14 +41,9 @@ from treadle.events import (
     encode,
     stamp,
 )
-from treadle.judge import Ready, judge
 from treadle.messages import Json, Message, Reply, Request
-from treadle.reply import received
-from treadle.setup import Setup, later
-from treadle.state import State, apply, fold
-from treadle.steps import TURN_CEILING, AskModel, Record, Rest, Work, next_step
 from treadle.testing import ScriptedModel, SteppingClock
-from treadle.tools.ask import AskUser
+from treadle.tools.ask_user import AskUser
 from treadle.tools.base import Tool
 from treadle.tools.function import tool
 

@@ -36,9 +36,9 @@ from treadle import (
     later,
     tool,
 )
+from treadle.engine.steps import answer_key
 from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, NotFound
 from treadle.events import ApprovalAnswered, InputAnswered, Question
-from treadle.steps import answer_key
 from treadle.testing import call
 from treadle.tools.base import Parsed
 

@@ -340,12 +340,12 @@ def test_the_check_of_layers_allows_what_the_layout_allows() -> None:
     tree = {
         "__init__.py": "from treadle.agent import Agent\n__all__ = ['Agent']\n",
         "__main__.py": "from treadle.cli import main\n",
-        "agent.py": "import treadle.loop\nfrom treadle.log.sqlite import SqliteLog\nfrom . import session\n",
+        "agent.py": "import treadle.engine.loop\nfrom treadle.log.sqlite import SqliteLog\nfrom . import session\n",
         "session.py": "from .dialects import wire\n",
         "errors.py": "",
         "events.py": "from treadle.errors import Invalid\nimport msgspec\n",
         "state.py": "from .events import Fact\n",
-        "loop.py": "from treadle.log.base import Log\nfrom treadle.coordinator import x\n",
+        "loop.py": "from treadle.log.base import Log\nfrom treadle.engine.coordinator import x\n",
         "coordinator.py": "",
         "log/__init__.py": "",
         "log/base.py": "from ..events import Fact\n",
@@ -362,19 +362,19 @@ def test_the_check_of_layers_allows_what_the_layout_allows() -> None:
 
 def test_the_check_of_layers_sees_a_value_that_imports_upwards() -> None:
     for line in (
-        "from treadle.state import fold",
+        "from treadle.engine.state import fold",
         "from . import state",
         "from .log.base import Log",
         "import treadle.agent",
         "from treadle import Agent",
-        "def late():\n    from treadle.loop import run",
+        "def late():\n    from treadle.engine.loop import run",
     ):
         assert len(breaches_of_layers({"events.py": line, "state.py": ""})) == 1, line
 
 
 def test_the_check_of_layers_sees_pure_code_that_knows_a_port() -> None:
     assert breaches_of_layers({"signals.py": "from treadle.tools.base import Tool"}) == [
-        "treadle.signals (pure) imports treadle.tools.base (ports)"
+        "treadle.engine.reply_marks (pure) imports treadle.tools.base (ports)"
     ]
 
 
@@ -390,7 +390,7 @@ def test_the_check_of_layers_sees_an_adapter_that_knows_another_or_the_engine() 
 
 
 def test_the_check_of_layers_sees_a_dialect_that_knows_more_than_values() -> None:
-    assert len(breaches_of_layers({"dialects/wire.py": "from treadle.state import State"})) == 1
+    assert len(breaches_of_layers({"dialects/wire.py": "from treadle.engine.state import State"})) == 1
 
 
 def test_the_check_of_layers_sees_anyone_who_knows_a_surface_or_the_test_doubles() -> None:
@@ -403,7 +403,7 @@ def test_the_check_of_layers_sees_a_surface_that_uses_what_is_not_public() -> No
     public = "from treadle.agent import Agent, secret\n__all__ = ['Agent']\n"
     for line in (
         "from treadle import secret",
-        "from treadle.loop import Loop",
+        "from treadle.engine.loop import Loop",
         "from treadle.log.sqlite import SqliteLog",
         "from treadle.cli import main",
         "import treadle",
@@ -425,7 +425,7 @@ def test_the_check_of_third_parties_sees_them_in_low_layers_only() -> None:
         "tools/base.py": "import pydantic\n",
         "models/chat.py": "import aiohttp\n",
     }
-    assert foreign_imports(tree) == ["treadle.state imports pydantic", "treadle.models.base imports aiohttp"]
+    assert foreign_imports(tree) == ["treadle.engine.state imports pydantic", "treadle.models.base imports aiohttp"]
 
 
 def test_importing_treadle_loads_nothing_heavy() -> None:

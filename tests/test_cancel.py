@@ -33,6 +33,7 @@ from treadle import (
     TextPart,
     later,
 )
+from treadle.engine.setup import Clock
 from treadle.errors import BadInput, ModelError
 from treadle.events import (
     CancelRequested,
@@ -40,7 +41,6 @@ from treadle.events import (
     ModelReplied,
 )
 from treadle.messages import Request
-from treadle.setup import Clock
 from treadle.testing import call
 
 store = either_store

@@ -11,9 +11,12 @@ from tests.simulation import Simulation, check_results, check_runs, check_sessio
 from tests.strategies import LIMITS, histories, told
 from tests.strict import check_request
 from treadle import CallFinished, Limits, tool
-from treadle.asking import make_room
-from treadle.compaction import HAPPENED, SAID, compacted, compose, plan, plan_summary, room_in, summary_request
-from treadle.context import Projection, entries_through
+from treadle.engine.compaction import HAPPENED, SAID, compacted, compose, plan, plan_summary, room_in, summary_request
+from treadle.engine.context import Projection, entries_through
+from treadle.engine.model_call import make_room
+from treadle.engine.state import State, Turn, apply, fold
+from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, next_step
+from treadle.engine.token_estimate import in_messages, in_text
 from treadle.events import (
     AnyFact,
     ContextCompacted,
@@ -32,10 +35,7 @@ from treadle.events import (
     stamp,
 )
 from treadle.messages import Call, ImagePart, Part, Reply, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
-from treadle.state import State, Turn, apply, fold
-from treadle.steps import AskModel, Compact, Record, Rest, Work, next_step
 from treadle.testing import ScriptedModel
-from treadle.tokens import in_messages, in_text
 
 WORDS = "lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore"
 FIRST = "Count every page of the great book, and never use the red ink."

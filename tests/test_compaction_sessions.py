@@ -12,7 +12,8 @@ from tests.knowledge.counting import CountingModel, is_summary
 from tests.strict import StrictModel
 from tests.test_compaction import FIRST, WORDS, page, shown_text
 from treadle import Agent, CallFinished, Limits, ToolContext, tool
-from treadle.context import Projection
+from treadle.engine.context import Projection
+from treadle.engine.token_estimate import in_messages, in_text, in_tools
 from treadle.errors import Conflict, ModelError
 from treadle.events import (
     ContextCompacted,
@@ -21,11 +22,10 @@ from treadle.events import (
     SignalDetected,
     TextDelta,
 )
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Reply, Request, Usage
 from treadle.testing import ScriptedModel, call, crash_points, say
-from treadle.tokens import in_messages, in_text, in_tools
 from treadle.tools.todo import todo
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from treadle.config import (
+from treadle.app.settings import (
     Settings,
     build_agents,
     build_grant,
@@ -17,10 +17,10 @@ from treadle.config import (
     remember,
 )
 from treadle.errors import BadInput
-from treadle.policy import Assessment, decide
-from treadle.rules import save_rule
+from treadle.permissions.policy import Assessment, decide
+from treadle.permissions.saved_rules import save_rule
 from treadle.testing import ScriptedModel
-from treadle.toolbox import default_tools
+from treadle.tools.builtin import default_tools
 
 
 @pytest.fixture(autouse=True)

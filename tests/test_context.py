@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.simulation import Simulation
 from tests.strategies import LIMITS, facts, histories, stamped, told
 from tests.strict import check_growth, check_request
-from treadle.context import Projection
+from treadle.engine.context import Projection
+from treadle.engine.state import OUTCOME_UNKNOWN, apply, fold
 from treadle.events import (
     AnyFact,
     CallFinished,
@@ -42,7 +43,6 @@ from treadle.messages import (
     UserMessage,
     text_of,
 )
-from treadle.state import OUTCOME_UNKNOWN, apply, fold
 
 RUN = RunStarted(run_id="run_1", limits=Limits())
 MESSAGE = MessageReceived(id="m1", parts=(TextPart("do it"),))

@@ -35,11 +35,11 @@ from treadle import (
 from treadle.errors import ModelError
 from treadle.events import AnyFact, ContextCompacted, RunRequested, RunStarted, SignalDetected, TurnStarted
 from treadle.log.base import Log
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import ModelMessage, Reply, Request, ResultMessage, UserMessage
 from treadle.testing import CrashPoint, ScriptedModel, SteppingClock, call, crash_points
-from treadle.testing.crash import cut
+from treadle.testing.crash_points import cut
 
 LIMITS = Limits(turns=4, calls=9)
 

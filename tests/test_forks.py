@@ -35,9 +35,9 @@ from treadle.events import (
     SessionCreated,
     TurnStarted,
 )
+from treadle.export.transcript import export, import_session, read_lines
 from treadle.messages import ModelMessage
 from treadle.testing import call
-from treadle.transcript import export, import_session, read_lines
 
 store = either_store
 on_file = file_store

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle import Grant
-from treadle.globs import Glob, name_glob, path_glob, text_glob
-from treadle.policy import Assessment, decide
+from treadle.permissions.patterns import Glob, name_glob, path_glob, text_glob
+from treadle.permissions.policy import Assessment, decide
 
 patterns = st.lists(st.sampled_from(["a", "b", "/", " ", "*", "**", "**/", "?", "[*]", "[?]", "[", "."]), max_size=8)
 texts = st.text("ab/ *?[.\n", max_size=10)

@@ -7,6 +7,8 @@ import pytest
 
 from tests.kit import Store, agent_of, either_store, ended, finished_calls, gate_of, go, of, questions, wait_for
 from treadle import Answer, RunFinished
+from treadle.engine.setup import later
+from treadle.engine.state import fold
 from treadle.events import (
     ApprovalAnswered,
     ApprovalRequested,
@@ -21,8 +23,6 @@ from treadle.events import (
 )
 from treadle.messages import Json, ToolSpec
 from treadle.sandbox.base import Ended, Job, Level, OnOutput, Probe
-from treadle.setup import later
-from treadle.state import fold
 from treadle.testing import call
 from treadle.tools.base import Parsed, Tool, ToolContext, Trait
 from treadle.tools.shell import Shell

@@ -23,10 +23,10 @@ from tests.kit import (
     said,
 )
 from treadle import Agent, CallStarted, Limits, RunFinished, TextDelta, later, tool
+from treadle.engine.steps import TURN_CEILING
 from treadle.errors import BadInput, ModelError
 from treadle.events import ModelFailed, TurnStarted
 from treadle.messages import Reply, Request, Usage
-from treadle.steps import TURN_CEILING
 from treadle.testing import ScriptedModel, call, say
 
 store = either_store
@@ -253,7 +253,7 @@ async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what
 
 
 async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.loop.LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr("treadle.engine.loop.LAST_WORDS_SECONDS", 0.2)
 
     class Stalled:
         name, window, asked = "stalled", None, 0

@@ -4,16 +4,17 @@ from collections.abc import Callable
 
 import pytest
 
-from treadle.cli.paint import Painter
-from treadle.log.search import for_index
-from treadle.models.local import answer, text
-from treadle.output import check_output
-from treadle.secrecy import secret_in
+from treadle.cli.markdown_lines import Painter
+from treadle.log.full_text import for_index
+from treadle.models.local import quote_result as answer
+from treadle.models.local import request_text as text
+from treadle.permissions.shell.parse import parts_of
+from treadle.secrets.detect import secret_in
 from treadle.tools.base import ToolError
-from treadle.tools.diffs import patched, read_patch
-from treadle.tools.edit import replaced
-from treadle.tools.shell_language import parts_of
-from treadle.tools.text import Text
+from treadle.tools.files.edit import replaced
+from treadle.tools.files.unified_diff import patched, read_patch
+from treadle.typed_output import check_output
+from treadle.workspace.encoding import Text
 
 LONG = 300_000
 HEAD = "--- a/x\n+++ b/x\n"

@@ -6,10 +6,10 @@ import pytest
 
 from tests.kit import Store, agent_of, check_settled, either_store, ended, finished_calls, kinds, of, results, said
 from treadle import Agent, CallFinished, CallStarted, Limits, ModelReplied, ReasoningDelta, TextDelta, tool
+from treadle.engine.setup import backoff
 from treadle.errors import ModelError
 from treadle.events import ModelFailed, RunFinished, SignalDetected, TurnStarted
 from treadle.messages import Call, Reply, Usage
-from treadle.setup import backoff
 from treadle.testing import SteppingClock, call, say
 
 store = either_store

@@ -37,7 +37,7 @@ from treadle import (
 from treadle.errors import BadInput
 from treadle.events import ApprovalRequested, MessageReceived
 from treadle.messages import Reply, Request, UserMessage
-from treadle.policy import Verdict
+from treadle.permissions.policy import Verdict
 from treadle.testing import call
 
 store = either_store

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from treadle.engine.observation import clean, shorten, text_of_result
 from treadle.errors import BadInput
 from treadle.messages import ImagePart
-from treadle.observation import clean, shorten, text_of_result
 from treadle.tools.base import ToolResult
 
 MEGABYTE = 1_000_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError
 
 from treadle.errors import BadInput
-from treadle.output import check_output, output_schema, parse_output
+from treadle.typed_output import check_output, output_schema, parse_output
 
 
 class City(BaseModel):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.events import Decision, Grant, Safety, Tier
-from treadle.policy import Assessment, Remembered, Verdict, covers, decide, generalise, strictest, touched
+from treadle.permissions.policy import Assessment, Remembered, Verdict, covers, decide, generalise, strictest, touched
 
 SAFETIES: tuple[Safety, ...] = ("safe", "caution", "destructive")
 TIERS: tuple[Tier, ...] = ("read-only", "sandbox", "full")

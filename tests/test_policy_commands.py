@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.events import Grant, Safety, Tier
-from treadle.policy import (
+from treadle.permissions.policy import (
     Assessment,
     Remembered,
     Verdict,
@@ -15,8 +15,8 @@ from treadle.policy import (
     touched,
     with_posture,
 )
-from treadle.tools.shell_language import commands_of, parts_of
-from treadle.tools.shell_safety import classify
+from treadle.permissions.shell.classify import classify
+from treadle.permissions.shell.parse import commands_of, parts_of
 
 
 def commands(command: str) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ import pytest
 
 from treadle.errors import BadInput, StoreDamaged
 from treadle.events import Grant
-from treadle.policy import Assessment, decide
-from treadle.rules import FILE, Rule, all_rules, forget_rule, load_rules, save_rule, with_rules
+from treadle.permissions.policy import Assessment, decide
+from treadle.permissions.saved_rules import FILE, Rule, all_rules, forget_rule, load_rules, save_rule, with_rules
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.redact import HIDDEN, Redactor, take_secrets
+from treadle.secrets.redact import HIDDEN, Redactor, take_secrets
 
 SECRET = 'pa55/wörd+"quo\\te"\nline two'
 

@@ -17,7 +17,7 @@ from treadle import (
     tool,
 )
 from treadle.errors import Conflict
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.testing import ScriptedModel, call
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from treadle.scope import Scope
+from treadle.engine.cancel_scope import Scope
 
 
 async def forever() -> None:

@@ -10,7 +10,7 @@ from tests.kit import agent_of, ended
 from treadle import ToolContext, tool
 from treadle.events import CallFinished, encode
 from treadle.messages import Call, Reply
-from treadle.secrets import redactor_for
+from treadle.secrets.keyring import redactor_for
 
 CANARY = "canary-5f3a9c1e7b"
 
@@ -73,7 +73,7 @@ def test_short_words_in_the_environment_are_no_secrets_and_other_names_are_let_b
 def test_a_program_that_shuts_its_keys_away_still_finds_them_and_nobody_else_does() -> None:
     code = """
 import os, subprocess, sys
-from treadle.secrets import redactor_for, shut_away
+from treadle.secrets.keyring import redactor_for, shut_away
 from treadle.models.catalog import resolve
 shut_away("ACME_PASSWORD")
 assert not {"OPENAI_API_KEY", "ACME_PASSWORD"} & set(os.environ)

@@ -50,7 +50,7 @@ from treadle.errors import BadInput, ModelError, NotFound, PositionMoved, StoreD
 from treadle.events import ContextCompacted, Event, Fact, MessageReceived, ModelReplied, SignalDetected, TurnStarted
 from treadle.messages import Call, Reply, Request, UserMessage
 from treadle.testing import call, say
-from treadle.testing.crash import CrashPoint
+from treadle.testing.crash_points import CrashPoint
 
 store = either_store
 on_file = file_store

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treadle.signals import Strained, Strainer, repeating, strain
+from treadle.engine.reply_marks import Strained, Strainer, repeating, strain
 
 PIECES = st.sampled_from(
     [

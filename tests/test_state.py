@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import histories, told, values_of
+from treadle.engine.state import TRAIL, State, apply, fold, signature
 from treadle.events import (
     AgentConfig,
     AnyFact,
@@ -36,8 +37,7 @@ from treadle.events import (
     encode,
 )
 from treadle.messages import Call, TextPart, Usage
-from treadle.policy import Remembered
-from treadle.state import TRAIL, State, apply, fold, signature
+from treadle.permissions.policy import Remembered
 
 RUN = RunStarted(run_id="run_1", limits=Limits())
 TURN = TurnStarted(turn=1)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from tests.simulation import Simulation, check_results, check_runs, check_session
 from tests.strategies import LIMITS, histories, told
+from treadle.engine.state import OUTCOME_UNKNOWN, fold
+from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Step, Work, answer_key, next_step
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,
@@ -33,8 +35,6 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Call, TextPart, Usage
-from treadle.state import OUTCOME_UNKNOWN, fold
-from treadle.steps import TURN_CEILING, AskModel, Record, Rest, Step, Work, answer_key, next_step
 
 MESSAGE = MessageReceived(id="m1", parts=(TextPart("do it"),))
 INTERRUPT = MessageReceived(id="m2", parts=(TextPart("no, this"),), mode="interrupt")

@@ -9,12 +9,12 @@ from tests.kit import PATIENCE, agent_of, ended, of, said
 from treadle import Agent, CallFinished, ReasoningDelta, Runtime, TextDelta, tool
 from treadle.errors import ModelError, NotFound
 from treadle.events import ModelFailed, ModelReplied, SessionCreated
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.messages import Call, Reply, Request, TextPart, Usage, UserMessage
 from treadle.models.base import Model
 from treadle.testing import ScriptedModel, SteppingClock, call, crash_points, say
-from treadle.testing.crash import cut
-from treadle.testing.scripted import ScriptRanOut
+from treadle.testing.crash_points import cut
+from treadle.testing.scripted_model import ScriptRanOut
 
 
 @tool

@@ -9,11 +9,11 @@ import pytest
 
 from treadle import Agent, CallStarted
 from treadle.errors import BadInput
+from treadle.history.rewind import kept_of
 from treadle.messages import Json
 from treadle.models.local import LocalModel, weights
-from treadle.rewind import kept_of
-from treadle.toolbox import default_tools, mcp_servers
 from treadle.tools.base import Tool
+from treadle.tools.builtin import default_tools, mcp_servers
 
 SAFE = {"read_file", "list_files", "search_files", "calculate", "current_time", "read_output", "todo", "ask_user"}
 CHANGING = {"write_file", "edit_file", "apply_patch"}
@@ -73,7 +73,7 @@ def test_files_and_commands_keep_old_contents_in_one_place(tools: dict[str, Tool
 
 
 def test_the_module_is_light_to_import() -> None:
-    code = "import treadle.toolbox, sys; print(*sys.modules)"
+    code = "import treadle.tools.builtin, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"mcp", "pydantic", "httpx2", "tree_sitter", "aiohttp"} & set(loaded)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from treadle.errors import BadInput, ToolDefinitionError
 from treadle.events import Question
-from treadle.tools.ask import AskUser
+from treadle.tools.ask_user import AskUser
 from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError
 from treadle.tools.function import tool
 

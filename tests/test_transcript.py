@@ -12,11 +12,11 @@ from tests.kit import agent_of, go
 from treadle import tool
 from treadle.errors import BadInput, Conflict
 from treadle.events import ApprovalAnswered, CallFinished, MessageReceived, ModelReplied, SessionCreated
-from treadle.log.memory import MemoryLog
+from treadle.export.transcript import blocks, export, html, import_session, json_lines, markdown, read_lines
+from treadle.log.in_memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, TextPart
 from treadle.testing import call
-from treadle.transcript import blocks, export, html, import_session, json_lines, markdown, read_lines
 
 
 @tool(safety="safe")

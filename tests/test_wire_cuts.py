@@ -13,9 +13,9 @@ import pytest
 from tests.fakes.travel import WIRES, travelling
 from tests.test_cut_everywhere import Greedy, Modest, World, check, everything, go_on
 from treadle import Agent, Limits, tool
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.messages import Message, Reply, Request
-from treadle.models.fragments import Written
+from treadle.models.request_parts import Written
 from treadle.testing import call
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
+    from treadle.engine.setup import Answer, Middleware, later
     from treadle.errors import NotAnswered, TreadleError
     from treadle.events import (
         ApprovalRequested,
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from treadle.run import Run
     from treadle.runtime import Runtime
     from treadle.session import Session
-    from treadle.setup import Answer, Middleware, later
-    from treadle.tools.ask import AskUser
+    from treadle.tools.ask_user import AskUser
     from treadle.tools.base import Tool, ToolContext, ToolError, ToolResult
     from treadle.tools.function import tool
 
@@ -58,7 +58,7 @@ __all__ = [
     "later",
     "tool",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where the public names live. Each is imported when it is first asked for, so that a command that needs none of
 # them, such as `treadle --help`, does not pay for them.
@@ -71,8 +71,8 @@ _MODULES = {
     "run": "Run",
     "runtime": "Runtime",
     "session": "Session",
-    "setup": "Answer Middleware later",
-    "tools.ask": "AskUser",
+    "engine.setup": "Answer Middleware later",
+    "tools.ask_user": "AskUser",
     "tools.base": "Tool ToolContext ToolError ToolResult",
     "tools.function": "tool",
 }

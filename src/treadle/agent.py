@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast, get_arg
 
 import msgspec
 
+from treadle.engine.setup import Clock, Gate, Middleware, RecoveryStrategy, Setup
 from treadle.errors import BadInput
 from treadle.events import AgentConfig, Grant, Limits, SessionCreated
 from treadle.knowledge.base import Knowledge
 from treadle.log.base import Log
 from treadle.messages import Sampling
 from treadle.models.base import Model
-from treadle.output import T, check_output, output_schema, parse_output
-from treadle.secrets import redactor_for
-from treadle.setup import Clock, Gate, Middleware, RecoveryStrategy, Setup
+from treadle.secrets.keyring import redactor_for
 from treadle.tools.base import Recovery, Tool
 from treadle.tools.function import tool
+from treadle.typed_output import T, check_output, output_schema, parse_output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -48,8 +48,8 @@ class Agent(Generic[T]):
     that works is taken (a key in the environment, a server on this machine, the embedded one). `grant` says what
     may run and what is asked, `gate` how a question reaches a person (none: denied, and the model is told).
     `on_error` is what follows a failed call. `output` is the type that the answer must have. `knowledge` is what its
-    sessions are told besides: see `treadle.library`. `secrets` are values that must not appear in any result of a tool,
-    besides those in the environment under names such as `…_KEY` and `…_TOKEN`.
+    sessions are told besides: see `treadle.knowledge.library`. `secrets` are values that must not appear in any result
+    of a tool, besides those in the environment under names such as `…_KEY` and `…_TOKEN`.
     """
 
     model: str | Model | None = None

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 
-from treadle.coordinator import Coordinator, Follower
+from treadle.engine.coordinator import Coordinator, Follower
 from treadle.errors import BadInput, NotFound
 from treadle.events import ApprovalRequested, Event, InputRequested, RunFinished, TurnStarted
 from treadle.log.base import Watch

@@ -15,16 +15,16 @@ import msgspec
 from msgspec.structs import replace
 
 from treadle.agent import Agent, SessionOptions
-from treadle.coordinator import LEASE_SECONDS, Coordinator
+from treadle.engine.coordinator import LEASE_SECONDS, Coordinator
+from treadle.engine.setup import Gate, Setup, later
+from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
 from treadle.events import AnyFact, Grant, SessionConfigured, SessionCreated, SessionRenamed, checked
 from treadle.log.base import Hit, Log, SessionPage, SessionQuery
-from treadle.log.open import open_log
+from treadle.log.open_log import open_log
 from treadle.log.owner import new_owner
 from treadle.models.base import Model
 from treadle.session import Session, new_session_id
-from treadle.setup import Gate, Setup, later
-from treadle.state import State
 
 AfterAnswer = Callable[[Session, State, Setup], Awaitable[None]]
 _logger = logging.getLogger("treadle")
@@ -61,7 +61,7 @@ class Runtime:
         self.gate: Gate | None = None
         """How a question reaches a person where neither the session nor its agent says."""
         self.after_answer: list[AfterAnswer] = []
-        """What is done in the background after every answer, such as `treadle.naming.name_session`."""
+        """What is done in the background after every answer, such as `treadle.engine.session_name.name_session`."""
         self._afterwards: set[asyncio.Task[None]] = set()
         self.log: Log
 
@@ -274,7 +274,7 @@ class Runtime:
             setup = replace(setup, grants=(*setup.grants, *narrower))
         if state.model:
             setup = replace(setup, model=self.model(state.model))
-        from treadle.delegation import Delegation
+        from treadle.tools.delegation import Delegation
 
         return await self._with_knowledge(agent, created, replace(setup, helpers=Delegation(self, created, setup)))
 

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from treadle.asking import breakdown_of, compact
-from treadle.compaction import Breakdown
-from treadle.coordinator import Coordinator
+from treadle.engine.compaction import Breakdown
+from treadle.engine.coordinator import Coordinator
+from treadle.engine.model_call import breakdown_of, compact
+from treadle.engine.setup import Answer, passed_on
+from treadle.engine.state import State, fold
+from treadle.engine.tool_call import output_of
 from treadle.errors import BadInput, Conflict, NotAnswered, NotFound
 from treadle.events import (
     AnyFact,
@@ -32,18 +35,15 @@ from treadle.events import (
     TurnStarted,
     checked,
 )
-from treadle.execute import output_of
 from treadle.log.base import Artifact, Log, Watch
 from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, writable
-from treadle.output import T
 from treadle.run import Run
-from treadle.setup import Answer, passed_on
-from treadle.state import State, fold
+from treadle.typed_output import T
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
-    from treadle.rewind import Change, Rewind, Rewinder, What
-    from treadle.spans import Span
+    from treadle.export.spans import Span
+    from treadle.history.rewind import Change, Rewind, Rewinder, What
 
 Content: TypeAlias = str | Part | Sequence[str | Part]
 
@@ -205,7 +205,7 @@ class Session(Generic[T]):
 
     async def spans(self) -> list[Span]:
         """The session as tracing spans: what took how long, and how it went."""
-        from treadle.spans import spans
+        from treadle.export.spans import spans
 
         return spans(await self._log.read(self.id))
 
@@ -259,7 +259,7 @@ class Session(Generic[T]):
         return await self._rewinder().undo(dry_run=dry_run, force=force)
 
     def _rewinder(self) -> Rewinder:
-        from treadle.rewind import Rewinder, kept_of
+        from treadle.history.rewind import Rewinder, kept_of
 
         return Rewinder(self._coordinator, self.id, kept_of(self.agent.tools))
 

@@ -18,8 +18,8 @@ from tests.fakes.server import Odd, status
 from tests.kit import PATIENCE
 from treadle.cli.main import COMMANDS
 from treadle.messages import Reply
-from treadle.rules import save_rule
-from treadle.walls import probe
+from treadle.permissions.saved_rules import save_rule
+from treadle.sandbox.backend import probe
 
 needs_sandbox = pytest.mark.skipif(probe().level == "none", reason="no sandbox here: bubblewrap is not installed")
 
@@ -305,7 +305,7 @@ async def test_weights_without_their_engine_are_brought_with_a_word_on_it(
 ) -> None:
     file = place.home / "small.gguf"
     file.write_bytes(b"GGUF" + b"0" * 64)
-    monkeypatch.setattr("treadle.doctor.is_embedded", lambda: False)
+    monkeypatch.setattr("treadle.app.diagnose.is_embedded", lambda: False)
     done = await place.quick("models", "pull", str(file))
     assert done.code == 0 and 'after: pip install "treadle[local]"' in done.err
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.kit import Place
+from treadle.app.settings import Settings, load
 from treadle.cli import report
 from treadle.cli.main import COMMANDS
-from treadle.config import Settings, load
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
 

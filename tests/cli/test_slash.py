@@ -9,7 +9,7 @@ from tests.cli.test_prompt import said
 from tests.cli.test_terminal import facts, until_fact
 from tests.fakes.chat import StrictChat
 from tests.fakes.server import Odd
-from treadle.cli.slash import COMMANDS
+from treadle.cli.slash_commands import COMMANDS
 from treadle.events import MessageReceived, Rewound, RunFinished, TurnStarted
 from treadle.messages import Reply
 

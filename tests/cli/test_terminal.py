@@ -24,7 +24,7 @@ from treadle.events import (
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Reply
-from treadle.walls import probe
+from treadle.sandbox.backend import probe
 
 ASKS = StrictChat.prefix + StrictChat.path
 ASKED = calling("write_file", path="AGENTS.md", content="be kind\n")

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle import ApprovalRequested, ImagePart, TextPart
+from treadle.app.settings import heed
 from treadle.cli import run
-from treadle.cli.ask import approval_lines, choices, decision, preview, reply
-from treadle.cli.content import message_of
+from treadle.cli.console import Terminal
 from treadle.cli.drive import Show
-from treadle.cli.paint import Painter
+from treadle.cli.fact_lines import ending, finished_lines
+from treadle.cli.markdown_lines import Painter
+from treadle.cli.message_content import message_of
+from treadle.cli.question_text import approval_lines, choices, decision, preview, reply
 from treadle.cli.report import Tally
 from treadle.cli.screen import Screen
-from treadle.cli.stage import Terminal
-from treadle.cli.text import age, cut, harmless, table, visible, width
-from treadle.cli.view import ending, finished_lines
-from treadle.config import heed
+from treadle.cli.terminal_text import age, cut, harmless, table, visible, width
 from treadle.errors import BadInput
 from treadle.events import (
     CallFinished,
@@ -39,7 +39,7 @@ from treadle.events import (
 )
 from treadle.messages import Call, Usage
 from treadle.models.local import LocalModel
-from treadle.toolbox import default_tools
+from treadle.tools.builtin import default_tools
 
 
 class Tailed(Terminal):

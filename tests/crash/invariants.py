@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from tests.crash.paper import Paper, mark
 from tests.crash.worker import REPORT, STEER, UNSAFE
 from tests.strict import check_request
-from treadle.context import Projection
+from treadle.engine.context import Projection
+from treadle.engine.state import OUTCOME_UNKNOWN, fold
 from treadle.events import (
     AnyFact,
     CallFinished,
@@ -22,7 +23,6 @@ from treadle.events import (
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Request, ToolSpec, text_of
-from treadle.state import OUTCOME_UNKNOWN, fold
 
 
 @dataclass

@@ -14,7 +14,7 @@ from tests.crash.children import until
 from tests.crash.paper import Paper, TellingLog, note_trouble
 from tests.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, TextPart, ToolContext, later, tool
-from treadle.coordinator import LEASE_SECONDS
+from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.errors import AlreadyAnswered
 from treadle.events import MessageReceived, TextDelta
 from treadle.messages import Call, Reply, Request, ResultMessage, Usage, UserMessage, text_of

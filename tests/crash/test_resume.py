@@ -12,10 +12,10 @@ import pytest
 from tests.crash.children import start, until
 from tests.crash.owners import own
 from tests.crash.paper import Paper
+from treadle.engine.state import OUTCOME_UNKNOWN
 from treadle.events import AnyFact, CallFinished, CallStarted, RunFinished
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog
-from treadle.state import OUTCOME_UNKNOWN
 
 PROGRAM = '''
 import asyncio, sys, time

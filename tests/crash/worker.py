@@ -18,7 +18,7 @@ from tests.crash.paper import Paper, TellingLog, note_trouble
 from tests.fakes.travel import travelling
 from tests.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, ToolContext, tool
-from treadle.coordinator import LEASE_SECONDS
+from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.events import ApprovalRequested, CallFinished, InputRequested, TextDelta
 from treadle.log.base import SessionQuery
 from treadle.messages import Call, ModelMessage, Reply, Request, ResultMessage, Usage, UserMessage, text_of

@@ -17,7 +17,7 @@ from treadle.events import (
     RunFinished,
     SessionCreated,
 )
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.messages import Reply, Usage
 from treadle.testing import call, say
 

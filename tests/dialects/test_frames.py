@@ -10,7 +10,7 @@ import pytest
 from tests.dialects import recordings
 from tests.dialects.recordings import SCENARIOS, stored
 from treadle.dialects.base import encode, parse_approval_id, summary_of
-from treadle.dialects.frames import FramesDialect
+from treadle.dialects.session_frames import FramesDialect
 from treadle.events import Event, RunFinished, SessionCreated, TextDelta
 
 Scenario = Callable[[], Awaitable[list[Event]]]

@@ -9,7 +9,7 @@ import pytest
 from tests.dialects import recordings
 from tests.dialects.recordings import SCENARIOS, finished_ids, stored
 from treadle.dialects.base import encode
-from treadle.dialects.loop import NAMES, LoopDialect
+from treadle.dialects.loop_events import NAMES, LoopDialect
 from treadle.events import Event, Limits, ModelReplied, RunFinished, RunStarted, TurnStarted
 
 Scenario = Callable[[], Awaitable[list[Event]]]

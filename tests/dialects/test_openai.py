@@ -8,8 +8,8 @@ import pytest
 
 from tests.dialects import recordings
 from treadle.dialects.base import encode
-from treadle.dialects.openai import ChatChunks, TextChunks, agent_completion, chat_completion, text_completion
-from treadle.dialects.openai_in import (
+from treadle.dialects.openai_chat import ChatChunks, TextChunks, agent_completion, chat_completion, text_completion
+from treadle.dialects.openai_requests import (
     ChatBody,
     CompletionBody,
     ResponsesBody,
@@ -18,7 +18,7 @@ from treadle.dialects.openai_in import (
     last_words,
     responses_request,
 )
-from treadle.dialects.responses import ResponseEvents, new_response, of_reply, of_run
+from treadle.dialects.responses_events import ResponseEvents, new_response, of_reply, of_run
 from treadle.errors import BadInput
 from treadle.events import RunFinished, TextDelta
 from treadle.messages import (

@@ -9,7 +9,7 @@ import pytest
 from tests.dialects import recordings
 from tests.dialects.recordings import SCENARIOS, finished_ids, stored
 from treadle.dialects.base import encode
-from treadle.dialects.wire import StatusDialect, WireDialect
+from treadle.dialects.message_frames import StatusDialect, WireDialect
 from treadle.events import Event, MessageReceived, ModelReplied, Rewound, RunFinished, SessionRenamed
 from treadle.messages import text_of
 

@@ -18,12 +18,12 @@ from treadle.messages import (
     ToolSpec,
     UserMessage,
 )
-from treadle.models.anthropic import Anthropic
+from treadle.models.anthropic_messages import Anthropic
 from treadle.models.base import Model, ModelEvent
-from treadle.models.chat import Chat, Quirks
+from treadle.models.chat_completions import Chat, Quirks
 from treadle.models.http import Endpoint, Secret, Timeouts
+from treadle.models.openai_responses import Responses
 from treadle.models.remote import RemoteModel, Wire
-from treadle.models.responses import Responses
 
 PLENTY = Timeouts(connect=30.0, first_byte=30.0, idle=30.0, total=120.0)
 """So that a busy machine is never taken for a server that hangs; a test of a limit names it."""

@@ -4,12 +4,12 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
+from treadle.engine.token_estimate import in_messages, in_text, in_tools
 from treadle.errors import ModelError
 from treadle.messages import Reply, Request, Usage
 from treadle.models.base import ModelEvent
 from treadle.testing import ScriptedModel
-from treadle.testing.scripted import Line
-from treadle.tokens import in_messages, in_text, in_tools
+from treadle.testing.scripted_model import Line
 
 Script = Callable[[Request, int], Line]
 

@@ -10,7 +10,7 @@ from tests.strict import StrictModel
 from treadle import Grant, Limits, RunFinished, Runtime, later, tool
 from treadle.errors import NotFound
 from treadle.knowledge.agents import read_agent, read_sections
-from treadle.library import AgentOptions, Library
+from treadle.knowledge.library import AgentOptions, Library
 from treadle.messages import Request
 from treadle.testing import ScriptedModel, call
 

@@ -31,11 +31,9 @@ from treadle import (
     Runtime,
     Session,
     ToolContext,
-    execute,
     later,
     tool,
 )
-from treadle.delegation import AT_ONCE, helper_id
 from treadle.errors import ModelError
 from treadle.events import (
     AnyFact,
@@ -48,10 +46,11 @@ from treadle.events import (
     SessionCreated,
 )
 from treadle.log.base import Log, SessionQuery
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.messages import Request, Usage, UserMessage, text_of
 from treadle.testing import ScriptedModel, call, crash_points, say
 from treadle.tools.delegate import delegate_tool
+from treadle.tools.delegation import AT_ONCE, helper_id
 
 store = either_store
 
@@ -230,7 +229,7 @@ async def test_cancel_goes_down_the_tree(store: Store) -> None:
 
 
 async def test_a_parent_is_not_stopped_before_its_helper_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "GRACE", 0.05)
+    monkeypatch.setattr("treadle.engine.tool_call.GRACE", 0.05)
     let_go = asyncio.Event()
 
     @tool(name="wait")

@@ -30,15 +30,15 @@ from treadle import (
     later,
     tool,
 )
-from treadle.delegation import helper_id
 from treadle.events import (
     ApprovalRequested,
     RunStarted,
 )
 from treadle.log.base import SessionQuery
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.messages import Usage
 from treadle.testing import call, say
+from treadle.tools.delegation import helper_id
 
 store = either_store
 

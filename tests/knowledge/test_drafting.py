@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from tests.kit import ended, wait_for
 from tests.strict import StrictModel
 from treadle import Runtime, tool
-from treadle.drafting import Drafts, accept, decline, proposals
 from treadle.errors import NotFound
 from treadle.events import Custom, Parent, SessionCreated
+from treadle.knowledge.library import AgentOptions, Library
+from treadle.knowledge.skill_drafts import Drafts, accept, decline, proposals
 from treadle.knowledge.skills import triggered
-from treadle.library import AgentOptions, Library
 from treadle.messages import Request, UserMessage
 from treadle.testing import ScriptedModel, call
 

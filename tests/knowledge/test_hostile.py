@@ -12,20 +12,20 @@ from tests.kit import ended, of
 from tests.knowledge.counting import CountingModel
 from tests.strict import StrictModel
 from treadle import Grant, Runtime, later, tool
-from treadle.compaction import context_breakdown
+from treadle.engine.compaction import context_breakdown
+from treadle.engine.state import State
+from treadle.engine.token_estimate import in_text
 from treadle.events import ApprovalAnswered, ApprovalRequested, CallFinished, RunFinished, encode
 from treadle.knowledge.agents import read_sections
 from treadle.knowledge.base import Skill
-from treadle.knowledge.frames import frame
+from treadle.knowledge.bounded_read import read_beneath
 from treadle.knowledge.instructions import nested
-from treadle.knowledge.reading import read_beneath
+from treadle.knowledge.library import AgentOptions, Library
+from treadle.knowledge.prompt_frames import frame
 from treadle.knowledge.skills import MOST_TRIGGERS, read_skill, triggered
-from treadle.library import AgentOptions, Library
 from treadle.log.base import Memory
 from treadle.messages import Request, ResultMessage, TextPart, UserMessage, text_of
-from treadle.state import State
 from treadle.testing import ScriptedModel, call
-from treadle.tokens import in_text
 
 CANARY = "canary-3f1c-do-not-show"
 ORDER = (

@@ -8,11 +8,11 @@ import pytest
 from tests.kit import ended, results, said
 from tests.strict import StrictModel
 from treadle import tool
-from treadle.context import own_text
+from treadle.engine.context import own_text
 from treadle.events import encode
 from treadle.knowledge.instructions import chain, read_chain
-from treadle.library import AgentOptions, Library
-from treadle.models.local.prompt import exchange
+from treadle.knowledge.library import AgentOptions, Library
+from treadle.models.local.chat_prompt import exchange
 from treadle.testing import ScriptedModel, call
 
 

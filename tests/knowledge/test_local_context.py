@@ -11,7 +11,7 @@ from treadle.events import ContextCompacted, ModelFailed
 from treadle.messages import Request, Sampling
 from treadle.models.base import ModelEvent
 from treadle.models.local import weights
-from treadle.models.local.model import LocalModel
+from treadle.models.local.local_model import LocalModel
 
 FIRST = "My dog is called Biscuit. Please remember that."
 TALE = "The wind went over the hill, and the people of the town sat by the fire and told old tales of kings. " * 5

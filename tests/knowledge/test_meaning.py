@@ -10,11 +10,11 @@ from tests.kit import Store, either_store, ended, results
 from tests.strict import StrictModel
 from treadle import Agent
 from treadle.errors import ModelError
-from treadle.log import meaning
 from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
+from treadle.memory import search as meaning
 from treadle.testing import ScriptedModel, call
-from treadle.tools.memory import memory_tools
+from treadle.tools.remember import memory_tools
 
 store = either_store
 

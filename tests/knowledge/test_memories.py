@@ -9,13 +9,13 @@ from tests.kit import Store, either_store, ended, results
 from tests.strict import StrictModel
 from treadle import Agent, CallFinished
 from treadle.errors import BadInput, NotFound
-from treadle.library import AgentOptions, FileKnowledge, Library
+from treadle.knowledge.library import AgentOptions, FileKnowledge, Library
 from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
-from treadle.ranking import fused, nearest
-from treadle.secrecy import secret_in
+from treadle.memory.ranking import fused, nearest
+from treadle.secrets.detect import secret_in
 from treadle.testing import ScriptedModel, call
-from treadle.tools.memory import memory_tools
+from treadle.tools.remember import memory_tools
 
 store = either_store
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from tests.kit import ended, said
 from tests.strict import StrictModel
-from treadle.context import Projection
+from treadle.engine.context import Projection
+from treadle.engine.state import fold
+from treadle.engine.token_estimate import in_text
 from treadle.errors import NotFound
 from treadle.events import (
     AnyFact,
@@ -25,13 +27,11 @@ from treadle.events import (
     stamp,
 )
 from treadle.knowledge.base import Skill
+from treadle.knowledge.library import AgentOptions, Library
 from treadle.knowledge.skills import framed, index, read_skill, triggered
-from treadle.library import AgentOptions, Library
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.messages import ResultMessage, TextPart, UserMessage, text_of
-from treadle.state import fold
 from treadle.testing import ScriptedModel, call
-from treadle.tokens import in_text
 
 SPEC_FIELDS = {"name", "description", "license", "allowed-tools", "metadata", "compatibility"}
 DEPLOY = """\

@@ -10,7 +10,7 @@ import pytest
 from tests.log.workers import Start, Worker
 from treadle.events import AgentConfig, Custom, MessageReceived, SessionCreated
 from treadle.log.base import Claim, Log
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import TextPart
 

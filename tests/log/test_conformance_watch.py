@@ -11,7 +11,7 @@ from treadle.errors import NotFound
 from treadle.events import Custom, Delta, Event, TextDelta
 from treadle.log.base import Claim, Log, Watch
 from treadle.log.hub import BATCH, RING
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from treadle.errors import BadInput
-from treadle.log.memory import MemoryLog
-from treadle.log.open import open_log
+from treadle.log.in_memory import MemoryLog
+from treadle.log.open_log import open_log
 from treadle.log.sqlite import SqliteLog
 
 

@@ -22,7 +22,8 @@ from treadle.errors import (
     StoreTooNew,
 )
 from treadle.events import Custom, SessionCreated
-from treadle.log import schema, store
+from treadle.log import schema
+from treadle.log import sqlite_file as store
 from treadle.log.sqlite import SqliteLog
 
 # --- the file

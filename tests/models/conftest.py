@@ -3,7 +3,7 @@
 import pytest
 from tests.kit import PATIENCE
 
-from treadle.models import choose
+from treadle.models import default_model as choose
 from treadle.models.http import Transport
 
 

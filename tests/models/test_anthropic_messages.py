@@ -27,7 +27,7 @@ from treadle.messages import (
     Usage,
     UserMessage,
 )
-from treadle.models.anthropic import Anthropic
+from treadle.models.anthropic_messages import Anthropic
 
 CALLS = (Call("toolu_1", "add", '{"a": 1, "b": 2}'), Call("toolu_2", "echo", '{"text": "größer"}'))
 TOOLS = (ADD, ECHO)

@@ -10,20 +10,21 @@ from tests.fakes.clients import ask, reply_of
 from tests.fakes.ollama import FakeOllama
 from tests.fakes.server import Strict
 
-from treadle import doctor
+from treadle.app import diagnose as doctor
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.messages import Reply
-from treadle.models import catalog, choose
-from treadle.models.anthropic import Anthropic
+from treadle.models import catalog
+from treadle.models import default_model as choose
+from treadle.models.anthropic_messages import Anthropic
 from treadle.models.base import Model
 from treadle.models.catalog import resolve
-from treadle.models.chat import Chat
-from treadle.models.choose import Routed
+from treadle.models.chat_completions import Chat
+from treadle.models.default_model import Routed
 from treadle.models.http import LOCAL_TIMEOUTS
-from treadle.models.ollama import Ollama
+from treadle.models.ollama_chat import Ollama
+from treadle.models.openai_responses import Responses
 from treadle.models.providers import PROVIDERS, Row
 from treadle.models.remote import RemoteModel
-from treadle.models.responses import Responses
 
 
 @pytest.fixture(autouse=True)

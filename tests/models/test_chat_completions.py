@@ -26,9 +26,9 @@ from treadle.messages import (
     TextPart,
     UserMessage,
 )
-from treadle.models.chat import Chat, Quirks
-from treadle.models.fragments import MISTRAL_IDS
+from treadle.models.chat_completions import Chat, Quirks
 from treadle.models.providers import PROVIDERS
+from treadle.models.request_parts import MISTRAL_IDS
 
 
 def body(request: Request, quirks: Quirks = Quirks(), model: str = "m") -> dict[str, Any]:  # noqa: B008

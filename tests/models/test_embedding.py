@@ -9,9 +9,9 @@ from tests.fakes.chat import StrictChat
 from tests.fakes.clients import anthropic_model, chat_model
 from tests.fakes.server import Odd
 
-from treadle.config import Settings, embedding_of
+from treadle.app.settings import Settings, embedding_of
 from treadle.errors import BadInput, ModelError, NotFound
-from treadle.models.embedding import Embedding, embedding
+from treadle.models.embeddings import Embedding, embedding
 from treadle.testing import ScriptedModel
 
 

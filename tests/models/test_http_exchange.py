@@ -364,7 +364,7 @@ print(len(http._pools))
 
 
 def test_importing_a_model_loads_no_http_library() -> None:
-    code = "import treadle.models.catalog, treadle.models.chat, sys; print('aiohttp' in sys.modules)"
+    code = "import treadle.models.catalog, treadle.models.chat_completions, sys; print('aiohttp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -17,7 +17,7 @@ from tests.fakes.server import Odd, Strict, events
 
 from treadle.errors import ModelError
 from treadle.messages import Reply
-from treadle.models.ollama import Ollama
+from treadle.models.ollama_chat import Ollama
 from treadle.models.remote import RemoteModel, Wire
 from treadle.models.reports import Reported
 from treadle.models.sse import Malformed

@@ -23,9 +23,9 @@ from tests.fakes.responses import StrictResponses
 from tests.fakes.server import Strict
 
 from treadle.messages import Call, Message, Messages, Reply, Request, Sampling
-from treadle.models.chat import Quirks
-from treadle.models.fragments import MISTRAL_IDS
+from treadle.models.chat_completions import Quirks
 from treadle.models.remote import RemoteModel
+from treadle.models.request_parts import MISTRAL_IDS
 
 Maker = Callable[[Strict, str], RemoteModel]
 PROTOCOLS: dict[str, tuple[type[Strict], Maker]] = {

@@ -21,9 +21,9 @@ from treadle.messages import (
     TextPart,
     UserMessage,
 )
-from treadle.models.ollama import Ollama
+from treadle.models.ollama_chat import Ollama
 from treadle.models.remote import RemoteModel
-from treadle.models.windows import from_show
+from treadle.models.window_sizes import from_show
 
 CALLS = (Call("", "add", '{"a":1,"b":2}'), Call("", "echo", '{"text":"größer"}'))
 TOOLS = (ADD, ECHO)

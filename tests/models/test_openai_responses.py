@@ -24,7 +24,7 @@ from treadle.messages import (
     Usage,
     UserMessage,
 )
-from treadle.models.responses import Responses
+from treadle.models.openai_responses import Responses
 
 CALLS = (Call("call_1", "add", '{"a": 1, "b": 2}'), Call("call_2", "echo", '{"text": "größer"}'))
 TOOLS = (ADD, ECHO)

@@ -13,11 +13,11 @@ from tests.fakes.server import status
 from treadle import Agent
 from treadle.errors import ModelError
 from treadle.messages import Reply
-from treadle.models.anthropic import Anthropic
+from treadle.models.anthropic_messages import Anthropic
 from treadle.models.catalog import resolve
-from treadle.models.chat import Chat, Quirks
-from treadle.models.ollama import Ollama
-from treadle.models.responses import Responses
+from treadle.models.chat_completions import Chat, Quirks
+from treadle.models.ollama_chat import Ollama
+from treadle.models.openai_responses import Responses
 from treadle.testing.recording import load, record, replay
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fakes.clients import ADD, ECHO
 
 from treadle.messages import ToolSpec
-from treadle.models.textcalls import recover
+from treadle.models.text_calls import recover
 
 NOW = ToolSpec("now", "The time.", {"type": "object", "properties": {}})
 READ = ToolSpec(

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.models.think import ThinkSplitter, without_opening
+from treadle.models.think_tags import ThinkSplitter, without_opening
 
 
 def split(pieces: list[str]) -> tuple[str, str]:

@@ -15,8 +15,8 @@ import pytest
 from msgspec import Struct
 
 from treadle.sandbox import landlock
+from treadle.sandbox.backend import probe, run_in_sandbox, run_on_host
 from treadle.sandbox.base import Bounds, Ended, Job, OnOutput
-from treadle.sandbox.run import probe, run_in_sandbox, run_on_host
 
 PYTHON = "/usr/bin/python3"
 PATIENCE = 60.0

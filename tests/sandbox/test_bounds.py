@@ -26,9 +26,9 @@ from tests.sandbox.kit import (
     until,
 )
 from treadle.errors import BadInput
+from treadle.sandbox.backend import run_in_sandbox, run_on_host
 from treadle.sandbox.base import Bounds, Job, Reason
-from treadle.sandbox.run import run_in_sandbox, run_on_host
-from treadle.sandbox.usage import DiskWatch
+from treadle.sandbox.resource_usage import DiskWatch
 
 neighbour, place = a_neighbour, a_place
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.sandbox.kit import Place, a_neighbour, a_place, behind_landlock, needs_landlock
 from tests.sandbox.test_escapes import ATTEMPTS, START, Attempt
-from treadle.sandbox import bubblewrap, landlock, run
+from treadle.sandbox import backend as run
+from treadle.sandbox import bubblewrap, landlock
 from treadle.sandbox.base import SandboxUnavailable
 
 neighbour, place = a_neighbour, a_place

@@ -28,12 +28,12 @@ from tests.sandbox.kit import (
 )
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock
+from treadle.sandbox.backend import run_in_sandbox, run_on_host
 from treadle.sandbox.base import Bounds, Job, SandboxUnavailable
-from treadle.sandbox.folder import runtime_folder
+from treadle.sandbox.guarded_paths import lock_name
 from treadle.sandbox.process import readable
-from treadle.sandbox.run import run_in_sandbox, run_on_host
-from treadle.sandbox.usage import descendants
-from treadle.sandbox.workspace import lock_name
+from treadle.sandbox.resource_usage import descendants
+from treadle.sandbox.runtime_folder import runtime_folder
 
 neighbour, place = a_neighbour, a_place
 
@@ -241,7 +241,7 @@ async def test_when_we_are_killed_the_command_dies_with_us(name: str, place: Pla
     job, locks = daemons(place, "time.sleep(600)")
     code = (
         "import asyncio, sys\nfrom pathlib import Path\nfrom treadle.sandbox.base import Job\n"
-        f"from treadle.sandbox.run import {name} as run\n"
+        f"from treadle.sandbox.backend import {name} as run\n"
         "asyncio.run(run(Job(tuple(sys.argv[2:]), Path(sys.argv[1])), print))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, place.workspace, *job.argv)
@@ -383,7 +383,7 @@ async def test_a_command_on_the_host_may_remove_its_own_workspace(place: Place) 
 def test_the_module_keeps_to_the_port() -> None:
     import inspect
 
-    from treadle.sandbox import run
+    from treadle.sandbox import backend as run
     from treadle.sandbox.base import Sandbox
 
     for name in ("probe", "run_in_sandbox", "run_on_host"):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.sandbox.kit import PATIENCE, PYTHON, Place, Ran, a_neighbour, a_place, collect, inside, needs_bubblewrap
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock, network
-from treadle.sandbox.addresses import is_public
 from treadle.sandbox.base import Job, SandboxUnavailable
 from treadle.sandbox.proxy import Gate, Refused, allows, read_request, serving
+from treadle.sandbox.public_addresses import is_public
 
 neighbour, place = a_neighbour, a_place
 

@@ -22,7 +22,7 @@ CODE = """
 import asyncio, json, sys
 from pathlib import Path
 from treadle.sandbox.base import Bounds, Job
-from treadle.sandbox.run import probe, run_in_sandbox
+from treadle.sandbox.backend import probe, run_in_sandbox
 
 async def main():
     said = {"level": probe().level}

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from tests.sandbox.kit import EVERYWHERE, Place, Run, a_neighbour, a_place, collect, inside, needs_bubblewrap, until
 from treadle.errors import BadInput
-from treadle.log.open import open_log
+from treadle.log.open_log import open_log
 from treadle.sandbox import bubblewrap
-from treadle.sandbox import workspace as workspaces
+from treadle.sandbox import guarded_paths as workspaces
 from treadle.sandbox.base import Job, SandboxUnavailable, is_env_file
-from treadle.sandbox.workspace import guarded, look_through, real_workspace, working_folder
+from treadle.sandbox.guarded_paths import guarded, look_through, real_workspace, working_folder
 
 neighbour, place = a_neighbour, a_place
 
@@ -246,7 +246,7 @@ async def test_one_command_ending_does_not_open_the_repository_of_another(place:
 @needs_bubblewrap
 async def test_a_command_in_another_process_counts_as_well(place: Place) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom treadle.sandbox.workspace import guarded\n"
+        "import sys\nfrom pathlib import Path\nfrom treadle.sandbox.guarded_paths import guarded\n"
         "with guarded(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
     )
     process = await asyncio.create_subprocess_exec(

@@ -9,7 +9,7 @@ import pytest
 from tests.kit import Tables, agent_of, note
 from tests.server.kit import Client, listening, served
 from treadle import Agent, Runtime
-from treadle.library import Library
+from treadle.knowledge.library import Library
 from treadle.models.catalog import resolve
 from treadle.server.app import create_app
 from treadle.testing import ScriptedModel, call

@@ -13,7 +13,7 @@ from tests.kit import PATIENCE, Held, Tables, agent_of, note
 from tests.server.kit import Client, served, until
 from treadle import Agent, AskUser
 from treadle.errors import ModelError
-from treadle.log.memory import MemoryLog
+from treadle.log.in_memory import MemoryLog
 from treadle.testing import ScriptedModel, call
 
 

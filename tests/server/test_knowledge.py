@@ -13,7 +13,7 @@ from tests.fakes.server import Odd
 from tests.kit import PATIENCE, agent_of
 from tests.server.kit import Client, served, until
 from tests.server.test_processes import Real
-from treadle.library import AgentOptions, Library
+from treadle.knowledge.library import AgentOptions, Library
 from treadle.messages import Call, Reply
 from treadle.testing import ScriptedModel
 

@@ -17,8 +17,8 @@ from treadle.errors import BadInput
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.server.guard import Guard, too_deep
-from treadle.server.run import is_loopback, serve_app
-from treadle.server.start import ServeOptions, serve
+from treadle.server.serve import ServeOptions, serve
+from treadle.server.serve_app import is_loopback, serve_app
 from treadle.server.tokens import COOKIE, Token, Tokens, load_tokens
 from treadle.testing import call
 
@@ -407,7 +407,7 @@ async def test_an_address_that_others_can_reach_needs_a_token(tmp_path: Path) ->
 
 
 async def test_serving_as_root_is_refused_unless_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    from treadle.config import Settings
+    from treadle.app.settings import Settings
 
     monkeypatch.setattr("os.geteuid", lambda: 0)
     with pytest.raises(BadInput, match="--allow-root"):

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit import PATIENCE
-from treadle.tools import threads
-from treadle.tools.threads import run_in_thread
+from treadle.workspace import worker_threads as threads
+from treadle.workspace.worker_threads import run_in_thread
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_cancelling_stops_the_waiting_and_not_the_thread() -> None:
 def test_a_tool_that_never_returns_does_not_keep_the_process_alive() -> None:
     script = """
 import asyncio, threading
-from treadle.tools.threads import run_in_thread
+from treadle.workspace.worker_threads import run_in_thread
 
 async def main():
     began = threading.Event()

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, InputRequested, Session, Tool
-from treadle.cli.ask import approval_lines
-from treadle.cli.find import each
+from treadle.app.settings import data_folder, open_store
+from treadle.cli.find_session import each
 from treadle.cli.options import Parser, actions_of, add_store, parser_of, settings_of
-from treadle.cli.text import columns, is_terminal, note, say, styled, visible, wants_colour
-from treadle.config import data_folder, open_store
+from treadle.cli.question_text import approval_lines
+from treadle.cli.terminal_text import columns, is_terminal, note, say, styled, visible, wants_colour
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
-from treadle.rules import all_rules, forget_rule
+from treadle.permissions.saved_rules import all_rules, forget_rule
 
 EXAMPLES = """\
   treadle approvals list
@@ -83,7 +83,7 @@ def _forget(pattern: str) -> int:
 
 async def _list(args: argparse.Namespace) -> int:
     from treadle import Agent, Runtime
-    from treadle.toolbox import default_tools
+    from treadle.tools.builtin import default_tools
 
     tools = {tool.name: tool for tool in default_tools()}
     log = open_store(settings_of(args).settings)
@@ -121,7 +121,7 @@ def _print(info: SessionInfo, question: ApprovalRequested | InputRequested, tool
 
 
 async def _answer(args: argparse.Namespace) -> int:
-    from treadle.cli.opening import noted
+    from treadle.cli.open_session import noted
 
     async with noted(args, args.session) as (session, info):
         question = _which((await session.state()).pending, args.call, info)

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from treadle import ApprovalRequested, InputRequested
-from treadle.cli.link import Link, StoreLink, Unreachable, http_link
+from treadle.app.settings import data_folder
+from treadle.cli.console import Terminal
 from treadle.cli.options import Parser, add_store, parser_of
 from treadle.cli.screen import STEERS, TICK, Screen
+from treadle.cli.session_link import Link, StoreLink, Unreachable, http_link
 from treadle.cli.signals import acting
-from treadle.cli.stage import Terminal
-from treadle.cli.text import harmless, is_dumb, is_terminal, note, styled
-from treadle.config import data_folder
+from treadle.cli.terminal_text import harmless, is_dumb, is_terminal, note, styled
 from treadle.errors import TreadleError
 from treadle.events import (
     AnyFact,
@@ -68,7 +68,7 @@ async def _link(args: argparse.Namespace) -> AsyncGenerator[Link]:
         async with http_link(args.url, args.session, args.token_file or str(data_folder() / "tokens.json")) as link:
             yield link
         return
-    from treadle.cli.opening import noted
+    from treadle.cli.open_session import noted
 
     async with noted(args, args.session) as (session, _):
         yield StoreLink(session)
@@ -106,9 +106,9 @@ class Attached:
     """A terminal on a session that runs elsewhere."""
 
     def __init__(self, link: Link, folder: Path) -> None:
-        from treadle.cli.asking import Asking
+        from treadle.cli.chat_questions import Asking
         from treadle.cli.prompt import Line, Words
-        from treadle.toolbox import default_tools
+        from treadle.tools.builtin import default_tools
 
         self._link, self._folder = link, folder
         link.tell = self._say

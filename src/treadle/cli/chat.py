@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from treadle import Run
-from treadle.cli.asking import Asking, Open
-from treadle.cli.content import message_of
-from treadle.cli.find import each
+from treadle.app.settings import data_folder, heed, open_store
+from treadle.cli.chat_questions import Asking, Open
+from treadle.cli.console import Bell, Stage
+from treadle.cli.find_session import each
 from treadle.cli.gate import INERT
-from treadle.cli.hearing import heard
-from treadle.cli.opening import Opened, opened
+from treadle.cli.log_capture import heard
+from treadle.cli.message_content import message_of
+from treadle.cli.open_session import Opened, opened
 from treadle.cli.options import Parser, Several, add_options, parser_of, settings_of
 from treadle.cli.prompt import ANSWER, PROMPT, Interrupted, Line, Words
 from treadle.cli.screen import STEERS, TICK, Screen
 from treadle.cli.signals import acting
-from treadle.cli.slash import COMMANDS, obey
-from treadle.cli.stage import Bell, Stage
-from treadle.cli.text import harmless, is_dumb, is_terminal, note, styled
-from treadle.config import data_folder, heed, open_store
-from treadle.drafting import Drafts
+from treadle.cli.slash_commands import COMMANDS, obey
+from treadle.cli.terminal_text import harmless, is_dumb, is_terminal, note, styled
+from treadle.engine.session_name import name_session
 from treadle.errors import BadInput, Conflict, TreadleError
 from treadle.events import (
     ApprovalAnswered,
@@ -37,8 +37,8 @@ from treadle.events import (
     RunRequested,
     RunStarted,
 )
+from treadle.knowledge.skill_drafts import Drafts
 from treadle.log.base import SessionQuery
-from treadle.naming import name_session
 
 EXAMPLES = """\
   treadle chat                          a new session in this folder

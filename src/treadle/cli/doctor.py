@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import sys
 
+from treadle.app.diagnose import checks
 from treadle.cli.options import Parser, add_options, parser_of, settings_of
-from treadle.cli.text import harmless, styled, wants_colour
-from treadle.doctor import checks
+from treadle.cli.terminal_text import harmless, styled, wants_colour
 
 EXAMPLES = """\
   treadle doctor

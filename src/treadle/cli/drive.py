@@ -12,15 +12,15 @@ from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
+from treadle.app.settings import Settings, heed
+from treadle.cli.console import Bell, Terminal
 from treadle.cli.gate import TerminalGate, refuse
-from treadle.cli.hearing import heard
-from treadle.cli.opening import Gate, Opened, opened
+from treadle.cli.log_capture import heard
+from treadle.cli.open_session import Gate, Opened, opened
 from treadle.cli.report import Report, Tally, not_run
 from treadle.cli.screen import TICK, Screen
 from treadle.cli.signals import acting
-from treadle.cli.stage import Bell, Terminal
-from treadle.cli.text import harmless, is_terminal, silence, styled
-from treadle.config import Settings, heed
+from treadle.cli.terminal_text import harmless, is_terminal, silence, styled
 from treadle.errors import BadInput, TreadleError
 from treadle.events import Event, MessageReceived, Progress, SessionCreated, encode
 from treadle.messages import Json, text_of

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, CallFinished, InputRequested, RunFinished, Tool
-from treadle.cli.ask import approval_lines, choices, decision, input_lines, reply
+from treadle.cli.console import Bell, Terminal
+from treadle.cli.question_text import approval_lines, choices, decision, input_lines, reply
 from treadle.cli.report import UNASKED
-from treadle.cli.stage import Bell, Terminal
 from treadle.errors import BadInput
 from treadle.events import ApprovalAnswered, CancelRequested, Event, InputAnswered
 

@@ -82,7 +82,7 @@ def _opened() -> None:
 
 
 def _silenced(*streams: TextIO) -> int:
-    from treadle.cli.text import silence
+    from treadle.cli.terminal_text import silence
 
     for stream in streams:
         silence(stream)
@@ -128,13 +128,13 @@ def _told(error: Exception) -> tuple[str, int]:
         return str(error), 1
     if os.environ.get("TREADLE_DEBUG"):
         raise error
-    from treadle.cli.text import mistake
+    from treadle.cli.terminal_text import mistake
 
     return mistake(error), 1
 
 
 def _complain(words: list[str], text: str, code: int) -> int:
-    from treadle.cli.text import note
+    from treadle.cli.terminal_text import note
 
     if "--json" in words and (words[0] == "run" or words[1:2] in (["resume"], ["continue"])):
         from treadle.cli.report import not_run

@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import sys
 
+from treadle.app.settings import Settings, embedding_of, open_store
 from treadle.cli.options import Parser, actions_of, add_store, parser_of, settings_of
-from treadle.cli.text import ago, columns, is_terminal, note, say, table
-from treadle.config import Settings, embedding_of, open_store
+from treadle.cli.terminal_text import ago, columns, is_terminal, note, say, table
 from treadle.log.base import Memories, Memory
 
 EXAMPLES = """\

@@ -6,10 +6,10 @@ import argparse
 import asyncio
 import sys
 
+from treadle.app.diagnose import reachable
+from treadle.app.settings import Settings, choose_model, data_folder, remember
 from treadle.cli.options import Parser, actions_of, parser_of
-from treadle.cli.text import harmless, is_terminal, note, say, styled, wants_colour
-from treadle.config import Settings, choose_model, data_folder, remember
-from treadle.doctor import reachable
+from treadle.cli.terminal_text import harmless, is_terminal, note, say, styled, wants_colour
 
 EXAMPLES = """\
   treadle models list
@@ -76,7 +76,7 @@ async def _default(name: str, config: str) -> int:
 
 
 async def _on_server(args: argparse.Namespace) -> int:
-    from treadle.cli.link import post
+    from treadle.cli.session_link import post
 
     file = args.token_file or str(data_folder() / "tokens.json")
     await post(args.url, f"/v1/models/{args.action}", {"model": args.name}, file)
@@ -85,7 +85,7 @@ async def _on_server(args: argparse.Namespace) -> int:
 
 
 def _pull(source: str) -> int:
-    from treadle.doctor import bring, is_embedded
+    from treadle.app.diagnose import bring, is_embedded
 
     live = is_terminal(sys.stderr)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn, cast
 
-from treadle.config import Loaded, load
+from treadle.app.settings import Loaded, load
 from treadle.errors import BadInput
 
 

@@ -19,9 +19,9 @@ from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+from treadle.cli.console import Paint
 from treadle.cli.signals import acting
-from treadle.cli.stage import Paint
-from treadle.cli.text import columns, cut, harmless, mistake, styled, wants_colour, wrapped
+from treadle.cli.terminal_text import columns, cut, harmless, mistake, styled, wants_colour, wrapped
 
 SHOWN_LINES = 6
 """Rows of unfinished text that are drawn again and again; the rest of it shows once its line is whole."""

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from treadle import Run
-from treadle.cli.content import message_of
 from treadle.cli.drive import drive
-from treadle.cli.opening import Opened
+from treadle.cli.message_content import message_of
+from treadle.cli.open_session import Opened
 from treadle.cli.options import Parser, Several, add_options, add_output, parser_of, settings_of, taken_back
 from treadle.errors import BadInput
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from treadle.cli.options import Parser, actions_of, parser_of
 from treadle.cli.signals import acting
-from treadle.cli.text import note
+from treadle.cli.terminal_text import note
 from treadle.errors import BadInput
+from treadle.sandbox.backend import probe, run_in_sandbox
 from treadle.sandbox.base import Bounds, Ended, Job
-from treadle.walls import probe, run_in_sandbox
 
 EXAMPLES = """\
   treadle sandbox probe

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from treadle.cli.paint import Painter
-from treadle.cli.stage import Nowhere, Stage
-from treadle.cli.text import count, cut, elapsed, harmless, styled
-from treadle.cli.view import ending, finished_lines, matters
+from treadle.cli.console import Nowhere, Stage
+from treadle.cli.fact_lines import ending, finished_lines, matters
+from treadle.cli.markdown_lines import Painter
+from treadle.cli.terminal_text import count, cut, elapsed, harmless, styled
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,

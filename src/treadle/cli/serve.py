@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from treadle.cli.options import add_options, parser_of, settings_of
-from treadle.cli.text import note
+from treadle.cli.terminal_text import note
 
 EXAMPLES = """\
   treadle serve                                  on this machine only, with the first model that works
@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
     """Serve until a signal comes; the exit code."""
     import asyncio
 
-    from treadle.server.start import ServeOptions, serve
+    from treadle.server.serve import ServeOptions, serve
 
     options = ServeOptions(
         host=args.host,

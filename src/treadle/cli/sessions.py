@@ -7,10 +7,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from treadle.cli.find import each, find
+from treadle.app.settings import is_abandoned, open_store
+from treadle.cli.find_session import each, find
 from treadle.cli.options import Parser, actions_of, add_options, add_output, add_store, parser_of, settings_of
-from treadle.cli.text import ago, columns, harmless, is_terminal, note, say, styled, table, wants_colour
-from treadle.config import is_abandoned, open_store
+from treadle.cli.terminal_text import ago, columns, harmless, is_terminal, note, say, styled, table, wants_colour
 from treadle.errors import BadInput, Conflict
 from treadle.log.base import SessionInfo, SessionQuery
 
@@ -168,8 +168,8 @@ def _short(folder: str) -> str:
 
 
 async def _show(args: argparse.Namespace) -> int:
+    from treadle.cli.console import Terminal
     from treadle.cli.screen import Screen
-    from treadle.cli.stage import Terminal
 
     log = open_store(settings_of(args).settings)
     try:
@@ -211,7 +211,7 @@ async def _resume(args: argparse.Namespace) -> int:
 
 
 async def _fork(args: argparse.Namespace) -> int:
-    from treadle.cli.opening import noted
+    from treadle.cli.open_session import noted
 
     async with noted(args, args.session) as (session, _):
         say((await session.fork(args.at)).id)
@@ -219,7 +219,7 @@ async def _fork(args: argparse.Namespace) -> int:
 
 
 async def _rename(args: argparse.Namespace) -> int:
-    from treadle.cli.opening import noted
+    from treadle.cli.open_session import noted
 
     if not args.name.strip():
         raise BadInput("the name is empty; nothing was changed")
@@ -229,7 +229,7 @@ async def _rename(args: argparse.Namespace) -> int:
 
 
 async def _export(args: argparse.Namespace) -> int:
-    from treadle.transcript import export
+    from treadle.export.transcript import export
 
     log = open_store(settings_of(args).settings)
     try:
@@ -260,8 +260,8 @@ def _taken(file: str) -> bytes:
 
 
 async def _import(args: argparse.Namespace) -> int:
+    from treadle.export.transcript import import_session, read_lines
     from treadle.session import new_session_id
-    from treadle.transcript import import_session, read_lines
 
     carried = read_lines(_taken(args.file))
     if carried.yeses and not args.trust:

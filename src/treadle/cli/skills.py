@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from treadle.app.settings import config_folder
 from treadle.cli.options import Parser, actions_of, add_options, parser_of, settings_of
-from treadle.cli.text import columns, is_terminal, note, say, table
-from treadle.config import config_folder
-from treadle.drafting import accept, decline, proposals
-from treadle.library import Library
+from treadle.cli.terminal_text import columns, is_terminal, note, say, table
+from treadle.knowledge.library import Library
+from treadle.knowledge.skill_drafts import accept, decline, proposals
 
 EXAMPLES = """\
   treadle skills list

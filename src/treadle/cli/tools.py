@@ -8,13 +8,13 @@ import json
 import sys
 from collections.abc import Mapping
 
-from treadle.cli.opening import DEFAULT_AGENT
+from treadle.app.settings import Settings, build_agents
+from treadle.cli.open_session import DEFAULT_AGENT
 from treadle.cli.options import Parser, add_options, parser_of, settings_of
-from treadle.cli.text import columns, cut, is_terminal, note, say
-from treadle.config import Settings, build_agents
+from treadle.cli.terminal_text import columns, cut, is_terminal, note, say
 from treadle.errors import NotFound
-from treadle.toolbox import McpServers, mcp_servers
 from treadle.tools.base import Tool
+from treadle.tools.builtin import McpServers, mcp_servers
 
 EXAMPLES = """\
   treadle tools                  all of them, in a line each

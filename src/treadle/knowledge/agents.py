@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.knowledge.base import Origin, Problem
-from treadle.knowledge.markdown import LARGEST_FRONT, Document, Fields, read_document
+from treadle.knowledge.front_matter import LARGEST_FRONT, Document, Fields, read_document
 
 Posture = Literal["cautious", "balanced", "trusting"]
 POSTURES: tuple[Posture, ...] = get_args(Posture)

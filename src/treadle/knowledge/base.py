@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from treadle.context import Attachments
+from treadle.engine.context import Attachments
 from treadle.log.base import Memories
 
 Origin = Literal["builtin", "user", "workspace"]

@@ -11,8 +11,8 @@ from typing import cast
 
 from treadle.knowledge.agents import AgentFile, read_sections
 from treadle.knowledge.base import Origin, Problem
-from treadle.knowledge.frames import frame
-from treadle.knowledge.reading import LINK, read_beneath
+from treadle.knowledge.bounded_read import LINK, read_beneath
+from treadle.knowledge.prompt_frames import frame
 from treadle.messages import Json
 
 FILE = "AGENTS.md"

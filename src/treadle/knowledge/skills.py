@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from treadle.knowledge.base import Origin, Problem, Skill
-from treadle.knowledge.frames import frame
-from treadle.knowledge.markdown import Fields, read_document
-from treadle.knowledge.reading import folders_beneath, read_beneath
+from treadle.knowledge.bounded_read import folders_beneath, read_beneath
+from treadle.knowledge.front_matter import Fields, read_document
+from treadle.knowledge.prompt_frames import frame
 
 FILE = "SKILL.md"
 MOST = 200

@@ -178,7 +178,7 @@ class Memories(ABC):
 
 
 def _memorable(text: str) -> str:
-    from treadle.secrecy import secret_in
+    from treadle.secrets.detect import secret_in
 
     text = writable(text).strip()
     if not text:

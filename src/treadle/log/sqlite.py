@@ -31,11 +31,10 @@ from treadle.log.base import (
     Watch,
     listing_of,
 )
+from treadle.log.full_text import for_index, is_bare, match_words, snippet, text_in
 from treadle.log.hub import Channel, Hub
-from treadle.log.listing import cursor_after, first_line, holds, place_of
-from treadle.log.memories import SqliteMemories
 from treadle.log.owner import is_gone
-from treadle.log.places import artifact_name, place_again, place_first, stamp_first, stamp_from
+from treadle.log.positions import artifact_name, place_again, place_first, stamp_first, stamp_from
 from treadle.log.rows import (
     HEAD,
     LINE,
@@ -53,8 +52,9 @@ from treadle.log.rows import (
     stored_under,
     use_key,
 )
-from treadle.log.search import for_index, is_bare, match_words, snippet, text_in
-from treadle.log.store import Durability, Store
+from treadle.log.session_list import cursor_after, first_line, holds, place_of
+from treadle.log.sqlite_file import Durability, Store
+from treadle.memory.store import SqliteMemories
 
 POLL = 0.05
 INDEXED_AT_ONCE = 1000

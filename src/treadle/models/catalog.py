@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from treadle.errors import BadInput, NotFound
 from treadle.models.base import Model
-from treadle.models.chat import Chat, Quirks
+from treadle.models.chat_completions import Chat, Quirks
 from treadle.models.http import LOCAL_TIMEOUTS, Endpoint, Secret, Timeouts
 from treadle.models.prices import price_of
 from treadle.models.providers import HINTS, PROVIDERS, UNNAMED, Protocol, Row
 from treadle.models.remote import Probe, RemoteModel, Wire
-from treadle.models.windows import from_models, from_props, from_show, from_studio
+from treadle.models.window_sizes import from_models, from_props, from_show, from_studio
 
 _PROBES: dict[str, Probe] = {
     "props": from_props,
@@ -32,7 +32,7 @@ _PROBES: dict[str, Probe] = {
 
 
 taken: dict[str, str] = {}
-"""Keys that were taken out of the environment, so that no child has them; see `treadle.secrets`."""
+"""Keys that were taken out of the environment, so that no child has them; see `treadle.secrets.keyring`."""
 
 
 def resolve(name: str | None = None, *, base_url: str | None = None, api_key_env: str | None = None) -> Model:
@@ -41,7 +41,7 @@ def resolve(name: str | None = None, *, base_url: str | None = None, api_key_env
     Raises `NotFound` for a name that means nothing, with what exists, and `BadInput` for a missing key.
     """
     if name is None or not name.strip():
-        from treadle.models.choose import Routed
+        from treadle.models.default_model import Routed
 
         return Routed(base_url=base_url, api_key_env=api_key_env)
     name = name.strip()
@@ -111,16 +111,16 @@ def _wire(protocol: Protocol, provider: str, model: str, quirks: Quirks) -> Wire
         case "chat":
             return Chat(provider, model, replace(quirks, max_output=most, samples=samples))
         case "anthropic":
-            from treadle.models.anthropic import Anthropic
+            from treadle.models.anthropic_messages import Anthropic
 
             return Anthropic(provider, model, max_output=most, samples=samples)
         case "responses":
-            from treadle.models.responses import Responses
+            from treadle.models.openai_responses import Responses
 
             thinks = not model.startswith(("gpt-3", "gpt-4", "chatgpt"))
             return Responses(provider, model, max_output=most, samples=samples, encrypted=thinks)
         case "ollama":
-            from treadle.models.ollama import Ollama
+            from treadle.models.ollama_chat import Ollama
 
             return Ollama(provider, model)
 

@@ -14,10 +14,10 @@ from msgspec import Raw, Struct
 from treadle.errors import ModelError
 from treadle.messages import FinishReason, Reply, ToolSpec, Usage
 from treadle.models.base import ModelEvent
-from treadle.models.fragments import NONE, Opaque, estimate, given, opaque_text
-from treadle.models.gather import Gather, Slot, written_calls
 from treadle.models.prices import priced
+from treadle.models.reply_builder import Gather, Slot, written_calls
 from treadle.models.reports import Reported
+from treadle.models.request_parts import NONE, Opaque, estimate, given, opaque_text
 from treadle.models.sse import Kind, Malformed, Stream
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from treadle.models.chat import Quirks
-from treadle.models.fragments import MISTRAL_IDS
+from treadle.models.chat_completions import Quirks
+from treadle.models.request_parts import MISTRAL_IDS
 
 Protocol = Literal["chat", "anthropic", "responses", "ollama"]
 Asked = Literal["", "props", "studio", "show", "models"]

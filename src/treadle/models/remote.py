@@ -12,9 +12,9 @@ from msgspec import Struct
 from treadle.errors import ModelError
 from treadle.messages import ModelMessage, Reply, Request, TextPart
 from treadle.models.base import Model, ModelEvent
-from treadle.models.fragments import estimate
 from treadle.models.http import Endpoint, Exchange, Transport
 from treadle.models.reports import Reported
+from treadle.models.request_parts import estimate
 from treadle.models.sse import Malformed
 
 _ASKED_AT_MOST = 3

@@ -104,7 +104,7 @@ class Probe(Struct, frozen=True):
 
 
 class Sandbox(Protocol):
-    """Where commands run. The module `treadle.sandbox.run` is one."""
+    """Where commands run. The module `treadle.sandbox.backend` is one."""
 
     def probe(self) -> Probe:
         """Which walls hold on this machine; found out once a process."""

@@ -20,12 +20,12 @@ from msgspec import Struct
 from treadle.errors import BadInput
 from treadle.sandbox.base import PROTECTED, Ended, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import interpreter_folders, walled_environment
-from treadle.sandbox.folder import empty_file, prepared_etc
+from treadle.sandbox.guarded_paths import guarded, look_through, real_workspace, working_folder
 from treadle.sandbox.network import proxy_environment
 from treadle.sandbox.process import Following, Output, Tree, limit, limits_of, memory_file, pipe, readable, spawn
+from treadle.sandbox.resource_usage import descendants
+from treadle.sandbox.runtime_folder import empty_file, prepared_etc
 from treadle.sandbox.seccomp import Machine, program
-from treadle.sandbox.usage import descendants
-from treadle.sandbox.workspace import guarded, look_through, real_workspace, working_folder
 
 BWRAP = "/usr/bin/bwrap"
 """That exact path: distributions give it, and no other, the right to make user namespaces."""

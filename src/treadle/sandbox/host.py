@@ -5,7 +5,7 @@ from __future__ import annotations
 from treadle.sandbox import supervised
 from treadle.sandbox.base import Ended, Job, OnOutput
 from treadle.sandbox.environment import host_environment
-from treadle.sandbox.workspace import existing_workspace, working_folder
+from treadle.sandbox.guarded_paths import existing_workspace, working_folder
 
 
 async def run(job: Job, on_output: OnOutput) -> Ended:

@@ -19,9 +19,9 @@ from treadle.sandbox import supervised
 from treadle.sandbox.base import PROTECTED, Ended, Job, OnOutput
 from treadle.sandbox.bubblewrap import machine
 from treadle.sandbox.environment import interpreter_folders, walled_environment
-from treadle.sandbox.folder import ETC, runtime_folder
+from treadle.sandbox.guarded_paths import look_through, real_workspace, working_folder
+from treadle.sandbox.runtime_folder import ETC, runtime_folder
 from treadle.sandbox.seccomp import program
-from treadle.sandbox.workspace import look_through, real_workspace, working_folder
 
 OLDEST = 3
 """Before its third version, Landlock let a process empty files that it may not write."""

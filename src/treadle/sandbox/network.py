@@ -14,12 +14,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from treadle.sandbox import proxy
-from treadle.sandbox.addresses import is_public
 from treadle.sandbox.base import Job, SandboxUnavailable
 from treadle.sandbox.process import readable, spawn
+from treadle.sandbox.public_addresses import is_public
 
 PORT = 3128
-_LISTEN = Path(__file__).with_name("listen.py")
+_LISTEN = Path(__file__).with_name("listener.py")
 _PATIENCE = 20.0
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from treadle.sandbox.base import Bounds, Ended, OnOutput, Reason
-from treadle.sandbox.usage import DiskWatch, tree_use
+from treadle.sandbox.resource_usage import DiskWatch, tree_use
 
 _LOOK_EVERY = 0.1
 _MEGABYTE = 1024 * 1024

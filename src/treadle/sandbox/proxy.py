@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from treadle.sandbox.addresses import is_public
+from treadle.sandbox.public_addresses import is_public
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 IsPublic = Callable[[str], bool]

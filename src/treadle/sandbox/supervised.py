@@ -15,7 +15,7 @@ from msgspec import Struct
 from treadle.sandbox.base import Ended, Job, OnOutput
 from treadle.sandbox.process import Following, Output, Tree, limits_of, memory_file, pipe, spawn
 
-_LAUNCH = Path(__file__).with_name("launch.py")
+_LAUNCH = Path(__file__).with_name("supervisor.py")
 
 
 class Launch(Struct, frozen=True):

@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import sys
 
-from treadle.config import load
+from treadle.app.settings import load
 from treadle.errors import TreadleError
-from treadle.server.start import GRACE, ServeOptions, serve
+from treadle.server.serve import GRACE, ServeOptions, serve
 
 
 def main() -> int:

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
 from treadle import Runtime, __version__
-from treadle.server import catalogue, chat, home, loop_api, openai_api, problems, sessions, sockets
+from treadle.server import catalogue, home, loop_api, openai_api, problems, sessions, sockets
+from treadle.server import rpc as chat
 from treadle.server.config import ServerConfig
 from treadle.server.guard import Guard, Receive, Scope, Send
 from treadle.server.service import Service, Viewer

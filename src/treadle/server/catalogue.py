@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from treadle.errors import NotFound, TreadleError
-from treadle.library import FileKnowledge
+from treadle.knowledge.library import FileKnowledge
 from treadle.log.base import LONGEST_MEMORY, Memory, MemoryKind
 from treadle.server.problems import invalid
 from treadle.server.service import Sender, Service, TheService, Viewer

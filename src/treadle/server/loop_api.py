@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 
 from treadle import Answer, Grant, RunFinished, Session
 from treadle.dialects.base import encode
-from treadle.dialects.loop import LoopDialect, continuation_token, limits_of
+from treadle.dialects.loop_events import LoopDialect, continuation_token, limits_of
 from treadle.errors import BadInput, Conflict, NotFound
 from treadle.events import (
     AnyFact,

@@ -17,10 +17,10 @@ from msgspec import Struct
 from pydantic import BaseModel, Field
 
 from treadle import RunFinished, Session
-from treadle.dialects import responses as responses_out
+from treadle.dialects import responses_events as responses_out
 from treadle.dialects.base import encode
-from treadle.dialects.loop import GOES_ON
-from treadle.dialects.openai import (
+from treadle.dialects.loop_events import GOES_ON
+from treadle.dialects.openai_chat import (
     ChatChunks,
     TextChunks,
     agent_completion,
@@ -28,7 +28,7 @@ from treadle.dialects.openai import (
     text_completion,
     trouble_of,
 )
-from treadle.dialects.openai_in import (
+from treadle.dialects.openai_requests import (
     ChatBody,
     CompletionBody,
     ResponsesBody,
@@ -37,7 +37,7 @@ from treadle.dialects.openai_in import (
     last_words,
     responses_request,
 )
-from treadle.dialects.responses import ResponseEvents
+from treadle.dialects.responses_events import ResponseEvents
 from treadle.errors import ModelError, NotFound
 from treadle.events import (
     AnyFact,

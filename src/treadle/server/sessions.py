@@ -13,11 +13,12 @@ from pydantic import BaseModel, Field
 from treadle import Answer, Session
 from treadle.dialects.base import Dialect, encode, parse_approval_id
 from treadle.dialects.chat_rpc import ChatRpcDialect
-from treadle.dialects.frames import Error, FramesDialect
-from treadle.dialects.loop import GOES_ON, LoopDialect
-from treadle.dialects.wire import WireDialect
+from treadle.dialects.loop_events import GOES_ON, LoopDialect
+from treadle.dialects.message_frames import WireDialect
+from treadle.dialects.session_frames import Error, FramesDialect
 from treadle.errors import Conflict, NotFound, TreadleError
 from treadle.events import MessageReceived, ModelFailed, RunStarted, SessionConfigured, SignalDetected, TurnStarted
+from treadle.export.transcript import Form, export
 from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import text_of
 from treadle.server.follow import Following, settled
@@ -46,7 +47,6 @@ from treadle.server.views import (
     SessionView,
     SimpleAnswer,
 )
-from treadle.transcript import Form, export
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 MOST_PENDING = 1000

@@ -15,8 +15,8 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from treadle import Answer, Session
 from treadle.dialects.base import encode, parse_approval_id
-from treadle.dialects.frames import Error, FramesDialect
-from treadle.dialects.wire import ChatState, ChatStatus, StatusDialect, WireDialect
+from treadle.dialects.message_frames import ChatState, ChatStatus, StatusDialect, WireDialect
+from treadle.dialects.session_frames import Error, FramesDialect
 from treadle.errors import TreadleError
 from treadle.events import Delta, Event
 from treadle.log.base import SessionInfo, SessionQuery, Watch

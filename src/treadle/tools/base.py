@@ -18,7 +18,7 @@ from treadle.errors import BadInput, NotFound, TreadleError
 from treadle.events import KeptFile, Question, Safety, Tier
 from treadle.log.base import Memories
 from treadle.messages import NO_USAGE, Json, Part, ToolSpec, Usage
-from treadle.policy import Assessment
+from treadle.permissions.policy import Assessment
 
 DEFAULT_TIMEOUT = 120.0
 DEFAULT_CAP = 16 * 1024

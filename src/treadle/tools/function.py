@@ -23,7 +23,7 @@ from treadle.tools.base import (
     ToolContext,
     ToolInputError,
 )
-from treadle.tools.threads import run_in_thread
+from treadle.workspace.worker_threads import run_in_thread
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

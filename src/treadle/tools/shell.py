@@ -16,15 +16,15 @@ import msgspec
 from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
+from treadle.history.kept_files import KeptFiles
+from treadle.history.snapshot import keeping
 from treadle.messages import Json, ToolSpec
-from treadle.policy import Assessment
+from treadle.permissions.paths import is_instruction
+from treadle.permissions.policy import Assessment
+from treadle.permissions.shell.classify import classify
+from treadle.permissions.shell.parse import commands_of, parts_of
 from treadle.sandbox.base import Bounds, Ended, Job, Sandbox, SandboxUnavailable
 from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, ToolResult, Trait, decoded
-from treadle.tools.kept import KeptFiles
-from treadle.tools.names import is_instruction
-from treadle.tools.shell_language import commands_of, parts_of
-from treadle.tools.shell_safety import classify
-from treadle.tools.snapshot import keeping
 
 FOLDER = "treadle.folder"
 """The note that says in which folder of the workspace the last command ended."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from treadle.compaction import TODO
+from treadle.engine.compaction import TODO
 from treadle.tools.base import ToolContext, ToolError
 from treadle.tools.function import tool
 

@@ -23,11 +23,12 @@ from treadle.messages import (
     UserMessage,
 )
 from treadle.models.base import ModelEvent
-from treadle.models.local import native, union
-from treadle.models.local.engine import Engine, EngineFacts, Piece, Prompt
-from treadle.models.local.native import Native
-from treadle.models.local.prompt import Chat, exchange
-from treadle.models.local.union import ANSWER, Union
+from treadle.models.local import json_tools as union
+from treadle.models.local import native_tools as native
+from treadle.models.local.chat_prompt import Chat, exchange
+from treadle.models.local.json_tools import ANSWER, Union
+from treadle.models.local.llama_process import Engine, EngineFacts, Piece, Prompt
+from treadle.models.local.native_tools import Native
 
 READ = ToolSpec(
     "read",

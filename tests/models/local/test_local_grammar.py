@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from tests.models.local.gbnf import sentence
 
-from treadle.models.local import grammar
+from treadle.models.local import gbnf as grammar
 
 Schema = dict[str, Any]
 

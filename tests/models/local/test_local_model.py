@@ -32,7 +32,7 @@ from treadle.messages import (
 )
 from treadle.models.base import Model
 from treadle.models.local import LocalModel, weights
-from treadle.models.local.model import DriverName
+from treadle.models.local.local_model import DriverName
 
 CALCULATE = ToolSpec(
     "calculate",

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from treadle.messages import Json, ToolSpec
-from treadle.models.local import answer, fill, text
-from treadle.models.local.fill import Sources
+from treadle.models.local import argument_values as fill
+from treadle.models.local import quote_result as answer
+from treadle.models.local import request_text as text
+from treadle.models.local.argument_values import Sources
 
 STARTERS = {"read", "list", "write", "count"}
 WORDS = [

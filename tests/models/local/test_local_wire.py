@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.models.local import wire
+from treadle.models.local import unix_http as wire
 
 
 @asynccontextmanager

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from treadle.sandbox.addresses import is_public
-from treadle.tools import fetch
+from treadle.sandbox.public_addresses import is_public
+from treadle.tools import web as fetch
 from treadle.tools.base import ToolContext, ToolError, ToolInputError, ToolResult
-from treadle.tools.fetch import MOST_BYTES, FetchUrl
 from treadle.tools.html_text import text_of_html
+from treadle.tools.web import MOST_BYTES, FetchUrl
 
 PAGE = """<!doctype html><html><head><title>A  page</title><style>p {}</style></head><body>
 <h1>Head</h1><p>Some <b>bold</b> text, <a href="/next?a=1&amp;b=2">a link</a> and <a href="javascript:x()">none</a>.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from treadle.events import KeptFile
+from treadle.history.kept_files import KeptFiles
 from treadle.tools.base import Desk, ToolContext, ToolError, ToolResult
-from treadle.tools.files import file_tools
-from treadle.tools.kept import KeptFiles
+from treadle.tools.files.file_tools import file_tools
 
 
 class RecordingDesk(Desk):

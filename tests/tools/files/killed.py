@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle import Agent
+from treadle.engine.tool_call import LogDesk
 from treadle.events import KeptFile
-from treadle.execute import LogDesk
+from treadle.history.kept_files import KeptFiles
 from treadle.testing import ScriptedModel, call
-from treadle.tools.files import file_tools
-from treadle.tools.kept import KeptFiles
+from treadle.tools.files.file_tools import file_tools
 
 
 async def main(database: str, workspace: str, kept: str) -> None:

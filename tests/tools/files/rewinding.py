@@ -10,10 +10,10 @@ import pytest
 from tests.kit import Store, agent_of, of
 from treadle import Agent, Session, ToolContext, tool
 from treadle.events import MessageReceived
+from treadle.history.kept_files import KeptFiles
+from treadle.history.snapshot import keeping
 from treadle.testing import call
-from treadle.tools.files import file_tools
-from treadle.tools.kept import KeptFiles
-from treadle.tools.snapshot import keeping
+from treadle.tools.files.file_tools import file_tools
 
 Contents = dict[str, str]
 

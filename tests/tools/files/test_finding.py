@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.tools.files.bench import Bench, some_bench
-from treadle.tools import listing
-from treadle.tools import ripgrep as ripgrep_module
+from treadle.tools.files import list_files as listing
+from treadle.tools.files import ripgrep as ripgrep_module
 
 bench = some_bench
 

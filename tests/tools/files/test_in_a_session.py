@@ -9,9 +9,9 @@ from tests.kit import Store, agent_of, either_store, ended, finished_calls, go, 
 from treadle import Answer, CallFinished, Grant, later
 from treadle.errors import BadInput
 from treadle.events import CallStarted, FilesKept, type_of
+from treadle.history.kept_files import KeptFiles
 from treadle.testing import call
-from treadle.tools.files import file_tools
-from treadle.tools.kept import KeptFiles
+from treadle.tools.files.file_tools import file_tools
 
 store = either_store
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.tools.files.bench import Bench, some_bench
 from treadle.tools.base import ToolError
-from treadle.tools.diffs import patched, read_patch
-from treadle.tools.folder import Folder
-from treadle.tools.text import diff
+from treadle.tools.files.unified_diff import patched, read_patch
+from treadle.workspace.encoding import diff
+from treadle.workspace.folder import Folder
 
 bench = some_bench
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.kit import PATIENCE
-from treadle.tools import beneath
 from treadle.tools.base import ToolError
-from treadle.tools.folder import Folder, PathRefused
+from treadle.workspace import beneath
+from treadle.workspace.folder import Folder, PathRefused
 
 CANARY = "canary: this lies outside"
 INSIDE = "this lies inside"

@@ -14,15 +14,15 @@ import pytest
 from tests.kit import PATIENCE, Held, Store, agent_of, either_store, ended, of, resumed, said, wait_for
 from tests.tools.files.rewinding import Contents, Place, positions, rewindable, write
 from treadle import RunFinished, TextPart
-from treadle.coordinator import Coordinator
+from treadle.engine.coordinator import Coordinator
+from treadle.engine.tool_call import LogDesk
 from treadle.errors import BadInput, Conflict
 from treadle.events import CallFinished, CallStarted, Custom, FilesKept, MessageReceived, Rewound
-from treadle.execute import LogDesk
-from treadle.log.memory import MemoryLog
+from treadle.history.kept_files import KeptFiles
+from treadle.log.in_memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.testing import call, crash_points
-from treadle.tools.folder import Folder
-from treadle.tools.kept import KeptFiles
+from treadle.workspace.folder import Folder
 
 store = either_store
 place = rewindable

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from tests.tools.files.bench import Bench, some_bench
 from treadle.errors import NotFound, StoreDamaged, StoreError
 from treadle.events import KeptFile
-from treadle.tools import kept as kept_module
-from treadle.tools import snapshot as snapshot_module
+from treadle.history import kept_files as kept_module
+from treadle.history import snapshot as snapshot_module
+from treadle.history.kept_files import KeptFiles, Seen
+from treadle.history.snapshot import Snapshot, keeping, snapshot
 from treadle.tools.base import ToolContext
-from treadle.tools.kept import KeptFiles, Seen
-from treadle.tools.snapshot import Snapshot, keeping, snapshot
 
 bench = some_bench
 

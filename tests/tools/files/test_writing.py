@@ -9,8 +9,8 @@ import pytest
 
 from tests.tools.files.bench import Bench, some_bench
 from treadle.events import Grant, KeptFile
-from treadle.log.open import open_log
-from treadle.policy import decide
+from treadle.log.open_log import open_log
+from treadle.permissions.policy import decide
 
 bench = some_bench
 

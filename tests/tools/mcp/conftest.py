@@ -15,7 +15,7 @@ import pytest
 
 from tests.kit import PATIENCE
 from treadle.tools.base import Tool, ToolContext, ToolResult
-from treadle.tools.mcp.config import McpServer
+from treadle.tools.mcp.server_config import McpServer
 
 HERE = Path(__file__).parent
 

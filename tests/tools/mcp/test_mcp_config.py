@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from treadle.errors import BadInput
-from treadle.tools.mcp.config import McpServer
+from treadle.tools.mcp.mcp_tool import tool_name
+from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.servers import McpServers
-from treadle.tools.mcp.tool import tool_name
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from tests.kit import agent_of, finished_calls, go, let_pass, of, results, wait_for
 from tests.tools.mcp.conftest import child, odd, until
 from treadle import CallStarted
+from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant, Progress
 from treadle.messages import Call, Reply
-from treadle.setup import later
 from treadle.tools.mcp.servers import McpServers
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.tools.mcp.conftest import Caller, Web
 from treadle.tools.base import ToolError
 from treadle.tools.mcp import connection
-from treadle.tools.mcp.config import McpServer
+from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.servers import McpServers
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])

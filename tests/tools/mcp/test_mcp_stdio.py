@@ -14,8 +14,8 @@ from tests.tools.mcp.conftest import Caller, child, odd, until
 from treadle.messages import FilePart, ImagePart
 from treadle.tools.base import ToolError, ToolInputError
 from treadle.tools.mcp import connection
-from treadle.tools.mcp.config import McpServer
 from treadle.tools.mcp.connection import Connection, Health
+from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.servers import McpServers
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])

@@ -12,11 +12,11 @@ from mcp.types import Tool as ListedTool
 from tests.kit import agent_of, finished_calls, go, of, wait_for
 from tests.tools.mcp.conftest import odd
 from treadle import Answer, CallStarted, RunFinished, Session
+from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, CallFinished, Grant
 from treadle.messages import Call, Reply
-from treadle.policy import holding, pinned, unpinned
-from treadle.rules import all_rules, load_rules, save_rule, with_rules
-from treadle.setup import later
+from treadle.permissions.policy import holding, pinned, unpinned
+from treadle.permissions.saved_rules import all_rules, load_rules, save_rule, with_rules
 from treadle.tools.mcp.connection import version_of
 from treadle.tools.mcp.servers import McpServers
 

@@ -12,7 +12,7 @@ import pytest
 
 from treadle.events import KeptFile, Tier
 from treadle.messages import Json
-from treadle.sandbox import run as sandbox
+from treadle.sandbox import backend as sandbox
 from treadle.tools.base import Desk, ToolContext, ToolResult
 from treadle.tools.shell import Shell
 

@@ -14,7 +14,7 @@ from treadle import RunFinished, Session
 from treadle.events import CallFinished, CallStarted, Event, Grant, OutputDelta, encode
 from treadle.log.sqlite import SqliteLog
 from treadle.testing import call
-from treadle.toolbox import default_tools
+from treadle.tools.builtin import default_tools
 
 ENVIRONMENT, CONFIGURED, FILE = "canary-of-the-environment-1", "canary/of+the config 2", "canary-of-the-file-3"
 

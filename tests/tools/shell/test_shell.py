@@ -12,10 +12,10 @@ from tests.kit import let_pass
 from tests.sandbox.kit import until
 from tests.tools.shell.kit import Terminal, needs_bubblewrap, needs_walls, note_of
 from treadle.events import Tier
-from treadle.sandbox import run as sandbox
+from treadle.history.kept_files import KeptFiles
+from treadle.sandbox import backend as sandbox
 from treadle.sandbox.base import Bounds, Ended, Job, OnOutput, Probe, SandboxUnavailable
 from treadle.tools.base import ToolContext, ToolError, ToolInputError
-from treadle.tools.kept import KeptFiles
 from treadle.tools.shell import Shell, _Output
 
 pytestmark = needs_walls

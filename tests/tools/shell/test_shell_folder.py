@@ -7,11 +7,11 @@ import pytest
 
 from tests.kit import agent_of, ended, finished_calls, go, of, wait_for
 from treadle import Agent, Answer, CallStarted, RunFinished
-from treadle.cli.ask import approval_lines
+from treadle.cli.question_text import approval_lines
+from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant
 from treadle.messages import Call, Reply
-from treadle.sandbox import run as sandbox
-from treadle.setup import later
+from treadle.sandbox import backend as sandbox
 from treadle.tools.shell import FOLDER, Shell
 
 CAREFUL = Grant(tier="full", cautious=True)

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tools.shell.kit import run_to_the_end
-from treadle.policy import UNKNOWN
-from treadle.tools.shell_language import commands_of, parts_of
+from treadle.permissions.policy import UNKNOWN
+from treadle.permissions.shell.parse import commands_of, parts_of
 
 
 def texts(command: str) -> list[str]:

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from treadle.events import Grant
-from treadle.policy import Assessment, decide
-from treadle.tools.shell_language import commands_of, parts_of
-from treadle.tools.shell_safety import classify
+from treadle.permissions.policy import Assessment, decide
+from treadle.permissions.shell.classify import classify
+from treadle.permissions.shell.parse import commands_of, parts_of
 
 
 def safety(command: str) -> str:

@@ -7,9 +7,9 @@ import pytest
 
 from tests.tools.shell.kit import run_to_the_end
 from treadle.events import Grant
-from treadle.policy import Assessment, decide
-from treadle.tools.shell_language import commands_of, parts_of
-from treadle.tools.shell_safety import classify
+from treadle.permissions.policy import Assessment, decide
+from treadle.permissions.shell.classify import classify
+from treadle.permissions.shell.parse import commands_of, parts_of
 
 TRICKS = Path(__file__).with_name("tricks.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n%%\n")
 GROUPS = [TRICKS[start : start + 60] for start in range(0, len(TRICKS), 60)]

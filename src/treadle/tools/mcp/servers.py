@@ -11,10 +11,10 @@ import msgspec
 
 from treadle.errors import BadInput
 from treadle.tools.base import Tool
-from treadle.tools.mcp.config import McpServer
 from treadle.tools.mcp.connection import Connection, Health
-from treadle.tools.mcp.search import CallTool, SearchTools
-from treadle.tools.mcp.tool import McpTool
+from treadle.tools.mcp.mcp_tool import McpTool
+from treadle.tools.mcp.server_config import McpServer
+from treadle.tools.mcp.tool_search import CallTool, SearchTools
 
 MOST_TOOLS = 30
 MOST_BYTES = 24_000

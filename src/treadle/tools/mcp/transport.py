@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from treadle.tools.mcp.config import McpServer
+from treadle.tools.mcp.server_config import McpServer
 
 if TYPE_CHECKING:
     import httpx2

@@ -1,0 +1,1 @@
+"""The application: settings, the composition of a runtime from them, and diagnosis."""

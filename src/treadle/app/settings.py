@@ -1,0 +1,471 @@
+"""Settings: flags over the environment over the workspace's file over the user's file, and the agent they make.
+
+A workspace's file comes with code that somebody else wrote: it may narrow rights and never widen them. Read by every
+command, so it must stay cheap to import. Secrets are named here (a variable, a file), never held.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+import msgspec
+from msgspec import Struct
+
+from treadle.errors import BadInput
+from treadle.events import Grant, Limits, Tier
+from treadle.messages import Json
+
+if TYPE_CHECKING:
+    from treadle.agent import Agent
+    from treadle.knowledge.library import Library
+    from treadle.log.base import Embed, Log, SessionInfo
+    from treadle.models.base import Model
+    from treadle.tools.base import Tool
+
+MOST_TURNS = 200
+WORKSPACE_FILE = Path(".treadle") / "config.toml"
+WORKSPACE_MAY = frozenset(
+    ("agent", "access", "ask", "forbid", "max_turns", "max_calls", "max_tokens", "max_cost", "timeout")
+)
+"""What a workspace's file may set; the rest of it is left out, and that is said."""
+
+_ADDED = frozenset(("approve", "ask", "forbid", "network"))
+_LOWERED = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout"))
+_FLAGS_ONLY = frozenset(("yes", "workspace", "always"))
+_WIDTH: tuple[Tier, ...] = get_args(Tier)
+_KEY_VARIABLE = "TREADLE_API_KEY"
+_WANTED: dict[object, str] = {
+    str: "text",
+    bool: "true or false",
+    int | None: "a whole number",
+    float: "a number",
+    float | None: "a number",
+    tuple[str, ...]: "a list of texts",
+}
+"""What a setting of such a type can be, as it is said to a person. The others are one of a few words."""
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a command works with. Empty text and None mean: not set.
+
+    `always` is what the user's file approves: it is written down for every run, so it covers nothing that must be asked
+    for each time, as `approve`, said for this run, does. `network` names the hosts that commands may reach.
+    """
+
+    model: str = ""
+    base_url: str = ""
+    api_key_env: str = ""
+    api_key_file: str = ""
+    agent: str = ""
+    workspace: str = ""
+    store: str = ""
+    access: Tier = "sandbox"
+    approve: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
+    ask: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+    yes: bool = False
+    max_turns: int | None = None
+    max_calls: int | None = None
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    timeout: float | None = None
+    system_prompt: str = ""
+    web: bool = False
+    web_proxy: str = ""
+    network: tuple[str, ...] = ()
+    notify: Literal["auto", "bell", "osc9", "off"] = "auto"
+    notify_after: float = 20.0
+    auto_name: bool = True
+    skill_autogen: bool = False
+    embed_model: str = ""
+    mcp: dict[str, dict[str, Json]] = {}
+
+    @property
+    def folder(self) -> Path:
+        """The workspace, as a whole path."""
+        return Path(self.workspace or ".").expanduser().absolute()
+
+    @property
+    def where(self) -> str:
+        """The store: a path, a URL, or `:memory:`."""
+        return self.store or str(data_folder() / "treadle.db")
+
+    def limits(self) -> Limits:
+        """How much one run may use."""
+        usual = Limits()
+        return Limits(
+            turns=usual.turns if self.max_turns is None else self.max_turns,
+            calls=usual.calls if self.max_calls is None else self.max_calls,
+            tokens=self.max_tokens,
+            seconds=self.timeout,
+            cost=self.max_cost,
+        )
+
+
+class Loaded(Struct, frozen=True):
+    """Settings, where each that is set comes from, and what a workspace's file asked for and did not get.
+
+    `file` is the user's, whether it is there or not.
+    """
+
+    settings: Settings
+    sources: dict[str, str]
+    file: Path
+    ignored: tuple[str, ...] = ()
+
+
+def data_folder() -> Path:
+    """Where the store, weights and kept files of this user are."""
+    if chosen := os.environ.get("TREADLE_DATA_DIR"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle"
+
+
+def config_folder() -> Path:
+    """Where the user's own config.toml is."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "treadle"
+
+
+def config_file(chosen: str = "") -> Path:
+    """The user's file: the one that was named, or the usual one."""
+    named = chosen or os.environ.get("TREADLE_CONFIG", "")
+    return Path(named).expanduser() if named else config_folder() / "config.toml"
+
+
+def load(flags: Mapping[str, Json] | None = None, config: str = "") -> Loaded:
+    """The settings for these flags, in this environment and workspace. Raises `BadInput` with file and key."""
+    flags = {key: value for key, value in (flags or {}).items() if value is not None}
+    user_file = config_file(config)
+    if config and not user_file.is_file():
+        raise BadInput(f"there is no configuration file {user_file}; check --config")
+    user = _typed(_read(user_file), str(user_file))
+    environment = _environment()
+    for source, values in ((f"{user_file}: access", user), ("TREADLE_ACCESS", environment)):
+        if values.get("access") == "full":
+            raise BadInput(f"{source} = 'full' is said on the command line only, with --full-access")
+    folder = Path(str(flags.get("workspace") or environment.get("workspace") or ".")).expanduser().absolute()
+    if not folder.is_dir():
+        raise BadInput(f"there is no folder {folder}; --workspace wants one that exists")
+    file = folder / WORKSPACE_FILE
+    workspace, ignored = _narrowing(_read(file), file, user, user_file)
+    lasting = {"always" if key == "approve" else key: value for key, value in user.items()}
+    layers = [(str(user_file), lasting), (str(file), workspace), ("environment", environment)]
+    layers.append(("command line", _typed(flags, "command line")))
+    merged: dict[str, Json] = {}
+    sources: dict[str, str] = {}
+    for source, layer in layers:
+        for key, value in layer.items():
+            both = key in _ADDED and key in merged
+            merged[key] = tuple(dict.fromkeys((*merged[key], *value))) if both else value
+            named = f"TREADLE_{key.upper()}" if source == "environment" else source
+            sources[key] = f"{sources[key]}, {named}" if both else named
+    merged["workspace"] = str(folder)
+    return Loaded(_checked(Settings(**merged)), sources, user_file, ignored)
+
+
+def _read(file: Path) -> dict[str, Json]:
+    import tomllib
+
+    try:
+        # A workspace may hold a pipe there, or a link to something without an end: opening it must not wait.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise BadInput(f"{file} is no plain file; nothing was started")
+            text = opened.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise BadInput(f"{file} cannot be read: {error.strerror}; nothing was started") from None
+    try:
+        return tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} is not valid TOML: {error}; nothing was started") from None
+
+
+def _environment() -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for key in Settings.__struct_fields__:
+        text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
+        if not text or key in ("mcp", "always"):
+            continue
+        listed = key in _ADDED
+        value: Json = [piece.strip() for piece in text.split(",") if piece.strip()] if listed else text
+        found[key] = _converted(key, value, f"TREADLE_{key.upper()}", strict=False)
+    return found
+
+
+def _typed(values: Mapping[str, Json], source: str) -> dict[str, Json]:
+    from_file = source != "command line"
+    typed: dict[str, Json] = {}
+    for key, value in values.items():
+        known = [name for name in Settings.__struct_fields__ if not (from_file and name in _FLAGS_ONLY)]
+        if key in ("api_key", "token", "password"):
+            raise BadInput(
+                f"{source}: {key}: no secret belongs here; name a variable or file: api_key_env, api_key_file"
+            )
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"the keys are: {', '.join(known)}"
+            raise BadInput(f"{source}: there is no setting {key!r} here; {hint}")
+        where = f"{source}: {key}" if from_file else f"--{key.replace('_', '-')}"
+        typed[key] = _converted(key, value, where, strict=from_file)
+    return typed
+
+
+def _converted(key: str, value: Json, where: str, *, strict: bool) -> Json:
+    field = next(field for field in msgspec.structs.fields(Settings) if field.name == key)
+    try:
+        return msgspec.convert(value, field.type, strict=strict)
+    except msgspec.ValidationError as error:
+        wanted = _WANTED.get(field.type) or " or ".join(map(repr, get_args(field.type)))
+        raise BadInput(f"{where}: {error}" if key == "mcp" else f"{where} is {value!r}; it must be {wanted}") from None
+
+
+def _narrowing(
+    values: Mapping[str, Json], file: Path, user: Mapping[str, Json], user_file: Path
+) -> tuple[dict[str, Json], tuple[str, ...]]:
+    """What a workspace's file may have its way with, and what is left out of it and why."""
+    ignored = [
+        f"{file}: {key} is left out: a workspace may not set it; {user_file} may"
+        for key in values
+        if key not in WORKSPACE_MAY
+    ]
+    kept = _typed({key: value for key, value in values.items() if key in WORKSPACE_MAY}, str(file))
+    if "access" in kept and _WIDTH.index(kept["access"]) > _WIDTH.index(user.get("access", Settings().access)):
+        ignored.append(f"{file}: access = {kept.pop('access')!r} is left out: a workspace may only narrow it")
+    if "agent" in kept and ("agent" in user or _is_trusted(kept["agent"], file.parent.parent)):
+        why = "a workspace may not choose another than the user did" if "agent" in user else "it is trusted by the user"
+        ignored.append(f"{file}: agent = {kept.pop('agent')!r} is left out: {why}; name it with --agent")
+    for key in sorted(_LOWERED & kept.keys()):
+        most = _most(key, user)
+        if most is not None and kept[key] > most:
+            ignored.append(f"{file}: {key} = {kept.pop(key)} is left out: a workspace may only lower it from {most:g}")
+    return kept, tuple(ignored)
+
+
+def _is_trusted(agent: str, workspace: Path) -> bool:
+    """Whether an agent has more rights than another would have: that is for the user to choose."""
+    from treadle.knowledge.library import Library
+
+    written = Library(workspace, config_folder()).agents.get(agent)
+    return written is not None and written.posture == "trusting"
+
+
+def _most(key: str, user: Mapping[str, Json]) -> float | None:
+    usual = {"max_turns": Limits().turns, "max_calls": Limits().calls}
+    return cast("float | None", user.get(key, usual.get(key)))
+
+
+def _checked(settings: Settings) -> Settings:
+    if settings.max_turns is not None and not 0 <= settings.max_turns <= MOST_TURNS:
+        raise BadInput(f"max_turns is {settings.max_turns}; it can be 0 (text only) to {MOST_TURNS}")
+    if settings.max_calls is not None and settings.max_calls < 0:
+        raise BadInput(f"max_calls is {settings.max_calls}; it cannot be negative")
+    for key in ("max_tokens", "max_cost", "timeout"):
+        value = getattr(settings, key)
+        if value is not None and not value > 0:
+            raise BadInput(f"{key} is {value}; it must be more than 0, or be left out for no limit of that kind")
+    if settings.web_proxy and not re.fullmatch(r"https?://[^\s/@?#]+/?", settings.web_proxy):
+        raise BadInput("web_proxy is an address such as http://proxy.example:3128, without a user or a password")
+    if settings.api_key_env and settings.api_key_file:
+        raise BadInput("api_key_env and api_key_file are both set; leave one out")
+    return settings
+
+
+def remember(key: str, value: str, config: str = "") -> Path:
+    """Set one key of text in the user's file and leave the rest of it as it is; the file that was written."""
+    import json
+    import tomllib
+
+    file = config_file(config)
+    before = file.read_text("utf-8") if file.is_file() else ""
+    wanted = {**_read(file), key: value}
+    lines = before.splitlines()
+    head = next((at for at, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
+    line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
+    places = [at for at in range(head) if lines[at].partition("=")[0].strip() == key]
+    if places:
+        lines[places[0]] = line
+    else:
+        lines.insert(0, line)
+    text = "\n".join(lines) + "\n"
+    try:
+        as_wanted = tomllib.loads(text) == wanted
+    except tomllib.TOMLDecodeError:
+        as_wanted = False
+    if not as_wanted:
+        raise BadInput(f"{file} is written in a way that cannot be changed by line; set {line} in it by hand")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    spare = file.with_suffix(".toml.new")
+    spare.write_text(text, "utf-8")
+    spare.replace(file)
+    return file
+
+
+def open_store(settings: Settings) -> Log:
+    """The log that the settings name; close it when done."""
+    from treadle.log.open_log import open_log
+
+    return open_log(settings.where)
+
+
+def is_abandoned(info: SessionInfo) -> bool:
+    """Whether a session that was being run is left behind: nobody has it, or the process that had it is gone."""
+    from treadle.log.owner import is_gone
+
+    return info.status == "running" and (not info.owner or is_gone(info.owner))
+
+
+async def choose_model(settings: Settings) -> tuple[Model, str]:
+    """The model that the settings name, or the first that works, and why it is this one."""
+    from treadle.models.catalog import resolve
+    from treadle.models.default_model import Routed
+
+    variable = _key_variable(settings)
+    model = resolve(settings.model or None, base_url=settings.base_url or None, api_key_env=variable or None)
+    if not isinstance(model, Routed):
+        return model, ""
+    return await model.chosen(), model.reason
+
+
+def is_unpriced(model: Model) -> bool:
+    """Whether a model may cost something, and nobody here knows what."""
+    from urllib.parse import urlsplit
+
+    from treadle.models.prices import price_of
+    from treadle.models.remote import RemoteModel
+
+    if not isinstance(model, RemoteModel) or price_of(model.name) is not None:
+        return False
+    return urlsplit(model.endpoint.base_url).hostname not in ("localhost", "127.0.0.1", "::1")
+
+
+def embedding_of(settings: Settings, model: Model | None = None) -> Embed | None:
+    """What finds memories by their meaning, where the settings name it; the chosen `model` is not loaded twice."""
+    if not settings.embed_model:
+        return None
+    from treadle.models.embeddings import Embedding, embedding
+
+    if model is not None and model.name == settings.embed_model:
+        return Embedding(model)
+    return embedding(
+        settings.embed_model, base_url=settings.base_url or None, api_key_env=_key_variable(settings) or None
+    )
+
+
+def heed(model: Model, told: Callable[[str, float, float], None]) -> None:
+    """Have a model tell what it does before it can answer, from any thread; only the embedded one has much to do."""
+    if model.name.partition(":")[0] == "local":
+        from treadle.models.local import LocalModel
+
+        if isinstance(model, LocalModel):
+            model.progress = told
+
+
+def _key_variable(settings: Settings) -> str:
+    """The variable that holds the key; a key from a file is known by one that no child ever sees."""
+    if not settings.api_key_file:
+        return settings.api_key_env
+    from treadle.models import catalog
+
+    file = Path(settings.api_key_file).expanduser()
+    try:
+        catalog.taken[_KEY_VARIABLE] = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"api_key_file: {file} cannot be read: {error}") from None
+    return _KEY_VARIABLE
+
+
+class Built(Struct, frozen=True):
+    """The agents of a workspace and its user on these settings, and what is wrong with files that describe them."""
+
+    agents: dict[str, Agent]
+    library: Library
+    problems: tuple[str, ...] = ()
+    without_model: dict[str, Agent] = {}
+
+
+def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> Built:
+    """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
+    from treadle.knowledge.library import AgentOptions, Library
+    from treadle.tools.builtin import default_tools
+    from treadle.tools.shell import Shell
+
+    library = Library(settings.folder, config_folder())
+    web = settings.web and (settings.web_proxy or True)
+    tools = default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
+    for tool in tools:
+        if isinstance(tool, Shell):
+            tool.readable = (config_folder() / "skills",)  # skills come with scripts
+    options = AgentOptions(
+        model=model,
+        tools=[*tools, *more],
+        grant=build_grant(settings),
+        limits=settings.limits(),
+        instructions=_instructions(settings.system_prompt),
+    )
+    agents: dict[str, Agent] = {}
+    without_model: dict[str, Agent] = {}
+    problems = [str(problem) for problem in library.problems]
+    for agent in library.all_agents(options):
+        wanted = library.agents[agent.name].tools
+        if wanted and not agent.toolbox:
+            problems.append(f"agent {agent.name} has no tools: none here is called {', '.join(map(repr, wanted))}")
+        try:
+            agent.resolved_model()
+        except BadInput as error:  # one that names a model without a key must not stop the others
+            problems.append(f"agent {agent.name} is left out: {error}")
+            without_model[agent.name] = agent
+        else:
+            agents[agent.name] = agent
+    return Built(agents, library, tuple(problems), without_model)
+
+
+@asynccontextmanager
+async def mcp_tools(settings: Settings) -> AsyncGenerator[tuple[list[Tool], tuple[str, ...]]]:
+    """The tools of the MCP servers that the user's file names, and which of them are down; open for the block."""
+    if not settings.mcp:
+        yield [], ()
+        return
+    from treadle.tools.builtin import McpServers, mcp_servers
+
+    async with McpServers(mcp_servers(settings.mcp)) as servers:
+        tools = await servers.tools()
+        down = [one for one in servers.health() if one.state == "down"]
+        yield tools, tuple(f"mcp {one.server} is down, so its tools are not there: {one.error}" for one in down)
+
+
+def build_grant(settings: Settings) -> Grant:
+    """What may run with these settings, and with what the user said for good."""
+    from treadle.permissions.saved_rules import load_rules, with_rules
+
+    grant = Grant(
+        tier=settings.access,
+        approve=settings.approve,
+        always=settings.always,
+        ask=settings.ask,
+        forbid=settings.forbid,
+        yes=settings.yes,
+    )
+    return with_rules(grant, load_rules(data_folder(), settings.folder))
+
+
+def _instructions(chosen: str) -> str:
+    """Instructions as text, or from a file as `@FILE`."""
+    if not chosen.startswith("@"):
+        return chosen
+    file = Path(chosen[1:]).expanduser()
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"system_prompt: {file} cannot be read: {why}") from None

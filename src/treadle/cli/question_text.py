@@ -1,0 +1,145 @@
+"""A question to a person in words: all that would run, why it is asked, and what can be answered. Reads no keys."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+from treadle import Answer, ApprovalRequested, Tool
+from treadle.app.settings import data_folder
+from treadle.cli.fact_lines import diff_lines
+from treadle.cli.terminal_text import styled, visible
+from treadle.errors import BadInput
+from treadle.events import Question
+from treadle.messages import Json
+from treadle.permissions.saved_rules import save_rule
+
+MOST_PREVIEW = 1 << 20
+_STYLES = {"safe": "green", "caution": "yellow", "destructive": "bold red"}
+
+
+def approval_lines(
+    question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path, room: int, *, colour: bool
+) -> list[str]:
+    """What is asked, whole: tool, class, reason, every argument to the letter, and the diff it would make."""
+    head = f"{styled('?', 'bold yellow', colour)} {styled(visible(question.tool), 'bold', colour)} wants to run  "
+    head += styled(f"[{question.safety}]", _STYLES[question.safety], colour)
+    why = textwrap.wrap(visible(question.why), max(20, room - 16))  # words of ours: the rest is shown to the letter
+    lines = [head, f"  why asked: {why[0] if why else ''}", *(f"             {more}" for more in why[1:])]
+    lines.append(f"  workspace: {visible(str(folder))}")
+    for name, value in question.arguments.items():
+        lines += _argument(name, value)
+    lines += _parts(question, tools, folder)
+    diff = preview(question.tool, question.arguments, folder)
+    return lines + [f"  {line}" for line in diff_lines([visible(line) for line in diff], room - 2, colour=colour)]
+
+
+def _argument(name: str, value: Json) -> list[str]:
+    text = visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1))
+    first, *rest = text.split("\n")
+    if not rest:
+        return [f"  {visible(name)}: {first}"]
+    return [f"  {visible(name)}:", *(f"    {line}" for line in (first, *rest))]
+
+
+def _parts(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path) -> list[str]:
+    """The simple commands of a compound one, each on its own line."""
+    tool = tools.get(question.tool)
+    if tool is None:
+        return []
+    known = tool.spec.parameters.get("properties", {})  # the folder of a command is shown, but no parameter
+    given = {name: value for name, value in question.arguments.items() if name in known}
+    try:
+        parts = tool.assess(tool.parse(json.dumps(given)), folder).commands or ()
+    except BadInput:
+        return []
+    return ["  it consists of:", *(f"    {visible(part)}" for part in parts)] if len(parts) > 1 else []
+
+
+def preview(tool: str, arguments: Mapping[str, Json], folder: Path) -> list[str]:
+    """The diff that a call would make, where that can be told from its arguments."""
+    path, content = arguments.get("path"), arguments.get("content")
+    old, new = arguments.get("old"), arguments.get("new")
+    if tool == "apply_patch" and isinstance(arguments.get("patch"), str):
+        return str(arguments["patch"]).splitlines()
+    if not isinstance(path, str):
+        return []
+    before = _now(folder / path)
+    if tool == "write_file" and isinstance(content, str):
+        return _diff(before, content, path)
+    if tool == "edit_file" and isinstance(old, str) and isinstance(new, str):
+        if old and old in before:
+            return _diff(before, before.replace(old, new, -1 if arguments.get("replace_all") else 1), path)
+        return _diff(old, new, path)
+    return []
+
+
+def _now(file: Path) -> str:
+    try:
+        return file.read_text("utf-8") if file.is_file() and file.stat().st_size <= MOST_PREVIEW else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _diff(before: str, after: str, path: str) -> list[str]:
+    old, new = before.splitlines(), after.splitlines()
+    return list(difflib.unified_diff(old, new, f"{path} (now)", f"{path} (then)", lineterm=""))
+
+
+def choices(question: ApprovalRequested) -> list[str]:
+    """The answers that can be given, each with what it means."""
+    lines = ["  y  yes, once"]
+    if not question.once:
+        lines.append(f"  t  yes, and {question.tool} needs no asking in this session")
+    if _has_rule(question):
+        lines.append(f"  p  yes, and in this session also: {visible(question.rule)}")
+        lines.append("  a  yes, and always in this workspace, the same as p")
+    return [*lines, "  n  no; what follows it is told to the model: n too risky", "  l  later: it waits in the log"]
+
+
+def decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | None:
+    """The answer that was typed; None is later. Raises `BadInput` for anything else.
+
+    What is allowed for good is kept among the user's rules, for this folder.
+    """
+    word, _, rest = line.strip().partition(" ")
+    match word.lower():
+        case "y" | "yes":
+            return Answer()
+        case "t" if not question.once:
+            return Answer(scope="tool")
+        case "p" if _has_rule(question):
+            return Answer(scope="pattern")
+        case "a" if _has_rule(question):
+            save_rule(data_folder(), question.rule, workspace=folder)
+            return Answer(scope="pattern")
+        case "n" | "no":
+            return Answer("deny", comment=rest.strip())
+        case "l" | "later":
+            return None
+        case _:
+            keys = [line.split()[0] for line in choices(question)]
+            raise BadInput(f"answer {', '.join(keys[:-1])} or {keys[-1]}")
+
+
+def _has_rule(question: ApprovalRequested) -> bool:
+    return bool(question.rule) and not question.once
+
+
+def input_lines(question: Question, *, colour: bool) -> list[str]:
+    """A question of the agent, with its options."""
+    lines = [f"{styled('?', 'bold yellow', colour)} {visible(question.text)}"]
+    return lines + [f"  {number}  {visible(option)}" for number, option in enumerate(question.options, 1)]
+
+
+def reply(line: str, question: Question) -> str:
+    """What was typed, or the option whose number was typed. Raises `BadInput` for what is no answer."""
+    text = line.strip()
+    if text.isdigit() and 1 <= int(text) <= len(question.options):
+        return question.options[int(text) - 1]
+    if not text or (question.strict and text not in question.options):
+        raise BadInput("type the number of an option" if question.options else "type an answer")
+    return text

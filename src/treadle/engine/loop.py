@@ -1,0 +1,244 @@
+"""The loop: fold the log, ask `next_step` what to do, do it, record what happened, again.
+
+    facts ──fold──► State ──next_step──► Step ──act──► facts ──append──► log
+
+Decisions are gathered and written together, always before the next effect: what has not been
+written has not happened. Everything that decides is in steps.py and judge.py; this file only acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import closing, suppress
+
+from msgspec.structs import replace
+
+from treadle.engine.authorize import Judgement, Ready, judge
+from treadle.engine.cancel_scope import Scope
+from treadle.engine.context import Projection
+from treadle.engine.lease import Lease
+from treadle.engine.model_call import ask_model, build_request, failed, make_room, not_compacted
+from treadle.engine.reply import received
+from treadle.engine.setup import SetsUp, Setup
+from treadle.engine.state import CallState, State, apply, fold
+from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, closed, next_step, stops
+from treadle.engine.tool_call import STOPPED, Outcome, context_of, execute, finished, started
+from treadle.errors import ModelError, PositionMoved, described
+from treadle.events import (
+    AnyFact,
+    CallFinished,
+    ContextCompacted,
+    Custom,
+    ModelFailed,
+    ModelReplied,
+    SignalDetected,
+    stamp,
+)
+from treadle.log.base import Log
+
+WRAP_UP_SECONDS, LAST_WORDS_SECONDS = 60.0, 5.0  # the second where the run itself had less time
+HAPPENED = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextCompacted, Custom)
+
+
+class Loop:
+    """Runs one session for as long as there is something to do."""
+
+    def __init__(self, log: Log, lease: Lease, sets_up: SetsUp, setup: Setup, state: State, seen: Projection) -> None:
+        self.log, self.lease, self.sets_up, self.setup = log, lease, sets_up, setup
+        self.state, self.projection, self._configured = state, seen, state.configured
+        self.session_id = lease.claim.session_id
+        self._buffer: list[AnyFact] = []
+        self._behind = log.head(self.session_id) > state.seq
+        self._scope, self._limit = Scope(), Scope()
+        self._look: asyncio.Task[None] | None = None
+
+    async def run(self) -> Rest:
+        """Do what is to be done, until nothing is."""
+        with closing(self._scope), closing(self._limit):
+            while True:
+                if self._behind:
+                    await self.catch_up()
+                if self.state.run is None and self.state.configured != self._configured:  # from the next run on
+                    self.setup, self._configured = await self.sets_up(self.state), self.state.configured
+                step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
+                match step:
+                    case Record() if step.key:  # somebody may have been first: what the log has then counts
+                        await self.log.post(self.session_id, step.facts, step.key, wake=False)
+                        await self.catch_up()
+                    case Record():
+                        self._record(*step.facts)
+                    case AskModel():
+                        await self._ask_model(step)
+                    case Work():
+                        await self._work(step.calls)
+                    case Compact():
+                        await self._compact()
+                    case Rest():
+                        if not self._buffer:
+                            return step
+                        await self._flush()
+
+    # ── the log ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def catch_up(self) -> None:
+        """Take in what others have posted."""
+        self._behind = False
+        if await self._flush():
+            await self.lease.hold(0)  # what a new owner wrote is not for one that was taken over
+            for fact in await self.log.read(self.session_id, after=self.state.seq):
+                apply(self.state, fact)
+
+    def _record(self, *facts: AnyFact) -> None:
+        now = self.setup.clock.now()
+        for fact in facts:
+            stamp(fact, self.state.seq + 1, now)
+            apply(self.state, fact)
+            self._buffer.append(fact)
+
+    async def _flush(self) -> bool:
+        """Write what was recorded. False when others posted first: what happened is kept, the rest is decided again."""
+        if not self._buffer:
+            return True
+        facts, self._buffer = self._buffer, []
+        try:
+            await self.log.append(self.lease.claim, facts[0].seq - 1, facts)
+        except PositionMoved:
+            self.state, self.projection = fold(await self.log.read(self.session_id)), Projection()
+            self._record(*(fact for fact in facts if isinstance(fact, HAPPENED)))
+            return False
+        return True
+
+    # ── being stopped ──────────────────────────────────────────────────────────────────────────────────
+
+    def poke(self) -> None:
+        """Somebody posted to this session: see at once whether that stops what is under way."""
+        self._behind = True
+        if self._scope.entered and (self._look is None or self._look.done()):
+            self._look = asyncio.create_task(self._see_posted())
+
+    async def _see_posted(self) -> None:
+        posted = await self.log.read(self.session_id, after=self.state.seq - len(self._buffer))
+        if any(map(stops, posted)):
+            self._scope.stop()
+
+    def _until_stopped(self) -> Scope:
+        """A scope that ends with the run's time, or as soon as somebody stops the run."""
+        run, turn = self.state.run, self.state.turn
+        assert run is not None
+        left: float | None = None
+        if turn is not None and turn.wrap_up is not None:
+            left = min(WRAP_UP_SECONDS, max(LAST_WORDS_SECONDS, run.limits.seconds or WRAP_UP_SECONDS))
+        elif run.limits.seconds is not None:
+            left = run.started_at + run.waited + run.limits.seconds - self.setup.clock.now()
+        return self._scope.lasting(left)
+
+    # ── the model ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _ask_model(self, step: AskModel) -> None:
+        if not await self._flush():
+            return
+        await self.lease.hold()
+        said: list[str] = []
+        failure: ModelError | None = None
+        facts: list[AnyFact] = []
+        try:
+            with self._until_stopped():
+                wait = step.not_before - self.setup.clock.now()
+                if wait > 0:
+                    await self.setup.clock.sleep(wait)
+                request = build_request(self.setup, self.state, self.projection)
+                reply = await ask_model(self.setup, self.log, request, self.state.seq, said)
+            facts = received(self.setup, self.state, request, reply)
+        except ModelError as error:
+            failure = error
+        except TimeoutError as error:
+            kind = "cancelled" if self._scope.stopped else "network"
+            failure = ModelError(str(error) or "stopped", kind=kind)
+        except Exception as error:  # a bug in an adapter or in middleware ends the run, and is recorded
+            failure = ModelError(described(error))
+        if failure is not None:
+            facts = [failed(failure, self.state, step.attempt, "".join(said))]
+        if self._behind:
+            await self.catch_up()
+        self._record(*facts)
+
+    async def _compact(self) -> None:
+        if not await self._flush():
+            return
+        await self.lease.hold()
+        fact: AnyFact = not_compacted("it was stopped")
+        with suppress(TimeoutError), self._until_stopped():
+            fact = await make_room(self.setup, self.state)
+        if self._behind:
+            await self.catch_up()
+        self._record(fact)
+
+    # ── the calls ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _work(self, calls: Sequence[CallState]) -> None:
+        if self.setup.middleware and not await self._flush():  # it may take its time to say what may run
+            return
+        judgement = Judgement([closed(call) for call in calls])  # what is stopped before it is judged does not run
+        with suppress(TimeoutError), self._until_stopped():
+            judgement = await judge(self.setup, self.state, calls)
+        if judgement.facts:
+            self._record(*judgement.facts)
+            return
+        batch = _leading_safe(judgement.ready)
+        await self.lease.hold()
+        self._record(*(started(self.setup, self.lease.claim, ready, ready.attempt) for ready in batch))
+        if await self._flush():
+            await self._run_batch(batch)
+
+    async def _run_batch(self, batch: Sequence[Ready]) -> None:
+        """Run started calls at once, and record each result as it comes."""
+        limits = [Scope() for _ in batch[1:]]
+        running = [asyncio.ensure_future(self._run_call(*call)) for call in zip(batch[1:], limits, strict=True)]
+        try:
+            with self._until_stopped():
+                await self._run_call(batch[0], self._limit)
+                if running:
+                    await asyncio.gather(*running)
+        except TimeoutError:
+            pass
+        finally:
+            for call in running:
+                call.cancel()
+            if running:
+                await asyncio.gather(*running, return_exceptions=True)
+            for limit in limits:
+                limit.close()
+        for ready in batch:
+            if self.state.calls[ready.call.call.id].finished is None:
+                await self._settle(ready, ready.attempt, STOPPED)
+
+    async def _run_call(self, ready: Ready, limit: Scope) -> None:
+        context = context_of(self.setup, self.log, self.session_id, ready, self.state.notes)
+        while await self._settle(ready, context.attempt, await execute(ready, context, self.setup.redactor, limit)):
+            context.attempt += 1
+        if self.state.turn is not None and not self.state.turn.settled:
+            await self._flush()
+
+    async def _settle(self, ready: Ready, attempt: int, outcome: Outcome) -> bool:
+        """Record how a call went; True when it is to be tried again."""
+        fact = await finished(self.log, self.session_id, ready, outcome, self.setup.model.window)
+        if self._behind:
+            await self.catch_up()
+        if outcome.status in ("error", "timed_out"):
+            what = self.setup.recovery(ready.tool, outcome.text, attempt)
+            if what == "retry" and outcome.status == "error":  # one that timed out may still be at work
+                detail = f"{ready.tool.name}: {outcome.text[:500]}"
+                again = started(self.setup, self.lease.claim, ready, attempt + 1)
+                self._record(SignalDetected(kind="tool_retry", detail=detail), again)
+                if await self._flush():
+                    return True
+            fact = replace(fact, fatal=what == "stop")
+        self._record(fact)
+        return False
+
+
+def _leading_safe(ready: Sequence[Ready]) -> Sequence[Ready]:
+    """The calls that may run at once: the safe ones at the front, or else the first one alone."""
+    count = next((place for place, one in enumerate(ready) if one.safety != "safe"), len(ready))
+    return ready[: max(count, 1)]

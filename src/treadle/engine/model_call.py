@@ -1,0 +1,171 @@
+"""Asking the model: for the turn under way, streamed to whoever watches, or quietly for a summary or a name."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from msgspec.structs import force_setattr, replace
+
+from treadle.engine.compaction import (
+    Breakdown,
+    Plan,
+    Room,
+    compacted,
+    compose,
+    context_breakdown,
+    plan,
+    plan_summary,
+    room_in,
+    summary_request,
+    tokens_after,
+)
+from treadle.engine.context import Projection
+from treadle.engine.reply_marks import Strainer, strain
+from treadle.engine.setup import Setup, backoff, passed_on
+from treadle.engine.state import State
+from treadle.engine.token_estimate import in_text, in_tools
+from treadle.errors import ModelError, described
+from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
+from treadle.log.base import Log
+from treadle.messages import Reply, Request, Usage, writable
+from treadle.models.base import SumsUp
+
+WRAP_UP_TOKENS = 1024
+
+
+def build_request(setup: Setup, state: State, projection: Projection) -> Request:
+    """What the model is given for the turn under way."""
+    run, turn = state.run, state.turn
+    assert run is not None and turn is not None
+    wrap_up, limits = turn.wrap_up is not None, run.limits
+    left = limits.tokens - run.usage.output_tokens if limits.tokens is not None else None
+    return Request(
+        system=setup.config.instructions,
+        messages=projection.messages(state, setup.attachments),
+        tools=setup.specs if turn.tools or wrap_up else (),
+        tool_choice="none" if wrap_up else "auto",
+        max_tokens=WRAP_UP_TOKENS if wrap_up else left,
+        sampling=setup.config.sampling,
+        output_schema=None if wrap_up else setup.config.output_schema,
+        session_id=state.created.session_id if state.created is not None else "",
+        scratch=projection.scratch,
+    )
+
+
+async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: list[str]) -> Reply:
+    """The model's reply; `said` collects its text as it comes, for when it breaks off."""
+    given = request
+    for middleware in setup.middleware:
+        request = passed_on(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
+    if request.messages is not given.messages and request.scratch is given.scratch:
+        request = replace(request, scratch={})  # what an adapter keeps there is of the messages as they were
+    reply = await _stream(setup, log, request, after, said)
+    for middleware in setup.middleware:
+        reply = passed_on(await middleware.on_post_llm(reply), Reply, middleware, "on_post_llm")
+    return reply
+
+
+def failed(error: ModelError, state: State, attempt: int, said: str) -> ModelFailed:
+    """The fact of a model call that gave no reply, with the pause before the next attempt where there will be one."""
+    assert state.run is not None
+    again = error.retryable and attempt < state.run.limits.attempts
+    return ModelFailed(
+        kind=error.kind,
+        message=writable(str(error)),
+        retryable=error.retryable,
+        attempt=attempt,
+        wait=backoff(attempt, error.retry_after) if again else None,
+        partial=writable(error.partial or said),
+    )
+
+
+async def consult(setup: Setup, request: Request) -> Reply:
+    """The model's reply to something that is no part of the conversation; nobody watches it being written."""
+    for middleware in setup.middleware:
+        request = passed_on(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
+    async with aclosing(setup.model.stream(request)) as events:
+        async for event in events:
+            if isinstance(event, Reply):
+                for middleware in setup.middleware:
+                    event = passed_on(await middleware.on_post_llm(event), Reply, middleware, "on_post_llm")
+                return replace(event, text=writable(strain(event.text).text))
+    raise ModelError(f"{setup.model.name} ended its stream without a reply", kind="network", retryable=True)
+
+
+def room_of(setup: Setup, state: State) -> Room:
+    """The room that the session's context has in its model's window."""
+    fixed = in_text(setup.config.instructions) + in_tools(setup.specs)
+    return room_in(setup.model.window, state, fixed, setup.attachments)
+
+
+def breakdown_of(setup: Setup, state: State) -> Breakdown:
+    """What fills the window of the session's model."""
+    shown = Projection().messages(state, setup.attachments)
+    request = Request(setup.config.instructions, shown, setup.specs)
+    return context_breakdown(state, request, setup.model.window)
+
+
+async def compact(setup: Setup, state: State, *, asked: bool = False) -> ContextCompacted | None:
+    """Make the context smaller, or None when nothing can be left out; raises what the model raises.
+
+    When somebody `asked` for it, older turns are summed up however much room there is.
+    """
+    room = room_of(setup, state)
+    if asked:
+        room = replace(room, window=min(room.window, max(state.tokens, 1)))
+    wanted = plan_summary(state, room) if asked else plan(state, room)
+    if wanted is None or wanted.kind == "prune":
+        return compacted(state, room, wanted) if wanted is not None else None
+    if asked and tokens_after(state, room, wanted, compose(state, room, wanted, "")) >= state.tokens:
+        return None  # whatever the model would write, it would be no shorter
+    if isinstance(setup.model, SumsUp) and not setup.model.sums_up:
+        return _summed_up(state, room, wanted, "", Usage())
+    try:
+        reply = await consult(setup, summary_request(state, room, wanted))
+    except ModelError:
+        if asked or state.tokens < room.window:  # there is room for now: better whole than short
+            raise
+        reply = Reply()
+    return _summed_up(state, room, wanted, reply.text, reply.usage)
+
+
+def _summed_up(state: State, room: Room, wanted: Plan, written: str, usage: Usage) -> ContextCompacted:
+    return compacted(state, room, wanted, compose(state, room, wanted, written), usage)
+
+
+async def make_room(setup: Setup, state: State) -> AnyFact:
+    """A compaction as the loop needs it: a fact in any case, since a run goes on when it fails."""
+    try:
+        fact = await compact(setup, state)
+    except Exception as error:
+        return not_compacted(described(error))
+    return fact or not_compacted("there is nothing that could be left out")
+
+
+def not_compacted(why: str) -> SignalDetected:
+    """The fact of a compaction that failed."""
+    return SignalDetected(kind="compaction_failed", detail=writable(why[:500]))
+
+
+async def _stream(setup: Setup, log: Log, request: Request, after: int, said: list[str]) -> Reply:
+    strainer, publish, session_id = Strainer(), log.publish, request.session_id
+
+    def show(text: str, reasoning: str) -> None:
+        if text:
+            said.append(text)
+            publish(session_id, TextDelta(text=writable(text), after=after))
+        if reasoning:
+            publish(session_id, ReasoningDelta(text=writable(reasoning), after=after))
+
+    stream = setup.model.stream(request)
+    async with aclosing(stream) as events:
+        async for event in events:
+            if type(event) is TextDelta:
+                show(*strainer.feed(event.text))
+            elif isinstance(event, Reply):
+                show(*strainer.finish())
+                return event
+            else:
+                force_setattr(event, "after", after)
+                publish(session_id, event)
+    raise ModelError(f"{setup.model.name} ended its stream without a reply", kind="network", retryable=True)

@@ -1,0 +1,1 @@
+"""Export: sessions as transcripts and as tracing spans."""

@@ -1,0 +1,1 @@
+"""Memory: what agents remember from one session to the next."""

@@ -1,0 +1,106 @@
+"""A server from settings: store, model, agents, runtime and application, served until a signal comes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treadle import Runtime
+from treadle.app.settings import Settings, build_agents, choose_model, data_folder, embedding_of, mcp_tools, open_store
+from treadle.engine.session_name import name_session
+from treadle.errors import BadInput
+from treadle.knowledge.skill_drafts import Drafts
+from treadle.secrets.keyring import shut_away
+from treadle.server.app import create_app
+from treadle.server.config import ServerConfig
+from treadle.server.serve_app import is_loopback, serve_app
+from treadle.server.tokens import load_tokens
+
+GRACE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What only a server needs to know. `names` are those it may be called by, with the port where it differs."""
+
+    host: str = "127.0.0.1"
+    port: int = 8420
+    names: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    roots: Sequence[str] = ()
+    models: Sequence[str] = ()
+    token_file: str = ""
+    grace: float = GRACE
+    allow_root: bool = False
+
+
+async def serve(settings: Settings, options: ServeOptions) -> None:
+    """Serve these settings; what is unfinished in the store goes on, and what waits can be answered."""
+    if os.geteuid() == 0 and not options.allow_root:
+        raise BadInput("serving as root gives a mistake the whole machine; use another user, or --allow-root")
+    file, config = _config(settings, options)
+    shut_away(*filter(None, [settings.api_key_env]))
+    model, reason = await choose_model(settings)
+    log = open_store(settings)
+    try:
+        log.memories.embed = embedding_of(settings, model)
+        async with mcp_tools(settings) as (more, down):
+            built = build_agents(settings, model, more)
+            if config.agent not in built.agents:
+                raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(built.agents)}")
+            runtime = Runtime(log, list(built.agents.values()), grace=options.grace)
+            if settings.auto_name:
+                runtime.after_answer.append(name_session)
+            if settings.skill_autogen:
+                runtime.after_answer.append(Drafts(built.library))
+            app = create_app(runtime, config)
+
+            def started(address: str) -> None:
+                ticket = app.state.service.tokens.ticket(config.tokens[0])
+                why = f" ({reason})" if reason else ""
+                lines = [
+                    *(f"treadle: {problem}" for problem in (*down, *built.problems)),
+                    f"treadle serves {address} with {model.name}{why}",
+                    f"open in a browser, once: {address}/login?ticket={ticket}",
+                    f"tokens for programs are in {file}",
+                ]
+                sys.stderr.write("".join(f"{line}\n" for line in lines))
+                sys.stderr.flush()
+
+            await serve_app(app, options.host, options.port, started)
+    finally:
+        await log.close()
+        close = getattr(model, "close", None)
+        if close is not None:
+            await close()
+
+
+def _config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConfig]:
+    """The operator's word, and the file that its tokens are in."""
+    file = Path(options.token_file).expanduser() if options.token_file else data_folder() / "tokens.json"
+    config = ServerConfig(
+        tokens=load_tokens(file),
+        hosts=_hosts(options),
+        origins=tuple(options.origins),
+        roots=tuple(map(_root, options.roots)) or (settings.folder,),
+        models=tuple(options.models),
+        agent=settings.agent or "default",
+        skill_autogen=settings.skill_autogen,
+    )
+    return file, config
+
+
+def _root(given: str) -> Path:
+    folder = Path(given).expanduser().resolve()
+    if not folder.is_dir():
+        raise BadInput(f"--root {given} is no folder; name one that workspaces lie in")
+    return folder
+
+
+def _hosts(options: ServeOptions) -> tuple[str, ...]:
+    """The names that a request may call this server by, beside those of loopback."""
+    own = () if is_loopback(options.host) or options.host in ("0.0.0.0", "::") else (options.host,)
+    return tuple(name.lower() if ":" in name else f"{name.lower()}:{options.port}" for name in (*own, *options.names))

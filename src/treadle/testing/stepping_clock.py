@@ -1,0 +1,26 @@
+"""A clock that only moves when told to, or when somebody sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+
+from treadle.engine.setup import Clock
+
+
+class SteppingClock(Clock):
+    """Starts at a fixed time; `sleep` takes no time but moves it on, `step` moves it on by hand."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return self._now
+
+    def step(self, seconds: float) -> None:
+        self._now += seconds
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self._now += seconds
+        await asyncio.sleep(0)

@@ -1,0 +1,97 @@
+"""`list_files`: what is in the workspace, without what its ignore files leave out."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+
+from treadle.tools.base import Tool, ToolContext
+from treadle.tools.files.change import Files
+from treadle.tools.files.ripgrep import globs, place_of, ripgrep
+from treadle.tools.function import tool
+from treadle.workspace.folder import Folder
+from treadle.workspace.worker_threads import run_in_thread
+
+SHOWN = 200
+_GATHERED = 200_000
+_TOLD_EVERY = 10_000
+_SECONDS = 20.0
+
+
+def list_files_tool(files: Files) -> Tool:
+    """The tool."""
+
+    @tool(
+        safety="safe",
+        timeout=60.0,
+        examples=(
+            ("What files are here?", {}),
+            ("List all the files", {}),
+            ("Show me what is in the folder", {}),
+            ("List the files in src/app", {"path": "src/app"}),
+        ),
+    )
+    async def list_files(context: ToolContext, path: str = ".", pattern: str = "", depth: int = 2) -> str:
+        """List the files of the workspace, or of a folder in it. What ignore files such as .gitignore name is left out.
+
+        Examples: {}, {"path": "src", "depth": 4}, {"pattern": "*.py"}, {"pattern": "docs/**/*.md"}.
+
+        Args:
+            path: the folder, relative to the workspace
+            pattern: only files whose name or path fits this glob; then the depth does not matter
+            depth: how many folders deep to show names; below that only counts
+        """
+        names: list[str] = []
+        with files.folder(context) as folder, folder.opened(path) as (opened, real, kind):
+            if kind == "file":
+                return real
+            place = f"{place_of(opened)}/".encode()
+
+            def take(line: bytes) -> bool:
+                if not line.startswith(place):  # a name that goes on in the next line
+                    return True
+                names.append(line.removeprefix(place).decode("utf-8", "surrogateescape"))
+                if len(names) % _TOLD_EVERY == 0:
+                    context.progress(f"listing, {len(names)} files so far", len(names))
+                return len(names) < _GATHERED
+
+            ended = await ripgrep(["--files", *globs(pattern)], opened, take, _SECONDS)
+            given = {"folder": folder, "real": real, "names": names, "depth": 99 if pattern else max(1, depth)}
+            shown: list[str] = await run_in_thread(_shown, given)
+        if not shown:
+            return _nothing(real, pattern)
+        return "\n".join(shown) + (
+            "" if ended.whole else "\n[It took too long or there is too much: not all was seen.]"
+        )
+
+    return list_files
+
+
+def _shown(folder: Folder, real: str, names: list[str], depth: int) -> list[str]:
+    below: Counter[str] = Counter()
+    entries: set[str] = set()
+    for name in names:
+        parts = name.split("/")
+        if len(parts) > depth:
+            below["/".join(parts[:depth])] += 1
+        else:
+            entries.add(name)
+    ordered = sorted([*entries, *below], key=lambda name: (posixpath.dirname(name), name))
+    shown: list[str] = []
+    for place, name in enumerate(ordered):
+        if len(shown) == SHOWN:
+            shown.append(f"[… {len(ordered) - place} more; name a folder or a pattern to see them]")
+            break
+        path = name if real == "." else f"{real}/{name}"
+        if folder.look(path) is None:  # gone meanwhile, or not really in the workspace
+            continue
+        count = below[name]
+        shown.append(f"{path}/ ({count} {'file' if count == 1 else 'files'})" if name in below else path)
+    return shown
+
+
+def _nothing(real: str, pattern: str) -> str:
+    where = "the workspace" if real == "." else real
+    if pattern:
+        return f"No file in {where} fits {pattern}."
+    return f"No files in {where}, or only ones that ignore files leave out."

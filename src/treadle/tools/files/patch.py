@@ -1,0 +1,131 @@
+"""`apply_patch`: a unified diff over several files, made whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from treadle.messages import Json
+from treadle.tools.base import Parsed, Tool, ToolContext, ToolError
+from treadle.tools.files.change import Change, Files, WritingTool, make, refuse_if_changed
+from treadle.tools.files.unified_diff import FilePatch, patched, read_patch
+from treadle.tools.function import Options
+from treadle.workspace.encoding import Text, count_lines, decode
+from treadle.workspace.folder import FILE_CAP, Folder, Held
+from treadle.workspace.worker_threads import run_in_thread
+
+_EXAMPLE = "--- a/greeting.txt\n+++ b/greeting.txt\n@@ -1,2 +1,2 @@\n Dear all,\n-hello\n+good morning\n"
+
+
+class PatchTool(WritingTool):
+    """Tells the policy which files a patch touches, so that rules on paths hold for it too."""
+
+    def parse(self, arguments: str) -> Parsed:
+        parsed = super().parse(arguments)
+        return Parsed({"files": _paths(str(parsed.arguments["patch"])), **parsed.arguments}, parsed.values)
+
+    def paths_of(self, arguments: Mapping[str, Json]) -> list[str]:
+        return msgspec.convert(arguments.get("files", []), list[str])
+
+
+def apply_patch_tool(files: Files) -> Tool:
+    """The tool."""
+
+    async def apply_patch(patch: str, context: ToolContext) -> str:
+        """Change several files at once with a unified diff: all of it or nothing. It can make, delete and rename files.
+
+        The lines of context and those removed must be in the file to the letter; line numbers may be off. New files
+        have --- /dev/null, deleted ones +++ /dev/null. Example:
+        {"patch": "--- a/x.py\\n+++ b/x.py\\n@@ -1,2 +1,2 @@\\n def f():\\n-    return 1\\n+    return 2\\n"}
+
+        Args:
+            patch: the diff, as `git diff` writes it
+        """
+        changes = await run_in_thread(_planned, {"files": files, "context": context, "patch": patch})
+        await make(files, context, changes)
+        return "\n".join(["Patched:", *map(_told, changes)])
+
+    examples = (("apply this patch to greeting.txt", {"patch": _EXAMPLE}),)
+    return PatchTool(files, apply_patch, Options(timeout=60.0, examples=examples))
+
+
+def _paths(patch: str) -> list[str]:
+    try:
+        return sorted({name for one in read_patch(patch) for name in (one.source, one.target) if name})
+    except ToolError:  # it will be told when it runs; until then nothing in it can be trusted to be harmless
+        return []
+
+
+def _planned(files: Files, context: ToolContext, patch: str) -> list[Change]:
+    planned: dict[str, Change] = {}
+    with files.folder(context) as folder:
+        for one in read_patch(patch):
+            _plan(folder, context, one, planned)
+    changes = [change for change in planned.values() if _differs(change)]
+    if not changes:
+        raise ToolError("The patch changes nothing: every file it names is already so.")
+    return changes
+
+
+def _plan(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[str, Change]) -> None:
+    """Add what one file's patch does to what is planned; a file may be named more than once."""
+    source = folder.writable(patch.source) if patch.source else ""
+    target = folder.writable(patch.target) if patch.target else ""
+    held = _now(folder, context, source, planned) if source else None
+    if source and held is None and target and target != source:  # `diff` names both sides as it was given them
+        source, held = target, _now(folder, context, target, planned)
+    if source and held is None:
+        raise ToolError(f"{source}: there is no such file to patch. Nothing was changed in any file.")
+    if target and target != source and _now(folder, context, target, planned) is not None:
+        raise ToolError(f"{target} is there already, so it cannot be made. Nothing was changed in any file.")
+    after = _patched(held, patch, source or target)
+    if target != source and source:
+        planned[source] = Change(source, folder.find(source), None)
+    if target:
+        mode = patch.mode if patch.mode is not None else held.mode if held is not None else None
+        planned[target] = Change(target, folder.find(target), after, mode)
+
+
+def _now(folder: Folder, context: ToolContext, path: str, planned: Mapping[str, Change]) -> Held | None:
+    """The file as it will be after what is planned already."""
+    if path in planned:
+        change = planned[path]
+        mode = change.mode if change.mode is not None else 0o644
+        return Held(path, change.after, mode) if change.after is not None else None
+    held = folder.find(path)
+    refuse_if_changed(context, path, held)
+    return held
+
+
+def _patched(held: Held | None, patch: FilePatch, path: str) -> bytes:
+    if held is None:
+        text = Text("")
+    elif not patch.hunks:
+        return held.data
+    else:
+        found = decode(held.data)
+        if found is None:
+            raise ToolError(f"{path} is not text, so it cannot be patched. Nothing was changed in any file.")
+        text = found
+    after = patched(text.text, patch.hunks, path)
+    if not patch.target and after:
+        raise ToolError(f"{path} would be deleted, but the patch leaves lines of it. Nothing was changed in any file.")
+    data = text.encode(after)
+    if len(data) > FILE_CAP:
+        raise ToolError(f"{path} would have {len(data)} bytes, and {FILE_CAP} is the most. Nothing was changed.")
+    return data
+
+
+def _differs(change: Change) -> bool:
+    before = change.before.data if change.before is not None else None
+    same_mode = change.mode is None or change.before is None or change.mode == change.before.mode
+    return before != change.after or not same_mode
+
+
+def _told(change: Change) -> str:
+    if change.after is None:
+        return f"- {change.path}: deleted"
+    text = decode(change.after)
+    done = "made" if change.before is None else "changed"
+    return f"- {change.path}: {done}, {count_lines(text.text) if text is not None else 'not text'} now"

@@ -1,0 +1,118 @@
+"""`read_file`: a text file with line numbers, or an image. Remembers what it showed, so that edits notice changes."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import posixpath
+
+from treadle.history.kept_files import digest_of
+from treadle.messages import ImagePart
+from treadle.tools.base import Tool, ToolContext, ToolResult
+from treadle.tools.files.change import NOTE, Files, FileTool, note_of, read_note
+from treadle.tools.function import Options
+from treadle.workspace.encoding import Text, decode, lines_of
+from treadle.workspace.folder import Folder, Held, NoSuchFile
+from treadle.workspace.worker_threads import run_in_thread
+
+LINES = 2000
+BYTES = 15_000
+LINE_CHARACTERS = 2000
+IMAGE_CAP = 4 * 1024 * 1024
+_IMAGES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"RIFF", "image/webp"),
+)
+
+
+def read_file_tool(files: Files) -> Tool:
+    """The tool."""
+
+    async def read_file(path: str, context: ToolContext, offset: int = 1, limit: int = LINES) -> str | ToolResult:
+        """Read a file of the workspace. Text comes with line numbers, which are not part of the file; images are shown.
+
+        Example: {"path": "src/app.py"}, or {"path": "src/app.py", "offset": 200, "limit": 50} for lines 200 to 249.
+
+        Args:
+            path: the file, relative to the workspace
+            offset: the first line to show, counted from 1
+            limit: how many lines to show at most
+        """
+        held = await run_in_thread(_read, {"files": files, "context": context, "path": path})
+        name = NOTE + held.path
+        known = read_note(context.notes.get(name))
+        if known is None or known.digest != digest_of(held.data):
+            await context.desk.note(name, note_of(held.data, left=False))
+        return _shown(held, max(1, offset), max(1, limit))
+
+    options = Options(
+        safety="safe",
+        timeout=30.0,
+        examples=(
+            ("Read the file plan.txt", {"path": "plan.txt"}),
+            ("What does letter.txt say?", {"path": "letter.txt"}),
+            ("Show me ideas.md", {"path": "ideas.md"}),
+            ("Open src/app.py", {"path": "src/app.py"}),
+        ),
+    )
+    return FileTool(read_file, options)
+
+
+def _read(files: Files, context: ToolContext, path: str) -> Held:
+    with files.folder(context) as folder:
+        try:
+            return folder.read(path)
+        except NoSuchFile as error:
+            close = _close_names(folder, folder.relative(path))
+            raise NoSuchFile(f"{error}{close}") from None
+
+
+def _close_names(folder: Folder, name: str) -> str:
+    parent, last = posixpath.split(name)
+    close = difflib.get_close_matches(last, folder.names_in(parent or "."), n=3, cutoff=0.6)
+    if close:
+        return f" Did you mean {' or '.join(posixpath.join(parent, one) for one in close)}?"
+    return " list_files shows what there is."
+
+
+def _shown(held: Held, offset: int, limit: int) -> str | ToolResult:
+    media = next((kind for mark, kind in _IMAGES if held.data.startswith(mark)), "")
+    if media == "image/webp" and held.data[8:12] != b"WEBP":
+        media = ""
+    if media and len(held.data) <= IMAGE_CAP:
+        image = ImagePart(base64.b64encode(held.data).decode(), media)
+        return ToolResult(f"{held.path}: an image ({media}, {len(held.data)} bytes).", (image,))
+    if media:
+        return f"{held.path} is an image of {len(held.data)} bytes, and {IMAGE_CAP} is the most that can be shown."
+    text = decode(held.data)
+    if text is None:
+        return f"{held.path} is not text: {len(held.data)} bytes, beginning with {held.data[:16].hex(' ')}."
+    return _numbered(held.path, text, offset, limit)
+
+
+def _numbered(path: str, text: Text, offset: int, limit: int) -> str:
+    lines = lines_of(text.text)
+    if not lines:
+        return f"{path} is empty."
+    if offset > len(lines):
+        return f"{path} has only {len(lines)} lines; there is no line {offset}."
+    shown: list[str] = []
+    size = 0
+    for number, line in enumerate(lines[offset - 1 : offset - 1 + limit], offset):
+        if len(line) > LINE_CHARACTERS:
+            line = f"{line[:LINE_CHARACTERS]} [… {len(line) - LINE_CHARACTERS} more characters in this line]"
+        size += len(line.encode("utf-8", "replace")) + 8
+        if size > BYTES and shown:
+            break
+        shown.append(f"{number:>5}\t{line}")
+    last = offset + len(shown) - 1
+    about: list[str] = []
+    if offset > 1 or last < len(lines):
+        more = f"; go on with offset={last + 1}" if last < len(lines) else ""
+        about.append(f"lines {offset} to {last} of {len(lines)}{more}")
+    if text.encoding != "utf-8":
+        guess = ", which is a guess" if text.encoding == "latin-1" else ""
+        about.append(f"encoding {text.encoding}{guess}")
+    return "\n".join([*shown, f"[{path}: {'; '.join(about)}]"] if about else shown)

@@ -1,0 +1,178 @@
+"""Unified diffs read and applied in memory. Line numbers may be off; the lines themselves must be there. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from treadle.tools.base import ToolError
+from treadle.workspace.encoding import lines_of, places_of
+
+_HUNK = re.compile(r"@@(?: -(\d{1,9})(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@.*|.*)")
+_NO_END = "\\ No newline at end of file"
+_NOTHING = "/dev/null"
+
+
+class Hunk(Struct):
+    """Lines to be found and what stands there instead. `start` is where the diff says, from 1; 0 is nowhere."""
+
+    start: int
+    old: list[str] = []
+    new: list[str] = []
+    old_ends: bool = True
+    new_ends: bool = True
+
+
+class FilePatch(Struct):
+    """What a diff does to one file. An empty `source` makes a file, an empty `target` takes one away."""
+
+    source: str = ""
+    target: str = ""
+    hunks: list[Hunk] = []
+    mode: int | None = None
+
+
+def read_patch(text: str) -> list[FilePatch]:
+    """The files a diff is about; raises `ToolError` for what is not a unified diff."""
+    reader = _Reader(text)
+    patches = reader.patches()
+    if not patches:
+        raise ToolError(
+            "This is not a unified diff: no line begins with --- and is followed by one with +++. Write it as "
+            "`git diff` does, or use edit_file. Nothing was changed."
+        )
+    return patches
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        text = text.replace("\r\n", "\n")
+        self._lines = lines_of(text)
+        self._at = 0
+
+    def patches(self) -> list[FilePatch]:
+        found: list[FilePatch] = []
+        current: FilePatch | None = None
+        while self._at < len(self._lines):
+            line = self._lines[self._at]
+            if line.startswith("diff --git "):
+                current = FilePatch(*_git_names(line))
+                found.append(current)
+            elif self._is_header():
+                if current is None or current.hunks:
+                    current = FilePatch()
+                    found.append(current)
+                current.source, current.target = _name(line[4:], "a/"), _name(self._lines[self._at + 1][4:], "b/")
+                self._at += 1
+            elif current is not None and line.startswith("@@"):
+                current.hunks.append(self._hunk(line))
+                continue
+            elif current is not None and not current.hunks:
+                _extended(current, line)
+            self._at += 1
+        return found
+
+    def _is_header(self, *, unsure: bool = False) -> bool:
+        """Changed lines can look like a header. It is one only when a hunk follows, and if `unsure`, git's prefix."""
+        first, second, third = [*self._lines[self._at : self._at + 3], "", "@@"][:3]
+        plus = ("+++ b/", "+++ /dev/null") if unsure else "+++ "
+        return first.startswith("--- ") and second.startswith(plus) and third.startswith("@@")
+
+    def _hunk(self, line: str) -> Hunk:
+        match = _HUNK.fullmatch(line)
+        start, *counts = match.groups() if match is not None else (None, None, None)
+        hunk = Hunk(int(start or 0))
+        old, new = (1 if count is None and start else int(count or 0) for count in counts)
+        self._at += 1
+        last = ""
+        while self._at < len(self._lines):
+            line = self._lines[self._at]
+            if line.startswith(("@@", "diff --git ")) or self._is_header(
+                unsure=len(hunk.old) < old or len(hunk.new) < new  # models often miscount, so this is no proof
+            ):
+                break
+            sign, rest = line[:1] or " ", line[1:]  # an empty line of context often comes without its blank
+            if line == _NO_END:
+                hunk.old_ends, hunk.new_ends = hunk.old_ends and last == "+", hunk.new_ends and last == "-"
+            elif sign == " ":
+                hunk.old.append(rest)
+                hunk.new.append(rest)
+            elif sign == "-":
+                hunk.old.append(rest)
+            elif sign == "+":
+                hunk.new.append(rest)
+            else:
+                raise ToolError(
+                    f"Line {self._at + 1} of the patch begins with {sign!r}; in a hunk every line begins with a blank, "
+                    "- or +. Nothing was changed."
+                )
+            last = sign
+            self._at += 1
+        return hunk
+
+
+def _git_names(line: str) -> tuple[str, str]:
+    source, _, target = line.removeprefix("diff --git ").partition(" b/")
+    return source.removeprefix("a/"), target
+
+
+def _name(text: str, prefix: str) -> str:
+    name = text.split("\t")[0].strip().strip('"')
+    return "" if name == _NOTHING else name.removeprefix(prefix)
+
+
+def _extended(patch: FilePatch, line: str) -> None:
+    """The lines that git adds: new, deleted, renamed."""
+    if line.startswith("rename from "):
+        patch.source = line.removeprefix("rename from ")
+    elif line.startswith("rename to "):
+        patch.target = line.removeprefix("rename to ")
+    elif line.startswith("new file mode "):
+        patch.source, patch.mode = "", _mode(line)
+    elif line.startswith("deleted file mode "):
+        patch.target = ""
+    elif line.startswith("new mode "):
+        patch.mode = _mode(line)
+    elif line.startswith(("GIT binary patch", "Binary files ")):
+        raise ToolError("The patch has binary files, which cannot be patched. Nothing was changed.")
+
+
+def _mode(line: str) -> int:
+    return 0o755 if line.endswith("755") else 0o644
+
+
+def patched(text: str, hunks: list[Hunk], path: str) -> str:
+    """The text with all hunks applied, in order; raises `ToolError` for one whose lines are not there."""
+    lines = lines_of(text)
+    ends = text.endswith("\n") or not text
+    done, shift = 0, 0
+    for number, hunk in enumerate(hunks, 1):
+        at = _find(lines, hunk, done, shift)
+        if at is None:
+            wanted = "\n".join(hunk.old[:6])
+            raise ToolError(
+                f"Hunk {number} of {path} does not fit: after line {done} there are no such lines:\n{wanted}\n"
+                "Nothing was changed in any file. Read the file again and make the patch from what it holds."
+            )
+        if hunk.start and hunk.old:
+            shift = at - (hunk.start - 1)
+        lines[at : at + len(hunk.old)] = hunk.new
+        done = at + len(hunk.new)
+        shift += len(hunk.new) - len(hunk.old)
+        if done == len(lines):
+            ends = hunk.new_ends if not hunk.new_ends or not hunk.old_ends else ends
+    return "\n".join(lines) + ("\n" if ends and lines else "")
+
+
+def _find(lines: list[str], hunk: Hunk, done: int, shift: int) -> int | None:
+    """The place nearest to where the diff says; without a line number it must be the only one."""
+    expected = max(done, hunk.start - 1 + shift) if hunk.start else done
+    if not hunk.old:  # nothing to go by but the number: the diff counts the line it stands after
+        return min(expected + (1 if hunk.start else 0), len(lines)) if lines else 0
+    if hunk.start and lines[expected : expected + len(hunk.old)] == hunk.old:
+        return expected
+    places = list(places_of(hunk.old, lines, done))
+    if not places or (not hunk.start and len(places) > 1):
+        return None
+    return min(places, key=lambda at: abs(at - expected))

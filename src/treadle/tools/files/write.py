@@ -1,0 +1,56 @@
+"""`write_file`: a whole file, new or replaced. The old content is kept, and the result shows what changed."""
+
+from __future__ import annotations
+
+from treadle.tools.base import Tool, ToolContext, ToolError
+from treadle.tools.files.change import Change, Files, WritingTool, make, refuse_if_changed, shown
+from treadle.tools.function import Options
+from treadle.workspace.encoding import count_lines
+from treadle.workspace.folder import FILE_CAP
+from treadle.workspace.worker_threads import run_in_thread
+
+
+def write_file_tool(files: Files) -> Tool:
+    """The tool."""
+
+    async def write_file(path: str, content: str, context: ToolContext) -> str:
+        """Write a whole text file in the workspace: a new one, or in place of the old one. Folders are made.
+
+        To change a part of a file, edit_file is better. Example: {"path": "notes/today.md", "content": "# Today\\n"}.
+
+        Args:
+            path: the file, relative to the workspace
+            content: all that the file shall hold
+        """
+        given = {"files": files, "context": context, "path": path, "content": content}
+        change = await run_in_thread(_planned, given)
+        size = f"{len(change.after)} bytes, {count_lines(content)}"
+        if change.before is not None and change.before.data == change.after:
+            return f"{change.path} holds exactly that already ({size})."
+        await make(files, context, [change])
+        done = "Made" if change.before is None else "Replaced"
+        return f"{done} {change.path} ({size}).{await shown(change) if change.before is not None else ''}"
+
+    options = Options(
+        timeout=60.0,
+        examples=(
+            ("Write the file plan.txt: call the bank", {"path": "plan.txt", "content": "call the bank"}),
+            ("Make a file letter.txt that says dear Tom", {"path": "letter.txt", "content": "dear Tom"}),
+            ("Create names.md with the text Ann and Bob", {"path": "names.md", "content": "Ann and Bob"}),
+        ),
+    )
+    return WritingTool(files, write_file, options)
+
+
+def _planned(files: Files, context: ToolContext, path: str, content: str) -> Change:
+    try:
+        data = content.encode()
+    except UnicodeEncodeError as error:
+        raise ToolError(f"The content has {content[error.start]!r}, which cannot be written as UTF-8.") from None
+    if len(data) > FILE_CAP:
+        raise ToolError(f"The content has {len(data)} bytes, and {FILE_CAP} is the most; nothing was written.")
+    with files.folder(context) as folder:
+        name = folder.writable(path)
+        before = folder.find(name)
+    refuse_if_changed(context, name, before)
+    return Change(name, before, data)

@@ -1,0 +1,74 @@
+"""How an MCP server is reached: a command to start, or an address. Values only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import urlsplit
+
+from msgspec import Struct, field
+
+from treadle.errors import BadInput
+from treadle.secrets.detect import secret_in
+from treadle.tools.base import DEFAULT_TIMEOUT
+
+_NAME = re.compile(r"[A-Za-z0-9](?:_?[A-Za-z0-9-])*")
+_SECRET = re.compile(r"(?i)auth|token|key|secret|passw|credential|cookie|(^|[-_])(pat|pin)($|[-_])")
+LONGEST_NAME = 32
+
+
+class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An MCP server: `command` with `args` for one that is started here, or the `url` of one that runs elsewhere.
+
+    A started server gets `env` and a few harmless variables (PATH, HOME, LANG, …), nothing else of ours, and begins in
+    an empty folder of its own unless `cwd` says otherwise. `headers` go with every request to `url`. `safety` overrides
+    what the server says of its tools; `protocol="legacy"` is for one that cannot bear to be asked for its version.
+    """
+
+    name: str
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    cwd: str = ""
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    timeout: float = DEFAULT_TIMEOUT
+    start_timeout: float = 30.0
+    safety: Literal["annotated", "caution", "destructive"] = "annotated"
+    protocol: Literal["auto", "legacy"] = "auto"
+
+    def __post_init__(self) -> None:
+        where = f"MCP server {self.name!r}"
+        if not _NAME.fullmatch(self.name) or len(self.name) > LONGEST_NAME:
+            raise BadInput(
+                f"{where}: a name has at most {LONGEST_NAME} letters, digits, - and _, and no __, "
+                "because its tools are named after it (name__tool)"
+            )
+        if bool(self.command) == bool(self.url):
+            raise BadInput(f"{where}: give either a command to start or a url, not both and not neither")
+        if self.url and (self.args or self.env or self.cwd):
+            raise BadInput(f"{where}: args, env and cwd are for a server that is started; with a url use headers")
+        if self.command and self.headers:
+            raise BadInput(f"{where}: headers are for a url; a server that is started takes its secrets from env")
+        if self.url:
+            address = urlsplit(self.url)
+            if address.scheme not in ("http", "https") or not address.hostname:
+                raise BadInput(f"{where}: its url must begin with https:// or http:// and name a host")
+            if address.username or address.password:
+                raise BadInput(
+                    f"{where}: its url holds a user or a password; put them into headers, which are not shown"
+                )
+        if not self.timeout > 0 or not self.start_timeout > 0:
+            raise BadInput(f"{where}: timeout and start_timeout are seconds, and more than 0")
+
+    def __repr__(self) -> str:
+        """Without what may be secret."""
+        return f"McpServer(name={self.name!r}, {'url' if self.url else 'command'}={self.url or self.command!r})"
+
+    def secrets(self) -> tuple[str, ...]:
+        """What of `env` and `headers` must not be shown anywhere: what is named like a secret, or looks like one."""
+        given = {**self.env, **self.headers}
+        found = [value for name, value in given.items() if _SECRET.search(name) or secret_in(value)]
+        tokens = [value.rpartition(" ")[2] for value in found]  # of "Bearer token"
+        return tuple(sorted({*found, *tokens}))

@@ -1,0 +1,154 @@
+"""`search_tools` and `call_tool`: many MCP tools behind two short descriptions.
+
+What a model is told at the start stays the same to the byte, whatever is found later; a call that is made this
+way is judged, asked for and recorded under the name of the tool that it really is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from treadle.events import Safety
+from treadle.messages import Json, ToolSpec
+from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, decoded
+from treadle.tools.mcp.connection import Health
+from treadle.tools.mcp.mcp_tool import McpTool
+
+Catalog = Callable[[], Mapping[str, McpTool]]
+
+SHOWN = 8
+ROOM = 12_000
+_WORD = re.compile(r"[a-z0-9]+")
+
+
+class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    query: str = ""
+
+
+class _Called(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: dict[str, Json] | str = msgspec.field(default_factory=dict[str, Json])
+
+
+class SearchTools(Tool):
+    """Finds tools by what they are for."""
+
+    timeout = 30.0
+
+    def __init__(self, servers: Sequence[str], catalog: Catalog, health: Callable[[], list[Health]]) -> None:
+        self._catalog, self._health = catalog, health
+        self.spec = ToolSpec(
+            name="search_tools",
+            description=(
+                f"Find more tools by what they are for. They belong to: {', '.join(servers)}. The result gives their "
+                'names and parameters; run one with call_tool. Example: {"query": "create issue"}. '
+                "An empty query lists all names."
+            ),
+            parameters={
+                "type": "object",
+                "properties": {"query": {"type": "string", "description": "a few words on what is wanted"}},
+                "required": ["query"],
+            },
+            examples=(("find a tool for calendars", {"query": "calendars"}),),
+        )
+
+    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+        return "safe"
+
+    def parse(self, arguments: str) -> Parsed:
+        wanted = decoded(self.name, arguments, _Wanted)
+        values = {"query": wanted.query}
+        return Parsed(values, values)
+
+    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+        tools = self._catalog()
+        found = ranked(parsed.arguments["query"], tools)
+        down = [f"{one.server} is down: {one.error}." for one in self._health() if one.state == "down"]
+        if not found:
+            return "\n".join([_names(tools, parsed.arguments["query"]), *down])
+        lines, room = list[str](), ROOM
+        for tool in found[:SHOWN]:
+            schema = msgspec.json.encode(tool.spec.parameters).decode()
+            line = f"{tool.name}: {tool.spec.description[:500]}\n  parameters: {schema}"
+            if lines and len(line) > room:
+                break
+            lines.append(line)
+            room -= len(line)
+        rest = [tool.name for tool in found[len(lines) :]]
+        more = [f"Also: {', '.join(rest[:30])}"] if rest else []
+        return "\n".join([*lines, *more, *down, "Run one with call_tool(name, arguments)."])
+
+
+class CallTool(Tool):
+    """Stands for the tool it names."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.spec = ToolSpec(
+            name="call_tool",
+            description=(
+                "Run a tool that search_tools has found. "
+                'Example: {"name": "tracker__create_issue", "arguments": {"title": "It is slow"}}.'
+            ),
+            parameters={
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "description": "the tool's name, as it was found"},
+                    "arguments": {"type": "object", "description": "what its parameters ask for"},
+                },
+                "required": ["name", "arguments"],
+            },
+        )
+
+    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+        return "destructive"
+
+    def parse(self, arguments: str) -> Parsed:
+        called = decoded(self.name, arguments, _Called)
+        values = {"name": called.name, "arguments": called.arguments}
+        return Parsed(values, values)
+
+    def stands_for(self, parsed: Parsed, notes: Mapping[str, Json]) -> tuple[Tool, Parsed]:
+        name, arguments = parsed.arguments["name"], parsed.arguments["arguments"]
+        tool = self._catalog().get(name)
+        if tool is None:
+            raise ToolInputError(f"There is no tool named {name!r} to call. Find its name with search_tools.")
+        return tool, tool.parse(arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode())
+
+    def behind(self, name: str) -> Tool | None:
+        return self._catalog().get(name)
+
+    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+        raise ToolError("call_tool is run as the tool that it names, not by itself")
+
+
+def ranked(query: str, tools: Mapping[str, McpTool]) -> list[McpTool]:
+    """The tools that have any of the words, the best first: a word in the name counts more than one in the text."""
+    words = set(_WORD.findall(query.lower()))
+    scores: dict[str, int] = {}
+    for name, tool in tools.items():
+        in_name, in_text = _WORD.findall(name.lower()), set(_WORD.findall(tool.spec.description.lower()))
+        scores[name] = sum(3 * _likeness(word, in_name) + _likeness(word, in_text) for word in words)
+    found = [name for name in tools if scores[name] > 0]
+    return [tools[name] for name in sorted(found, key=lambda name: (-scores[name], len(name), name))]
+
+
+def _likeness(word: str, others: Collection[str]) -> int:
+    """2 for the word itself, 1 for one that begins as it does (`issue`, `issues`)."""
+    if word in others:
+        return 2
+    return int(any(len(min(word, other, key=len)) > 3 and _begins_alike(word, other) for other in others))
+
+
+def _begins_alike(word: str, other: str) -> bool:
+    return word.startswith(other) or other.startswith(word)
+
+
+def _names(tools: Mapping[str, McpTool], query: str) -> str:
+    shown = list(tools)[:300]
+    more = [f"and {len(tools) - len(shown)} more"] if len(tools) > len(shown) else []
+    nothing = "Nothing fits these words. " if query.strip() else ""
+    return f"{nothing}The tools are: {', '.join([*shown, *more]) or 'none'}."

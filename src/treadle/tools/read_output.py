@@ -1,0 +1,98 @@
+"""`read_output`: output that was too large for the model, a slice or the matching lines at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from treadle.tools.base import DEFAULT_CAP, ToolContext, ToolError, ToolInputError
+from treadle.tools.files.ripgrep import find_ripgrep
+from treadle.tools.function import tool
+
+ArtifactId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""As the log makes them; a file's name, which small models take for one, is not."""
+
+WIDEST = 2000
+"""Characters of a line. A longer one is folded, so that every part of it has a number and can be asked for."""
+
+MOST_LINES = 2000
+_ROOM = DEFAULT_CAP - 1024
+_ID = "9f86d081884c7d659a2feaa0c55ad015"
+_OPTIONS = ("--no-config", "--color=never", "--no-heading", "--line-number", "--text", "--no-messages")
+
+
+@tool(
+    safety="safe",
+    timeout=30,
+    examples=[
+        (f"Show me the rest of output {_ID}", {"artifact": _ID}),
+        (f"Read the artifact {_ID}", {"artifact": _ID}),
+    ],
+)
+async def read_output(
+    artifact: ArtifactId, context: ToolContext, offset: int = 1, limit: int = 200, pattern: str = ""
+) -> str:
+    """Read output that was cut because it was long, by the artifact id that the cut names.
+
+    Example: {"artifact": "9f86…", "pattern": "error|failed"} shows the lines that match, with their numbers;
+    then {"artifact": "9f86…", "offset": 1200, "limit": 40} shows what stands around one of them.
+
+    Args:
+        artifact: the id that was given where the output was cut
+        offset: the first line to show, from 1
+        limit: how many lines to show at most
+        pattern: a regular expression; only lines that match it are shown
+    """
+    if offset < 1 or not 1 <= limit <= MOST_LINES:
+        raise ToolInputError(f"read_output: offset starts at 1, and limit is 1 to {MOST_LINES}.")
+    lines = folded((await context.desk.read_artifact(artifact)).decode("utf-8", "replace"))
+    if pattern:
+        numbers = [number for number in await matching(lines, pattern) if number >= offset]
+        what = f"{len(numbers)} of {len(lines)} lines match"
+    else:
+        numbers, what = range(offset, len(lines) + 1), f"{len(lines)} lines"
+    if not numbers:
+        return f"Nothing to show: the output has {what}" + (f" from line {offset} on." if offset > 1 else ".")
+    shown, room = list[str](), _ROOM
+    for number in numbers[:limit]:
+        line = f"{number}: {lines[number - 1]}"
+        room -= len(line.encode()) + 1
+        if shown and room < 0:
+            break
+        shown.append(line)
+    more = f" Go on with offset={numbers[len(shown)]}." if len(shown) < len(numbers) else ""
+    return "\n".join([*shown, f"[{what}.{more}]"])
+
+
+def folded(text: str) -> list[str]:
+    """The lines of a text, none longer than `WIDEST`."""
+    return [
+        line[start : start + WIDEST]
+        for line in text.removesuffix("\n").split("\n")
+        for start in range(0, max(len(line), 1), WIDEST)
+    ]
+
+
+async def matching(lines: Sequence[str], pattern: str) -> list[int]:
+    """The numbers of the lines that match, by ripgrep: its time is linear whatever pattern a model writes."""
+    process = await asyncio.create_subprocess_exec(
+        find_ripgrep(),
+        *(*_OPTIONS, "--only-matching", "--replace", "", "-e", pattern, "-"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd="/",
+        env={},
+    )
+    try:
+        found, problem = await process.communicate("\n".join(lines).encode("utf-8", "replace"))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode not in (0, 1):
+        raise ToolError(f"The pattern cannot be used: {problem.decode('utf-8', 'replace').strip()}")
+    return sorted({int(line.partition(b":")[0]) for line in found.splitlines() if line})

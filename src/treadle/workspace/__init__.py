@@ -1,0 +1,1 @@
+"""The workspace: how tools and history open files beneath it."""

@@ -1,1 +1,1 @@
-"""The tests are a package, so that they can share what they check with: `from tests.strict import StrictModel`."""
+"""The tests are a package, so that they can share what they check with: `from tests.kit.strict import StrictModel`."""

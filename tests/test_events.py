@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from tests.strategies import kinds_in_histories, values_of
+from tests.kit.strategies import kinds_in_histories, values_of
 from treadle.events import (
     LIMIT_REASONS,
     AnyDelta,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit import (
+from tests.kit.sessions import (
     Held,
     Store,
     agent_of,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.kit import (
+from tests.kit.sessions import (
     Store,
     agent_of,
     check_settled,

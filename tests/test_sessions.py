@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.kit import (
+from tests.kit.sessions import (
     Held,
     Store,
     agent_of,

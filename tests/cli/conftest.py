@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import Place, place_in
+from tests.kit.terminal import Place, place_in
 
 
 @pytest.fixture

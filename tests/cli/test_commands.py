@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import Place, calling, model
-from tests.fakes.chat import StrictChat
-from tests.fakes.server import Odd, status
-from tests.kit import PATIENCE
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.server import Odd, status
+from tests.kit.sessions import PATIENCE
+from tests.kit.terminal import Place, calling, model
 from treadle.cli.main import COMMANDS
 from treadle.messages import Reply
 from treadle.permissions.saved_rules import save_rule

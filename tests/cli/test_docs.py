@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import Place
+from tests.kit.terminal import Place
 from treadle.app.settings import Settings, load
 from treadle.cli import report
 from treadle.cli.main import COMMANDS

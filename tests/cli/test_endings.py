@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.kit import Done, Place, calling, model
-from tests.fakes.chat import StrictChat
-from tests.fakes.server import Odd, status
-from tests.kit import PATIENCE
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.server import Odd, status
+from tests.kit.sessions import PATIENCE
+from tests.kit.terminal import Done, Place, calling, model
 from treadle.errors import TreadleError
 from treadle.events import RunFinished, SessionConfigured, decode_event
 from treadle.log.base import SessionQuery

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import COLUMNS, ROWS, Place, calling, model, on_terminal, until
 from tests.cli.test_prompt import echoes, said
 from tests.cli.test_terminal import facts, until_fact
-from tests.fakes.chat import StrictChat
-from tests.fakes.server import Odd
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.server import Odd
+from tests.kit.terminal import COLUMNS, ROWS, Place, calling, model, on_terminal, until
 from treadle.events import InputRequested, RunFinished
 from treadle.messages import Reply
 

@@ -4,10 +4,10 @@ import asyncio
 import json
 from typing import Any
 
-from tests.cli.kit import Place, calling, model
 from tests.cli.test_terminal import needs_sandbox, until_fact
-from tests.fakes.chat import StrictChat
-from tests.kit import PATIENCE
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.sessions import PATIENCE
+from tests.kit.terminal import Place, calling, model
 from tests.server.test_knowledge import Provider, replying
 from treadle.events import AgentConfig, Parent, RunFinished, SessionCreated, SessionRenamed
 from treadle.log.sqlite import SqliteLog

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.cli.kit import Place, Screen, calling, model
-from tests.fakes.chat import StrictChat
-from tests.fakes.server import Odd
-from tests.kit import PATIENCE
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.server import Odd
+from tests.kit.sessions import PATIENCE
+from tests.kit.terminal import Place, Screen, calling, model
 from treadle.messages import Reply
 
 

@@ -4,11 +4,11 @@ import asyncio
 import re
 import sys
 
-from tests.cli.kit import Place, Screen, calling, model, on_terminal, until
 from tests.cli.test_prompt import said
 from tests.cli.test_terminal import facts, until_fact
-from tests.fakes.chat import StrictChat
-from tests.fakes.server import Odd
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.server import Odd
+from tests.kit.terminal import Place, Screen, calling, model, on_terminal, until
 from treadle.cli.slash_commands import COMMANDS
 from treadle.events import MessageReceived, Rewound, RunFinished, TurnStarted
 from treadle.messages import Reply

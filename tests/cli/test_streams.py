@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.kit import Done, Place, calling, model
-from tests.fakes.chat import StrictChat
-from tests.kit import PATIENCE
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.sessions import PATIENCE
+from tests.kit.terminal import Done, Place, calling, model
 from treadle.messages import Reply
 
 

@@ -1,8 +1,8 @@
 """Sessions that others began: taken up with the agent they have, left where nobody is to go on with them."""
 
-from tests.cli.kit import Place, calling, model
-from tests.fakes.chat import StrictChat
-from tests.kit import agent_of, go, of
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.sessions import agent_of, go, of
+from tests.kit.terminal import Place, calling, model
 from treadle import AskUser, Runtime, later
 from treadle.events import AnyFact, ApprovalAnswered, CallFinished, CallStarted, SessionConfigured, decode_fact
 from treadle.messages import Reply

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.kit import Place, Screen, calling, model, until
-from tests.fakes.chat import StrictChat
-from tests.fakes.server import Odd
-from tests.kit import PATIENCE
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.server import Odd
+from tests.kit.sessions import PATIENCE
+from tests.kit.terminal import Place, Screen, calling, model, until
 from treadle.events import (
     ApprovalAnswered,
     CallFinished,

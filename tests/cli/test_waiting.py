@@ -1,7 +1,7 @@
 """What waits for a person is told whole: all that is asked, and what the run has used so far."""
 
-from tests.cli.kit import Place
-from tests.kit import Held, Tables, agent_of, wait_for
+from tests.kit.sessions import Held, Tables, agent_of, wait_for
+from tests.kit.terminal import Place
 from treadle import ApprovalRequested, Runtime, later
 from treadle.cli.report import Tally
 from treadle.events import CallFinished, ModelReplied

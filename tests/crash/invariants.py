@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.crash.paper import Paper, mark
 from tests.crash.worker import REPORT, STEER, UNSAFE
-from tests.strict import check_request
+from tests.kit.strict import check_request
 from treadle.engine.context import Projection
 from treadle.engine.state import OUTCOME_UNKNOWN, fold
 from treadle.events import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.crash.children import until
 from tests.crash.paper import Paper, TellingLog, note_trouble
-from tests.strict import StrictModel
+from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, TextPart, ToolContext, later, tool
 from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.errors import AlreadyAnswered

@@ -15,7 +15,7 @@ from tests.crash.children import kill, start, warm_up
 from tests.crash.invariants import Tally, check_store
 from tests.crash.paper import Paper
 from tests.crash.worker import Job, work
-from tests.fakes.travel import WIRES
+from tests.kit.fakes.travel import WIRES
 
 SEEDS = 4
 KILLS = 26  # for each seed: 104 in all

@@ -15,8 +15,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from tests.crash.paper import Paper, TellingLog, note_trouble
-from tests.fakes.travel import travelling
-from tests.strict import StrictModel
+from tests.kit.fakes.travel import travelling
+from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, ToolContext, tool
 from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.events import ApprovalRequested, CallFinished, InputRequested, TextDelta

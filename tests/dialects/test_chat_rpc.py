@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.dialects import recordings
-from tests.dialects.recordings import SCENARIOS, finished_ids, stored
+from tests.kit import recorded_runs as recordings
+from tests.kit.recorded_runs import SCENARIOS, finished_ids, stored
 from treadle.dialects import jsonrpc
 from treadle.dialects.base import encode
 from treadle.dialects.chat_rpc import ChatRpcDialect

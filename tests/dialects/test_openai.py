@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.dialects import recordings
+from tests.kit import recorded_runs as recordings
 from treadle.dialects.base import encode
 from treadle.dialects.openai_chat import ChatChunks, TextChunks, agent_completion, chat_completion, text_completion
 from treadle.dialects.openai_requests import (

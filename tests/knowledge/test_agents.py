@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit import ended, go, wait_for
-from tests.strict import StrictModel
+from tests.kit.sessions import ended, go, wait_for
+from tests.kit.strict import StrictModel
 from treadle import Grant, Limits, RunFinished, Runtime, later, tool
 from treadle.errors import NotFound
 from treadle.knowledge.agents import read_agent, read_sections

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit import ended, of
-from tests.knowledge.counting import CountingModel
-from tests.strict import StrictModel
+from tests.kit.counting_model import CountingModel
+from tests.kit.sessions import ended, of
+from tests.kit.strict import StrictModel
 from treadle import Grant, Runtime, later, tool
 from treadle.engine.compaction import context_breakdown
 from treadle.engine.state import State

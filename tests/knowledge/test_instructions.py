@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit import ended, results, said
-from tests.strict import StrictModel
+from tests.kit.sessions import ended, results, said
+from tests.kit.strict import StrictModel
 from treadle import tool
 from treadle.engine.context import own_text
 from treadle.events import encode

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit import ended, said
-from tests.strict import StrictModel
+from tests.kit.sessions import ended, said
+from tests.kit.strict import StrictModel
 from treadle.engine.context import Projection
 from treadle.engine.state import fold
 from treadle.engine.token_estimate import in_text

@@ -1,8 +1,8 @@
 """For every test of the models: a slow machine must not look like a server that is not there or cannot tell."""
 
 import pytest
-from tests.kit import PATIENCE
 
+from tests.kit.sessions import PATIENCE
 from treadle.models import default_model as choose
 from treadle.models.http import Transport
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.anthropic import StrictAnthropic
-from tests.fakes.clients import ADD, ECHO, anthropic_model, ask, events_of, reply_of, results, said, user
-from tests.fakes.server import Odd, events, status
 
+from tests.kit.fakes.anthropic import StrictAnthropic
+from tests.kit.fakes.clients import ADD, ECHO, anthropic_model, ask, events_of, reply_of, results, said, user
+from tests.kit.fakes.server import Odd, events, status
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import (

@@ -5,11 +5,11 @@ import sys
 from typing import Any
 
 import pytest
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import ask, reply_of
-from tests.fakes.ollama import FakeOllama
-from tests.fakes.server import Strict
 
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import ask, reply_of
+from tests.kit.fakes.ollama import FakeOllama
+from tests.kit.fakes.server import Strict
 from treadle.app import diagnose as doctor
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.messages import Reply

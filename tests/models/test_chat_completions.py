@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import ADD, ECHO, ask, chat_model, events_of, reply_of, results, said, user
-from tests.fakes.server import Odd, events
 
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import ADD, ECHO, ask, chat_model, events_of, reply_of, results, said, user
+from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import (

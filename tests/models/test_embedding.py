@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from tests.fakes.anthropic import StrictAnthropic
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import anthropic_model, chat_model
-from tests.fakes.server import Odd
 
+from tests.kit.fakes.anthropic import StrictAnthropic
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import anthropic_model, chat_model
+from tests.kit.fakes.server import Odd
 from treadle.app.settings import Settings, embedding_of
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.models.embeddings import Embedding, embedding

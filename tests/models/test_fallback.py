@@ -3,10 +3,10 @@
 from contextlib import aclosing
 
 import pytest
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import ask, chat_model, events_of, reply_of
-from tests.fakes.server import Odd, events, status
 
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import ask, chat_model, events_of, reply_of
+from tests.kit.fakes.server import Odd, events, status
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.messages import Reply
 from treadle.models.base import Model

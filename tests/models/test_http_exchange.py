@@ -12,11 +12,11 @@ from unittest import mock
 
 import pytest
 from aiohttp import ClientConnectorCertificateError
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import ADD, ask, chat_model, events_of, reply_of
-from tests.fakes.server import Odd, events, status
-from tests.kit import PATIENCE
 
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import ADD, ask, chat_model, events_of, reply_of
+from tests.kit.fakes.server import Odd, events, status
+from tests.kit.sessions import PATIENCE
 from treadle.errors import ModelError
 from treadle.events import TextDelta
 from treadle.messages import Call, ImagePart, Reply, TextPart, UserMessage
@@ -344,8 +344,8 @@ async def test_many_requests_at_once_share_one_session() -> None:
 def test_a_loop_that_ends_leaves_nothing_open() -> None:
     code = """
 import asyncio, aiohttp
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import ask, chat_model, reply_of
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import ask, chat_model, reply_of
 
 async def main():
     asyncio.get_running_loop().slow_callback_duration = 600  # else a busy machine is told of as well

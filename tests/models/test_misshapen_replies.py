@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes.anthropic import StrictAnthropic
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import ADD, anthropic_model, ask, chat_model, model_of, reply_of, responses_model
-from tests.fakes.ollama import FakeOllama
-from tests.fakes.responses import StrictResponses
-from tests.fakes.server import Odd, Strict, events
 
+from tests.kit.fakes.anthropic import StrictAnthropic
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import ADD, anthropic_model, ask, chat_model, model_of, reply_of, responses_model
+from tests.kit.fakes.ollama import FakeOllama
+from tests.kit.fakes.responses import StrictResponses
+from tests.kit.fakes.server import Odd, Strict, events
 from treadle.errors import ModelError
 from treadle.messages import Reply
 from treadle.models.ollama_chat import Ollama

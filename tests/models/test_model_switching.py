@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.fakes.anthropic import StrictAnthropic
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import (
+
+from tests.kit.fakes.anthropic import StrictAnthropic
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import (
     ADD,
     ECHO,
     anthropic_model,
@@ -19,9 +20,8 @@ from tests.fakes.clients import (
     said,
     user,
 )
-from tests.fakes.responses import StrictResponses
-from tests.fakes.server import Strict
-
+from tests.kit.fakes.responses import StrictResponses
+from tests.kit.fakes.server import Strict
 from treadle.messages import Call, Message, Messages, Reply, Request, Sampling
 from treadle.models.chat_completions import Quirks
 from treadle.models.remote import RemoteModel

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from tests.fakes.clients import ADD, ECHO, ask, events_of, model_of, reply_of, results, said, user
-from tests.fakes.ollama import FakeOllama
-from tests.fakes.server import Odd
 
+from tests.kit.fakes.clients import ADD, ECHO, ask, events_of, model_of, reply_of, results, said, user
+from tests.kit.fakes.ollama import FakeOllama
+from tests.kit.fakes.server import Odd
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import (

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from tests.fakes.clients import ADD, ECHO, ask, events_of, model_of, reply_of, responses_model, results, said, user
-from tests.fakes.responses import StrictResponses
-from tests.fakes.server import Odd, events
 
+from tests.kit.fakes.clients import ADD, ECHO, ask, events_of, model_of, reply_of, responses_model, results, said, user
+from tests.kit.fakes.responses import StrictResponses
+from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import (

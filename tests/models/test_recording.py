@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import ADD, ECHO, ask, chat_model, model_of, reply_of
-from tests.fakes.server import status
 
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import ADD, ECHO, ask, chat_model, model_of, reply_of
+from tests.kit.fakes.server import status
 from treadle import Agent
 from treadle.errors import ModelError
 from treadle.messages import Reply
@@ -108,7 +108,7 @@ async def test_another_request_than_the_recorded_one_is_refused_if_it_must_be_ex
 
 
 async def test_bytes_that_are_no_text_are_kept(tmp_path: Path) -> None:
-    from tests.fakes.server import Odd
+    from tests.kit.fakes.server import Odd
 
     file = tmp_path / "exchange.json"
     async with StrictChat([Odd(raw=b"\xff\xfe")]) as fake, record(fake.base_url, file) as base_url:

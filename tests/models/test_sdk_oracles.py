@@ -10,15 +10,15 @@ from anthropic.types.message_create_params import MessageCreateParamsStreaming
 from openai import AsyncOpenAI
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
-from tests.fakes import anthropic as fake_anthropic
-from tests.fakes import chat as fake_chat
-from tests.fakes import responses as fake_responses
-from tests.fakes.anthropic import StrictAnthropic
-from tests.fakes.chat import StrictChat
-from tests.fakes.clients import ADD, ECHO, anthropic_model, ask, chat_model, reply_of, responses_model, results
-from tests.fakes.responses import StrictResponses
-from tests.fakes.server import Odd
 
+from tests.kit.fakes import anthropic as fake_anthropic
+from tests.kit.fakes import chat as fake_chat
+from tests.kit.fakes import responses as fake_responses
+from tests.kit.fakes.anthropic import StrictAnthropic
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.clients import ADD, ECHO, anthropic_model, ask, chat_model, reply_of, responses_model, results
+from tests.kit.fakes.responses import StrictResponses
+from tests.kit.fakes.server import Odd
 from treadle.messages import Call, ImagePart, ModelMessage, Reply, Sampling, TextPart, Usage, UserMessage
 
 CALLS = (Call("call_1", "add", '{"a": 1, "b": 2}'), Call("call_2", "echo", '{"text": "größer ✓"}'))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.clients import ADD, ECHO
 
+from tests.kit.fakes.clients import ADD, ECHO
 from treadle.messages import ToolSpec
 from treadle.models.text_calls import recover
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from tests.sandbox.kit import (
+from tests.kit.sandbox import (
     PATIENCE,
     Place,
     Run,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from tests.sandbox.kit import Place, a_neighbour, a_place, family_exists, inside, needs_bubblewrap, on_host
+from tests.kit.sandbox import Place, a_neighbour, a_place, family_exists, inside, needs_bubblewrap, on_host
 
 neighbour, place = a_neighbour, a_place
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.kit import Place, a_neighbour, a_place, behind_landlock, needs_landlock
+from tests.kit.sandbox import Place, a_neighbour, a_place, behind_landlock, needs_landlock
 from tests.sandbox.test_escapes import ATTEMPTS, START, Attempt
 from treadle.sandbox import backend as run
 from treadle.sandbox import bubblewrap, landlock

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import let_pass
-from tests.sandbox.kit import (
+from tests.kit.sandbox import (
     EVERYWHERE,
     PATIENCE,
     PYTHON,
@@ -26,6 +25,7 @@ from tests.sandbox.kit import (
     plainly,
     until,
 )
+from tests.kit.sessions import let_pass
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock
 from treadle.sandbox.backend import run_in_sandbox, run_on_host

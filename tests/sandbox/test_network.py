@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sandbox.kit import PATIENCE, PYTHON, Place, Ran, a_neighbour, a_place, collect, inside, needs_bubblewrap
+from tests.kit.sandbox import PATIENCE, PYTHON, Place, Ran, a_neighbour, a_place, collect, inside, needs_bubblewrap
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock, network
 from treadle.sandbox.base import Job, SandboxUnavailable

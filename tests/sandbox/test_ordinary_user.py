@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import treadle
-from tests.sandbox.kit import PATIENCE, PYTHON, needs_bubblewrap
+from tests.kit.sandbox import PATIENCE, PYTHON, needs_bubblewrap
 
 NOBODY = 65534
 LIBRARIES = (Path(treadle.__file__).parents[1], Path(msgspec.__file__).parents[1])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.kit import PYTHON, Place, a_neighbour, a_place, inside, needs_bubblewrap, plainly
+from tests.kit.sandbox import PYTHON, Place, a_neighbour, a_place, inside, needs_bubblewrap, plainly
 from treadle.sandbox.base import Job
 
 neighbour, place = a_neighbour, a_place

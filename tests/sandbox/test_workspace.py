@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.sandbox.kit import EVERYWHERE, Place, Run, a_neighbour, a_place, collect, inside, needs_bubblewrap, until
+from tests.kit.sandbox import EVERYWHERE, Place, Run, a_neighbour, a_place, collect, inside, needs_bubblewrap, until
 from treadle.errors import BadInput
 from treadle.log.open_log import open_log
 from treadle.sandbox import bubblewrap

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.dialects.test_loop import accept
-from tests.kit import PATIENCE, Held, SteppingClock, Store, Tables, agent_of, file_store, note
-from tests.server.kit import OWNER, Client, listening, served, until
+from tests.dialects.test_loop_events import accept
+from tests.kit.server import OWNER, Client, listening, served, until
+from tests.kit.sessions import PATIENCE, Held, SteppingClock, Store, Tables, agent_of, file_store, note
 from treadle import Limits, Runtime
 from treadle.events import SessionRenamed
 from treadle.server.app import create_app

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import Tables, agent_of, note
-from tests.server.kit import Client, listening, served
+from tests.kit.server import Client, listening, served
+from tests.kit.sessions import Tables, agent_of, note
 from treadle import Agent, Runtime
 from treadle.knowledge.library import Library
 from treadle.models.catalog import resolve

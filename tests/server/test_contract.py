@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.kit import PATIENCE, Held, Tables, agent_of, note
-from tests.server.kit import Client, served, until
+from tests.kit.server import Client, served, until
+from tests.kit.sessions import PATIENCE, Held, Tables, agent_of, note
 from treadle import Agent, AskUser
 from treadle.errors import ModelError
 from treadle.log.in_memory import MemoryLog

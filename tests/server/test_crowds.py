@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.kit import agent_of
-from tests.server.kit import Client, served
+from tests.kit.server import Client, served
+from tests.kit.sessions import agent_of
 from tests.server.worker import fake_model, nursery
 
 SESSIONS = 200

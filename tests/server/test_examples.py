@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import Tables
-from tests.server.kit import OWNER, served
+from tests.kit.server import OWNER, served
+from tests.kit.sessions import Tables
 from treadle import Agent
 from treadle.messages import Request, ResultMessage, UserMessage, text_of
 from treadle.testing import ScriptedModel, call

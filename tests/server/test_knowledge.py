@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.cli.kit import Place, place_in
-from tests.fakes.chat import StrictChat
-from tests.fakes.server import Odd
-from tests.kit import PATIENCE, agent_of
-from tests.server.kit import Client, served, until
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.server import Odd
+from tests.kit.server import Client, served, until
+from tests.kit.sessions import PATIENCE, agent_of
+from tests.kit.terminal import Place, place_in
 from tests.server.test_processes import Real
 from treadle.knowledge.library import AgentOptions, Library
 from treadle.messages import Call, Reply

@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.kit import PATIENCE, Tables, agent_of, note
-from tests.server.kit import Client, served
+from tests.kit.server import Client, served
+from tests.kit.sessions import PATIENCE, Tables, agent_of, note
 from treadle import Agent
 from treadle.errors import ModelError
 from treadle.messages import Reply, ResultMessage, Usage

@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.kit import PATIENCE
-from tests.server.kit import Client, until
+from tests.kit.server import Client, until
+from tests.kit.sessions import PATIENCE
 from tests.server.worker import ROOT, Nursery, fake_model, nursery
 
 KILLS = 30

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit import Held, Tables, agent_of, note
-from tests.server.kit import Client, served
+from tests.kit.server import Client, served
+from tests.kit.sessions import Held, Tables, agent_of, note
 from tests.server.test_sockets import until
 from treadle import Agent
 from treadle.server.tokens import Token

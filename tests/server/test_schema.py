@@ -14,8 +14,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.kit import PATIENCE, agent_of, note
-from tests.server.kit import OWNER, listening
+from tests.kit.server import OWNER, listening
+from tests.kit.sessions import PATIENCE, agent_of, note
 from treadle import Runtime
 from treadle.server.app import ServerApp, create_app
 from treadle.server.config import ServerConfig

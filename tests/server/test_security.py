@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.kit import PATIENCE, Tables, agent_of, note
-from tests.server.kit import OWNER, Client, served, until
+from tests.kit.server import OWNER, Client, served, until
+from tests.kit.sessions import PATIENCE, Tables, agent_of, note
 from treadle import Grant, Runtime
 from treadle.errors import BadInput
 from treadle.server.app import create_app

@@ -4,8 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.kit import Held, Tables, agent_of, note
-from tests.server.kit import OWNER, Client, served, until
+from tests.kit.server import OWNER, Client, served, until
+from tests.kit.sessions import Held, Tables, agent_of, note
 from treadle import Agent, AskUser, Grant, Limits, tool
 from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel, call

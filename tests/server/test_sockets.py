@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.dialects.test_wire import Page
-from tests.kit import PATIENCE, Held, Tables, agent_of, note
-from tests.server.kit import OWNER, Client, served
+from tests.dialects.test_message_frames import Page
+from tests.kit.server import OWNER, Client, served
+from tests.kit.sessions import PATIENCE, Held, Tables, agent_of, note
 from treadle import Agent, AskUser
 from treadle.errors import StoreError
 from treadle.server.sockets import _look_elsewhere

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit import PATIENCE, Held, agent_of, note
-from tests.server.kit import Client, served, until
+from tests.kit.server import Client, served, until
+from tests.kit.sessions import PATIENCE, Held, agent_of, note
 from treadle import Agent, TextDelta
 from treadle.messages import Reply, Request
 from treadle.models.base import ModelEvent

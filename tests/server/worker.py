@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.server.kit import OWNER
+from tests.kit.server import OWNER
 from treadle import Agent, Grant, Limits, Runtime, tool
 from treadle.models.catalog import resolve
 from treadle.server.app import create_app

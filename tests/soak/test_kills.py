@@ -21,7 +21,7 @@ from tests.crash.owners import count as count_turns
 from tests.crash.paper import Paper
 from tests.crash.test_kill import finish, killed_at_random
 from tests.crash.worker import Job, work
-from tests.kit import PATIENCE
+from tests.kit.sessions import PATIENCE
 
 KILLS = int(os.environ.get("TREADLE_SOAK_KILLS", "2000"))
 MINUTES = float(os.environ.get("TREADLE_SOAK_MINUTES", "0"))

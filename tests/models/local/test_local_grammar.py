@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from tests.models.local.gbnf import sentence
 
+from tests.models.local.gbnf import sentence
 from treadle.models.local import gbnf as grammar
 
 Schema = dict[str, Any]

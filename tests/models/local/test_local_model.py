@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.kit import PATIENCE
 
+from tests.kit.sessions import PATIENCE
 from treadle.errors import ModelError, TreadleError
 from treadle.events import TextDelta
 from treadle.messages import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tools.files.bench import Bench, some_bench
+from tests.kit.file_tools import Bench, some_bench
 
 bench = some_bench
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.files.bench import Bench, some_bench
+from tests.kit.file_tools import Bench, some_bench
 from treadle.tools.files import list_files as listing
 from treadle.tools.files import ripgrep as ripgrep_module
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import Store, agent_of, either_store, ended, finished_calls, go, of, questions
+from tests.kit.sessions import Store, agent_of, either_store, ended, finished_calls, go, of, questions
 from treadle import Answer, CallFinished, Grant, later
 from treadle.errors import BadInput
 from treadle.events import CallStarted, FilesKept, type_of

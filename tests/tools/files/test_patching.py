@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tools.files.bench import Bench, some_bench
+from tests.kit.file_tools import Bench, some_bench
 from treadle.tools.base import ToolError
 from treadle.tools.files.unified_diff import patched, read_patch
 from treadle.workspace.encoding import diff

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.tools.files.bench import Bench, some_bench
+from tests.kit.file_tools import Bench, some_bench
 from treadle.messages import ImagePart
 from treadle.tools.base import ToolResult
 

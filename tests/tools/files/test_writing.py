@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.files.bench import Bench, some_bench
+from tests.kit.file_tools import Bench, some_bench
 from treadle.events import Grant, KeptFile
 from treadle.log.open_log import open_log
 from treadle.permissions.policy import decide

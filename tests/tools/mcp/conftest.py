@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit import PATIENCE
+from tests.kit.sessions import PATIENCE
 from treadle.tools.base import Tool, ToolContext, ToolResult
 from treadle.tools.mcp.server_config import McpServer
 

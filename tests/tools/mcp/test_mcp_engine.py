@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit import agent_of, finished_calls, go, let_pass, of, results, wait_for
+from tests.kit.sessions import agent_of, finished_calls, go, let_pass, of, results, wait_for
 from tests.tools.mcp.conftest import child, odd, until
 from treadle import CallStarted
 from treadle.engine.setup import later

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mcp.types import Tool as ListedTool
 
-from tests.kit import agent_of, finished_calls, go, of, wait_for
+from tests.kit.sessions import agent_of, finished_calls, go, of, wait_for
 from tests.tools.mcp.conftest import odd
 from treadle import Answer, CallStarted, RunFinished, Session
 from treadle.engine.setup import later

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit import agent_of, ended, finished_calls, of
-from tests.tools.shell.kit import needs_bubblewrap
+from tests.kit.sessions import agent_of, ended, finished_calls, of
+from tests.kit.shell import needs_bubblewrap
 from treadle import RunFinished, Session
 from treadle.events import CallFinished, CallStarted, Event, Grant, OutputDelta, encode
 from treadle.log.sqlite import SqliteLog

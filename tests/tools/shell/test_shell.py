@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import let_pass
-from tests.sandbox.kit import until
-from tests.tools.shell.kit import Terminal, needs_bubblewrap, needs_walls, note_of
+from tests.kit.sandbox import until
+from tests.kit.sessions import let_pass
+from tests.kit.shell import Terminal, needs_bubblewrap, needs_walls, note_of
 from treadle.events import Tier
 from treadle.history.kept_files import KeptFiles
 from treadle.sandbox import backend as sandbox

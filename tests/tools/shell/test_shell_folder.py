@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import agent_of, ended, finished_calls, go, of, wait_for
+from tests.kit.sessions import agent_of, ended, finished_calls, go, of, wait_for
 from treadle import Agent, Answer, CallStarted, RunFinished
 from treadle.cli.question_text import approval_lines
 from treadle.engine.setup import later

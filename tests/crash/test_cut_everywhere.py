@@ -1,0 +1,325 @@
+"""Cut everywhere: whatever fact was the last before the crash, what comes after it ends well and repeats nothing.
+
+One session with everything in it is recorded. Its log is cut after every single fact, each prefix is planted into
+a store of its own, and a new agent whose model only reacts to what it is shown goes on from there.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.kit.sessions import check_settled, ended, go, kinds, of, questions, resumed, wait_for
+from tests.kit.strict import StrictModel
+from treadle import (
+    Agent,
+    Answer,
+    ApprovalRequested,
+    AskUser,
+    CallFinished,
+    CallStarted,
+    Limits,
+    ModelReplied,
+    RunFinished,
+    Runtime,
+    Session,
+    ToolContext,
+    later,
+    tool,
+)
+from treadle.errors import ModelError
+from treadle.events import AnyFact, ContextCompacted, RunRequested, RunStarted, SignalDetected, TurnStarted
+from treadle.log.base import Log
+from treadle.log.in_memory import MemoryLog
+from treadle.log.sqlite import SqliteLog
+from treadle.messages import ModelMessage, Reply, Request, ResultMessage, UserMessage
+from treadle.testing import CrashPoint, ScriptedModel, SteppingClock, call, crash_points
+from treadle.testing.crash_points import cut
+
+LIMITS = Limits(turns=4, calls=9)
+
+
+class World:
+    """The tools of one process, and every effect they had, by the key of the call."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.effects: list[str] = []
+        self.looks: list[str] = []
+
+        @tool(safety="safe")
+        async def look(page: int, context: ToolContext) -> str:
+            self.looks.append(context.key)
+            return f"page {page}"
+
+        @tool
+        async def write(text: str, context: ToolContext) -> str:
+            self.effects.append(context.key)
+            return f"wrote {text}"
+
+        @tool(safety="destructive")
+        async def pay(amount: int, context: ToolContext) -> str:
+            self.effects.append(context.key)
+            return f"paid {amount}"
+
+        @tool(on_error="retry")
+        async def broken(context: ToolContext) -> str:
+            self.effects.append(f"{context.key} attempt {context.attempt}")
+            raise OSError("it broke")
+
+        @tool
+        async def hold(context: ToolContext) -> str:
+            self.effects.append(context.key)
+            if held:
+                await asyncio.Event().wait()
+            return "held"
+
+        self.tools = [look, write, pay, broken, hold, AskUser()]
+
+
+class Modest:
+    """Calls once for every message it is shown, then answers."""
+
+    name, window = "modest", None
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def stream(self, request: Request) -> AsyncIterator[Any]:
+        self.asked += 1
+        if isinstance(request.messages[-1], ResultMessage) or request.tool_choice == "none" or not request.tools:
+            yield Reply(text="done now")
+        else:
+            yield Reply(calls=(call("write", text=f"after the crash {self.asked}"), call("look", page=self.asked)))
+
+
+class Greedy(Modest):
+    """Goes on calling for as long as it is allowed to."""
+
+    name = "greedy"
+
+    async def stream(self, request: Request) -> AsyncIterator[Any]:
+        self.asked += 1
+        if request.tool_choice == "none" or not request.tools:
+            yield Reply(text="stopped")
+        else:
+            lines = (call("pay", amount=self.asked), call("write", text=str(self.asked)), call("look", page=self.asked))
+            yield Reply(text="more", calls=lines)
+
+
+@asynccontextmanager
+async def opened(
+    log: Log, model: Any, world: World, session_id: str = ""
+) -> AsyncIterator[tuple[Session, StrictModel]]:
+    strict = StrictModel(model)
+    agent = Agent(strict, tools=world.tools, limits=LIMITS, gate=later, clock=SteppingClock())
+    options: Any = {"id": session_id} if session_id else {}
+    async with Runtime(log, [agent], recover=False) as runtime, runtime.session(**options) as session:
+        yield session, strict
+
+
+async def everything(log: Log, world: World) -> list[CrashPoint]:
+    """A session with all that a session can have, and every point at which it could have been cut off."""
+    first = [call("look", id="l1", page=1), call("look", id="l2", page=2)]
+    first += [call("write", id="w1", text="a"), call("nope", id="x")]
+    second = [call("pay", id="p1", amount=1), call("pay", id="p2", amount=2)]
+    second += [call("ask_user", id="q", question="Which?"), call("broken", id="b"), call("look", id="l3", page=3)]
+    model = ScriptedModel(
+        ModelError("busy", kind="overloaded", retryable=True),
+        first,
+        second,
+        "first answer",
+        [call("hold", id="h"), call("write", id="w2", text="b")],
+        [call("write", id="w3", text="c"), call("look", id="l4", page=4)],
+        "all done",
+    )
+    async with opened(log, model, world) as (session, strict):
+        assert await go(session, "begin") is None
+        assert [question.call_id for question in await questions(session)] == ["p1", "p2", "q"]
+        await session.approve("p1", Answer(by="ada"))
+        await session.deny("p2", "too much")
+        await session.send("and be quick")
+        await session.answer("q", "the blue one")
+        ending = await wait_for(session, RunFinished)
+        assert ending.answer == "first answer"
+        summary = ContextCompacted(kind="summary", through=ending.seq - 2, summary="Pages were read and bills paid.")
+        await log.post(session.id, [summary])
+        await session.note("acme.audit", {"ok": True})
+        await session.send("more")
+        await wait_for(session, CallStarted, lambda fact: fact.call_id == "h")
+        assert await session.cancel(by="ada") is not None
+        async with session.continue_() as run:
+            await run.wait()
+        assert run.outcome is not None and run.outcome.answer == "all done"
+        assert strict.violations == []
+        points = await crash_points(session)
+        check_settled(points[-1].facts)
+        return points
+
+
+async def go_on(log: Log, point: CrashPoint, model: Any) -> tuple[list[AnyFact], World]:
+    """Plant a prefix into a log, go on from it as a new process would, and answer whatever is asked."""
+    world = World()
+    await point.plant(log)
+    async with opened(log, model, world, point.session_id) as (session, strict):
+        for _ in range(40):
+            await resumed(session)
+            open_questions = await questions(session)
+            if not open_questions:
+                break
+            for number, question in enumerate(open_questions):
+                if isinstance(question, ApprovalRequested):
+                    await session.approve(question.call_id, Answer("deny" if number % 2 else "allow"))
+                else:
+                    await session.answer(question.call_id, "the red one")
+        facts = await session.facts()
+        assert strict.violations == []
+        outcome = await go(session, "are you still there?")
+        while outcome is None:
+            for question in await questions(session):
+                await session.deny(question.call_id)
+            outcome = await resumed(session)
+        assert strict.violations == [], "and the next message is answered"
+        check_settled(await session.facts())
+    return facts, world
+
+
+def check(point: CrashPoint, facts: Sequence[AnyFact], world: World) -> None:
+    """What must hold after any crash."""
+    assert facts[: len(point.facts)] == list(point.facts), "what was recorded stays as it was"
+    check_settled(facts)
+    before = {f"{point.session_id}:{fact.call_id}": fact for fact in of(point.facts, CallStarted)}
+    finished = {f"{point.session_id}:{fact.call_id}" for fact in of(point.facts, CallFinished)}
+    again = Counter(key.partition(" attempt ")[0] for key in world.effects)
+    assert not set(again) & set(before), "an effect that may have been had was had again"
+    assert not {key for key, times in Counter(world.effects).items() if times > 1}, "an effect was had twice"
+    assert not set(world.looks) & finished, "a finished call was run again"
+    for run in runs_of(facts):
+        started = {fact.call_id for fact in of(run, CallStarted)}
+        assert len(started) <= LIMITS.calls
+        assert len([turn for turn in of(run, TurnStarted) if turn.wrap_up is None]) <= LIMITS.turns
+        [ending] = of(run, RunFinished)
+        assert ending.calls == len(started)
+    told = {fact.call_id: fact for fact in of(facts, CallFinished)}
+    for fact in of(point.facts, CallStarted):
+        key = f"{point.session_id}:{fact.call_id}"
+        if key not in finished:
+            expected = {"ok"} if fact.safety == "safe" else {"interrupted", "cancelled"}
+            assert told[fact.call_id].status in expected
+
+
+def runs_of(facts: Sequence[AnyFact]) -> list[list[AnyFact]]:
+    runs: list[list[AnyFact]] = []
+    for fact in facts:
+        if isinstance(fact, RunStarted):
+            runs.append([])
+        if runs:
+            runs[-1].append(fact)
+    return runs
+
+
+async def test_the_session_that_is_cut_has_everything_in_it(tmp_path: Path) -> None:
+    world, log = World(held=True), SqliteLog(tmp_path / "whole.db")
+    points = await everything(log, world)
+    await log.close()
+    facts = points[-1].facts
+    assert len(points) == len(facts) > 50
+    wanted = {"model_failed", "approval_requested", "approval_answered", "input_requested", "input_answered"}
+    wanted |= {"context_compacted", "cancel_requested", "run_requested", "signal_detected", "custom"}
+    assert wanted <= set(kinds(facts))
+    assert {fact.status for fact in of(facts, CallFinished)} == {"ok", "error", "denied", "cancelled"}
+    assert [fact.kind for fact in of(facts, SignalDetected)] == ["tool_retry", "tool_retry"]
+    assert [ending.reason for ending in of(facts, RunFinished)] == ["answered", "cancelled", "answered"]
+    assert of(facts, RunRequested)[0].trigger == "continue"
+    assert any(len(turn.messages) and turn.turn > 1 for turn in of(facts, TurnStarted)), "a message steered it"
+    assert Counter(len(reply.calls) for reply in of(facts, ModelReplied)) == {4: 1, 5: 1, 2: 2, 0: 2}
+
+
+@pytest.mark.parametrize("model", [Modest, Greedy])
+async def test_after_a_cut_at_any_fact_the_session_ends_well_and_no_effect_is_had_twice(
+    tmp_path: Path, model: Any
+) -> None:
+    whole = SqliteLog(tmp_path / "whole.db")
+    points = await everything(whole, World(held=True))
+    await whole.close()
+    for point in points:
+        log = SqliteLog(tmp_path / f"cut{len(point.facts)}.db")
+        try:
+            facts, world = await go_on(log, point, model())
+            check(point, facts, world)
+        except BaseException as error:
+            error.add_note(f"cut {point}")
+            raise
+        finally:
+            await log.close()
+
+
+async def test_a_second_crash_while_going_on_is_survived_as_well(tmp_path: Path) -> None:
+    points = await everything(MemoryLog(), World(held=True))
+    tried = 0
+    for point in points[::2]:
+        facts, _ = await go_on(MemoryLog(), point, Greedy())
+        for second in list(cut(facts))[len(point.facts) :: 2]:
+            try:
+                later_facts, world = await go_on(MemoryLog(), second, Modest())
+                check(second, later_facts, world)
+            except BaseException as error:
+                error.add_note(f"cut {point}, and again {second}")
+                raise
+            tried += 1
+    assert tried > 300
+
+
+async def test_a_session_that_had_ended_is_left_as_it_is(tmp_path: Path) -> None:
+    points = await everything(MemoryLog(), World(held=True))
+    log, world = MemoryLog(), World()
+    await points[-1].plant(log)
+    async with opened(log, Modest(), world, points[-1].session_id) as (session, _):
+        assert await resumed(session) is None
+        assert await session.facts() == list(points[-1].facts)
+    assert world.effects == world.looks == []
+
+
+def first_start(points: Sequence[CrashPoint], tool: str) -> CrashPoint:
+    """The crash right after the first call of a tool was started."""
+    lasts = ((point, point.facts[-1]) for point in points)
+    return next(point for point, last in lasts if isinstance(last, CallStarted) and last.tool == tool)
+
+
+async def test_what_the_model_is_shown_after_a_cut_says_that_a_call_may_have_run(tmp_path: Path) -> None:
+    points = await everything(MemoryLog(), World(held=True))
+    point = first_start(points, "write")
+    model, log = ScriptedModel("I will check"), MemoryLog()
+    await point.plant(log)
+    async with opened(log, model, World(), point.session_id) as (session, _):
+        outcome = await resumed(session)
+        assert outcome is not None and outcome.answer == "I will check"
+        assert (await ended_again(session)).reason == "failed", "the script has no more lines"
+    [shown] = [m for m in model.requests[0].messages if isinstance(m, ResultMessage) and m.call_id == "w1"]
+    assert "may have run" in shown.text and not shown.ok
+    assert isinstance(model.requests[0].messages[0], UserMessage)
+    assert isinstance(model.requests[0].messages[1], ModelMessage)
+
+
+async def ended_again(session: Session) -> RunFinished:
+    return await ended(session, "and?")
+
+
+async def test_a_safe_call_that_takes_the_process_with_it_is_not_tried_for_ever() -> None:
+    points = await everything(MemoryLog(), World(held=True))
+    point = first_start(points, "look")
+    facts = list(point.facts)
+    for attempt in (2, 3):
+        facts.append(replace(facts[-1], attempt=attempt, seq=len(facts) + 1))
+    world, log = World(), MemoryLog()
+    await CrashPoint(point.session_id, tuple(facts)).plant(log)
+    async with opened(log, Modest(), world, point.session_id) as (session, _):
+        await resumed(session)
+        done = {fact.call_id: fact.status for fact in of(await session.facts(), CallFinished)}
+    last = facts[-1]
+    assert isinstance(last, CallStarted) and done[last.call_id] == "interrupted"
+    assert f"{point.session_id}:{last.call_id}" not in world.looks

@@ -1,0 +1,206 @@
+"""The loop dialect: thirteen events, in an order that a state machine accepts, for every kind of run."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.kit import recorded_runs as recordings
+from tests.kit.recorded_runs import SCENARIOS, finished_ids, stored
+from treadle.dialects.base import encode
+from treadle.dialects.loop_events import NAMES, LoopDialect
+from treadle.events import Event, Limits, ModelReplied, RunFinished, RunStarted, TurnStarted
+
+Scenario = Callable[[], Awaitable[list[Event]]]
+every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+
+
+FIELDS = {
+    "loop_started": {"session_id", "config"},
+    "iteration_started": {"iteration"},
+    "iteration_completed": {"iteration", "outcome"},
+    "loop_completed": {"summary"},
+    "token_generated": {"token"},
+    "generation_completed": {"content", "tokens"},
+    "tool_call_detected": {"call_id", "tool"},
+    "tool_execution_started": {"call_id", "tool"},
+    "tool_execution_completed": {"call_id", "result"},
+    "tool_approval_required": {"call_id", "tool"},
+    "meta_signal_detected": {"signal"},
+    "context_compressed": {"strategy", "saved_tokens"},
+    "error": {"message", "recoverable"},
+}
+SUMMARY = {
+    "termination",
+    "iterations_completed",
+    "tool_calls_made",
+    "tokens_generated",
+    "wall_time",
+    "partial_answer",
+    "can_resume",
+    "continuation_token",
+}
+
+
+def told(events: list[Event]) -> list[dict[str, Any]]:
+    dialect = LoopDialect()
+    return [json.loads(encode(frame)) for event in events for frame in dialect.feed(event)]
+
+
+def accept(sent: list[dict[str, Any]]) -> None:
+    """The order in which the thirteen may come."""
+    state, detected, completed = "before", set[str](), set[str]()
+    iteration = 0
+    for one in sent:
+        name, data = one["event"], one["data"]
+        match state, name:
+            case "before" | "over", "loop_started":
+                state, iteration, detected, completed = "between", 0, set(), set()
+            case "between", "iteration_started":
+                assert data["iteration"] >= iteration
+                state, iteration = "inside", data["iteration"]
+            case "inside", "token_generated" | "meta_signal_detected" | "context_compressed":
+                pass
+            case "inside", "error":
+                assert data["recoverable"]
+            case "inside", "generation_completed":
+                state = "replied"
+            case "replied", "meta_signal_detected" | "context_compressed":
+                pass
+            case "replied", "tool_call_detected":
+                assert data["call_id"] not in detected
+                detected.add(data["call_id"])
+            case "replied", "tool_approval_required" | "tool_execution_started":
+                assert data["call_id"] in detected - completed
+            case "replied", "tool_execution_completed":
+                assert data["call_id"] in detected - completed
+                assert set(data["result"]) == {"status", "data"}
+                completed.add(data["call_id"])
+            case "replied" | "inside", "iteration_completed":
+                assert data["iteration"] == iteration
+                assert detected == completed or data["outcome"] == "interrupted"
+                state = "between"
+            case "between", "error":
+                assert not data["recoverable"]
+                state = "failed"
+            case "between" | "failed", "loop_completed":
+                state = "over"
+            case _:
+                raise AssertionError(f"{name} in state {state}")
+    assert state == "over"
+
+
+@every_scenario
+async def test_every_run_is_told_in_an_order_that_the_state_machine_accepts(scenario: Scenario) -> None:
+    events = await scenario()
+    accept(told(events))
+    accept(told(stored(events)))
+
+
+@every_scenario
+async def test_every_result_is_told_once_and_only_the_thirteen_names_are_used(scenario: Scenario) -> None:
+    events = await scenario()
+    sent = told(events)
+    assert {one["event"] for one in sent} <= set(NAMES.values()) and len(NAMES) == 13
+    done = [one["data"]["call_id"] for one in sent if one["event"] == "tool_execution_completed"]
+    assert done == finished_ids(events)
+    live = [one for one in sent if one["event"] != "token_generated"]
+    assert live == told(stored(events))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("a_plain_answer", "natural", "answer_provided"),
+        ("an_answer_with_confidence", "natural", "answer_provided"),
+        ("yielding", "natural", "agent_yielded"),
+        ("being_stuck", "natural", "agent_stuck"),
+        ("a_turn_limit", "resource", "max_iterations"),
+        ("a_call_limit", "resource", "tool_call_limit_reached"),
+        ("a_token_limit", "resource", "token_budget_exhausted"),
+        ("a_cancelled_call", "external", "operator_terminated"),
+        ("a_failure", "error", "failed"),
+    ],
+)
+async def test_the_summary_says_how_the_loop_ended(name: str, kind: str, reason: str) -> None:
+    events = await getattr(recordings, name)()
+    summary = told(events)[-1]["data"]["summary"]
+    assert (summary["termination"]["kind"], summary["termination"]["reason"]) == (kind, reason)
+    answered = reason == "answer_provided"
+    assert summary["can_resume"] is not answered
+    assert (summary["continuation_token"] is None) is answered
+    assert (summary["partial_answer"] is None) or not answered
+
+
+async def test_the_answer_and_its_confidence_are_in_the_summary() -> None:
+    summary = told(await recordings.an_answer_with_confidence())[-1]["data"]["summary"]
+    assert summary["termination"]["answer"] == "42"
+    assert summary["termination"]["confidence"] == 0.9
+    assert summary["iterations_completed"] == 1 and summary["tool_calls_made"] == 0
+
+
+async def test_an_answer_without_confidence_says_so_and_what_is_no_answer_has_neither() -> None:
+    termination = told(await recordings.a_plain_answer())[-1]["data"]["summary"]["termination"]
+    assert termination["answer"] and termination["confidence"] is None
+    for scenario in (recordings.yielding, recordings.being_stuck, recordings.a_turn_limit, recordings.a_failure):
+        termination = told(await scenario())[-1]["data"]["summary"]["termination"]
+        assert not {"answer", "confidence"} & set(termination)
+
+
+def test_a_run_that_ends_well_without_words_is_a_task_that_is_complete() -> None:
+    events: list[Event] = [
+        RunStarted(run_id="run_1", limits=Limits(), seq=1, at=10.0),
+        TurnStarted(turn=1, seq=2, at=10.0),
+        ModelReplied(seq=3, at=11.5),
+        RunFinished(run_id="run_1", reason="answered", turns=1, seq=4, at=12.5),
+    ]
+    sent = told(events)
+    accept(sent)
+    assert sent[-1]["data"]["summary"]["termination"]["reason"] == "task_complete"
+    assert sent[-1]["data"]["summary"]["wall_time"] == 2.5
+
+
+@every_scenario
+async def test_every_event_has_the_fields_that_clients_were_promised(scenario: Scenario) -> None:
+    for one in told(await scenario()):
+        assert set(one) == {"event", "data"} and FIELDS[one["event"]] <= set(one["data"])
+        if one["event"] == "loop_completed":
+            assert set(one["data"]["summary"]) == SUMMARY
+
+
+@every_scenario
+async def test_a_stream_that_the_servers_leaving_cuts_short_has_an_end_all_the_same(scenario: Scenario) -> None:
+    events = await scenario()
+    first = next(place for place, event in enumerate(events) if isinstance(event, RunStarted))
+    for cut in range(first + 1, len(events)):
+        dialect = LoopDialect()
+        sent = [json.loads(encode(frame)) for event in events[:cut] for frame in dialect.feed(event)]
+        if sent[-1]["event"] == "loop_completed":
+            continue
+        sent += [json.loads(encode(frame)) for frame in dialect.leave()]
+        accept(sent)
+        summary = sent[-1]["data"]["summary"]
+        assert set(summary) == SUMMARY and summary["can_resume"]
+        assert summary["termination"]["reason"] == "system_shutdown"
+
+
+async def test_the_first_event_has_the_session_and_its_limits() -> None:
+    started = told(await recordings.a_turn_limit())[0]
+    assert started["event"] == "loop_started"
+    assert len(started["data"]["session_id"]) == 32
+    assert started["data"]["config"]["max_iterations"] == 1
+
+
+async def test_a_question_has_what_would_run_and_when_it_expires() -> None:
+    sent = told(await recordings.an_approved_call())
+    asked = next(one["data"] for one in sent if one["event"] == "tool_approval_required")
+    assert asked["tool"] == "drop" and asked["arguments"] == {"table": "users"}
+    assert asked["expires_at"] > 0 and asked["safety"] == "destructive"
+
+
+async def test_a_denial_is_told_as_a_result() -> None:
+    sent = told(await recordings.a_denied_call())
+    result = next(one["data"]["result"] for one in sent if one["event"] == "tool_execution_completed")
+    assert result["status"] == "denied" and "not today" in result["data"]
+    assert sent[-1]["data"]["summary"]["termination"]["reason"] == "answer_provided"

@@ -1,0 +1,142 @@
+"""The message frames of a chat page, applied as a page would: what it shows at the end is what the log says."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.kit import recorded_runs as recordings
+from tests.kit.recorded_runs import SCENARIOS, finished_ids, stored
+from treadle.dialects.base import encode
+from treadle.dialects.message_frames import StatusDialect, WireDialect
+from treadle.events import Event, MessageReceived, ModelReplied, Rewound, RunFinished, SessionRenamed
+from treadle.messages import text_of
+
+Scenario = Callable[[], Awaitable[list[Event]]]
+every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+
+
+def told(events: list[Event]) -> list[dict[str, Any]]:
+    dialect = WireDialect("s1", window=8192)
+    return [json.loads(encode(frame)) for event in events for frame in dialect.feed(event)]
+
+
+class Page:
+    """A page that knows nothing but frames."""
+
+    def __init__(self, frames: list[dict[str, Any]]) -> None:
+        self.messages: dict[str, dict[str, Any]] = {}
+        self.results: list[str] = []
+        for frame in frames:
+            match frame["type"]:
+                case "message_started":
+                    assert frame["message_id"] not in self.messages
+                    self.messages[frame["message_id"]] = {"role": frame["role"], "text": "", "open": True}
+                case "delta":
+                    message = self.messages[frame["message_id"]]
+                    assert message["open"], "text for a message that is complete"
+                    message["text"] += frame["text"]
+                case "message_complete":
+                    message = self.messages[frame["message_id"]]
+                    assert message["open"]
+                    assert frame["finished_at"] >= frame["started_at"]
+                    if frame["role"] == "assistant" and message["text"]:
+                        assert frame["content"].startswith(message["text"]) or frame["reason"] != "stop"
+                    message.update(text=frame["content"], open=False, reason=frame["reason"])
+                case "messages_deleted":
+                    for message_id in frame["message_ids"]:
+                        del self.messages[message_id]
+                case "tool_result":
+                    self.results.append(frame["tool_call_id"])
+                case "tool_call" | "usage" | "approval_request":
+                    assert frame["message_id"] in self.messages
+                case _:
+                    pass
+
+
+@every_scenario
+async def test_no_message_is_left_open_and_every_result_is_shown_once(scenario: Scenario) -> None:
+    events = await scenario()
+    page = Page(told(events))
+    assert not any(message["open"] for message in page.messages.values())
+    assert page.results == finished_ids(events)
+    assert page.messages == Page(told(stored(events))).messages
+
+
+@every_scenario
+async def test_what_a_page_shows_is_what_the_log_says(scenario: Scenario) -> None:
+    events = await scenario()
+    page = Page(told(events))
+    shown = [message["text"] for message in page.messages.values() if message["role"] == "user"]
+    assert shown == [text_of(event.parts) for event in events if isinstance(event, MessageReceived)]
+    replies = [event.text for event in events if isinstance(event, ModelReplied)]
+    assistant = [message["text"] for message in page.messages.values() if message["role"] == "assistant"]
+    assert assistant == ["second"] if scenario is recordings.a_regenerated_answer else set(replies) <= set(assistant)
+
+
+async def test_a_regeneration_deletes_the_first_answer() -> None:
+    frames = told(await recordings.a_regenerated_answer())
+    (deleted,) = [frame for frame in frames if frame["type"] == "messages_deleted"]
+    assert len(deleted["message_ids"]) == 1
+
+
+async def test_a_failed_try_is_taken_back_before_the_next() -> None:
+    frames = told(await recordings.a_failure_and_a_retry())
+    kinds = [frame["type"] for frame in frames if frame["type"] in ("messages_deleted", "error", "message_started")]
+    assert kinds == ["message_started", "message_started", "messages_deleted", "error", "message_started"]
+    assert [message["text"] for message in Page(frames).messages.values()] == ["hi", "Hello"]
+
+
+async def test_a_limit_leaves_a_sentinel_that_offers_to_go_on() -> None:
+    frames = told(await recordings.a_turn_limit())
+    last = [frame for frame in frames if frame["type"] == "message_complete"][-1]
+    assert last["role"] == "system" and last["metadata"] == {"sentinel": "turn_limit", "can_continue": True}
+
+
+async def test_usage_has_the_tokens_and_the_window() -> None:
+    (usage,) = [frame for frame in told(await recordings.a_plain_answer()) if frame["type"] == "usage"]
+    assert (usage["tokens_used"], usage["ctx_used"], usage["ctx_max"]) == (3, 10, 8192)
+
+
+async def test_a_complete_reply_has_its_times_its_model_and_what_it_used() -> None:
+    frames = told(await recordings.a_plain_answer())
+    (reply,) = [frame for frame in frames if frame["type"] == "message_complete" and frame["role"] == "assistant"]
+    assert (reply["tokens_used"], reply["ctx_used"], reply["ctx_max"]) == (3, 10, 8192)
+    assert 0 < reply["started_at"] <= reply["finished_at"]
+    assert reply["model"] == "scripted" and reply["reason"] == "stop"
+
+
+async def test_a_rewind_deletes_what_came_after() -> None:
+    events = await recordings.a_plain_answer()
+    message = next(event for event in events if isinstance(event, MessageReceived))
+    frames = told([*events, Rewound(seq=99, to=message.seq)])
+    assert [frame["type"] for frame in frames[-2:]] == ["messages_deleted", "session_rewound"]
+    assert [m["role"] for m in Page(frames).messages.values()] == ["user"]
+
+
+def test_a_new_name_is_told_for_the_session_and_for_the_chat() -> None:
+    frames = told([SessionRenamed(name="Plans")])
+    assert [(frame["type"], frame["name"]) for frame in frames] == [
+        ("session_renamed", "Plans"),
+        ("chat_renamed", "Plans"),
+    ]
+
+
+async def test_the_channel_of_all_chats_says_who_needs_you() -> None:
+    dialect = StatusDialect("s1")
+    events = stored(await recordings.an_approved_call())
+    assert [frame.status for event in events for frame in dialect.feed(event)] == [
+        "streaming",
+        "needs_you",
+        "streaming",
+        "idle",
+    ]
+
+
+async def test_a_message_whose_reply_never_came_is_closed_with_the_run() -> None:
+    events = stored(await recordings.a_plain_answer())
+    cut = [event for event in events if not isinstance(event, ModelReplied | RunFinished)]
+    frames = told([*cut, RunFinished(seq=99, at=events[-1].at, run_id="run_1", reason="cancelled", can_continue=True)])
+    (reply,) = [message for message in Page(frames).messages.values() if message["role"] == "assistant"]
+    assert not reply["open"] and reply["reason"] == "cancelled"

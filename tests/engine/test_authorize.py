@@ -1,0 +1,251 @@
+"""Judging in the engine: dangerous commands asked for each time, a reduced sandbox, and private data on its way out."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.kit.sessions import (
+    Store,
+    agent_of,
+    either_store,
+    ended,
+    finished_calls,
+    gate_of,
+    go,
+    of,
+    questions,
+    wait_for,
+)
+from treadle import Answer, RunFinished
+from treadle.engine.setup import later
+from treadle.engine.state import fold
+from treadle.events import (
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallStarted,
+    Grant,
+    Limits,
+    ModelReplied,
+    RunStarted,
+    Safety,
+    Tier,
+    TurnStarted,
+)
+from treadle.messages import Json, ToolSpec
+from treadle.sandbox.base import Ended, Job, Level, OnOutput, Probe
+from treadle.testing import call
+from treadle.tools.base import Parsed, Tool, ToolContext, Trait
+from treadle.tools.shell import Shell
+
+store = either_store
+
+
+class Paper:
+    """A sandbox that writes down what it would run."""
+
+    def __init__(self, level: Level = "bubblewrap") -> None:
+        self.level: Level = level
+        self.ran: list[str] = []
+
+    def probe(self) -> Probe:
+        return Probe(self.level, "")
+
+    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> Ended:
+        self.ran.append(job.argv[-1].rpartition("; eval ")[2].strip("'"))
+        return Ended(0, "exited", None, 0.0, 0)
+
+    async def run_on_host(self, job: Job, on_output: OnOutput) -> Ended:
+        return await self.run_in_sandbox(job, on_output)
+
+
+class Traited(Tool):
+    """A tool that does nothing but let something in or out."""
+
+    def __init__(self, name: str, *traits: Trait, safety: Safety = "caution") -> None:
+        self.spec = ToolSpec(name=name, description=name, parameters={"type": "object", "properties": {}})
+        self._traits, self._safety = frozenset(traits), safety
+
+    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+        return self._safety
+
+    def traits_of(self, tier: Tier) -> frozenset[Trait]:
+        return self._traits
+
+    def parse(self, arguments: str) -> Parsed:
+        return Parsed({}, {})
+
+    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+        return "done"
+
+
+@pytest.mark.parametrize("scope", ["call", "tool", "pattern", "session"])
+async def test_a_yes_to_a_dangerous_command_counts_once_whatever_its_scope(store: Store, scope: Any) -> None:
+    paper = Paper()
+    lines = [call("shell", id="a", command="git push --force"), call("shell", id="b", command="git push --force")]
+    agent, _ = agent_of(*lines, "done", tools=[Shell(paper)], gate=later)
+    async with agent.session(store.open()) as session:
+        assert await go(session) is None
+        (asked,) = of(await questions(session), ApprovalRequested)
+        assert asked.once and asked.rule == "" and "overwrites" in asked.why
+        await session.approve("a", Answer("allow", scope, by="ann"))
+        await wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")
+        assert [fact.scope for fact in of(await session.facts(), ApprovalAnswered)] == ["call"]
+        await session.approve("b")
+        await wait_for(session, RunFinished)
+        started = of(await session.facts(), CallStarted)
+    assert paper.ran == ["git push --force"] * 2
+    assert [fact.why for fact in started] == [f"{who} allowed this call ({asked.why})" for who in ("ann", "user")]
+
+
+@pytest.mark.parametrize("scope", ["tool", "pattern", "session"])
+def test_a_log_that_says_otherwise_still_remembers_no_yes_to_a_dangerous_command(scope: Any) -> None:
+    asked = ApprovalRequested(call_id="a", tool="shell", arguments={}, safety="destructive", why="", once=True)
+    begun = (RunStarted(run_id="r", limits=Limits()), TurnStarted(turn=1), ModelReplied(calls=(call("shell", id="a"),)))
+    state = fold([*begun, asked, ApprovalAnswered(call_id="a", decision="allow", scope=scope)])
+    assert state.remembered == [] and state.pending == []
+
+
+async def test_one_always_is_no_yes_to_a_dangerous_command_in_the_same_reply(store: Store) -> None:
+    paper = Paper()
+    lines = [call("shell", id="a", command="make x"), call("shell", id="b", command="sudo make x")]
+    agent, _ = agent_of(lines, "done", tools=[Shell(paper)], gate=later, grant=Grant(cautious=True))
+    async with agent.session(store.open()) as session:
+        assert await go(session) is None
+        assert [fact.once for fact in of(await questions(session), ApprovalRequested)] == [False]
+        await session.approve("a", Answer("allow", "session"))
+        assert (await wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")).once
+        await session.deny("b")
+        await wait_for(session, RunFinished)
+    assert paper.ran == ["make x"]
+
+
+async def test_a_no_to_a_dangerous_command_may_be_remembered(store: Store) -> None:
+    lines = [call("shell", id="a", command="sudo ls"), call("shell", id="b", command="sudo ls")]
+    agent, _ = agent_of(*lines, "done", tools=[Shell(Paper())], gate=gate_of(Answer("deny", "tool", by="ann")))
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        assert len(of(await session.facts(), ApprovalRequested)) == 1
+        assert "ann denied shell" in (await finished_calls(session))["b"].output
+
+
+async def test_a_rule_remembered_for_a_command_holds_for_commands_of_its_kind_and_no_other() -> None:
+    paper = Paper()
+    asked: list[str] = []
+
+    async def gate(question: Any) -> Answer:
+        asked.append(question.arguments["command"])
+        return Answer("allow", "pattern", by="ann")
+
+    commands = ["git add a", "git add b", "timeout 5 git add c", "git add d; make", "git add e > f", "git commit"]
+    lines = [call("bash", command=command) for command in commands]
+    agent, _ = agent_of(*lines, "done", tools=[Shell(paper)], gate=gate, grant=Grant(cautious=True))
+    async with agent.session() as session:
+        await ended(session)
+        started = of(await session.facts(), CallStarted)
+    assert asked == ["git add a", "git add d; make", "git add e > f", "git commit"] and len(paper.ran) == 6
+    assert started[1].why == "ann allowed shell(command=git add *) for this session"
+    assert {fact.tool for fact in started} == {"shell"} and {fact.sandbox for fact in started} == {"bubblewrap"}
+
+
+@pytest.mark.parametrize(
+    ("grant", "statuses"),
+    [
+        (Grant(forbid=("bash",)), ["denied", "denied"]),
+        (Grant(forbid=("bas*(rm *)",)), ["ok", "denied"]),
+        (Grant(tools=("bash",)), ["ok", "ok"]),
+        (Grant(tools=("batch",)), ["denied", "denied"]),
+        (Grant(ask_all=True, approve=("bash",)), ["ok", "ok"]),
+        (Grant(ask_all=True, approve=("bash(make *)",)), ["ok", "denied"]),
+        (Grant(ask=("bash(rm *)",)), ["ok", "denied"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["bash", "shell"])
+async def test_a_pattern_may_call_a_tool_by_its_other_name(grant: Grant, statuses: list[str], name: str) -> None:
+    lines = [call(name, command="make x"), call(name, command="rm x")]
+    agent, _ = agent_of(*lines, "done", tools=[Shell(Paper())], grant=grant)
+    async with agent.session() as session:
+        await ended(session)
+        assert [fact.status for fact in (await finished_calls(session)).values()] == statuses
+
+
+async def test_a_reduced_sandbox_asks_for_every_command() -> None:
+    paper = Paper("landlock")
+    agent, _ = agent_of(call("shell", id="a", command="ls"), "done", tools=[Shell(paper)], gate=later)
+    async with agent.session() as session:
+        assert await go(session) is None
+        (asked,) = of(await questions(session), ApprovalRequested)
+    assert "reduced" in asked.why and not asked.once and paper.ran == []
+
+
+async def test_a_command_that_nobody_can_be_asked_about_is_denied_with_the_reason() -> None:
+    paper = Paper()
+    agent, _ = agent_of(call("shell", id="a", command="ls; $CMD"), "done", tools=[Shell(paper)])
+    async with agent.session() as session:
+        await ended(session)
+        done = (await finished_calls(session))["a"]
+    assert done.status == "denied" and "cannot be told what this would run: $CMD" in done.output and paper.ran == []
+
+
+class TestPrivateDataOnItsWayOut:
+    """Text from outside, private data in reach and a way out: when all three come together, a person is asked."""
+
+    FETCH = Traited("fetch", "untrusted", "way_out")
+    READ = Traited("read", "private", safety="safe")
+    SEND = Traited("send", "way_out")
+    PEEK = Traited("peek", "way_out", safety="safe")
+    TOOLS: ClassVar[list[Traited]] = [FETCH, READ, SEND, PEEK]
+
+    @pytest.mark.parametrize(
+        ("calls", "asked"),
+        [
+            (["fetch"], []),
+            (["read", "fetch"], []),
+            (["read", "send"], []),
+            (["fetch", "send"], []),
+            (["fetch", "fetch"], []),
+            (["fetch", "read"], []),
+            (["fetch", "read", "peek"], []),
+            (["fetch", "read", "send"], ["send"]),
+            (["read", "fetch", "fetch"], ["fetch"]),
+            (["read", "fetch", "send"], ["send"]),
+        ],
+    )
+    async def test_all_three_together_are_asked(self, calls: list[str], asked: list[str]) -> None:
+        lines = [call(name) for name in calls]
+        agent, _ = agent_of(*lines, "done", tools=self.TOOLS, gate=gate_of(Answer("allow")))
+        async with agent.session() as session:
+            await ended(session)
+            found = of(await session.facts(), ApprovalRequested)
+        assert [fact.tool for fact in found] == asked
+        assert all("private data out" in fact.why for fact in found)
+
+    async def test_what_was_seen_is_known_after_a_restart_also_of_a_tool_that_is_gone(self, store: Store) -> None:
+        first, _ = agent_of(call("fetch"), call("read"), "done", tools=self.TOOLS)
+        async with first.session(store.open()) as session:
+            await ended(session)
+        again, _ = agent_of(call("send", id="s"), "done", tools=[self.SEND])
+        async with again.session(store.open()) as session:
+            await ended(session)
+            assert (await finished_calls(session))["s"].status == "denied"
+
+    async def test_a_call_that_was_denied_has_brought_nothing_in(self) -> None:
+        grant = Grant(forbid=("fetch",))
+        agent, _ = agent_of(call("fetch"), call("read"), call("send"), "done", tools=self.TOOLS, grant=grant)
+        async with agent.session() as session:
+            await ended(session)
+            assert [fact.status for fact in (await finished_calls(session)).values()] == ["denied", "ok", "ok"]
+
+    @pytest.mark.parametrize(
+        ("tier", "network", "hosts", "traits"),
+        [
+            ("sandbox", False, (), {"private"}),
+            ("sandbox", True, ("example.org",), {"private", "way_out"}),
+            ("sandbox", True, (), {"private", "way_out", "untrusted"}),
+            ("full", False, (), {"private", "way_out"}),
+        ],
+    )
+    def test_a_shell_is_a_way_out_where_it_has_the_network(
+        self, tier: Tier, network: bool, hosts: tuple[str, ...], traits: set[str]
+    ) -> None:
+        assert Shell(Paper(), network=network, allow_hosts=hosts).traits_of(tier) == traits

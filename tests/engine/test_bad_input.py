@@ -1,0 +1,437 @@
+"""Bad input: each kind has a defined and clearly worded result, and nothing that was recorded is lost."""
+
+import asyncio
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import (
+    PATIENCE,
+    Store,
+    agent_of,
+    check_settled,
+    either_store,
+    ended,
+    file_store,
+    go,
+    note,
+    of,
+    results,
+    resumed,
+    wait_for,
+)
+from treadle import (
+    Agent,
+    Answer,
+    AskUser,
+    CallStarted,
+    Limits,
+    RunFinished,
+    Runtime,
+    TextPart,
+    TreadleError,
+    later,
+    tool,
+)
+from treadle.errors import (
+    BadInput,
+    Conflict,
+    NotFound,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreTooNew,
+    ToolDefinitionError,
+)
+from treadle.events import MessageReceived, ModelReplied
+from treadle.log.owner import new_owner
+from treadle.messages import Call, Reply, Request
+from treadle.testing import call
+
+store = either_store
+on_file = file_store
+
+
+# --- models
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "nobody:gpt-4o"])
+async def test_an_unknown_model_name_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+    agent = Agent(name)
+    with pytest.raises(BadInput) as caught:
+        await agent.ask("hello", tmp_path / "new.db")
+    assert repr(name) in str(caught.value) or name in str(caught.value)
+    assert list(tmp_path.iterdir()) == [], "no store was made for it"
+
+
+class Odd:
+    """A model that yields whatever it is given."""
+
+    name, window = "odd", None
+
+    def __init__(self, *events: Any) -> None:
+        self.events = events
+
+    async def stream(self, request: Request) -> Any:
+        for event in self.events:
+            yield event
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        (("not an event",), "TypeError"),
+        ((Reply(text=5),), "Expected `str`, got `int` - at `$.text`"),  # type: ignore[arg-type]
+        ((Reply(calls=(Call("a", "note", {"text": "x"}),)),), "at `$.calls[0].arguments`"),  # type: ignore[arg-type]
+        ((Reply(text="x", finish="tool_calls"),), "at `$.finish`"),  # type: ignore[arg-type]
+    ],
+    ids=["not an event", "a text that is none", "arguments that are not text", "an unknown finish"],
+)
+async def test_a_model_that_speaks_nonsense_ends_the_run_as_failed(store: Store, events: Any, told: str) -> None:
+    async with Agent(Odd(*events)).session(store.open()) as session:
+        outcome = await ended(session)
+        check_settled(await session.facts())
+    assert outcome.reason == "failed" and told in outcome.error
+
+
+async def test_text_that_cannot_be_written_is_mended_and_the_session_stays_usable(on_file: Store) -> None:
+    """A lone surrogate, as a broken tokenizer makes it: it cannot be stored, and must not brick the session."""
+    reply = Reply(text="half a \ud83d face", reasoning="\udcff", calls=(Call("a", "note", '{"text":"\ud83d"}'),))
+    agent, _ = agent_of(reply, Reply(text="\ud83d", model="odd\udcff"), "fine", tools=[note])
+    async with agent.session(on_file.open()) as session:
+        outcome = await ended(session)
+        assert outcome.reason == "answered" and outcome.answer == "?"
+        assert of(await session.facts(), ModelReplied)[0].text == "half a ? face"
+        check_settled(await session.facts())
+        assert (await ended(session, "and now?")).answer == "fine"
+
+
+async def test_a_number_too_large_for_the_log_is_answered_to_the_model(on_file: Store) -> None:
+    @tool
+    def double(number: int) -> str:
+        return "large"
+
+    huge = Call("a", "double", '{"number": 123456789012345678901234567890}')
+    agent, model = agent_of(huge, "fine", tools=[double])
+    async with agent.session(on_file.open()) as session:
+        outcome = await ended(session)
+        check_settled(await session.facts())
+    assert (outcome.reason, outcome.answer) == ("answered", "fine")
+    assert results(model.requests[1])["a"].text
+
+
+# --- messages
+
+
+@pytest.mark.parametrize("content", ["", "  \n", [], [TextPart(" ")]])
+async def test_an_empty_message_is_refused_and_not_stored(content: Any) -> None:
+    agent, _ = agent_of()
+    async with agent.session() as session:
+        with pytest.raises(BadInput, match="the message is empty: say what is wanted"):
+            await session.ask(content)
+        with pytest.raises(BadInput, match="the message is empty"):
+            await session.send(content)
+        assert len(await session.facts()) == 1
+
+
+@pytest.mark.parametrize("content", [5, None, [5], {"text": "x"}, b"bytes"])
+async def test_a_message_that_is_no_message_is_refused_and_not_stored(store: Store, content: Any) -> None:
+    agent, _ = agent_of("ok")
+    async with agent.session(store.open()) as session:
+        with pytest.raises(BadInput, match="text, or parts such as TextPart and ImagePart"):
+            await session.send(content)
+        assert len(await session.facts()) == 1
+        assert (await ended(session)).answer == "ok"
+
+
+async def test_a_message_with_text_that_cannot_be_written_is_mended(store: Store) -> None:
+    agent, _model = agent_of("ok")
+    async with agent.session(store.open()) as session:
+        assert (await ended(session, "caf\udce9")).answer == "ok"
+        assert of(await session.facts(), MessageReceived)[0].parts == (TextPart("caf?"),)
+
+
+async def test_a_message_while_one_is_running_is_queued_and_nothing_is_lost(store: Store) -> None:
+    free = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        await free.wait()
+        return "waited"
+
+    agent, _ = agent_of(call("wait"), "both", tools=[wait])
+    async with agent.session(store.open()) as session, session.run("one") as run:
+        await wait_for(session, CallStarted)
+        other = asyncio.create_task(ended(session, "two"))
+        await wait_for(session, MessageReceived, lambda fact: fact.parts == (TextPart("two"),))
+        free.set()
+        assert (await run.wait()) == (await other)
+        check_settled(await session.facts())
+
+
+# --- answers
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Answer("maybe"), Answer("allow", "forever"), Answer(by=5), Answer(comment="\udcff")],  # type: ignore[arg-type]
+    ids=["decision", "scope", "by", "comment"],
+)
+async def test_an_answer_that_is_none_is_refused_and_the_question_stays(store: Store, answer: Answer) -> None:
+    @tool(safety="destructive")
+    def drop() -> str:
+        return "dropped"
+
+    agent, _ = agent_of(call("drop", id="a"), call("ask_user", id="q", question="?"), "ok", tools=[drop, AskUser()])
+    async with agent.session(store.open(), gate=later) as session:
+        assert await go(session) is None
+        before = await session.facts()
+        with pytest.raises(
+            BadInput, match=r"an answer is an Answer\(...\), such as Answer\('deny'\), but this is a bool"
+        ):
+            await session.approve("a", True)  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match="cannot be stored as approval_answered"):
+            await session.approve("a", answer)
+        assert await session.facts() == before and len((await session.state()).pending) == 1
+        await session.approve("a")
+        assert await resumed(session) is None
+        with pytest.raises(BadInput, match="cannot be stored as input_answered"):
+            await session.answer("q", 5)  # type: ignore[arg-type]
+        await session.answer("q", "five")
+        assert (await wait_for(session, RunFinished)).answer == "ok"
+
+
+async def test_names_notes_and_limits_that_cannot_be_stored_are_refused(store: Store) -> None:
+    agent, _ = agent_of("ok", "ok")
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        before = await session.facts()
+        with pytest.raises(BadInput, match="cannot be stored as session_renamed"):
+            await session.rename(5)  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match=r"cannot be stored as session_renamed: .* not UTF-8"):
+            await session.rename("caf\udce9")
+        with pytest.raises(BadInput, match="cannot be stored as custom"):
+            await session.note("acme.audit", object())
+        with pytest.raises(BadInput, match="cannot be stored as run_requested"):
+            async with session.continue_(Limits(turns="many")):  # type: ignore[arg-type]
+                pass
+        assert await session.facts() == before
+
+
+async def test_an_agent_or_a_model_that_is_not_there_is_refused_before_the_session_has_it(store: Store) -> None:
+    agent, _ = agent_of("ok", "still ok")
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        before = await session.facts()
+        with pytest.raises(NotFound, match="no agent named 'nobody' here; there are: agent"):
+            await session.configure(agent="nobody")
+        with pytest.raises(NotFound, match=r"no model 'opnai:x'\. Did you mean openai:x"):
+            await session.configure(model="opnai:x")
+        assert await session.facts() == before
+        assert await session.ask("and now?") == "still ok"
+
+
+async def test_a_position_that_is_not_there_is_refused_with_those_that_are(store: Store) -> None:
+    agent, _ = agent_of("ok")
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        last = len(await session.facts())
+        for seq in (-1, 0, last + 1):
+            with pytest.raises(BadInput, match=f"has positions 1 to {last}, not {seq}"):
+                await session.at(seq)
+            with pytest.raises(BadInput, match=f"no position {seq} to fork from"):
+                await session.fork(after=seq)
+        assert (await session.at(last)).seq == last
+
+
+# --- sessions and stores
+
+
+async def test_a_session_that_does_not_exist_is_said_to_be_missing(store: Store) -> None:
+    agent, _ = agent_of("ok")
+    log = store.open()
+    with pytest.raises(NotFound, match="no session nope"):
+        async with agent.session(log, id="nope"):
+            pass
+    async with agent.session(log) as session:
+        await ended(session)
+        await session.delete()
+        for use in (session.facts, session.state, session.fork, session.checkpoints, session.cancel):
+            with pytest.raises(NotFound, match=f"no session {session.id}"):
+                await use()
+        with pytest.raises(NotFound, match=f"no session {session.id}"):
+            await session.ask("hello?")
+        with pytest.raises(NotFound):
+            session.watch()
+
+
+async def test_a_session_of_another_agent_is_not_opened_by_accident(store: Store) -> None:
+    log = store.open()
+    async with agent_of("ok", name="writer")[0].session(log) as session:
+        await ended(session)
+    with pytest.raises(BadInput, match=r"session .* belongs to the agent 'writer'"):
+        async with agent_of("wrong", name="reader")[0].session(log, id=session.id):
+            pass
+
+
+async def test_a_running_session_cannot_be_deleted(store: Store) -> None:
+    free = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        await free.wait()
+        return "waited"
+
+    agent, _ = agent_of(call("wait"), "done", tools=[wait])
+    async with agent.session(store.open()) as session, session.run("go") as run:
+        await wait_for(session, CallStarted)
+        with pytest.raises(Conflict, match="is running; cancel it before deleting it"):
+            await session.delete()
+        free.set()
+        assert (await run.wait()) is not None
+
+
+async def test_a_missing_artifact_is_said_to_be_missing(store: Store) -> None:
+    agent, _ = agent_of()
+    async with agent.session(store.open()) as session:
+        with pytest.raises(NotFound, match="has no artifact nope"):
+            await session.artifact("nope")
+
+
+def change(path: Path, statement: str, *values: Any) -> None:
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(statement, values)
+    db.close()
+
+
+async def test_a_store_of_a_newer_version_is_left_as_it_is(on_file: Store) -> None:
+    assert on_file.path is not None
+    agent, _ = agent_of("ok", "never asked")
+    async with agent.session(on_file.path) as session:
+        await ended(session)
+    change(on_file.path, "PRAGMA user_version = 99")
+    before = on_file.path.read_bytes()
+    with pytest.raises(StoreTooNew, match=r"store version 99.*Upgrade treadle"):
+        async with agent.session(on_file.path):
+            pass
+    assert on_file.path.read_bytes() == before
+
+
+async def test_a_session_with_a_fact_of_a_newer_version_is_not_run_and_not_changed(on_file: Store) -> None:
+    assert on_file.path is not None
+    agent, _ = agent_of("ok", "ok")
+    async with agent.session(on_file.path, name="new") as session:
+        await ended(session)
+    new = session.id
+    async with agent.session(on_file.path, name="old") as session:
+        await ended(session)
+    body = b'{"type":"mind_read","seq":4,"at":1.0}'
+    change(
+        on_file.path,
+        "UPDATE facts SET body = ? WHERE place = (SELECT num << 32 | 4 FROM sessions WHERE id = ?)",
+        body,
+        new,
+    )
+    async with agent.session(on_file.path, id=new) as session:
+        for use in (session.facts, session.state, session.checkpoints, session.fork):
+            with pytest.raises(StoreTooNew, match=r"fact 4 was written by a newer treadle.*Upgrade"):
+                await use()
+        with pytest.raises(StoreTooNew):
+            await session.cancel()
+    async with agent.session(on_file.path, name="old") as session:
+        assert (await session.state()).last is not None, "the other sessions are as usable as before"
+
+
+async def test_a_file_that_is_no_store_is_left_as_it_is(tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear Ada, " * 1000)
+    agent, _ = agent_of()
+    with pytest.raises(StoreDamaged, match="not a treadle store"):
+        await agent.ask("hello", letter)
+    assert letter.read_text() == "Dear Ada, " * 1000
+    with pytest.raises(StoreError, match="is not a file"):
+        await agent.ask("hello", tmp_path)
+    with pytest.raises(BadInput, match="is not a log"):
+        await agent.ask("hello", "redis://localhost")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+async def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="cannot be written"):
+        await agent_of()[0].ask("hello", tmp_path / "new.db")
+
+
+async def test_every_error_of_ours_can_be_caught_as_one() -> None:
+    for error in (BadInput, Conflict, NotFound, StoreError, ToolDefinitionError, StoreTooNew):
+        assert issubclass(error, TreadleError)
+
+
+async def test_a_store_that_fails_in_the_middle_of_a_run_is_told_and_the_run_can_go_on(on_file: Store) -> None:
+    agent, _ = agent_of(call("note", id="a", text="x"), "never", tools=[note])
+    log = on_file.open()
+    async with Runtime(log, [agent], recover=False) as runtime, runtime.session() as session:
+        append, fail = log.append, [False]
+
+        async def failing(claim: Any, expected_seq: int, facts: Any, key: str = "") -> None:
+            if fail[0]:
+                raise StoreError("no room left")
+            await append(claim, expected_seq, facts, key)
+            fail[0] = any(isinstance(fact, CallStarted) for fact in facts)
+
+        log.append = failing  # type: ignore[method-assign]
+        with pytest.raises(StoreError, match="no room left"):
+            await session.ask("go")
+        log.append = append  # type: ignore[method-assign]
+        kept = await session.facts()
+        assert isinstance(kept[-1], CallStarted)
+    again, model = agent_of("checked", tools=[note])
+    async with again.session(on_file.open(), id=session.id) as session, session.resume() as run:
+        await run.wait()
+        check_settled(await session.facts())
+    assert isinstance(run.outcome, RunFinished) and run.outcome.answer == "checked"
+    assert "Outcome unknown" in results(model.requests[0])["a"].text
+
+
+async def test_a_store_that_takes_nothing_at_all_is_told_and_the_session_goes_on_once_it_does(on_file: Store) -> None:
+    agent, model = agent_of(call("note", id="a", text="x"), "done", tools=[note])
+    log, full = on_file.open(), [False]
+
+    def until_full(write: Any) -> Any:
+        async def writing(*given: Any, **options: Any) -> Any:
+            if full[0]:
+                raise StoreFull("no room left")
+            full[0] = write.__name__ == "append" and any(isinstance(fact, CallStarted) for fact in given[2])
+            return await write(*given, **options)
+
+        return writing
+
+    for name in ("append", "release", "claim", "renew"):
+        setattr(log, name, until_full(getattr(log, name)))
+    async with Runtime(log, [agent], recover=False, lease=10_000) as runtime, runtime.session() as session:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(StoreFull, match="no room left"):
+                await session.ask("go")
+            full[0] = False
+            assert (outcome := await resumed(session)) and outcome.answer == "done", "long before its lease lapses"
+        check_settled(await session.facts())
+    assert len(model.requests) == 2
+
+
+async def test_whoever_waits_for_a_run_elsewhere_is_told_when_the_store_is_gone(on_file: Store) -> None:
+    agent, _ = agent_of("never")
+    async with agent.session(log := on_file.open()) as session:
+        assert await on_file.open().claim(new_owner(), 10_000, session.id) is not None
+        async with asyncio.timeout(PATIENCE), session.run("go") as run:
+            log.claim = _moved  # type: ignore[method-assign]
+            with pytest.raises(StoreError, match="moved"):
+                await run.wait()
+        del log.claim  # type: ignore[attr-defined]
+
+
+async def _moved(*given: Any) -> None:
+    raise StoreError("the file was moved")

@@ -1,0 +1,260 @@
+"""Stopping a run: by a cancel, by leaving its block, by giving up on an answer."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.kit.sessions import (
+    PATIENCE,
+    Held,
+    Store,
+    agent_of,
+    check_settled,
+    either_store,
+    ended,
+    file_store,
+    kinds,
+    of,
+    resumed,
+    said,
+    wait_for,
+)
+from treadle import (
+    Agent,
+    AskUser,
+    CallStarted,
+    InputRequested,
+    NotAnswered,
+    RunFinished,
+    Runtime,
+    TextDelta,
+    TextPart,
+    later,
+)
+from treadle.engine.setup import Clock
+from treadle.errors import BadInput, ModelError
+from treadle.events import (
+    CancelRequested,
+    MessageReceived,
+    ModelReplied,
+)
+from treadle.messages import Request
+from treadle.testing import call
+
+store = either_store
+on_file = file_store
+
+
+async def test_cancel_is_final_recorded_and_the_session_can_go_on(store: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait", id="a"), "continued", tools=[held.tool])
+    async with agent.session(store.open()) as session:
+        async with session.run("go") as run:
+            await wait_for(session, CallStarted)
+            outcome = await session.cancel(by="ada")
+            await run.wait()
+        assert run.outcome == outcome and outcome is not None and outcome.reason == "cancelled"
+        check_settled(await session.facts())
+        assert await session.cancel() is None, "there is nothing left to stop"
+        async with session.continue_() as again:
+            await again.wait()
+        assert again.outcome is not None and again.outcome.answer == "continued"
+
+
+async def test_cancel_stops_a_model_that_is_still_talking(store: Store) -> None:
+    closed = asyncio.Event()
+
+    class Talker:
+        name, window = "talker", None
+
+        async def stream(self, request: Request) -> Any:
+            try:
+                yield TextDelta(text="Once")
+                await asyncio.Event().wait()
+            finally:
+                closed.set()
+
+    async with Agent(Talker()).session(store.open()) as session:
+        await session.send("go")
+        await wait_for(session, TextDelta)
+        outcome = await session.cancel()
+    assert closed.is_set() and outcome is not None and outcome.answer == "Once"
+
+
+async def test_cancel_ends_the_waiting_for_a_busy_model(store: Store) -> None:
+    waits = asyncio.Event()
+
+    class Endless(Clock):
+        async def sleep(self, seconds: float) -> None:
+            waits.set()
+            await asyncio.Event().wait()
+
+    agent, _ = agent_of(ModelError("busy", retryable=True), "ok", clock=Endless())
+    async with agent.session(store.open()) as session:
+        await session.send("go")
+        await asyncio.wait_for(waits.wait(), PATIENCE)
+        outcome = await asyncio.wait_for(session.cancel(), PATIENCE)
+    assert outcome is not None and outcome.reason == "cancelled"
+
+
+async def test_a_cancel_that_comes_as_the_run_ends_is_given_that_ending(on_file: Store) -> None:
+    """Another process finishes the run between the look and the cancel: there must be no waiting for ever."""
+    held = Held()
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    other, _ = agent_of(tools=[held.tool])
+    async with agent.session(on_file.open()) as session, Runtime(on_file.open(), [other], recover=False) as elsewhere:
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        log, post = elsewhere.log, elsewhere.log.post
+
+        async def slow_post(*args: Any, **options: Any) -> Any:
+            held.free.set()
+            await wait_for(session, RunFinished)
+            return await post(*args, **options)
+
+        log.post = slow_post  # type: ignore[method-assign]
+        async with elsewhere.session(id=session.id) as seen:
+            outcome = await asyncio.wait_for(seen.cancel(), PATIENCE)
+        assert outcome is not None and outcome.reason == "answered"
+        assert of(await session.facts(), CancelRequested)
+
+
+async def test_leaving_the_block_stops_the_run_and_settles_it(store: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    async with agent.session(store.open()) as session:
+        async with session.run("go") as run:
+            async for event in run:
+                if isinstance(event, CallStarted):
+                    break
+        facts = await session.facts()
+    check_settled(facts)
+    assert run.outcome is not None and run.outcome == facts[-1]
+    assert (run.outcome.reason, run.outcome.error) == ("cancelled", "cancelled: its caller left")
+
+
+async def test_a_run_is_used_inside_its_block() -> None:
+    agent, _ = agent_of("hi")
+    async with agent.session() as session:
+        with pytest.raises(BadInput, match=r"async with session\.run"):
+            await session.run("go").wait()
+        assert kinds(await session.facts()) == ["session_created"]
+
+
+async def test_typed_answers_are_checked_again_when_read(on_file: Store) -> None:
+    agent, _ = agent_of("4", output=int)
+    assert await agent.ask("2+2?") == 4
+    with pytest.raises(ValidationError):
+        agent.parse_output("four")
+
+
+async def test_a_message_that_waits_when_the_run_is_cancelled_is_kept_for_later(store: Store) -> None:
+    held = Held()
+    agent, model = agent_of(call("wait", id="a"), "both", tools=[held.tool])
+    async with agent.session(store.open()) as session:
+        await session.send("first")
+        await wait_for(session, CallStarted)
+        asking = asyncio.create_task(session.ask("second"))
+        await wait_for(session, MessageReceived, lambda fact: fact.parts == (TextPart("second"),))
+        await session.cancel()
+        with pytest.raises(NotAnswered, match=r"nobody works on this message now; session.continue_"):
+            await asking
+        assert await resumed(session) is None and len(model.requests) == 1, "a cancel starts nothing"
+        assert (await ended(session, "third")).answer == "both"
+        check_settled(await session.facts())
+    assert said(model.requests[1])[-2:] == ["second", "third"]
+
+
+async def test_a_first_message_that_was_cancelled_before_its_run_is_taken_up_by_continue(store: Store) -> None:
+    agent, model = agent_of("at last")
+    async with agent.session(store.open()) as session:
+        await session.send("go")
+        assert await session.cancel() is None
+        async with session.continue_() as run:
+            outcome = await run.wait()
+        check_settled(await session.facts())
+    assert outcome is not None and outcome.answer == "at last"
+    assert said(model.requests[0]) == ["go"], "there is nothing else to go on from"
+
+
+async def test_the_same_key_used_twice_at_once_is_one_message(store: Store) -> None:
+    agent, model = agent_of("one")
+    async with agent.session(store.open()) as session:
+        first, second = await asyncio.gather(*(ended(session, "pay", key="k") for _ in range(2)))
+    assert first == second and len(model.requests) == 1
+
+
+async def test_giving_up_on_an_answer_stops_the_run(store: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    async with agent.session(store.open()) as session:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.ask("go"), 0.1)
+        facts = await session.facts()
+        check_settled(facts)
+        assert isinstance(facts[-1], RunFinished) and facts[-1].reason == "cancelled"
+
+
+async def test_giving_up_on_a_message_that_still_waits_does_not_stop_somebody_elses_run(store: Store) -> None:
+    held = Held()
+    agent, model = agent_of(call("wait", id="a"), "both", tools=[held.tool])
+    async with agent.session(store.open()) as session, session.run("first") as run:
+        await wait_for(session, CallStarted)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.ask("second"), 0.1)
+        held.free.set()
+        outcome = await run.wait()
+        check_settled(await session.facts())
+    assert outcome is not None and outcome.answer == "both"
+    assert said(model.requests[1])[-1] == "second", "it was sent, and is kept"
+
+
+async def test_leaving_before_anything_has_begun_stops_it_too(store: Store) -> None:
+    agent, model = agent_of("never asked")
+    async with agent.session(store.open()) as session:
+        async with session.run("go"):
+            pass
+        assert await resumed(session) is None
+        check_settled(await session.facts())
+    assert model.requests == []
+
+
+async def test_a_run_that_is_left_when_it_has_ended_already_says_how_it_ended(store: Store) -> None:
+    agent, _ = agent_of("all done")
+    async with agent.session(store.open()) as session:
+        async with session.run("go") as run:
+            async for event in run:
+                if isinstance(event, ModelReplied):
+                    break
+            await wait_for(session, RunFinished)
+        facts = await session.facts()
+    assert run.outcome is not None and run.outcome == facts[-1]
+    assert (run.outcome.reason, run.outcome.answer, run.pending) == ("answered", "all done", [])
+
+
+async def test_a_run_that_is_left_while_it_waits_for_somebody_goes_on_waiting_and_says_for_what(store: Store) -> None:
+    agent, _ = agent_of(call("ask_user", id="q", question="Which?"), "blue it is", tools=[AskUser()], gate=later)
+    async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
+        async with session.run("go") as run:
+            async for event in run:
+                if isinstance(event, InputRequested):
+                    break
+            await runtime.coordinator.idle(session.id)
+        assert run.outcome is None and [question.call_id for question in run.pending] == ["q"]
+        await session.answer("q", "blue")
+        assert (await wait_for(session, RunFinished)).answer == "blue it is"
+
+
+async def test_a_run_that_another_process_has_taken_up_goes_on_when_it_is_left(on_file: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait", id="a"), "done", tools=[held.tool])
+    async with agent.session(on_file.open()) as session:
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        async with agent.session(on_file.open(), id=session.id) as elsewhere, elsewhere.resume() as run:
+            pass
+        assert run.outcome is None and run.pending == []
+        held.free.set()
+        assert (await wait_for(session, RunFinished)).answer == "done"

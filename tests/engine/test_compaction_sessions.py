@@ -1,0 +1,455 @@
+"""A context that fills up in a running session: what the model is sent, what is kept, and what a cut leaves."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.engine.test_compaction import FIRST, WORDS, page, shown_text
+from tests.kit.counting_model import CountingModel, is_summary
+from tests.kit.sessions import PATIENCE, ended, of, said
+from tests.kit.strict import StrictModel
+from treadle import Agent, CallFinished, Limits, ToolContext, tool
+from treadle.engine.context import Projection
+from treadle.engine.token_estimate import in_messages, in_text, in_tools
+from treadle.errors import Conflict, ModelError
+from treadle.events import (
+    ContextCompacted,
+    MessageReceived,
+    ModelFailed,
+    SignalDetected,
+    TextDelta,
+)
+from treadle.log.in_memory import MemoryLog
+from treadle.log.sqlite import SqliteLog
+from treadle.messages import Reply, Request, Usage
+from treadle.testing import ScriptedModel, call, crash_points, say
+from treadle.tools.todo import todo
+
+
+class Reader:
+    """Reads a page a turn, plans now and then, and answers at the end; `plans` is the plan at each request."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+        self.plans: list[str] = []
+        self.plan = ""
+
+    def __call__(self, request: Request, number: int) -> Any:
+        self.plans.append(self.plan)
+        if request.tool_choice == "none":
+            return "I stop for now."
+        if number >= self.turns:
+            return "All pages are counted."
+        if number % 40 == 1:
+            self.plan = f"chapter {number}"
+            items = [{"text": self.plan, "status": "doing"}, {"text": "the index", "status": "pending"}]
+            return call("todo", items=items)
+        return say(f"I turn to page {number}.", call("page", number=number))
+
+
+async def opened(model: Any, store: Any = ":memory:", turns: int = 200, **options: Any) -> Any:
+    limits = Limits(turns=turns, calls=1000)
+    return Agent(StrictModel(model), tools=[page, todo], limits=limits, **options).session(store)
+
+
+async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) -> None:
+    reader, turns = Reader(300), 0
+    model = CountingModel(reader)
+    async with await opened(model, tmp_path / "long.db") as session:
+        outcome = await ended(session, FIRST)
+        while outcome.reason == "turn_limit":
+            turns += outcome.turns
+            async with session.continue_() as run:
+                outcome = await run.wait()
+            assert outcome is not None
+        assert outcome.reason == "answered", outcome.error
+        assert model.refused == 0 and turns + outcome.turns >= 299
+        for number, (request, plan) in enumerate(zip(model.requests, reader.plans, strict=True)):
+            assert FIRST in shown_text(request)
+            assert plan in shown_text(request), f"request {number} is without {plan!r}"
+        facts = await session.facts()
+        compactions = of(facts, ContextCompacted)
+        assert len(compactions) > 5 and all(fact.tokens_after < fact.tokens_before for fact in compactions)
+        assert not [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+        for number in (one for one in range(2, 299) if one % 40 != 1):
+            assert await session._log.search(f"marker{number}x"), f"page {number} cannot be found any more"  # pyright: ignore[reportPrivateUsage]
+    # Linear: what a turn costs does not grow with the turns before it, though no turn may use more than the window.
+    sizes = [sum(len(shown_text(one)) for one in model.requests[start : start + 100]) for start in (50, 150)]
+    assert sizes[1] < sizes[0] * 1.25
+    assert model.read < 300 * 4096
+
+
+async def test_the_prefix_only_grows_between_compactions_and_tools_are_sorted() -> None:
+    model = CountingModel(Reader(60))
+    async with await opened(model) as session:
+        await ended(session, FIRST)  # the strict model refuses a request that changes what was shown before
+        changes = [fact.seq for fact in of(await session.facts(), ContextCompacted)]
+    assert len({id(request.scratch) for request in model.requests}) == 1 + len(changes)
+    assert {tuple(spec.name for spec in request.tools) for request in model.requests} == {("page", "todo")}
+    assert len({request.system for request in model.requests}) == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["ещё одна длинная история о городе у реки. ", "東京の長い物語をもう一度話してください。", "🙂🚲🌧️ "]
+)
+async def test_a_conversation_in_any_script_fits_the_window(words: str) -> None:
+    model = CountingModel(lambda request, number: f"{number}: {words}" * 3, window=2048, summary=f"- {words}" * 40)
+    async with await opened(model) as session:
+        for number in range(25):
+            outcome = await ended(session, f"{number}: " + words * 20)
+            assert outcome.reason == "answered", outcome
+        facts = await session.facts()
+    assert model.refused == 0 and len(model.summaries) > 1
+    assert not [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+    assert all("0: " + words in shown_text(request) for request in model.requests)
+
+
+async def test_a_floor_over_the_window_stops_after_two_compactions_with_the_numbers() -> None:
+    model = CountingModel(lambda request, number: call("page", number=number), window=1200)
+    async with await opened(model, instructions=f"{WORDS} " * 38) as session:
+        outcome = await ended(session, FIRST)
+        compactions = of(await session.facts(), ContextCompacted)
+    assert outcome.reason == "failed" and outcome.can_continue
+    assert outcome.error.endswith("tokens, but the window has 1200 (a compaction freed nothing; nothing is lost)")
+    assert len(compactions) <= 4
+
+
+async def test_a_first_request_that_is_too_long_is_told_in_the_providers_numbers() -> None:
+    refusal = "maximum context length is 4096 tokens, your messages have 9000"
+    model = ScriptedModel(*[ModelError(refusal, kind="too_long")] * 3)
+    async with Agent(StrictModel(model)).session() as session:
+        outcome = await ended(session, "Hello.")
+    assert outcome.reason == "failed" and outcome.can_continue
+    assert outcome.error == f"too_long: {refusal} (nothing can be left out; nothing is lost)"
+
+
+async def test_refusals_that_no_compaction_helps_against_end_in_the_providers_numbers() -> None:
+    refusal = "maximum context length is 100 tokens"
+
+    def refuses(request: Request) -> Any:
+        if is_summary(request):
+            return "We read pages."
+        if len(model.requests) > 6:
+            return ModelError(refusal, kind="too_long")
+        return call("page", number=len(model.requests))
+
+    model = ScriptedModel(*[refuses] * 40)
+    async with await opened(model) as session:
+        outcome = await ended(session, FIRST)
+        assert of(await session.facts(), ContextCompacted)
+    assert outcome.reason == "failed" and outcome.error.startswith(f"too_long: {refusal} (")
+
+
+class Unwilling(CountingModel):
+    """Never sums up."""
+
+    async def stream(self, request: Request) -> Any:
+        if is_summary(request):
+            raise ModelError("no notes today", kind="overloaded", retryable=True)
+        async for event in super().stream(request):
+            yield event
+
+
+async def test_where_no_summary_was_written_and_the_request_is_then_refused_the_log_gives_one() -> None:
+    model = Unwilling(Reader(60))
+    model.hard = 3700  # less than it says: there seems to be room where there is none
+    async with await opened(model) as session:
+        outcome = await ended(session, FIRST)
+        facts = await session.facts()
+    assert outcome.reason == "answered", outcome.error
+    assert model.refused and [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+    assert all(FIRST in shown_text(request) for request in model.requests)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.45, 0.55])
+async def test_a_session_goes_on_however_much_of_the_window_its_instructions_take(share: float) -> None:
+    """What is left over is what a summary and the newest turns share."""
+    model = CountingModel(lambda request, number: f"{number}: {WORDS}" * 2, summary=f"- {WORDS} " * 30)
+    async with await opened(model, instructions="x" * int(4096 * 4 * share)) as session:
+        for number in range(60):
+            outcome = await ended(session, f"{number}: {WORDS}")
+            assert outcome.reason == "answered", outcome.error
+        compactions = of(await session.facts(), ContextCompacted)
+    assert model.refused == 0 and len(compactions) < 20
+
+
+@pytest.mark.parametrize("before", [[], ["Hello."]])
+async def test_a_message_that_is_too_long_ends_its_own_run_and_none_after_it(before: list[str]) -> None:
+    model = CountingModel(lambda request, number: f"answer {number}")
+    async with await opened(model) as session:
+        for text in before:
+            await ended(session, text)
+        assert (await ended(session, f"{WORDS} " * 200)).reason == "failed"
+        outcome = await ended(session, "Never mind. Are you there?")
+        assert outcome.reason == "answered", outcome.error
+        async with session.regenerate() as run:
+            outcome = await run.wait()
+    assert outcome is not None and outcome.reason == "answered"
+    assert "Never mind" in shown_text(model.requests[-1]), "the question that is asked again is never left out"
+
+
+async def test_a_model_that_does_not_count_is_counted_for() -> None:
+    class Silent(CountingModel):
+        async def stream(self, request: Request) -> Any:
+            async for event in super().stream(request):
+                yield replace(event, usage=Usage()) if isinstance(event, Reply) else event
+
+    model = Silent(Reader(60))
+    async with await opened(model, instructions="x" * 4096) as session:
+        outcome = await ended(session, FIRST)
+        found = await session.context()
+    assert (outcome.reason, model.refused) == ("answered", 0), outcome.error
+    assert outcome.usage.estimated and outcome.usage.output_tokens
+    assert found.estimated and abs(found.used - await_tokens(model)) < 20
+
+
+async def test_a_failed_compaction_leaves_the_run_going() -> None:
+    model = Unwilling(Reader(40), window=2048)
+    async with await opened(model) as session:
+        outcome = await ended(session, FIRST)
+        facts = await session.facts()
+    assert outcome.reason == "answered", outcome.error
+    failures = [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+    assert failures and "no notes today" in failures[0].detail
+    assert all(FIRST in shown_text(request) for request in model.requests)
+
+
+async def test_a_model_whose_summaries_mislead_it_is_not_asked_for_one() -> None:
+    class Small(CountingModel):
+        sums_up = False
+
+    model = Small(Reader(30), window=2048)
+    agent = Agent(model, tools=[page, todo])
+    async with agent.session() as session:
+        outcome = await ended(session, FIRST)
+        compactions = of(await session.facts(), ContextCompacted)
+    assert outcome.reason == "answered" and model.summaries == [] and model.refused == 0
+    assert [fact for fact in compactions if fact.kind == "summary"]
+    assert all(FIRST in shown_text(request) for request in model.requests)
+
+
+async def test_a_window_that_nobody_knows_is_learnt_from_the_refusal() -> None:
+    model = CountingModel(Reader(60), window=None)
+    async with await opened(model) as session:
+        outcome = await ended(session, FIRST)
+        facts = await session.facts()
+    assert outcome.reason == "answered", outcome.error
+    assert model.refused and of(facts, ContextCompacted)
+    assert [fact.kind for fact in of(facts, ModelFailed)] == ["too_long"] * model.refused
+
+
+async def test_what_a_summary_costs_counts_as_the_runs() -> None:
+    model = CountingModel(Reader(60))
+    async with await opened(model) as session:
+        outcome = await ended(session, FIRST)
+        state = await session.state()
+    assert model.summaries
+    assert outcome.usage.input_tokens == state.usage.input_tokens == model.read
+
+
+async def test_a_run_that_is_cancelled_while_it_compacts_ends_cancelled() -> None:
+    import asyncio
+
+    begun = asyncio.Event()
+
+    class Slow(CountingModel):
+        async def stream(self, request: Request) -> Any:
+            if is_summary(request):
+                begun.set()
+                await asyncio.Event().wait()
+            async for event in super().stream(request):
+                yield event
+
+    async with await opened(Slow(Reader(60), window=2048)) as session:
+        async with session.run(FIRST) as run:
+            waiting = asyncio.create_task(run.wait())
+            await asyncio.wait_for(begun.wait(), PATIENCE)
+            outcome = await session.cancel()
+            await waiting
+        assert outcome is not None and outcome.reason == "cancelled"
+
+
+async def test_a_session_is_compacted_on_request_and_it_can_be_taken_back() -> None:
+    model = CountingModel(Reader(8), window=32_000)
+    async with await opened(model) as session:
+        await ended(session, FIRST)
+        before = (await session.context()).used
+        fact = await session.compact()
+        assert fact is not None and fact.kind == "summary" and "it went on" in fact.summary
+        assert (await session.context()).used < before
+        await session.undo_compaction()
+        assert (await session.context()).used == before
+        with pytest.raises(Conflict, match="no compaction in effect"):
+            await session.undo_compaction()
+        await ended(session, "and?")
+
+
+async def test_a_new_session_has_nothing_to_compact() -> None:
+    async with await opened(CountingModel(Reader(2))) as session:
+        assert await session.compact() is None
+        assert of(await session.facts(), ContextCompacted) == []
+
+
+async def test_pruned_output_can_be_read_again_under_the_id_of_its_call() -> None:
+    seen: list[bytes] = []
+
+    @tool(safety="safe")
+    async def again(artifact: str, context: ToolContext) -> str:
+        seen.append(await context.desk.read_artifact(artifact))
+        return "ok"
+
+    lines = iter([call("page", id="p1", number=1), call("again", artifact="p1"), "Done."])
+    model = CountingModel(lambda request, number: next(lines))
+    agent = Agent(StrictModel(model), tools=[page, again])
+    async with agent.session() as session:
+        await ended(session)
+        assert b"marker1x" in seen[0]
+        assert b"marker1x" in (await session.artifact("p1")).data
+
+
+async def test_one_result_never_fills_a_small_window() -> None:
+    @tool(safety="safe")
+    async def novel() -> str:
+        return "word " * 20_000
+
+    lines = iter([call("novel", id="n1"), "Done."])
+    model = CountingModel(lambda request, number: next(lines))
+    async with Agent(StrictModel(model), tools=[novel]).session() as session:
+        assert (await ended(session)).reason == "answered"
+        [done] = of(await session.facts(), CallFinished)
+        assert len(done.output) < 2300 and done.truncation is not None
+        assert len((await session.artifact(done.truncation.artifact)).data) == 100_000
+
+
+@pytest.mark.parametrize(("words", "asked"), [(1, 0), (16, 1)])
+async def test_a_summary_that_would_be_no_shorter_than_what_it_stands_for_is_not_taken(words: int, asked: int) -> None:
+    """Nor is it asked for where what must stay is as long by itself."""
+    model = CountingModel(lambda request, number: "Yes.", summary="- " + "and then " * 60)
+    async with Agent(StrictModel(model)).session() as session:
+        await ended(session, "tell " * words)
+        await ended(session, "more " * words)
+        before, facts = await session.context(), await session.facts()
+        assert await session.compact() is None and len(model.summaries) == asked
+        assert await session.context() == before and await session.facts() == facts
+        assert (await ended(session, "one more")).answer == "Yes."
+
+
+async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
+    @tool(safety="safe", name="read_file")
+    async def read_file(path: str) -> str:
+        return "line " * 300
+
+    lines = iter([call("read_file", path="a"), "Done."])
+    model = CountingModel(lambda request, number: next(lines))
+    async with Agent(StrictModel(model), tools=[read_file], instructions="Be brief. " * 20).session() as session:
+        empty = await session.context()
+        assert empty.estimated and empty.system > 40 and empty.tools > 0
+        await ended(session, "read it")
+        found = await session.context()
+    assert not found.estimated and found.used == (await_tokens(model))
+    assert found.system + found.tools + found.skills + found.files + found.history == found.used
+    assert found.free == 4096 - found.used and found.files > found.history
+
+
+async def test_what_the_provider_has_not_counted_since_a_compaction_is_called_estimated() -> None:
+    async with await opened(CountingModel(Reader(8), window=32_000)) as session:
+        await ended(session, FIRST)
+        assert not (await session.context()).estimated
+        assert await session.compact() is not None
+        assert (await session.context()).estimated
+        await ended(session, "and?")
+        assert not (await session.context()).estimated
+        await session.undo_compaction()
+        assert (await session.context()).estimated
+
+
+async def test_what_is_shown_is_known_also_after_an_undo_a_rewind_and_another_try() -> None:
+    async with await opened(CountingModel(Reader(40)), turns=9) as session:
+
+        async def is_known() -> bool:
+            """What is shown as used is about what the next request would have."""
+            shown = await session.context()
+            messages = in_messages(Projection().messages(await session.state()))
+            really = in_tools(tool.spec for tool in (page, todo)) + messages
+            return abs(shown.used - really) < really // 5
+
+        await ended(session, FIRST)
+        before = (await session.state()).seq
+        await session.compact()
+        for number in range(4):
+            await ended(session, f"go on, for the {number}th time")
+        assert await is_known()
+        await session.undo_compaction()
+        assert await is_known()
+        async with session.regenerate() as run:
+            await run.wait()
+        await session.rewind(before, "conversation")
+        assert await is_known()
+        await session.undo_rewind()
+        assert await is_known()
+
+
+async def test_a_guess_of_the_adapters_is_not_called_a_count() -> None:
+    guessed = Reply("Hello.", usage=Usage(11, 7, estimated=True))
+    async with Agent(StrictModel(ScriptedModel(guessed))).session() as session:
+        await ended(session)
+        found = await session.context()
+    assert found.used == 18 and found.estimated
+
+
+async def test_what_a_stopped_model_had_said_counts_too() -> None:
+    partial = WORDS * 20
+
+    class Stopped(ScriptedModel):
+        async def stream(self, request: Request) -> Any:
+            if not self.requests:
+                async for event in super().stream(request):
+                    yield event
+            else:
+                yield TextDelta(text=partial)
+                await asyncio.Event().wait()
+
+    async with Agent(StrictModel(Stopped(say("Hello.", usage=Usage(100, 10))))).session() as session:
+        await ended(session)
+        before = (await session.context()).used
+        async with session.run("tell me all") as run:
+            async for event in run:
+                if isinstance(event, TextDelta):
+                    break
+        more = (await session.context()).used - before
+    assert in_text(partial) < more < in_text(partial) + 20, "the message, and what was said before the stop"
+
+
+def await_tokens(model: CountingModel) -> int:
+    """What the provider counted for the last request and its reply."""
+    last = model.requests[-1]
+    return in_text(last.system) + in_tools(last.tools) + in_messages(last.messages) + in_text("Done.")
+
+
+# ── cut anywhere ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_session_with_compactions_is_cut_after_every_fact_and_goes_on(tmp_path: Path) -> None:
+    log = MemoryLog()
+    model = CountingModel(Reader(16), window=1500)
+    async with await opened(model, log) as session:
+        assert (await ended(session, FIRST)).reason == "answered"
+        points = await crash_points(session)
+    assert any(isinstance(point.facts[-1], ContextCompacted) for point in points)
+    for number, point in enumerate(points):
+        store = MemoryLog() if number % 4 else SqliteLog(tmp_path / f"{number}.db")
+        await point.plant(store)
+        again = CountingModel(Reader(3), window=1500)
+        agent = Agent(StrictModel(again), tools=[page, todo])
+        async with agent.session(store, id=point.session_id) as session:
+            async with session.resume() as run:
+                await run.wait()
+            if any(isinstance(fact, MessageReceived) for fact in point.facts):
+                assert all(FIRST in shown_text(request) for request in again.requests)
+                await ended(session, "and?")
+                assert FIRST in shown_text(again.requests[-1]) and "and?" in said(again.requests[-1])
+        assert again.refused == 0
+        await store.close()

@@ -1,0 +1,130 @@
+"""Going round in circles: warned about once, then stopped, and no false alarms."""
+
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import (
+    Store,
+    agent_of,
+    check_settled,
+    check_wrapped_up,
+    either_store,
+    ended,
+    finished_calls,
+    note,
+    of,
+    said,
+)
+from treadle import Limits, tool
+from treadle.events import SignalDetected
+from treadle.messages import Call
+from treadle.testing import call
+
+store = either_store
+
+
+def doom(facts: Any) -> list[SignalDetected]:
+    return [fact for fact in of(facts, SignalDetected) if fact.kind == "doom_loop"]
+
+
+def notes(*texts: str) -> list[Any]:
+    return [call("note", text=text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("texts", "warned_after"),
+    [("aaaa", 3), ("ababab", 4), ("abcabcabc", 6), ("xyaaaa", 5)],
+    ids=["three alike", "a cycle of two", "a cycle of three", "after other things"],
+)
+async def test_a_loop_is_warned_about_once_and_then_stopped(store: Store, texts: str, warned_after: int) -> None:
+    agent, model = agent_of(*notes(*texts[: warned_after + 1]), "half done", tools=[note])
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        facts = await session.facts()
+        done = await finished_calls(session)
+    check_settled(facts)
+    await check_wrapped_up(model, outcome, "doom_loop", "repeating the same calls")
+    warnings = [len([text for text in said(r) if "do something different" in text]) for r in model.requests]
+    assert warnings[warned_after - 1] == 0 and warnings[warned_after] == 1
+    assert len(doom(facts)) == 2 and "note" in doom(facts)[0].detail
+    assert [fact.status for fact in done.values()] == ["ok"] * warned_after + ["refused"]
+
+
+async def test_a_model_that_heeds_the_warning_goes_on() -> None:
+    agent, _model = agent_of(*notes(*"aaa"), *notes(*"bcd"), "done", tools=[note])
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+        assert len(doom(await session.facts())) == 1
+
+
+async def test_the_same_arguments_spelled_differently_are_the_same() -> None:
+    @tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    spelled = [
+        Call("", "add", '{"a":1,"b":2}'),
+        Call("", "add", '{ "b": 2, "a": 1 }'),
+        Call("", "add", '{"a":1, "b":2}'),
+    ]
+    agent, _ = agent_of(*spelled, "done", tools=[add])
+    async with agent.session() as session:
+        await ended(session)
+        assert len(doom(await session.facts())) == 1
+
+
+@pytest.mark.parametrize("texts", ["aabb", "abcab", "abac", "aba", "aabaa"])
+async def test_what_only_looks_like_a_loop_is_left_alone(texts: str) -> None:
+    agent, _ = agent_of(*notes(*texts), "done", tools=[note])
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+        assert doom(await session.facts()) == []
+
+
+async def test_a_loop_inside_one_reply_is_seen() -> None:
+    agent, _ = agent_of(notes(*"aaa"), notes("a"), "half done", tools=[note])
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "doom_loop"
+
+
+async def test_a_polling_tool_may_repeat_itself_and_does_not_hide_a_loop_of_others() -> None:
+    @tool(safety="safe", polling=True)
+    def status() -> str:
+        return "still busy"
+
+    agent, _ = agent_of(*[call("status")] * 9, "done", tools=[status])
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+        assert doom(await session.facts()) == []
+    agent, _ = agent_of([call("status")] * 4, [call("status")] * 4, "done", tools=[status])
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+        assert doom(await session.facts()) == []
+    mixed = [line for line in notes(*"aaaa") for line in (line, call("status"))]
+    agent, model = agent_of(*mixed, "done", tools=[status, note])
+    async with agent.session() as session:
+        await ended(session)
+        assert len(doom(await session.facts())) == 2
+    assert any("do something different" in text for text in said(model.requests[-1]))
+
+
+async def test_the_detection_can_be_switched_off() -> None:
+    agent, _ = agent_of(*notes(*"a" * 9), "done", tools=[note], limits=Limits(doom_loop=False))
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+        assert doom(await session.facts()) == []
+
+
+async def test_calls_that_keep_failing_the_same_way_are_a_loop_too() -> None:
+    agent, _ = agent_of(*[call("nope")] * 4, "half done", tools=[note])
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "doom_loop"
+
+
+async def test_a_new_run_starts_with_a_clean_trail() -> None:
+    agent, _ = agent_of(*notes(*"aa"), "done", *notes(*"aa"), "done", tools=[note])
+    async with agent.session() as session:
+        await ended(session)
+        assert (await ended(session, "again")).reason == "answered"
+        assert doom(await session.facts()) == []

@@ -1,0 +1,383 @@
+"""Budgets and wrap-ups: a run always ends, says why, and can be continued with a fresh budget."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import (
+    PATIENCE,
+    Store,
+    agent_of,
+    check_settled,
+    check_wrapped_up,
+    either_store,
+    ended,
+    finished_calls,
+    go,
+    note,
+    of,
+    questions,
+    results,
+    resumed,
+    said,
+)
+from treadle import Agent, CallStarted, Limits, RunFinished, TextDelta, later, tool
+from treadle.engine.steps import TURN_CEILING
+from treadle.errors import BadInput, ModelError
+from treadle.events import ModelFailed, TurnStarted
+from treadle.messages import Reply, Request, Usage
+from treadle.testing import ScriptedModel, call, say
+
+store = either_store
+
+
+@tool(safety="destructive")
+def drop(table: str) -> str:
+    """Drop a table."""
+    return f"dropped {table}"
+
+
+# --- limits of every kind
+
+
+async def test_at_the_turn_limit_the_model_wraps_up_without_tools_and_continue_has_a_fresh_budget(
+    store: Store,
+) -> None:
+    agent, model = agent_of(
+        call("note", text="1"),
+        call("note", text="2"),
+        "half done",
+        call("note", text="3"),
+        "all done",
+        tools=[note],
+        limits=Limits(turns=2),
+    )
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        await check_wrapped_up(model, outcome, "turn_limit", "all the turns")
+        assert (outcome.turns, outcome.calls) == (2, 2)
+        async with session.continue_() as run:
+            await run.wait()
+        facts = await session.facts()
+    assert run.outcome is not None
+    assert (run.outcome.reason, run.outcome.answer, run.outcome.turns) == ("answered", "all done", 2)
+    assert "Go on where you left off." in said(model.requests[3])[-1]
+    assert [fact.wrap_up for fact in of(facts, TurnStarted)] == [None, None, "turn_limit", None, None]
+    check_settled(facts)
+
+
+async def test_the_turn_after_the_limit_is_not_announced_when_the_last_turn_answers() -> None:
+    agent, model = agent_of(call("note", text="1"), "done", tools=[note], limits=Limits(turns=2))
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+    assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize("safety", ["safe", "caution"])
+async def test_at_the_call_limit_the_first_calls_of_a_reply_run_and_the_rest_are_refused(
+    store: Store, safety: Any
+) -> None:
+    @tool(safety=safety)
+    def act(text: str) -> str:
+        return text
+
+    agent, model = agent_of(
+        [call("act", id=name, text=name) for name in "abcd"], "half done", tools=[act], limits=Limits(calls=2)
+    )
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        done = await finished_calls(session)
+        assert [fact.call_id for fact in of(await session.facts(), CallStarted)] == ["a", "b"]
+        check_settled(await session.facts())
+    await check_wrapped_up(model, outcome, "call_limit", "all the tool calls")
+    assert outcome.calls == 2
+    assert {name: done[name].status for name in "abcd"} == {"a": "ok", "b": "ok", "c": "refused", "d": "refused"}
+    assert "limit of 2 calls" in results(model.requests[1])["c"].text
+
+
+async def test_calls_that_were_not_run_do_not_use_up_the_call_limit(store: Store) -> None:
+    agent, _model = agent_of(
+        [call("nope", id="a"), call("drop", id="b", table="t"), call("note", id="c", text="x")],
+        "done",
+        tools=[note, drop],
+        limits=Limits(calls=1),
+    )
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        done = await finished_calls(session)
+    assert {name: fact.status for name, fact in done.items()} == {"a": "error", "b": "denied", "c": "ok"}
+    assert (outcome.reason, outcome.calls) == ("answered", 1)
+
+
+async def test_the_call_limit_may_be_used_up_exactly() -> None:
+    agent, _model = agent_of(
+        [call("note", text="1"), call("note", text="2")], "done", tools=[note], limits=Limits(calls=2)
+    )
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+
+
+async def test_retries_of_one_call_count_once() -> None:
+    left = [2]
+
+    @tool(on_error="retry")
+    def flaky() -> str:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("broken")
+        return "mended"
+
+    agent, _model = agent_of(
+        [call("flaky", id="a"), call("flaky", id="b")], "done", tools=[flaky], limits=Limits(calls=2)
+    )
+    async with agent.session() as session:
+        outcome = await ended(session)
+    assert (outcome.reason, outcome.calls) == ("answered", 2)
+
+
+async def test_the_token_limit_is_handed_to_the_model_and_ends_the_run(store: Store) -> None:
+    agent, model = agent_of(
+        say("", call("note", text="1"), usage=Usage(output_tokens=60)),
+        say("", call("note", text="2"), usage=Usage(output_tokens=45)),
+        "half done",
+        tools=[note],
+        limits=Limits(tokens=100),
+    )
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+    await check_wrapped_up(model, outcome, "token_limit", "tokens")
+    assert [request.max_tokens for request in model.requests[:2]] == [100, 40]
+    assert model.requests[2].max_tokens is not None and model.requests[2].max_tokens > 0
+
+
+async def test_a_reply_cut_off_for_its_length_is_not_an_answer() -> None:
+    agent, model = agent_of(Reply(text="The answer is 4", finish="length"), "half done", tools=[note])
+    async with agent.session() as session:
+        outcome = await ended(session)
+    await check_wrapped_up(model, outcome, "token_limit", "tokens")
+
+
+async def test_the_cost_limit_ends_the_run(store: Store) -> None:
+    agent, model = agent_of(
+        say("", call("note", text="1"), usage=Usage(cost=0.6)),
+        say("", call("note", text="2"), usage=Usage(cost=0.6)),
+        "half done",
+        tools=[note],
+        limits=Limits(cost=1.0),
+    )
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        await check_wrapped_up(model, outcome, "cost_limit", "money")
+        assert outcome.usage.cost == pytest.approx(1.2)
+
+
+async def test_the_time_limit_is_seen_between_turns(store: Store) -> None:
+    clock = store.stepping()
+
+    @tool
+    def work() -> str:
+        clock.step(40)
+        return "worked"
+
+    agent, model = agent_of(
+        call("work", id="a"), call("work", id="b"), "half done", tools=[work], limits=Limits(seconds=60), clock=clock
+    )
+    async with agent.session(store.open()) as session:
+        await check_wrapped_up(model, await ended(session), "time_limit", "time")
+
+
+async def test_the_time_limit_stops_a_tool_that_is_still_running(store: Store) -> None:
+    stopped: list[bool] = []
+
+    @tool(safety="safe")
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(True)
+
+    agent, model = agent_of(
+        [call("hang", id="a"), call("hang", id="b")], "half done", tools=[hang], limits=Limits(seconds=0.5)
+    )
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        done = await finished_calls(session)
+        check_settled(await session.facts())
+    await check_wrapped_up(model, outcome, "time_limit", "time")
+    assert stopped == [True, True]
+    assert {fact.status for fact in done.values()} == {"cancelled"}
+
+
+async def test_no_further_call_of_a_reply_is_started_when_the_time_is_over(store: Store) -> None:
+    clock, done = store.stepping(), list[str]()
+
+    @tool
+    def work(text: str) -> str:
+        done.append(text)
+        clock.step(40)
+        return "worked"
+
+    calls = [call("work", id=text, text=text) for text in "abcd"]
+    agent, model = agent_of(calls, "half done", tools=[work], limits=Limits(seconds=60), clock=clock)
+    async with agent.session(store.open()) as session:
+        await check_wrapped_up(model, await ended(session), "time_limit", "time")
+        told = await finished_calls(session)
+        check_settled(await session.facts())
+    assert done == ["a", "b"]
+    assert [told[text].status for text in "abcd"] == ["ok", "ok", "cancelled", "cancelled"]
+    assert told["c"].output == "Not run: the time for this run is over."
+
+
+@pytest.mark.parametrize("clock", ["real", "set back"])
+async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what_it_said(
+    store: Store, clock: str
+) -> None:
+    class Talker:
+        name, window, asked = "talker", None, 0
+
+        async def stream(self, request: Request) -> Any:
+            self.asked += 1
+            if self.asked == 1:
+                yield TextDelta(text="Once upon")
+                await asyncio.Event().wait()
+            yield Reply(text="half done")
+
+    options: Any = {"clock": store.stepping()} if clock == "set back" else {}
+    agent = Agent(Talker(), limits=Limits(seconds=0.5), **options)
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        failed = of(await session.facts(), ModelFailed)
+    assert (outcome.reason, outcome.answer) == ("time_limit", "half done")
+    assert [fact.partial for fact in failed] == ["Once upon"]
+
+
+async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.engine.loop.LAST_WORDS_SECONDS", 0.2)
+
+    class Stalled:
+        name, window, asked = "stalled", None, 0
+
+        async def stream(self, request: Request) -> Any:
+            self.asked += 1
+            await asyncio.Event().wait()
+            yield TextDelta(text="never")
+
+    model = Stalled()
+    async with Agent(model, limits=Limits(seconds=0.5)).session() as session:
+        async with asyncio.timeout(PATIENCE):
+            outcome = await ended(session)
+    assert (outcome.reason, model.asked) == ("time_limit", 2)
+    assert "gave no summary" in outcome.answer
+
+
+async def test_the_time_limit_ends_the_waiting_for_a_busy_model(store: Store) -> None:
+    busy = ModelError("busy", retryable=True, retry_after=50)
+    agent, model = agent_of(busy, "half done", limits=Limits(seconds=0.5), tools=[note])
+    async with agent.session(store.open()) as session:
+        await check_wrapped_up(model, await ended(session), "time_limit", "time")
+
+
+async def test_a_failure_on_the_last_allowed_turn_is_a_failure_and_not_a_limit(store: Store) -> None:
+    limits = Limits(turns=1, seconds=60, tokens=1)
+    agent, model = agent_of(ModelError("bad key", kind="auth"), "never asked", limits=limits)
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+    assert (outcome.reason, outcome.error) == ("failed", "auth: bad key")
+    assert len(model.requests) == 1
+
+
+async def test_waiting_for_a_person_does_not_count_as_time(store: Store) -> None:
+    clock = store.stepping()
+    agent, _model = agent_of(
+        call("drop", id="a", table="t"),
+        call("note", text="x"),
+        "done",
+        tools=[drop, note],
+        gate=later,
+        clock=clock,
+        limits=Limits(seconds=60),
+    )
+    async with agent.session(store.open()) as session:
+        assert await go(session) is None
+        clock.step(86_400)
+        await session.approve("a")
+        outcome = await resumed(session)
+    assert outcome is not None and outcome.reason == "answered"
+
+
+async def test_no_agent_gets_more_turns_than_the_ceiling() -> None:
+    asked: list[int] = []
+
+    def next_call(request: Request) -> Any:
+        asked.append(1)
+        return "half done" if request.tool_choice == "none" else call("note", text=str(len(asked)))
+
+    agent, _ = agent_of(*[next_call] * 500, tools=[note], limits=Limits(turns=10_000, calls=10_000))
+    async with agent.session() as session:
+        outcome = await ended(session)
+    assert (outcome.reason, outcome.turns) == ("turn_limit", TURN_CEILING)
+    assert len(asked) == TURN_CEILING + 1
+
+
+async def test_continue_may_be_given_other_limits() -> None:
+    agent, model = agent_of(call("note", text="1"), "half done", "done", tools=[note], limits=Limits(turns=1))
+    async with agent.session() as session:
+        await ended(session)
+        async with session.continue_(Limits(turns=0)) as run:
+            await run.wait()
+        assert run.outcome is not None and run.outcome.answer == "done"
+    assert model.requests[-1].tools == ()
+
+
+def test_limits_below_zero_are_refused() -> None:
+    for wrong in (Limits(turns=-1), Limits(calls=-1)):
+        with pytest.raises(BadInput, match="cannot be negative"):
+            Agent(ScriptedModel(), limits=wrong)
+    for wrong in (Limits(tokens=0), Limits(seconds=-1), Limits(cost=float("nan"))):
+        with pytest.raises(BadInput, match="must be more than 0; leave it out"):
+            Agent(ScriptedModel(), limits=wrong)
+
+
+# --- the wrap-up itself
+
+
+@pytest.mark.parametrize(
+    "line",
+    [call("note", text="more"), "", ModelError("gone", kind="network"), ZeroDivisionError("bug")],
+    ids=["calls", "empty", "failure", "bug"],
+)
+async def test_a_wrap_up_without_words_is_made_up_for_and_the_reason_is_kept(store: Store, line: Any) -> None:
+    agent, model = agent_of(call("note", id="a", text="1"), line, tools=[note], limits=Limits(turns=1))
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        check_settled(await session.facts())
+    assert (outcome.reason, outcome.can_continue, outcome.calls) == ("turn_limit", True, 1)
+    assert "after 1 turns and 1 calls" in outcome.answer and "no summary" in outcome.answer
+    assert len(model.requests) == 2
+
+
+async def test_a_wrap_up_is_tried_again_when_the_model_is_busy(store: Store) -> None:
+    clock = store.stepping()
+    busy = ModelError("busy", kind="overloaded", retryable=True)
+    agent, _ = agent_of(call("note", text="1"), busy, "half done", tools=[note], limits=Limits(turns=1), clock=clock)
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+    assert (outcome.reason, outcome.answer) == ("turn_limit", "half done")
+
+
+async def test_pausing_on_the_last_allowed_turn_does_not_fire_the_wrap_up(store: Store) -> None:
+    agent, model = agent_of(
+        call("drop", id="a", table="t"), "half done", tools=[drop], gate=later, limits=Limits(turns=1, calls=1)
+    )
+    async with agent.session(store.open()) as session:
+        assert await go(session) is None
+        assert len(model.requests) == 1 and len(await questions(session)) == 1
+        assert not of(await session.facts(), RunFinished)
+        assert await resumed(session) is None, "looking again fires nothing either"
+        assert len(model.requests) == 1
+        await session.approve("a")
+        outcome = await resumed(session)
+        done = await finished_calls(session)
+    assert done["a"].output == "dropped t"
+    assert outcome is not None and (outcome.reason, outcome.answer) == ("turn_limit", "half done")

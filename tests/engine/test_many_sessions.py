@@ -1,0 +1,276 @@
+"""Many sessions of several agents on one store, in one runtime or in several; taken up where they were left."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import (
+    PATIENCE,
+    Held,
+    Store,
+    agent_of,
+    check_settled,
+    either_store,
+    ended,
+    file_store,
+    finished_calls,
+    go,
+    note,
+    of,
+    results,
+    said,
+    wait_for,
+)
+from treadle import (
+    CallFinished,
+    CallStarted,
+    Grant,
+    RunFinished,
+    Runtime,
+    TextPart,
+    later,
+    tool,
+)
+from treadle.errors import BadInput, Conflict, NotFound
+from treadle.events import (
+    MessageReceived,
+)
+from treadle.log.base import Claim, SessionInfo, SessionQuery
+from treadle.messages import Request
+from treadle.testing import call
+
+store = either_store
+on_file = file_store
+
+
+async def test_a_runtime_takes_up_what_was_left_when_it_starts(store: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
+        await session.send("go")
+        await wait_for(session, CallStarted)
+    again, model = agent_of("checked", "also", tools=[held.tool])
+    log = store.open()
+    async with Runtime(log, [again]) as runtime, runtime.session(id=session.id) as session:
+        outcome = await wait_for(session, RunFinished)
+        check_settled(await session.facts())
+    assert outcome.answer == "checked" and held.begun == 1, "a call that may have had effects is not run again"
+    assert "Outcome unknown" in results(model.requests[0])["a"].text
+    await log.post(session.id, [MessageReceived(id="m9", parts=(TextPart("while nobody was there"),))])
+    async with Runtime(log, [again]) as runtime, runtime.session(id=session.id) as session:
+        assert (await wait_for(session, RunFinished, after=outcome.seq)).answer == "also"
+
+
+async def test_a_runtime_leaves_the_sessions_of_other_agents_alone(store: Store) -> None:
+    agent, _ = agent_of("hi", name="mine")
+    log = store.open()
+    async with agent.session(log) as session:
+        await ended(session)
+    await log.post(session.id, [MessageReceived(id="m9", parts=(TextPart("more"),))])
+    other, _ = agent_of("wrong", name="other")
+    async with Runtime(log, [other]) as runtime:
+        with pytest.raises(NotFound, match="no agent named 'mine' here; there are: other"):
+            async with runtime.session("mine"):
+                pass
+        async with runtime.session("other") as theirs:
+            await ended(theirs)
+    assert len(of(await log.read(session.id), RunFinished)) == 1
+
+
+async def test_many_sessions_run_at_once_each_in_its_own_order(store: Store) -> None:
+    meeting = asyncio.Barrier(20)
+
+    @tool
+    async def meet(name: str) -> str:
+        await meeting.wait()  # passes only when all twenty are running
+        return f"met {name}"
+
+    def answer(request: Request) -> Any:
+        shown = results(request)
+        return f"done {said(request)[0]}" if shown else call("meet", name=said(request)[0])
+
+    agent, _ = agent_of(*[answer] * 40, tools=[meet])
+    async with Runtime(store.open(), [agent]) as runtime:
+
+        async def one(number: int) -> str:
+            async with runtime.session(new=True) as session:
+                outcome = await ended(session, f"s{number}")
+                check_settled(await session.facts())
+                assert of(await session.facts(), CallFinished)[0].output == f"met s{number}"
+                return outcome.answer
+
+        answers = await asyncio.gather(*(one(number) for number in range(20)))
+        page = await runtime.sessions(SessionQuery(status="answered"))
+        assert len(page.sessions) == 20
+        assert [hit.seq for hit in await runtime.search("met s7")]
+    assert answers == [f"done s{number}" for number in range(20)]
+
+
+async def test_a_run_is_followed_by_no_task_while_it_is_driven_here(store: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait", id="a"), "done", tools=[held.tool])
+    async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session, session.run("go") as run:
+        await wait_for(session, CallStarted)
+        names = {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}
+        held.free.set()
+        outcome = await run.wait()
+    assert outcome is not None and outcome.answer == "done"
+    assert {name for name in names if name.startswith("Coordinator.")} == {"Coordinator._drive", "Coordinator._keep"}
+
+
+async def test_a_closed_runtime_says_so(store: Store) -> None:
+    agent, _ = agent_of("hi")
+    async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
+        pass
+    with pytest.raises(Conflict, match="this runtime is closed"):
+        await session.send("hello?")
+    with pytest.raises(BadInput, match="async with Runtime"):
+        _ = Runtime(store.open(), [agent]).coordinator
+    with pytest.raises(BadInput, match="two agents have the same name"):
+        Runtime(store.open(), [agent, agent_of()[0]])
+
+
+async def test_leaving_a_runtime_with_grace_lets_a_run_finish(store: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    log = store.open()
+    async with Runtime(log, [agent], grace=PATIENCE) as runtime, runtime.session() as session:
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        asyncio.get_running_loop().call_soon(held.free.set)
+    assert of(await log.read(session.id), RunFinished)[0].answer == "done"
+
+
+async def test_what_follows_an_answer_ends_with_the_runtime_also_when_the_answer_comes_while_it_is_left(
+    store: Store,
+) -> None:
+    held, begun, stopped = Held(), list[str](), list[str]()
+
+    async def follow(session: Any, state: Any, setup: Any) -> None:
+        begun.append(session.id)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(session.id)
+
+    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    async with Runtime(store.open(), [agent], grace=PATIENCE) as runtime, runtime.session() as session:
+        runtime.after_answer.append(follow)
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        asyncio.get_running_loop().call_soon(held.free.set)
+    assert stopped == begun
+
+
+async def test_a_process_that_slept_through_its_lease_and_finds_its_own_session_runs_it_once(on_file: Store) -> None:
+    clock, stopped, slept = on_file.stepping(), list[str](), list[Any]()
+
+    @tool(name="wait")
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append("a")
+
+    agent, model = agent_of(call("wait", id="a"), "checked", tools=[wait])
+    log = on_file.open()
+    renew = log.renew
+
+    async def renew_and_sleep(claim: Claim) -> None:
+        await renew(claim)
+        if not slept:
+            slept.append(claim)
+            clock.step(3600)
+
+    log.renew = renew_and_sleep  # type: ignore[method-assign]
+    async with Runtime(log, [agent], lease=0.3) as runtime, runtime.session() as session:
+        await session.send("go")
+        outcome = await wait_for(session, RunFinished)
+        assert (outcome.answer, stopped) == ("checked", ["a"]), "the call that was lost has ended"
+        await runtime.coordinator.idle(session.id)
+        facts = await session.facts()
+    check_settled(facts)
+    assert [fact.epoch for fact in of(facts, CallStarted)] == [1]
+    assert "Outcome unknown" in results(model.requests[1])["a"].text
+
+
+async def test_a_run_can_be_cancelled_through_another_runtime_on_the_same_log(store: Store) -> None:
+    held = Held()
+    log = store.open()
+    agent, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    async with agent.session(log) as session, agent.session(log, id=session.id) as other:
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        outcome = await asyncio.wait_for(other.cancel(), PATIENCE)
+    assert outcome is not None and outcome.reason == "cancelled"
+    assert log.listener is None, "nothing of the runtimes is left on the log"
+
+
+async def test_whoever_waits_for_a_run_takes_it_over_when_its_process_leaves_before_anybody_has_looked(
+    store: Store,
+) -> None:
+    held = Held()
+    first, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    second, _ = agent_of("both", tools=[held.tool])
+    async with Runtime(store.open(), [second], recover=False) as two, AsyncExitStack() as leaves:
+        one = await leaves.enter_async_context(Runtime(store.open(), [first], recover=False))
+        session = await one.create()
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        info = two.log.info
+
+        async def late_info(session_id: str) -> SessionInfo:
+            two.log.info = info  # type: ignore[method-assign]
+            await leaves.aclose()
+            return await info(session_id)
+
+        async with two.session(id=session.id) as elsewhere, elsewhere.run("and this") as run:
+            two.log.info = late_info  # type: ignore[method-assign]
+            outcome = await run.wait()
+    assert outcome is not None and outcome.answer == "both"
+
+
+async def test_a_session_opened_twice_keeps_its_gate_until_both_are_done(store: Store) -> None:
+    @tool(safety="destructive")
+    def drop() -> str:
+        return "dropped"
+
+    agent, _ = agent_of(call("drop", id="a"), "done", tools=[drop])
+    async with Runtime(store.open(), [agent]) as runtime, runtime.session(gate=later) as session:
+        async with runtime.session(id=session.id):
+            pass
+        assert await go(session) is None, "it is asked for, and not denied"
+        await session.approve("a")
+        assert (await wait_for(session, RunFinished)).answer == "done"
+
+
+async def test_a_grant_given_when_a_session_is_opened_again_narrows_it_too(on_file: Store) -> None:
+    agent, _ = agent_of("hi", call("note", id="a", text="x"), "ok", call("note", id="b", text="x"), "ok", tools=[note])
+    async with agent.session(on_file.open()) as session:
+        await ended(session)
+    async with agent.session(on_file.open(), grant=Grant(forbid=("note",))) as session:
+        await ended(session)
+        assert (await finished_calls(session))["a"].status == "denied"
+    async with agent.session(on_file.open()) as session:
+        await ended(session)
+        assert (await finished_calls(session))["b"].status == "ok"
+
+
+async def test_a_message_from_elsewhere_in_the_moment_a_session_is_given_back_is_not_left_lying(on_file: Store) -> None:
+    agent, model = agent_of("one", "two")
+    log, elsewhere = on_file.open(), on_file.open()
+    async with agent.session(log) as session:
+        release, posted = log.release, list[Any]()
+
+        async def slow_release(*args: Any, **options: Any) -> bool:
+            if not posted:
+                posted.append(await elsewhere.post(session.id, [MessageReceived(id="m9", parts=(TextPart("more"),))]))
+            return await release(*args, **options)
+
+        log.release = slow_release  # type: ignore[method-assign]
+        outcome = await ended(session, "go")
+        second = await wait_for(session, RunFinished, after=outcome.seq)
+    assert (outcome.answer, second.answer) == ("one", "two")
+    assert said(model.requests[1]) == ["go", "more"]

@@ -1,0 +1,93 @@
+"""Names by themselves: after the first answer, in the background, and never over a person's."""
+
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import Store, either_store, ended, of, wait_for
+from tests.kit.strict import StrictModel
+from treadle import Agent, Runtime
+from treadle.engine.session_name import name_session
+from treadle.errors import ModelError
+from treadle.events import SessionRenamed
+from treadle.messages import Request
+from treadle.testing import ScriptedModel
+
+store = either_store
+
+
+class Namer(ScriptedModel):
+    """Answers, and has a name ready."""
+
+    def __init__(self, name: Any = "Tea in the garden") -> None:
+        super().__init__()
+        self.given = name
+        self.asked = 0
+
+    async def stream(self, request: Request) -> Any:
+        naming = request.system.startswith("You name conversations")
+        self.asked += naming
+        inner = ScriptedModel(self.given if naming else "Here is some tea.")
+        async for event in inner.stream(request):
+            yield event
+
+
+async def test_a_session_is_named_after_its_first_answer(store: Store) -> None:
+    model = Namer()
+    async with Runtime(store.open(), [Agent(StrictModel(model))], recover=False) as runtime:
+        runtime.after_answer.append(name_session)
+        async with runtime.session() as session:
+            await ended(session, "tea please")
+            fact = await wait_for(session, SessionRenamed)
+            await ended(session, "and biscuits")
+            assert (fact.name, fact.by) == ("Tea in the garden", "auto")
+            assert (await runtime.log.info(session.id)).name == "Tea in the garden"
+            assert model.asked == 1 and len(of(await session.facts(), SessionRenamed)) == 1
+
+
+async def test_a_name_that_a_person_gave_is_left_alone(store: Store) -> None:
+    model = Namer()
+    async with Runtime(store.open(), [Agent(StrictModel(model))], recover=False) as runtime:
+        runtime.after_answer.append(name_session)
+        async with runtime.session(name="mine") as session:
+            await ended(session, "tea please")
+            while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
+                await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+            assert model.asked == 0
+            await session.rename("theirs", by="auto")
+            assert (await session.state()).name == "mine" and (await runtime.log.info(session.id)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ('"Title: Tea, at last."', "Tea, at last"),
+        ("## Tea\nand more", "Tea"),
+        ("", "tea please, with so many words that it can no longer be a…"),
+        ("x " * 80, "tea please, with so many words that it can no longer be a…"),
+        (ModelError("no names today"), "tea please, with so many words that it can no longer be a…"),
+    ],
+)
+async def test_what_is_no_name_is_made_one_or_the_first_words_are_taken(given: Any, name: str) -> None:
+    async with Runtime(":memory:", [Agent(Namer(given))], recover=False) as runtime:
+        runtime.after_answer.append(name_session)
+        async with runtime.session() as session:
+            await ended(session, "tea please, with so many words that it can no longer be a name for anything")
+            assert (await wait_for(session, SessionRenamed)).name == name
+
+
+async def test_a_model_that_is_too_small_to_sum_up_is_not_asked_and_the_first_words_are_taken() -> None:
+    model = Namer()
+    model.sums_up = False  # pyright: ignore[reportAttributeAccessIssue]
+    async with Runtime(":memory:", [Agent(model)], recover=False) as runtime:
+        runtime.after_answer.append(name_session)
+        async with runtime.session() as session:
+            await ended(session, "tea please")
+            assert (await wait_for(session, SessionRenamed)).name == "tea please" and model.asked == 0
+
+
+async def test_without_being_switched_on_nobody_is_asked() -> None:
+    model = Namer()
+    async with Agent(StrictModel(model)).session() as session:
+        await ended(session, "tea please")
+    assert model.asked == 0

@@ -1,0 +1,167 @@
+"""A storm: people send, steer, interrupt, cancel, approve and deny at random moments, through two runtimes at once.
+
+Whatever the order, every run ends once, every call has one result, no effect is had twice, no message is lost and no
+request breaks a rule. Each seed is one storm, and the same one every time as far as the event loop allows.
+"""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import check_settled, of, questions, resumed
+from tests.kit.strict import StrictModel
+from treadle import Agent, Answer, ApprovalRequested, AskUser, Limits, Runtime, Session, ToolContext, later, tool
+from treadle.errors import BadInput, Conflict, ModelError
+from treadle.events import CallStarted, MessageReceived, RunStarted, TurnStarted
+from treadle.log.sqlite import SqliteLog
+from treadle.messages import Reply, Request
+from treadle.testing import SteppingClock, call
+
+ACTIONS = 25
+
+
+class Whims:
+    """A model that does anything a model can do."""
+
+    name, window = "whims", None
+
+    def __init__(self, random: Random) -> None:
+        self.random, self.asked = random, 0
+
+    async def stream(self, request: Request) -> Any:
+        self.asked += 1
+        await pause(self.random)
+        if request.tool_choice == "none" or not request.tools:
+            yield Reply(text="so far so good")
+            return
+        match self.random.randrange(8):
+            case 0:
+                raise ModelError("busy", kind="overloaded", retryable=True)
+            case 1:
+                yield Reply()
+            case 2 | 3:
+                yield Reply(text="that is all")
+            case _:
+                names = self.random.choices(("look", "write", "pay", "fail", "ask"), k=self.random.randint(1, 4))
+                yield Reply(text="let me see", calls=tuple(self.one(name) for name in names))
+
+    def one(self, name: str) -> Any:
+        if name == "ask":
+            return call("ask_user", id="call_0", question=f"number {self.asked}?")
+        return call(name, id="call_0", number=self.random.randrange(1000))
+
+
+async def pause(random: Random) -> None:
+    for _ in range(random.randrange(6)):
+        await asyncio.sleep(0)
+
+
+class World:
+    """The tools, and every effect they had."""
+
+    def __init__(self, random: Random) -> None:
+        self.effects: Counter[str] = Counter()
+
+        @tool(safety="safe")
+        async def look(number: int) -> str:
+            await pause(random)
+            return str(number)
+
+        @tool
+        async def write(number: int, context: ToolContext) -> str:
+            self.effects[context.key] += 1
+            await pause(random)
+            return "written"
+
+        @tool(safety="destructive")
+        def pay(number: int, context: ToolContext) -> str:
+            self.effects[context.key] += 1
+            return "paid"
+
+        @tool
+        async def fail(number: int) -> str:
+            await pause(random)
+            raise OSError("broken")
+
+        self.tools = [look, write, pay, fail, AskUser()]
+
+
+async def act(session: Session, random: Random) -> None:
+    """Something a person may do at any moment; being told that somebody was first is no failure."""
+    with suppress(Conflict, BadInput):
+        match random.randrange(10):
+            case 0 | 1 | 2:
+                await session.send("do something")
+            case 3:
+                await session.send("no, something else", mode="interrupt")
+            case 4:
+                await session.cancel()
+            case 5:
+                async with session.continue_() as run:
+                    await run.wait()
+            case _:
+                for question in await questions(session):
+                    await answer(session, question, random)
+
+
+async def answer(session: Session, question: Any, random: Random) -> None:
+    with suppress(Conflict):
+        if isinstance(question, ApprovalRequested):
+            scope = random.choice(("call", "call", "call", "tool"))
+            await session.approve(question.call_id, Answer(random.choice(("allow", "deny")), scope))
+        else:
+            await session.answer(question.call_id, "seven")
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_after_the_storm_everything_is_settled_and_nothing_is_lost(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    world, clock, path = World(random), SteppingClock(), tmp_path / "storm.db"
+    model = StrictModel(Whims(random))
+    agent = Agent(model, tools=world.tools, gate=later, clock=clock, limits=Limits(turns=6, calls=10))
+    logs = [SqliteLog(path, clock=clock.now), SqliteLog(path, clock=clock.now)]
+    async with (
+        Runtime(logs[0], [agent]) as one,
+        Runtime(logs[1], [agent], recover=False) as two,
+        one.session() as here,
+        two.session(id=here.id) as there,
+    ):
+        people: list[asyncio.Task[None]] = []
+        for _ in range(ACTIONS):
+            people.append(asyncio.create_task(act(random.choice((here, there)), random)))
+            await pause(random)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*people)
+            await settle(here, random)
+        facts = await here.facts()
+        assert facts == await there.facts()
+    for log in logs:
+        await log.close()
+    check_settled(facts)
+    assert model.violations == []
+    started = [fact.call_id for fact in of(facts, CallStarted)]
+    assert set(world.effects.values()) <= {1} and len(started) == len(set(started))
+    assert set(world.effects) <= {f"{here.id}:{call_id}" for call_id in started}
+    promoted = [identity for turn in of(facts, TurnStarted) for identity in turn.messages]
+    assert sorted(promoted) == sorted(fact.id for fact in of(facts, MessageReceived))
+    assert of(facts, RunStarted)
+
+
+async def settle(session: Session, random: Random) -> None:
+    """Answer what is open and take up what a cancel left, until there is nothing more to do."""
+    for _ in range(100):
+        await resumed(session)
+        for question in await questions(session):
+            await answer(session, question, random)
+        state = await session.state()
+        if state.run is None and state.queue:
+            async with session.continue_() as run:
+                await run.wait()
+        elif state.run is None:
+            return
+    raise AssertionError("it does not come to an end")

@@ -1,0 +1,416 @@
+"""Tool calls from the inside: time-outs, errors and what follows them."""
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import (
+    PATIENCE,
+    Store,
+    agent_of,
+    check_settled,
+    either_store,
+    ended,
+    file_store,
+    finished_calls,
+    of,
+    results,
+    resumed,
+    said,
+    wait_for,
+)
+from treadle import (
+    Agent,
+    CallFinished,
+    CallStarted,
+    Middleware,
+    ModelReplied,
+    TextPart,
+    ToolContext,
+    ToolError,
+    ToolResult,
+    tool,
+)
+from treadle.events import MessageReceived, SignalDetected
+from treadle.testing import ScriptedModel, call
+
+store = either_store
+on_file = file_store
+
+
+# --- time-outs
+
+
+async def test_an_async_tool_that_takes_too_long_is_stopped_and_the_model_is_told(store: Store) -> None:
+    stopped = asyncio.Event()
+
+    @tool(timeout=0.05)
+    async def hang() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return "never"
+
+    agent, model = agent_of(call("hang", id="a"), "gave up", tools=[hang])
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        done = (await finished_calls(session))["a"]
+    assert stopped.is_set() and outcome.reason == "answered"
+    assert done.status == "timed_out" and done.duration >= 0.05
+    shown = results(model.requests[1])["a"]
+    assert "Timed out after 0.05 s" in shown.text and "may have had effects" in shown.text and not shown.ok
+
+
+async def test_a_plain_function_that_never_returns_is_left_behind_and_told_to_stop() -> None:
+    told, release = threading.Event(), threading.Event()
+
+    @tool(timeout=0.05)
+    def hang(context: ToolContext) -> str:
+        while not context.cancelled and not release.is_set():
+            release.wait(0.01)
+        told.set()
+        return "too late"
+
+    agent, _ = agent_of(call("hang", id="a"), "gave up", tools=[hang])
+    try:
+        async with agent.session() as session:
+            outcome = await ended(session)
+            done = await finished_calls(session)
+        assert outcome.answer == "gave up" and done["a"].status == "timed_out"
+        assert await asyncio.to_thread(told.wait, PATIENCE)
+    finally:
+        release.set()
+
+
+async def test_a_tool_that_keeps_time_itself_can_say_that_it_timed_out_and_how_far_it_came() -> None:
+    @tool(on_error="retry")
+    def slow() -> ToolResult:
+        return ToolResult("half of it", ok=False, timed_out=True)
+
+    agent, _ = agent_of(call("slow", id="a"), "done", tools=[slow])
+    async with agent.session() as session:
+        await ended(session)
+        finished = (await session.state()).calls["a"].finished
+    assert finished is not None and (finished.status, finished.output) == ("timed_out", "half of it")
+
+
+async def test_a_tool_that_runs_into_a_time_out_of_its_own_has_failed_not_timed_out() -> None:
+    @tool
+    async def fetch() -> str:
+        raise TimeoutError("no answer from example.org")
+
+    agent, _ = agent_of(call("fetch", id="a"), "ok", tools=[fetch])
+    async with agent.session() as session:
+        await ended(session)
+        done = (await finished_calls(session))["a"]
+    assert (done.status, done.output) == ("error", "TimeoutError: no answer from example.org")
+
+
+# --- tools that fail
+
+
+class Odd(BaseException):
+    pass
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words for it")
+
+
+RAISED = [
+    (ToolError("the door is locked"), "the door is locked"),
+    (ValueError("no\x1b[31m way"), "ValueError: no way"),
+    (KeyError("x"), "KeyError: 'x'"),
+    (SystemExit(3), "SystemExit: 3"),
+    (StopIteration("s"), "StopIteration"),
+    (asyncio.CancelledError(), "cancelled"),
+    (KeyboardInterrupt(), "KeyboardInterrupt"),
+    (Odd("very"), "Odd: very"),
+    (Unspeakable(), "Unspeakable: (it cannot be put into words)"),
+    (ExceptionGroup("two", [OSError("disk"), ValueError("bad")]), "OSError: disk; ValueError: bad"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised", "told"),
+    [
+        pytest.param(kind, raised, told, id=f"{kind}-{type(raised).__name__}")
+        for kind in ("sync", "async")
+        for raised, told in RAISED
+        # asyncio hands these to whoever runs the loop, before anybody could tell them to the model
+        if kind == "sync" or not isinstance(raised, KeyboardInterrupt | StopIteration | Odd)
+    ],
+)
+async def test_whatever_a_tool_raises_is_told_to_the_model_and_the_run_goes_on(
+    raised: BaseException, told: str, kind: str
+) -> None:
+    def fail() -> str:
+        raise raised
+
+    async def fail_later() -> str:
+        raise raised
+
+    made = tool(name="fail")(fail if kind == "sync" else fail_later)
+    agent, model = agent_of(call("fail", id="a"), "I see", tools=[made])
+    async with agent.session() as session:
+        outcome = await ended(session)
+        check_settled(await session.facts())
+    shown = results(model.requests[1])["a"]
+    assert outcome.answer == "I see"
+    assert told.lower() in shown.text.lower() and not shown.ok
+
+
+class Flaky:
+    """A tool that fails its first `times` times."""
+
+    def __init__(self, times: int, **options: Any) -> None:
+        self.left, self.attempts = times, list[int]()
+
+        @tool(name="flaky", **options)
+        async def flaky(context: ToolContext) -> str:
+            self.attempts.append(context.attempt)
+            if self.left > 0:
+                self.left -= 1
+                raise OSError(f"broken {self.left}")
+            return "mended"
+
+        self.tool = flaky
+
+
+async def test_a_failed_call_is_told_to_the_model_unless_something_else_is_chosen() -> None:
+    flaky = Flaky(1)
+    agent, model = agent_of(call("flaky", id="a"), "ok", tools=[flaky.tool])
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+    assert flaky.attempts == [1] and results(model.requests[1])["a"].text == "OSError: broken 0"
+
+
+@pytest.mark.parametrize("where", ["agent", "tool"])
+async def test_retry_runs_a_failed_call_again_each_attempt_with_its_intent(store: Store, where: str) -> None:
+    flaky = Flaky(2, **({"on_error": "retry"} if where == "tool" else {}))
+    options = {"on_error": "retry"} if where == "agent" else {}
+    agent, model = agent_of(call("flaky", id="a"), "ok", tools=[flaky.tool], **options)
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        facts = await session.facts()
+    check_settled(facts)
+    assert flaky.attempts == [1, 2, 3] == [fact.attempt for fact in of(facts, CallStarted)]
+    assert [fact.kind for fact in of(facts, SignalDetected)] == ["tool_retry"] * 2
+    assert "broken 1" in of(facts, SignalDetected)[0].detail
+    assert results(model.requests[1])["a"].text == "mended"
+    assert outcome.calls == 1
+
+
+@pytest.mark.parametrize("strategy", ["retry", lambda tool, error, attempt: "retry"], ids=["word", "function"])
+async def test_retry_gives_up_after_three_attempts_and_tells_the_model(strategy: Any) -> None:
+    flaky = Flaky(99)
+    agent, model = agent_of(call("flaky", id="a"), "ok", tools=[flaky.tool], on_error=strategy)
+    async with agent.session() as session:
+        assert (await ended(session)).reason == "answered"
+    assert flaky.attempts == [1, 2, 3] and results(model.requests[1])["a"].text == "OSError: broken 96"
+
+
+async def test_stop_ends_the_run_as_failed_once_the_calls_of_the_reply_are_settled(store: Store) -> None:
+    flaky = Flaky(1)
+    ran: list[str] = []
+
+    @tool
+    def after() -> str:
+        ran.append("after")
+        return ""
+
+    agent, model = agent_of(
+        [call("flaky", id="a"), call("after", id="b")], "again", tools=[flaky.tool, after], on_error="stop"
+    )
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        done = await finished_calls(session)
+        check_settled(await session.facts())
+        assert (outcome.reason, outcome.error) == ("failed", "flaky: OSError: broken 0")
+        assert done["a"].fatal and (done["b"].status, ran) == ("cancelled", [])
+        assert len(model.requests) == 1
+        async with session.continue_() as run:
+            await run.wait()
+        assert run.outcome is not None and run.outcome.answer == "again"
+
+
+async def test_a_tool_that_takes_too_long_may_still_be_at_work_and_is_not_run_again() -> None:
+    begun: list[int] = []
+
+    @tool(timeout=0.02, on_error="retry")
+    async def hang(context: ToolContext) -> None:
+        begun.append(context.attempt)
+        await asyncio.Event().wait()
+
+    agent, model = agent_of(call("hang", id="a"), "ok", tools=[hang])
+    async with agent.session() as session:
+        assert (await ended(session)).answer == "ok"
+    assert begun == [1] and "Timed out" in results(model.requests[1])["a"].text
+
+
+async def test_a_tool_that_takes_too_long_ends_the_run_when_failures_do() -> None:
+    @tool(timeout=0.02)
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    agent, _ = agent_of(call("hang", id="a"), "again", tools=[hang], on_error="stop")
+    async with agent.session() as session:
+        outcome = await ended(session)
+    assert outcome.reason == "failed" and "hang: Timed out" in outcome.error
+
+
+async def test_a_function_decides_what_follows_from_the_tool_the_error_and_the_attempt() -> None:
+    asked: list[tuple[str, str, int]] = []
+
+    def strategy(name: str, error: str, attempt: int) -> str:
+        asked.append((name, error, attempt))
+        return "retry" if attempt == 1 else "stop"
+
+    flaky = Flaky(5)
+    agent, _ = agent_of(call("flaky"), tools=[flaky.tool], on_error=strategy)
+    async with agent.session() as session:
+        outcome = await ended(session)
+    assert outcome.reason == "failed"
+    assert asked == [("flaky", "OSError: broken 4", 1), ("flaky", "OSError: broken 3", 2)]
+
+
+async def test_a_strategy_that_fails_itself_stops_the_run_and_says_so(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def strategy(name: str, error: str, attempt: int) -> str:
+        raise ZeroDivisionError("in the strategy")
+
+    agent, _ = agent_of(call("flaky", id="a"), tools=[Flaky(5).tool], on_error=strategy)
+    async with agent.session(store.open()) as session:
+        outcome = await ended(session)
+        check_settled(await session.facts())
+    assert (outcome.reason, outcome.error) == ("failed", "flaky: OSError: broken 4")
+    assert "ZeroDivisionError: in the strategy" in caplog.text
+
+
+class Elsewhere:
+    """Another process on the same file, which can post at the narrowest of moments: a SQLite post never waits."""
+
+    def __init__(self, place: Store) -> None:
+        self.log, self.session_id, self.posts = place.open(), "", 0
+
+    def post(self) -> None:
+        self.posts += 1
+        hurry = MessageReceived(id=f"m{self.posts}", parts=(TextPart("and hurry"),))
+        with pytest.raises(StopIteration):
+            self.log.post(self.session_id, [hurry]).send(None)
+
+
+@pytest.mark.parametrize("then", ["tell", "retry", "stop"])
+async def test_what_a_failed_call_said_survives_a_post_from_another_process(on_file: Store, then: str) -> None:
+    elsewhere = Elsewhere(on_file)
+
+    def strategy(name: str, error: str, attempt: int) -> str:
+        if attempt == 1:
+            elsewhere.post()
+        return then
+
+    agent, model = agent_of(call("flaky", id="a"), "ok", tools=[Flaky(1).tool], on_error=strategy)
+    async with agent.session(on_file.open()) as session:
+        elsewhere.session_id = session.id
+        await ended(session)
+        await resumed(session)
+        facts = await session.facts()
+    check_settled(facts)
+    [done] = of(facts, CallFinished)
+    assert (done.status, done.output) == ("error", "OSError: broken 0"), "it is told, and not guessed at"
+    assert said(model.requests[-1])[-1] == "and hurry"
+
+
+async def test_a_reply_survives_a_post_from_another_process_and_is_not_asked_for_again(on_file: Store) -> None:
+    elsewhere = Elsewhere(on_file)
+
+    class Posts(Middleware):
+        async def may_run(self, tool: str, safety: Any, arguments: Any) -> None:
+            if not elsewhere.posts:
+                elsewhere.post()
+
+    agent, model = agent_of([call("work", id="a"), call("work", id="b")], "ok", tools=[worker], middleware=[Posts()])
+    async with agent.session(on_file.open()) as session:
+        elsewhere.session_id = session.id
+        assert (await ended(session)).reason == "answered"
+        facts = await session.facts()
+    check_settled(facts)
+    assert len(of(facts, ModelReplied)) == len(model.requests) == 2
+    assert [fact.call_id for fact in of(facts, CallStarted)] == ["a", "b"]
+    assert said(model.requests[1])[-1] == "and hurry"
+
+
+@tool(name="work")
+def worker() -> str:
+    """Do something."""
+    return "worked"
+
+
+# --- being stopped while a tool runs
+
+
+async def test_cancelling_stops_a_running_tool_and_says_that_it_may_have_had_effects(store: Store) -> None:
+    stopped = asyncio.Event()
+
+    @tool
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    agent, model = agent_of([call("hang", id="a"), call("hang", id="b")], "fine", tools=[hang])
+    async with agent.session(store.open()) as session:
+        await session.send("go")
+        await wait_for(session, CallStarted)
+        outcome = await session.cancel(by="ada", why="enough")
+        facts = await session.facts()
+        assert stopped.is_set() and outcome is not None
+        assert (outcome.reason, outcome.error, outcome.can_continue) == ("cancelled", "cancelled by ada: enough", True)
+        assert facts[-1] == outcome, "cancel answers only when it is recorded"
+        check_settled(facts)
+        assert (await ended(session, "and now?")).answer == "fine"
+    shown = results(model.requests[-1])
+    assert "may have had effects" in shown["a"].text and "Not run" in shown["b"].text
+
+
+async def test_a_tool_that_swallows_its_cancellation_does_not_hold_up_the_ending(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    release, freed = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def stubborn() -> str:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        freed.set()
+        return "at last"
+
+    agent = Agent(ScriptedModel(call("stubborn", id="a"), "fine"), tools=[stubborn])
+    loop = asyncio.get_running_loop()
+    try:
+        async with agent.session(store.open()) as session:
+            async with session.run("go") as run:
+                await wait_for(session, CallStarted)
+                began = loop.time()
+            assert loop.time() - began < PATIENCE
+            assert run.outcome is not None and run.outcome.reason == "cancelled"
+            facts = await session.facts()
+            check_settled(facts)
+            assert of(facts, CallFinished)[0].status == "cancelled"
+            assert (await ended(session, "and now?")).answer == "fine"
+            release.set()
+            await freed.wait()
+            assert len(await session.facts()) == len(facts) + 5, "what comes too late is not recorded"
+    finally:
+        release.set()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

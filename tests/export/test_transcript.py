@@ -1,0 +1,162 @@
+"""Sessions carried away: as JSON lines that come back to the byte, as Markdown and HTML that cannot break out."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.kit.fakes.server import words
+from tests.kit.sessions import agent_of, go
+from treadle import tool
+from treadle.errors import BadInput, Conflict
+from treadle.events import ApprovalAnswered, CallFinished, MessageReceived, ModelReplied, SessionCreated
+from treadle.export.transcript import blocks, export, html, import_session, json_lines, markdown, read_lines
+from treadle.log.in_memory import MemoryLog
+from treadle.log.sqlite import SqliteLog
+from treadle.messages import Call, TextPart
+from treadle.testing import call
+
+
+@tool(safety="safe")
+def long() -> str:
+    """Say a lot."""
+    return "much of it\n" * 9000
+
+
+async def a_session(path: Path) -> str:
+    """A session with a call whose output was too long for the model; its id."""
+    agent, _ = agent_of(call("long"), "It said <b>much</b>.", "Again.", tools=[long])
+    async with agent.session(path, workspace=path.parent) as session:
+        await go(session, "say much ```of``` it")
+        await session.rename("Much & more")
+        await go(session, "again")
+        return session.id
+
+
+async def test_an_export_comes_back_to_the_byte(tmp_path: Path) -> None:
+    session_id = await a_session(tmp_path / "one.db")
+    here, there = SqliteLog(tmp_path / "one.db"), SqliteLog(tmp_path / "two.db")
+    data = await export(here, session_id, "jsonl")
+    assert await import_session(there, read_lines(data)) == session_id
+    assert await export(there, session_id, "jsonl") == data
+    stored = [fact for fact in await there.read(session_id) if isinstance(fact, CallFinished)]
+    assert stored[0].truncation is not None
+    kept = await there.get_artifact(session_id, stored[0].truncation.artifact)
+    assert kept.data.decode() == "much of it\n" * 9000
+    first, second = await here.info(session_id), await there.info(session_id)
+    assert (first.name, first.turns, first.status, first.updated_at) == (
+        second.name,
+        second.turns,
+        second.status,
+        second.updated_at,
+    )
+    await here.close()
+    await there.close()
+
+
+async def test_an_import_never_overwrites_and_may_have_an_id_of_its_own(tmp_path: Path) -> None:
+    session_id = await a_session(tmp_path / "one.db")
+    log = SqliteLog(tmp_path / "one.db")
+    carried = read_lines(await export(log, session_id, "jsonl"))
+    with pytest.raises(Conflict, match="already"):
+        await import_session(log, carried)
+    assert await import_session(log, carried, "other") == "other"
+    (first, *_) = await log.read("other", limit=1)
+    assert isinstance(first, SessionCreated) and first.session_id == "other"
+    await log.close()
+
+
+async def test_an_imported_session_goes_on(tmp_path: Path) -> None:
+    session_id = await a_session(tmp_path / "one.db")
+    log, there = SqliteLog(tmp_path / "one.db"), MemoryLog()
+    await import_session(there, read_lines(await export(log, session_id, "jsonl")))
+    await log.close()
+    agent, model = agent_of("Gladly.", tools=[long])
+    async with agent.session(there, id=session_id) as session:
+        outcome = await go(session, "once more")
+    assert outcome is not None and outcome.answer == "Gladly."
+    assert len(model.requests[0].messages) > 4
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "begins with session_created"),
+        (b"nonsense\n", "line 1 is no fact"),
+        (b'{"type":"session_created","session_id":"x","seq":1}\n{"type":"unheard_of"}\n', "line 2 is no fact"),
+        (b'{"type":"message_received","id":"m","parts":[],"seq":1}\n', "begins with session_created"),
+        (b'{"type":"session_created","session_id":"x","seq":2}\n', "missing or out of order"),
+        (b'{"type":"session_created","session_id":"x","seq":1}\n{"type":"artifact","id":"a"}\n', "line 2"),
+        (b"\xff\xfe\n", "line 1"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_its_line(data: bytes, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        read_lines(data)
+
+
+def test_answers_that_allow_more_than_one_call_are_pointed_out() -> None:
+    facts = [
+        SessionCreated(session_id="x", seq=1),
+        ModelReplied(calls=(Call("c1", "shell"), Call("c2", "write_file")), seq=2),
+        ApprovalAnswered(call_id="c1", decision="allow", scope="tool", seq=3),
+        ApprovalAnswered(call_id="c2", decision="allow", scope="call", seq=4),
+    ]
+    assert read_lines(json_lines(facts)).yeses == ("shell (for the tool)",)
+
+
+async def test_markdown_reads_well_and_a_fence_cannot_be_broken(tmp_path: Path) -> None:
+    session_id = await a_session(tmp_path / "one.db")
+    log = SqliteLog(tmp_path / "one.db")
+    text = (await export(log, session_id, "markdown")).decode()
+    await log.close()
+    assert text.startswith(f"# Much & more\n\n- session {session_id}\n")
+    assert "## You\n\nsay much ```of``` it\n\n### long {} → ok\n\n" in text
+    assert "\n\n## Agent\n\nIt said <b>much</b>.\n\n" in text
+    facts = [
+        SessionCreated(session_id="x", seq=1),
+        CallFinished(call_id="c", tool="t", status="ok", output="````\nout"),
+    ]
+    assert "`````\n````\nout\n`````" in markdown(facts)
+
+
+TAGS = set(words("html head meta title style body h1 h2 p br section details summary pre"))
+
+
+class Reader(HTMLParser):
+    """Collects the tags of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+@given(st.text(alphabet=st.sampled_from("<>&\"'/=script onerror img svg!-{}%`\n"), max_size=60))
+def test_nothing_that_was_said_can_become_part_of_the_page(text: str) -> None:
+    facts = [
+        SessionCreated(session_id="x", workspace=text, seq=1),
+        MessageReceived(id="m", parts=(TextPart(text),)),
+        ModelReplied(text=text, reasoning=text, calls=(Call("c", "t", text),)),
+        CallFinished(call_id="c", tool=text, status="ok", output=text),
+    ]
+    page = Reader(html(facts))
+    assert page.tags <= TAGS
+    assert not any(name.startswith("on") or name in ("href", "src") for name in page.attributes)
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    page = html([SessionCreated(session_id="x", seq=1)])
+    assert "http://" not in page and "https://" not in page and "default-src 'none'" in page
+
+
+def test_what_is_not_for_reading_is_left_out() -> None:
+    assert blocks([SessionCreated(session_id="x", seq=1)]) == []

@@ -1,0 +1,91 @@
+"""Our models, pointed at the fakes, and a short way to ask them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from tests.kit.fakes.server import Strict
+from treadle.messages import (
+    Call,
+    Message,
+    ModelMessage,
+    Reply,
+    Request,
+    ResultMessage,
+    TextPart,
+    ToolSpec,
+    UserMessage,
+)
+from treadle.models.anthropic_messages import Anthropic
+from treadle.models.base import Model, ModelEvent
+from treadle.models.chat_completions import Chat, Quirks
+from treadle.models.http import Endpoint, Secret, Timeouts
+from treadle.models.openai_responses import Responses
+from treadle.models.remote import RemoteModel, Wire
+
+PLENTY = Timeouts(connect=30.0, first_byte=30.0, idle=30.0, total=120.0)
+"""So that a busy machine is never taken for a server that hangs; a test of a limit names it."""
+
+ADD = ToolSpec(
+    "add",
+    "Add two integers.",
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    },
+)
+ECHO = ToolSpec("echo", "Say it again.", {"type": "object", "properties": {"text": {"type": "string"}}})
+
+
+def model_of(fake: Strict | str, wire: Wire, model: str, **changes: Any) -> RemoteModel:
+    """A model on a fake (or a base URL) that speaks `wire`."""
+    base_url = fake if isinstance(fake, str) else fake.base_url
+    options: dict[str, Any] = {"provider": "fake", "key": Secret("sk-test"), "timeouts": PLENTY} | changes
+    if isinstance(wire, Anthropic):
+        options |= {"key_header": "x-api-key", "key_prefix": "", "headers": (("anthropic-version", "2023-06-01"),)}
+    return RemoteModel(wire, Endpoint(base_url=base_url, **options), model)
+
+
+def chat_model(fake: Strict | str, model: str = "m", quirks: Quirks = Quirks(), **changes: Any) -> RemoteModel:  # noqa: B008
+    return model_of(fake, Chat("fake", model, quirks), model, **changes)
+
+
+def anthropic_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
+    return model_of(fake, Anthropic("fake", model), model, **changes)
+
+
+def responses_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
+    return model_of(fake, Responses("fake", model), model, **changes)
+
+
+def user(text: str) -> UserMessage:
+    return UserMessage((TextPart(text),))
+
+
+def ask(*messages: Message | str, **fields: Any) -> Request:
+    """A request; a string stands for a user's message."""
+    listed = [user(message) if isinstance(message, str) else message for message in messages]
+    return Request(fields.pop("system", "You help."), listed, **fields)
+
+
+async def events_of(model: Model, request: Request) -> list[ModelEvent]:
+    async with aclosing(model.stream(request)) as events:
+        return [event async for event in events]
+
+
+async def reply_of(model: Model, request: Request) -> Reply:
+    last = (await events_of(model, request))[-1]
+    assert isinstance(last, Reply)
+    return last
+
+
+def said(reply: Reply) -> ModelMessage:
+    """A reply as the message it becomes in the next request."""
+    return ModelMessage(reply.text, reply.calls, reply.reasoning, reply.opaque, reply.model)
+
+
+def results(calls: Sequence[Call], text: str = "3") -> list[Message]:
+    return [ResultMessage(call.id, call.tool, text) for call in calls]

@@ -1,0 +1,67 @@
+"""A workspace whose sessions can be rewound, for tests."""
+
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import Store, agent_of, of
+from treadle import Agent, Session, ToolContext, tool
+from treadle.events import MessageReceived
+from treadle.history.kept_files import KeptFiles
+from treadle.history.snapshot import keeping
+from treadle.testing import call
+from treadle.tools.files.file_tools import file_tools
+
+Contents = dict[str, str]
+
+
+class Place:
+    """A workspace, the store of old contents, and tools that change files, one of them as a command would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workspace, self.kept = folder / "workspace", KeptFiles(folder / "kept")
+        self.workspace.mkdir(exist_ok=True)
+        self.commands: dict[str, Callable[[], None]] = {}
+
+        @tool
+        async def command(name: str, context: ToolContext) -> str:
+            async with keeping(self.kept, context):
+                self.commands[name]()
+            return "done"
+
+        self.tools = [*file_tools(self.kept), command]
+
+    def put(self, path: str, text: str) -> None:
+        (self.workspace / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.workspace / path).write_text(text)
+
+    def holds(self) -> Contents:
+        paths = (path for path in self.workspace.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.workspace)): path.read_text() for path in paths}
+
+    def agent(self, *script: Any, **options: Any) -> Agent:
+        return agent_of(*script, tools=[*self.tools, *options.pop("tools", ())], **options)[0]
+
+    @asynccontextmanager
+    async def session(self, store: Store, *script: Any, **options: Any):
+        async with self.agent(*script, **options).session(store.open(), workspace=self.workspace) as session:
+            yield session
+
+
+@pytest.fixture
+def rewindable(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.kept.close()
+
+
+def write(path: str, content: str) -> Any:
+    return call("write_file", path=path, content=content)
+
+
+async def positions(session: Session) -> list[int]:
+    """Where each message was received."""
+    return [fact.seq for fact in of(await session.facts(), MessageReceived)]

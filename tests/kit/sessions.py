@@ -1,0 +1,248 @@
+"""What the engine's tests share: a store of either kind, agents on a scripted model, and waiting for a fact.
+
+A test module takes the fixtures it wants by name: `store = either_store`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.kit.strict import StrictModel
+from treadle import Agent, Answer, RunFinished, Session, tool
+from treadle.events import (
+    AnyFact,
+    ApprovalRequested,
+    CallFinished,
+    CallStarted,
+    Event,
+    InputRequested,
+    ModelReplied,
+    RunStarted,
+    type_of,
+)
+from treadle.log.base import Log
+from treadle.log.in_memory import MemoryLog
+from treadle.log.sqlite import SqliteLog
+from treadle.messages import Request, ResultMessage, UserMessage, text_of
+from treadle.testing import ScriptedModel, SteppingClock
+
+PATIENCE = 60.0
+"""Seconds until a fact that does not come fails the test: for a slow machine, never waited for when all is well."""
+
+Kind = TypeVar("Kind")
+
+
+class Store:
+    """A place for sessions that can be opened again and again, as each new process would."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.clock: SteppingClock | None = None
+        self._memory: MemoryLog | None = None
+        self._opened: list[SqliteLog] = []
+
+    def stepping(self) -> SteppingClock:
+        """From now on the store goes by a clock that only moves when told to; give it to the agent too."""
+        self.clock = SteppingClock()
+        return self.clock
+
+    def open(self) -> Log:
+        """A log on this store; on a file each one is a connection of its own."""
+        options: dict[str, Any] = {} if self.clock is None else {"clock": self.clock.now}
+        if self.path is not None:
+            self._opened.append(SqliteLog(self.path, **options))
+            return self._opened[-1]
+        if self._memory is None:
+            self._memory = MemoryLog(**options)
+        return self._memory
+
+    async def close(self) -> None:
+        for log in self._opened:
+            await log.close()
+        if self._memory is not None:
+            await self._memory.close()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def either_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "store.db" if request.param == "sqlite" else None)
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "store.db")
+    yield made
+    asyncio.run(made.close())
+
+
+@tool
+def note(text: str) -> str:
+    """Write something down."""
+    return f"noted {text}"
+
+
+class Held:
+    """A tool that runs until it is let go, and how often it was begun."""
+
+    def __init__(self) -> None:
+        self.free, self.begun = asyncio.Event(), 0
+
+        @tool(name="wait")
+        async def wait() -> str:
+            self.begun += 1
+            await self.free.wait()
+            return "waited"
+
+        self.tool = wait
+
+
+class Tables:
+    """A destructive tool and a harmless one, and what was really done with them."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+        @tool(safety="destructive")
+        def drop(table: str) -> str:
+            """Drop a table."""
+            self.done.append(table)
+            return f"dropped {table}"
+
+        @tool
+        def note(text: str) -> str:
+            """Write something down."""
+            self.done.append(text)
+            return f"noted {text}"
+
+        self.tools = [drop, note]
+
+
+@pytest.fixture
+def some_tables() -> Tables:
+    return Tables()
+
+
+def gate_of(answer: Answer | None) -> Callable[[Any], Awaitable[Answer | None]]:
+    """A gate that says the same to every question."""
+
+    async def gate(question: ApprovalRequested | InputRequested) -> Answer | None:
+        return answer
+
+    return gate
+
+
+def agent_of(*script: Any, **options: Any) -> tuple[Agent, ScriptedModel]:
+    """An agent on a scripted model whose every request is checked, and that model."""
+    model = ScriptedModel(*script)
+    return Agent(StrictModel(model), **options), model
+
+
+async def go(session: Session, content: Any = "go", **options: Any) -> RunFinished | None:
+    """Run a message to its end, or until it waits for somebody (None)."""
+    async with session.run(content, **options) as run:
+        return await run.wait()
+
+
+async def ended(session: Session, content: Any = "go", **options: Any) -> RunFinished:
+    """Run a message to its end."""
+    outcome = await go(session, content, **options)
+    assert outcome is not None, "the run waits for somebody"
+    return outcome
+
+
+async def resumed(session: Session) -> RunFinished | None:
+    """Go on with what is unfinished."""
+    async with session.resume() as run:
+        return await run.wait()
+
+
+async def wait_for(
+    session: Session, kind: type[Kind], where: Callable[[Kind], bool] = lambda event: True, after: int = 0
+) -> Kind:
+    """The first event of a kind after a position, as soon as it is there."""
+    watch = session.watch(after)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for event in watch:
+                if isinstance(event, kind) and where(event):
+                    return event
+    finally:
+        watch.close()
+    raise AssertionError(f"the watch ended without a {kind.__name__}")
+
+
+def let_pass(seconds: float) -> None:
+    """Move the clock of this test's loop on: who waits for a moment no farther off than that finds that it has come."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]
+
+
+def of(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def kinds(facts: Iterable[AnyFact]) -> list[str]:
+    return [type_of(fact) for fact in facts]
+
+
+async def finished_calls(session: Session) -> dict[str, CallFinished]:
+    """How each call of the session went, by its id."""
+    return {fact.call_id: fact for fact in of(await session.facts(), CallFinished)}
+
+
+async def questions(session: Session) -> list[ApprovalRequested | InputRequested]:
+    return (await session.state()).pending
+
+
+def results(request: Request) -> dict[str, ResultMessage]:
+    """The results that a request shows to the model, in its order."""
+    return {message.call_id: message for message in request.messages if isinstance(message, ResultMessage)}
+
+
+def said(request: Request) -> list[str]:
+    """What the user and the runtime say in a request."""
+    return [text_of(message.parts) for message in request.messages if isinstance(message, UserMessage)]
+
+
+def check_settled(facts: Sequence[AnyFact], *, running: bool = False) -> None:
+    """Every run has one ending, every call one result, and nothing ran without its intent."""
+    open_runs: list[str] = []
+    for fact in facts:
+        if isinstance(fact, RunStarted):
+            assert not open_runs, f"{fact.run_id} started while {open_runs} was not finished"
+            open_runs.append(fact.run_id)
+        elif isinstance(fact, RunFinished):
+            assert open_runs == [fact.run_id], f"{fact.run_id} finished, but {open_runs} was running"
+            open_runs.clear()
+    assert running or not open_runs, f"{open_runs} never finished"
+    asked = Counter(call.id for fact in of(facts, ModelReplied) for call in fact.calls)
+    assert all(count == 1 for count in asked.values()), f"call ids are not unique: {asked}"
+    done = Counter(fact.call_id for fact in of(facts, CallFinished))
+    assert set(done) <= set(asked) and all(count == 1 for count in done.values()), f"results: {done}"
+    started = {fact.call_id for fact in of(facts, CallStarted)}
+    assert started <= set(asked)
+    if not running:
+        assert set(done) == set(asked), f"calls without a result: {set(asked) - set(done)}"
+    assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
+
+
+def wrapped_up(request: Request, words: str) -> None:
+    """The request of a wrap-up turn: no calls allowed, the prompt's beginning as before, and what is wanted."""
+    assert request.tool_choice == "none" and request.tools, "the tools stay, so that the prompt is the same"
+    last = request.messages[-1]
+    told = last.text if isinstance(last, ResultMessage) else said(request)[-1]
+    assert words in told and "what was done and what is left" in told
+
+
+async def check_wrapped_up(model: ScriptedModel, outcome: RunFinished, reason: str, words: str) -> None:
+    assert (outcome.reason, outcome.answer, outcome.can_continue) == (reason, "half done", True)
+    for request in model.requests[:-1]:
+        assert request.tool_choice == "auto"
+    wrapped_up(model.requests[-1], words)

@@ -1,0 +1,307 @@
+"""An engine without I/O: it does what `next_step` says on facts in a list, while chance plays model, tools and people.
+
+Uses the real fold, steps, judge, reply and projection; only the acting is played. Every request is checked as by
+the strictest provider, and every crash (fold again) must give the same state.
+"""
+
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.kit.strategies import failures, foreign_facts, replies
+from tests.kit.strict import check_growth, check_request
+from treadle.engine.authorize import Ready, judge
+from treadle.engine.context import Projection
+from treadle.engine.model_call import build_request
+from treadle.engine.reply import received
+from treadle.engine.setup import Setup, later
+from treadle.engine.state import State, apply, fold
+from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Work, next_step
+from treadle.errors import ModelError
+from treadle.events import (
+    AgentConfig,
+    AnyFact,
+    ApprovalAnswered,
+    CallFinished,
+    CallStarted,
+    Grant,
+    InputAnswered,
+    InputRequested,
+    Limits,
+    ModelFailed,
+    ModelReplied,
+    RunFinished,
+    RunStarted,
+    TurnStarted,
+    decode_fact,
+    encode,
+    stamp,
+)
+from treadle.messages import Json, Message, Reply, Request
+from treadle.testing import ScriptedModel, SteppingClock
+from treadle.tools.ask_user import AskUser
+from treadle.tools.base import Tool
+from treadle.tools.function import tool
+
+T = TypeVar("T")
+
+
+@tool(safety="safe")
+def look(path: str) -> str:
+    """Look at a file."""
+    return path
+
+
+@tool
+def write(path: str) -> str:
+    """Write a file."""
+    return path
+
+
+@tool(safety="destructive")
+def erase(path: str) -> str:
+    """Erase a file."""
+    return path
+
+
+TOOLS: dict[str, Tool] = {one.name: one for one in (look, write, erase, AskUser())}
+
+
+def now_or_never(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waited for something")
+
+
+class Simulation:
+    """A session and its engine, from any history on."""
+
+    def __init__(self, data: st.DataObject, history: Sequence[AnyFact], limits: Limits, *, meddling: int = 0) -> None:
+        self.draw = data.draw
+        self.facts: list[AnyFact] = list(history)
+        self.state = fold(self.facts)
+        self.start = len(self.facts)
+        self.clock = SteppingClock(max((fact.at for fact in history), default=0.0))
+        self.meddling = meddling
+        self.setup = Setup(
+            model=ScriptedModel(),
+            tools=TOOLS,
+            config=AgentConfig(instructions="Be brief."),
+            limits=limits,
+            grants=(Grant(ask=("write",)),),
+            workspace=Path("/w"),
+            gate=later,
+            approval_ttl=self.draw(st.sampled_from((None, 60.0)), label="time to answer"),
+            check_output=lambda text: "not a number" if text == "Done." and self._chance(2) else "",
+            clock=self.clock,
+            specs=tuple(one.spec for one in TOOLS.values()),
+        )
+        self.projection = Projection()
+        self.shown: tuple[dict[str, Json], list[Message]] = ({}, [])
+        self.requests = 0
+
+    def run(self, bound: int = 400) -> Rest:
+        """Go on until nothing is left to do, with answers to every question at the latest when meddling is over."""
+        for _ in range(bound):
+            if self.meddling and self._chance(3):
+                self._meddle()
+            step = next_step(self.state, self.clock.now(), self.setup.limits)
+            match step:
+                case Record(facts=facts):
+                    assert facts, "a decision without facts makes no progress"
+                    self.record(*facts)
+                case AskModel():
+                    self._ask_model(step)
+                case Work(calls=calls):
+                    assert calls
+                    self._work(step)
+                case Rest(waiting=False):
+                    assert self.state.run is None, "a run is under way, and nobody is asked"
+                    if not self.meddling:
+                        return step
+                    self._meddle()
+                case Rest():
+                    self._be_a_person(step)
+        raise AssertionError(f"no rest after {bound} steps; the last was {step}")
+
+    def record(self, *facts: AnyFact) -> None:
+        for fact in facts:
+            stamp(fact, self.state.seq + 1, self.clock.now())
+            # What is folded has been through the store, so that no state hangs on an object that is not.
+            stored = decode_fact(encode(fact))
+            apply(self.state, stored)
+            self.facts.append(stored)
+
+    def crash(self) -> None:
+        """A new process folds the log and knows as much as the old one."""
+        again = fold(self.facts)
+        assert again == self.state
+        self.state, self.projection = again, Projection()
+
+    def _chance(self, of: int) -> bool:
+        return self.draw(st.integers(1, of), label="chance") == 1
+
+    def _meddle(self) -> None:
+        self.meddling -= 1
+        self.record(replace(self.draw(foreign_facts, label="meddling")))
+        self.clock.step(self.draw(st.sampled_from((0.0, 20.0)), label="time"))
+        if self._chance(2):
+            self.crash()
+
+    def _ask_model(self, step: AskModel) -> None:
+        request = self._checked_request()
+        assert self.state.run is not None
+        self.clock.step(max(0.0, step.not_before - self.clock.now()))
+        said = self.draw(failures if self._chance(5) else replies, label="model")
+        if isinstance(said, Reply):
+            self.record(*received(self.setup, self.state, request, self._within_budget(said)))
+            return
+        again = said.retryable and step.attempt < self.state.run.limits.attempts
+        self.record(_failed(said, step.attempt, 2.0 if again else None))
+
+    def _checked_request(self) -> Request:
+        self.requests += 1
+        request = build_request(self.setup, self.state, self.projection)
+        check_request(request)
+        scratch, before = self.shown
+        if scratch is request.scratch:
+            check_growth(before, request)
+        self.shown = (request.scratch, list(request.messages))
+        return request
+
+    def _within_budget(self, reply: Reply) -> Reply:
+        run, turn = self.state.run, self.state.turn
+        assert run is not None and turn is not None
+        if run.limits.tokens is None or turn.wrap_up is not None:
+            return reply
+        left = run.limits.tokens - run.usage.output_tokens
+        if reply.usage.output_tokens <= left:
+            return reply
+        return replace(reply, usage=replace(reply.usage, output_tokens=left), finish="length")
+
+    def _work(self, step: Work) -> None:
+        judgement = now_or_never(judge(self.setup, self.state, step.calls))
+        if judgement.facts:
+            self.record(*judgement.facts)
+            return
+        count = next((place for place, one in enumerate(judgement.ready) if one.safety != "safe"), len(judgement.ready))
+        batch = judgement.ready[: max(count, 1)]
+        self.record(*(_started(ready) for ready in batch))
+        for ready in self.draw(st.permutations(batch), label="order of completion"):
+            how = self.draw(
+                st.sampled_from(("ok", "ok", "ok", "error", "timed_out", "fatal", "crash", "crash")), label="tool"
+            )
+            if how == "crash":
+                self.crash()
+                return
+            status = "error" if how == "fatal" else how
+            id, name = ready.call.call.id, ready.tool.name
+            self.record(CallFinished(call_id=id, tool=name, status=status, output="x", fatal=how == "fatal"))
+
+    def _be_a_person(self, rest: Rest) -> None:
+        assert rest.wake_at is None or rest.wake_at > self.clock.now(), "it wakes in the past"
+        questions = self.state.pending
+        assert questions, "it waits for a person who is asked nothing"
+        if rest.wake_at is not None and self._chance(3):
+            self.clock.step(rest.wake_at - self.clock.now())
+            return
+        question = self.draw(st.sampled_from(questions), label="question")
+        self.clock.step(5.0)
+        if isinstance(question, InputRequested):
+            self.record(InputAnswered(call_id=question.call_id, answers=("this",), by="user"))
+            return
+        decision = self.draw(st.sampled_from(("allow", "deny")), label="decision")
+        scope = self.draw(st.sampled_from(("call", "tool", "pattern", "session")), label="scope")
+        self.record(ApprovalAnswered(call_id=question.call_id, decision=decision, scope=scope, by="user"))
+
+
+def _failed(error: ModelError, attempt: int, wait: float | None) -> ModelFailed:
+    return ModelFailed(
+        kind=error.kind,
+        message=str(error),
+        retryable=error.retryable,
+        attempt=attempt,
+        wait=wait,
+        partial=error.partial,
+    )
+
+
+def _started(ready: Ready) -> CallStarted:
+    return CallStarted(
+        call_id=ready.call.call.id,
+        tool=ready.tool.name,
+        arguments=ready.parsed.arguments,
+        attempt=ready.attempt,
+        safety=ready.safety,
+    )
+
+
+def check_runs(facts: Sequence[AnyFact]) -> int:
+    """Each run that starts in these facts ends once, within its limits; how many there were."""
+    runs: list[list[AnyFact]] = []
+    for fact in facts:
+        if isinstance(fact, RunStarted):
+            runs.append([])
+        if runs:
+            runs[-1].append(fact)
+    for run in runs:
+        _check_run(run)
+    return len(runs)
+
+
+def _check_run(run: list[AnyFact]) -> None:
+    begin, limits = run[0], run[0].limits  # type: ignore[union-attr]
+    endings = [fact for fact in run if isinstance(fact, RunFinished)]
+    assert len(endings) == 1, f"{begin} has {len(endings)} endings"
+    end = endings[0]
+    assert end.run_id == begin.run_id  # type: ignore[union-attr]
+    turns = [fact for fact in run if isinstance(fact, TurnStarted)]
+    wrap_ups = [turn for turn in turns if turn.wrap_up is not None]
+    assert len(wrap_ups) <= 1
+    if wrap_ups and end.reason not in ("cancelled", "failed"):
+        assert end.reason == wrap_ups[0].wrap_up and turns[-1] is wrap_ups[0]
+    allowed = min(limits.turns, TURN_CEILING) or 5  # text only: one, and at most two more for each bad kind of reply
+    assert len(turns) - len(wrap_ups) <= allowed
+    assert end.turns == len(turns) - len(wrap_ups)
+    started = {fact.call_id for fact in run if isinstance(fact, CallStarted)}
+    assert len(started) <= limits.calls and end.calls == len(started)
+    assert end.reason == "answered" or end.can_continue
+    _check_spending(run, limits, end)
+
+
+def _check_spending(run: list[AnyFact], limits: Limits, end: RunFinished) -> None:
+    """No turn but the last words starts on a budget that is used up, and only those may exceed it."""
+    tokens, cost, wrapping = 0, 0.0, False
+    for fact in run:
+        if isinstance(fact, TurnStarted):
+            wrapping = fact.wrap_up is not None
+            assert wrapping or not tokens or limits.tokens is None or tokens < limits.tokens
+            assert wrapping or not cost or limits.cost is None or cost < limits.cost
+        elif isinstance(fact, ModelReplied):
+            assert not fact.calls or not (wrapping or limits.turns == 0), "a call without tools"
+            tokens, cost = tokens + fact.usage.output_tokens, cost + fact.usage.cost
+            assert wrapping or limits.tokens is None or tokens <= limits.tokens
+    assert (end.usage.output_tokens, end.usage.cost) == (tokens, cost)
+
+
+def check_results(facts: Sequence[AnyFact]) -> int:
+    """Each call of these facts has exactly one result, after it; how many there were."""
+    made = [call.id for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls]
+    results = [fact for fact in facts if isinstance(fact, CallFinished)]
+    assert Counter(made) == Counter(fact.call_id for fact in results)
+    started = {fact.call_id for fact in facts if isinstance(fact, CallStarted)}
+    refused = {fact.call_id for fact in results if fact.status in ("refused", "denied")}
+    assert not started & refused, "what ran is told as not run"
+    return len(made)
+
+
+def check_session(state: State) -> None:
+    """What holds when a session rests: nothing is open."""
+    assert state.run is None and state.turn is None and state.pending == []

@@ -1,0 +1,183 @@
+"""Skills drafted from what was done: proposed after the third time, with a diff, and active only when accepted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.kit.sessions import ended, wait_for
+from tests.kit.strict import StrictModel
+from treadle import Runtime, tool
+from treadle.errors import NotFound
+from treadle.events import Custom, Parent, SessionCreated
+from treadle.knowledge.library import AgentOptions, Library
+from treadle.knowledge.skill_drafts import Drafts, accept, decline, proposals
+from treadle.knowledge.skills import triggered
+from treadle.messages import Request, UserMessage
+from treadle.testing import ScriptedModel, call
+
+DRAFT = "# Release Notes!\nWrites the release notes. Use it before a release.\n1. Read the log.\n2. Write notes.\n"
+
+
+@tool(safety="safe")
+def look(what: str) -> str:
+    """Look at something."""
+    return f"seen {what}"
+
+
+class Writer(ScriptedModel):
+    """Looks once and answers; drafts when it is asked to."""
+
+    def __init__(self, draft: str) -> None:
+        super().__init__()
+        self.draft, self.drafts = draft, list[Request]()
+
+    async def stream(self, request: Request) -> Any:
+        if request.system.startswith("You write down how"):
+            self.drafts.append(request)
+            line: Any = self.draft
+        else:
+            line = call("look", what="log") if isinstance(request.messages[-1], UserMessage) else "Written."
+        async for event in ScriptedModel(line).stream(request):
+            yield event
+
+
+async def work(folder: Path, model: Writer, asks: list[str]) -> Library:
+    library = Library(folder, folder / "own")
+    agent = library.agent("default", AgentOptions(StrictModel(model), [look]))
+    async with Runtime(folder / "s.db", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        for ask in asks:
+            async with runtime.session("default", new=True, workspace=folder) as session:
+                await ended(session, ask)
+                while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
+                    await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+    return library
+
+
+ASKS = [f"write the release notes for version {number}" for number in (1, 2, 3)]
+
+
+async def test_the_third_time_a_skill_is_proposed_and_nothing_is_active_yet(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    library = await work(tmp_path, model, ASKS)
+    assert len(model.drafts) == 1
+    [proposal] = proposals(library)
+    assert proposal.name == "release-notes" and "+1. Read the log." in proposal.diff
+    library.refresh()
+    assert library.skills == {}
+    path = accept(library, "release-notes")
+    assert path == tmp_path / "own" / "skills" / "release-notes" / "SKILL.md"
+    skill = library.skills["release-notes"]
+    assert skill.description == "Writes the release notes. Use it before a release." and proposals(library) == []
+    assert triggered(library.skills, "Write the release notes for version 9")
+    assert not triggered(library.skills, "water the garden")
+
+
+async def test_the_public_validator_accepts_a_drafted_skill(tmp_path: Path) -> None:
+    validator = pytest.importorskip("skills_ref.validator", reason="THE VALIDATOR OF SKILLS IS MISSING: skills-ref")
+    draft = (
+        'A "quoted": thing! #1\nDoes it: \'all\' --- & {more} \\ [x] *y.\n1. Read: the log.\n---\n2. Write "notes".\n'
+    )
+    library = await work(tmp_path, Writer(draft), ASKS)
+    [proposal] = proposals(library)
+    assert validator.validate(accept(library, proposal.name).parent) == []
+    assert library.skills[proposal.name].body.endswith('2. Write "notes".') and library.problems == ()
+
+
+async def test_twice_or_different_things_propose_nothing(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    library = await work(tmp_path, model, [*ASKS[:2], "water the garden and feed the cat"])
+    assert model.drafts == [] and proposals(library) == []
+
+
+async def test_what_was_only_talked_about_is_no_skill(tmp_path: Path) -> None:
+    library, model = Library(tmp_path, tmp_path / "own"), ScriptedModel("One.", "Two.", "Three.", DRAFT)
+    agent = library.agent("default", AgentOptions(StrictModel(model)))
+    async with Runtime(":memory:", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        async with runtime.session("default", workspace=tmp_path) as session:
+            for ask in ASKS:
+                await ended(session, ask)
+            while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
+                await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+    assert len(model.requests) == 3 and proposals(library) == []
+
+
+async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    library = Library(here, tmp_path / "own")
+    agent = library.agent("default", AgentOptions(StrictModel(model), [look]))
+    async with Runtime(tmp_path / "s.db", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        async with runtime.session("default", new=True, workspace=there) as session:
+            await ended(session, ASKS[0])
+            facts = await session.facts()
+        first = facts[0]
+        assert isinstance(first, SessionCreated)
+        helped = replace(first, session_id="helper", workspace=str(here), parent=Parent(session.id, 1, "call_1"))
+        await runtime.log.create("helper", [helped, *facts[1:]])
+        for ask in ASKS[1:]:
+            async with runtime.session("default", new=True, workspace=here) as session:
+                await ended(session, ask)
+                while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
+                    await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+    assert model.drafts == [] and proposals(library) == []
+
+
+async def test_what_a_skill_is_for_already_is_not_drafted_again(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    accept(await work(tmp_path, model, ASKS), "release-notes")
+    library = await work(tmp_path, model, ["write the release notes for version 4"])
+    assert len(model.drafts) == 1 and proposals(library) == []
+
+
+@pytest.mark.parametrize("draft", ["", "no steps", "# \n", "# x\nThe password is hunter22.\nlog in", "# ../../etc\n\n"])
+async def test_a_bad_draft_is_thrown_away(tmp_path: Path, draft: str) -> None:
+    assert proposals(await work(tmp_path, Writer(draft), ASKS)) == []
+
+
+async def test_three_times_in_one_session_are_three_times(tmp_path: Path) -> None:
+    library = Library(tmp_path, tmp_path / "own")
+    agent = library.agent("default", AgentOptions(Writer(DRAFT), [look]))
+    async with Runtime(":memory:", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        async with runtime.session("default", workspace=tmp_path) as session:
+            for ask in ASKS:
+                await ended(session, ask)
+            await wait_for(session, Custom, lambda fact: fact.name == "treadle.skill_proposed")
+    assert [one.name for one in proposals(library)] == ["release-notes"]
+
+
+async def test_while_a_proposal_waits_nobody_is_asked_for_another(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    library = await work(tmp_path, model, [*ASKS, "write the release notes for version 4"])
+    assert len(model.drafts) == 1 and len(proposals(library)) == 1
+
+
+async def test_a_proposal_can_be_declined_and_is_not_made_again(tmp_path: Path) -> None:
+    model = Writer(DRAFT)
+    library = await work(tmp_path, model, ASKS)
+    decline(library, "release-notes")
+    assert proposals(library) == []
+    library = await work(tmp_path, model, ["write the release notes for version 4"])
+    assert proposals(library) == [] and library.skills == {} and len(model.drafts) == 1
+    with pytest.raises(NotFound):
+        accept(library, "release-notes")
+
+
+async def test_the_session_tells_of_the_proposal(tmp_path: Path) -> None:
+    library = Library(tmp_path, tmp_path / "own")
+    agent = library.agent("default", AgentOptions(Writer(DRAFT), [look]))
+    async with Runtime(":memory:", [agent], recover=False) as runtime:
+        runtime.after_answer.append(Drafts(library))
+        for ask in ASKS:
+            async with runtime.session("default", new=True, workspace=tmp_path) as session:
+                await ended(session, ask)
+                if ask == ASKS[-1]:
+                    fact = await wait_for(session, Custom, lambda fact: fact.name == "treadle.skill_proposed")
+                    assert fact.data["name"] == "release-notes" and "+++" in fact.data["diff"]

@@ -1,0 +1,248 @@
+"""Watchers: however many there are and whatever they do, the run is the same, and each sees every fact once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.kit.sessions import Store, agent_of, either_store, ended, kinds, of, wait_for
+from treadle import Agent, ReasoningDelta, RunFinished, Session, TextDelta, ToolContext, tool
+from treadle.events import Delta, Event, Fact, ModelReplied, OutputDelta
+from treadle.log import hub
+from treadle.messages import Reply, Request
+from treadle.testing import call
+
+store = either_store
+
+TURNS = 30
+
+
+@tool(safety="safe")
+async def chatter(number: int) -> str:
+    """Say something long."""
+    await asyncio.sleep(0)
+    return f"chatter {number}"
+
+
+class Talkative:
+    """A model that makes many fragments: much more than a watcher's buffer holds."""
+
+    name, window = "talkative", None
+
+    def __init__(self, fragments: int = 5) -> None:
+        self.fragments, self.turn = fragments, 0
+
+    async def stream(self, request: Request) -> Any:
+        self.turn += 1
+        for number in range(self.fragments):
+            yield TextDelta(text=f"{number} ")
+        text = "".join(f"{number} " for number in range(self.fragments))
+        calls = (call("chatter", id=f"c{self.turn}", number=self.turn),) if self.turn < TURNS else ()
+        await asyncio.sleep(0)
+        yield Reply(text=text, calls=calls)
+
+
+async def seen_by(watch: Any) -> list[Event]:
+    """What a watcher sees until the run ends."""
+    seen: list[Event] = []
+    async for event in watch:
+        seen.append(event)
+        if isinstance(event, RunFinished):
+            watch.close()
+    return seen
+
+
+def only_facts(events: list[Event]) -> list[Fact]:
+    return [event for event in events if isinstance(event, Fact)]
+
+
+async def run_with(store: Store, watch: Any) -> tuple[Session, list[Any]]:
+    """A long run, watched by whatever `watch` starts; the facts as they are stored."""
+    agent = Agent(Talkative(), tools=[chatter])
+    async with agent.session(store.open(), new=True) as session:
+        watching = await watch(session)
+        await ended(session)
+        facts = await session.facts()
+        for task in watching:
+            seen = only_facts(await task)
+            assert seen == facts[facts.index(seen[0]) :]
+    return session, facts
+
+
+async def test_a_watcher_that_never_reads_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "RING", 8)
+
+    async def nobody(session: Session) -> list[Any]:
+        return []
+
+    kept: list[Any] = []
+
+    async def sleepers(session: Session) -> list[Any]:
+        kept.extend(session.watch() for _ in range(3))
+        await anext(kept[0])
+        return []
+
+    _, alone = await run_with(store, nobody)
+    _session, watched = await run_with(store, sleepers)
+    assert kinds(watched) == kinds(alone)
+    late = only_facts(await seen_by(kept[1]))
+    assert late == watched, "it was asleep all the time, and has missed no fact"
+    for watch in kept:
+        watch.close()
+
+
+async def test_a_watcher_that_joins_late_sees_every_fact_once_and_in_order(store: Store) -> None:
+    async def late(session: Session) -> list[Any]:
+        async def join(moment: int) -> list[Event]:
+            await wait_for(session, Fact, where=lambda fact: fact.seq >= moment)
+            return await seen_by(session.watch())
+
+        return [asyncio.create_task(join(moment)) for moment in (2, 3, 20, 50, 90)]
+
+    _, facts = await run_with(store, late)
+    assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
+
+
+async def test_a_watcher_can_start_anywhere(store: Store) -> None:
+    async def from_the_middle(session: Session) -> list[Any]:
+        async def join() -> list[Event]:
+            await wait_for(session, Fact, where=lambda fact: fact.seq >= 60)
+            seen = await seen_by(session.watch(after=40))
+            assert only_facts(seen)[0].seq == 41
+            return seen
+
+        return [asyncio.create_task(join())]
+
+    await run_with(store, from_the_middle)
+
+
+async def test_a_watcher_that_leaves_in_the_middle_changes_nothing(store: Store) -> None:
+    left = asyncio.Event()
+
+    async def leaver(session: Session) -> list[Any]:
+        async def leave() -> None:
+            watch = session.watch()
+            async for event in watch:
+                if isinstance(event, Fact) and event.seq == 30:
+                    break
+            watch.close()
+            left.set()
+
+        task = asyncio.create_task(leave())
+        task.add_done_callback(lambda done: done.result())
+        return []
+
+    _, facts = await run_with(store, leaver)
+    assert left.is_set() and isinstance(facts[-1], RunFinished)
+
+
+async def test_a_watcher_whose_task_is_cancelled_changes_nothing(store: Store) -> None:
+    async def doomed(session: Session) -> list[Any]:
+        task = asyncio.create_task(seen_by(session.watch()))
+        await asyncio.sleep(0)
+        task.cancel()
+        return []
+
+    _, facts = await run_with(store, doomed)
+    assert isinstance(facts[-1], RunFinished)
+
+
+async def test_a_slow_watcher_loses_fragments_but_no_facts_and_holds_nobody_up(store: Store) -> None:
+    model, turns = Talkative(fragments=3000), 3
+    model.turn = TURNS - turns
+    async with Agent(model, tools=[chatter]).session(store.open()) as session:
+        slow = session.watch()
+        await anext(slow)
+        await ended(session)
+        facts = await session.facts()
+        events = await seen_by(slow)
+    assert only_facts(events) == facts[1:]
+    assert len(events) - len(facts) < turns * 3000, "its buffer is bounded"
+
+
+async def test_fragments_come_in_order_before_the_reply_they_belong_to(store: Store) -> None:
+    agent, _ = agent_of(
+        Reply(text="one\ntwo\nthree", reasoning="hm"), Reply(text="if a < b and a <", calls=()), tools=[chatter]
+    )
+    async with agent.session(store.open()) as session:
+        for text in ("one\ntwo\nthree", "if a < b and a <"):
+            async with session.run("go") as run:
+                events = [event async for event in run]
+            place = next(n for n, event in enumerate(events) if isinstance(event, ModelReplied))
+            deltas = [event for event in events[:place] if isinstance(event, Delta)]
+            assert "".join(event.text for event in of(deltas, TextDelta)) == text
+            assert not [event for event in events[place:] if isinstance(event, Delta)]
+            before = events[place - len(deltas) - 1]
+            assert isinstance(before, Fact) and {event.after for event in deltas} == {before.seq}
+    assert of(events, ReasoningDelta) == []
+
+
+async def test_two_watchers_see_the_same_order(store: Store) -> None:
+    async def two(session: Session) -> list[Any]:
+        return [asyncio.create_task(seen_by(session.watch())) for _ in range(2)]
+
+    await run_with(store, two)
+
+
+async def test_a_watcher_in_another_process_sees_every_fact(tmp_path: Any) -> None:
+    place = Store(tmp_path / "store.db")
+    agent = Agent(Talkative(), tools=[chatter])
+    other, _ = agent_of()
+    async with agent.session(place.open()) as session, other.session(place.open(), id=session.id) as elsewhere:
+        watching = asyncio.create_task(seen_by(elsewhere.watch()))
+        await ended(session)
+        assert only_facts(await watching) == await session.facts()
+    await place.close()
+
+
+async def test_live_output_of_a_tool_is_seen_while_it_runs(store: Store) -> None:
+    seen = asyncio.Event()
+
+    @tool(name="count")
+    async def count(context: ToolContext) -> str:
+        context.output("1\n")
+        await seen.wait()  # ends only when somebody has seen it
+        return "counted"
+
+    agent, _ = agent_of(call("count"), "done", tools=[count])
+    async with agent.session(store.open()) as session, session.run("go") as run:
+        async for event in run:
+            if isinstance(event, OutputDelta):
+                assert event.text == "1\n"
+                seen.set()
+    assert run.outcome is not None and run.outcome.answer == "done"
+
+
+async def test_whoever_joins_in_the_middle_of_a_reply_is_shown_its_beginning_and_nothing_of_older_ones(
+    store: Store,
+) -> None:
+    free = asyncio.Event()
+
+    class Pausing:
+        name, window, asked = "pausing", None, 0
+
+        async def stream(self, request: Request) -> Any:
+            self.asked += 1
+            if self.asked == 1:
+                yield TextDelta(text="old words")
+                yield Reply(text="old words", calls=(call("chatter", id="c", number=1),))
+            else:
+                yield TextDelta(text="new ")
+                await free.wait()
+                yield TextDelta(text="words")
+                yield Reply(text="new words")
+
+    async with Agent(Pausing(), tools=[chatter]).session(store.open()) as session, session.run("go") as run:
+        early = session.watch()
+        async for event in early:
+            if isinstance(event, TextDelta) and event.text == "new ":
+                break
+        early.close()
+        late = session.watch()
+        joined = asyncio.create_task(seen_by(late))
+        await asyncio.sleep(0)
+        free.set()
+        await run.wait()
+        events = await joined
+        assert only_facts(events) == await session.facts()
+    assert [event.text for event in of(events, TextDelta)] == ["new ", "words"]

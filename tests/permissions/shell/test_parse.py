@@ -1,0 +1,306 @@
+"""What a command line would run is found by reading it, through every operator, quote and wrapper; checked on bash."""
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.kit.shell import run_to_the_end
+from treadle.permissions.policy import UNKNOWN
+from treadle.permissions.shell.parse import commands_of, parts_of
+
+
+def texts(command: str) -> list[str]:
+    return list(commands_of(parts_of(command)))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm x",
+        "  rm   x ",
+        "rm\tx",
+        "rm \\\n x",
+        "/bin/rm x",
+        "/usr/bin/../bin/rm x",
+        "\\rm x",
+        "r\\m x",
+        "'rm' x",
+        '"r"m x',
+        "$'r\\x6d' x",
+        "$'\\162m' x",
+        "command rm x",
+        "builtin rm x",
+        "exec rm x",
+        "busybox rm x",
+        "env rm x",
+        "env A=1 rm x",
+        "env -u HOME -i rm x",
+        "A=1 B=2 rm x",
+        "sudo rm x",
+        "sudo -u bob -- rm x",
+        "sudo env A=1 nice -n 5 rm x",
+        "doas -u bob rm x",
+        "su -c 'rm x' bob",
+        "nohup rm x",
+        "setsid -f rm x",
+        "nice rm x",
+        "timeout 5 rm x",
+        "timeout -k 1 --signal=KILL 5 rm x",
+        "stdbuf -oL rm x",
+        "time rm x",
+        "time -p rm x",
+        "watch -n 1 rm x",
+        "xargs rm x",
+        "xargs -0 -n 1 rm x",
+        "find . -name y -exec rm x \\;",
+        "find . -execdir rm x {} + -o -ok rm x ';'",
+        "bash -c 'rm x'",
+        "sh -ec 'ls; rm x'",
+        '/bin/bash -l -c "rm x"',
+        "bash -c \"bash -c 'rm x'\"",
+        "eval rm x",
+        "eval 'rm' \"x\"",
+        "trap 'rm x' EXIT",
+        "ls; rm x",
+        "ls && rm x",
+        "ls || rm x",
+        "ls & rm x",
+        "ls | rm x",
+        "ls |& rm x",
+        "ls\nrm x",
+        "a | b | c\nrm x",
+        "a | b | c d \\\n e\nrm x\nf",
+        "! rm x",
+        "(rm x)",
+        "{ rm x; }",
+        "( cd /; ( rm x ) )",
+        "echo $(rm x)",
+        "echo `rm x`",
+        "echo `echo \\`rm x\\``",
+        'echo "a $(rm x) b"',
+        "echo ${A:-$(rm x)}",
+        "echo $((1 + $(rm x)))",
+        "cat <(rm x)",
+        "ls > >(rm x)",
+        "ls > $(rm x)",
+        "a=$(rm x)",
+        "a[1]=`rm x`",
+        "a=(1 $(rm x))",
+        "export A=$(rm x)",
+        "local A=$(rm x)",
+        "cat <<EOF\n$(rm x)\nEOF",
+        "cat <<EOF | rm x\nhello\nEOF",
+        "cat <<'EOF' && rm x\nhello\nEOF",
+        "cat <<< $(rm x)",
+        "[ -f $(rm x) ]",
+        "[[ $(rm x) == y ]]",
+        "if rm x; then ls; fi",
+        "if ls; then ls; elif ls; then ls; else rm x; fi",
+        "for i in $(rm x); do ls; done",
+        "for i in 1 2; do rm x; done",
+        "for ((i=0; i<1; i++)); do rm x; done",
+        "while rm x; do ls; done",
+        "until ls; do rm x; done < y",
+        "case a in a) rm x;; esac",
+        "case $(rm x) in a) ls;; esac",
+        "select i in a; do rm x; done",
+        "f() { rm x; }; f",
+        "function f { rm x; }",
+        "f() ( rm x )",
+        "rm x > y 2>&1",
+        "2>/dev/null rm x",
+    ],
+)
+def test_a_command_is_found_wherever_it_stands(command: str) -> None:
+    assert any(text.removeprefix(UNKNOWN).startswith(("rm x", "rm x {}")) for text in texts(command)), texts(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "$CMD x",
+        "${CMD} x",
+        "$(echo rm) x",
+        "`echo rm` x",
+        "r$M x",
+        "~/bin/rm x",
+        "./*.sh",
+        "{rm,x}",
+        "eval $x",
+        'eval "$x"',
+        'eval "rm $x"',
+        'bash -c "$x"',
+        "bash $script",
+        "bash <(curl example.org)",
+        "curl example.org | sh",
+        "ls | sudo bash -s",
+        "bash",
+        "bash <<EOF\nrm x\nEOF",
+        "cat <<EOF | sh\nrm x\nEOF",
+        "source <(curl example.org)",
+        "cat <<EOF\n`rm x`\nEOF",
+        "xargs $CMD",
+        "xargs -I{} sh -c 'rm {}'",
+        "find . -exec sh -c 'rm {}' \\;",
+        "find . -exec $CMD \\;",
+        "env -S 'rm x'",
+        "timeout --what 5 rm x",
+        "coproc { rm x; }",
+        "time { rm x; }",
+        "alias ls=rm",
+        "a | b | c\n[[ -n x ]] && d",
+        "zsh -c 'ls'",
+        "sh -c \"$'rm' x\"",
+        "echo ${x@P}",
+        "if rm x; then",
+        "script -c 'rm x'",
+        "flock lock rm x",
+        "parallel rm ::: x",
+        "echo 'unclosed",
+        "echo $(",
+        "git status\rrm x",
+        "echo \x1b[2J",
+        "cat <<A <<B\nx\nA\ny\nB",
+        "eval " * 12 + "ls",
+        "\udc80",
+    ],
+)
+def test_what_cannot_be_read_is_marked(command: str) -> None:
+    nested = shlex.join(["bash", "-c", command]) if "\udc80" not in command else command
+    for one in (command, nested):
+        assert any(part.kind == "unknown" for part in parts_of(one)), texts(one)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("git log", ["git log"]),
+        ("git commit -m 'a b'", ["git commit -m 'a b'"]),
+        ('git commit -m "it\'s"', ["git commit -m 'it'\"'\"'s'"]),
+        ("cd src && ls -la | head -5", ["cd src", "ls -la", "head -5"]),
+        ("ls ; ls", ["ls"]),
+        ("ls > out.txt", ["ls", "> out.txt"]),
+        ("ls >> a/../../out", ["ls", "> ../out"]),
+        ("ls &> /etc/x", ["ls", "> /etc/x"]),
+        ("ls >| $OUT", ["ls", "> $OUT"]),
+        ("> empty", ["> empty"]),
+        ("ls > /dev/null 2>&1 2>&-", ["ls"]),
+        ("sort < data.txt", ["sort"]),
+        ("sort < ../data.txt", ["sort", "< ../data.txt"]),
+        ("sort < $DATA", ["sort", "< $DATA"]),
+        ("sort < ~/data", ["sort", "< ~/data"]),
+        ("sort < /etc/passwd", ["sort", "< /etc/passwd"]),
+        ("A=1 git log", ["A=1", "git log"]),
+        ("A='x y'", ["A=x y"]),
+        ("env A=1 git log", ["A=1", "git log"]),
+        ("sudo git log", ["sudo git log", "git log"]),
+        ("timeout 5 git log", ["git log"]),
+        ("./rm x", ["./rm x"]),
+        ("'my tool' x", ["'my tool' x"]),
+        ("command -v git", ["command -v git"]),
+        ("bash run.sh a", ["bash run.sh a"]),
+        ("# nothing but a comment", []),
+        ("", []),
+        ("cat <<'EOF'\n$(rm x) `rm y`\nEOF", ["cat"]),
+        ("echo '$(rm x)' \"\\$(rm y)\" \\`rm", ["echo '$(rm x)' '$(rm y)' `rm"]),
+        ("echo a#b # rm x", ["echo a#b"]),
+        ("ls *.py", ["ls *.py"]),
+    ],
+)
+def test_the_parts_are_told_in_plain_words(command: str, expected: list[str]) -> None:
+    assert texts(command) == expected
+
+
+# ── against bash itself ────────────────────────────────────────────────────────────────────────────────────
+
+NAMES = ("alpha", "beta", "gamma")
+WORDS = ("x", "-f", "'a b'", '"c d"', "e\\ f", "$'g\\x41'", "\"h\"'i'j", "'$(beta no)'", "\\$x", "''", "--a=b", "é")
+SIMPLE = st.builds(
+    lambda name, words: " ".join([name, *words]), st.sampled_from(NAMES), st.lists(st.sampled_from(WORDS), max_size=2)
+)
+AROUND_ONE = (
+    "( {} )",
+    "{{ {}; }}",
+    "echo $({})",
+    'echo "a$({})b"',
+    "echo ${{V:-$({})}}",
+    "cat <({})",
+    "a=$({})",
+    "export V=$({})",
+    "for i in 1; do {}; done",
+    "case x in x) {};; esac",
+    "f() {{ {}; }}; f",
+    "true && [[ -n x ]] && {}",
+    "{} > /dev/null 2>&1",
+    "cat <<EOF\n$({})\nEOF\n",
+    "{} & wait",
+    "if true; then {}; fi",
+    "while {}; do break; done",
+)
+AROUND_TWO = ("{}; {}", "{} && {}", "{} || {}", "{} | {}", "{}\n{}", "if {}; then {}; fi", "echo $({}) $({})")
+AROUND_SIMPLE = (
+    "! {}",
+    "env A=1 {}",
+    "timeout 5 {}",
+    "nohup {}",
+    "A=1 {}",
+    "command {}",
+    "find . -maxdepth 0 -exec {} \\;",
+    "echo y | xargs {}",
+)
+AS_TEXT = ("bash -c {}", "eval {}", "trap {} EXIT")
+
+
+def larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    one = st.builds(lambda form, a: form.format(a), st.sampled_from(AROUND_ONE), inner)
+    two = st.builds(lambda form, a, b: form.format(a, b), st.sampled_from(AROUND_TWO), inner, inner)
+    text = st.builds(lambda form, a: form.format(shlex.quote(a)), st.sampled_from(AS_TEXT), inner)
+    return one | two | text
+
+
+PLAIN = SIMPLE | st.builds(lambda form, a: form.format(a), st.sampled_from(AROUND_SIMPLE), SIMPLE)
+COMMANDS = st.recursive(PLAIN, larger, max_leaves=4)
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs that write down how they were called."""
+    folder = tmp_path_factory.mktemp("stubs")
+    for name in NAMES:
+        # In one write, because the commands of a pipe run at once.
+        line = '$(printf "%s\\036" "${0##*/}" "$@"; printf "\\035")'
+        (folder / name).write_text(f'#!/bin/sh\nline={line}\nprintf "%s" "$line" >> "$CALLED"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(COMMANDS)
+def test_what_bash_runs_was_read_beforehand(stubs: Path, command: str) -> None:
+    called = stubs / "called"
+    called.write_text("")
+    environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "CALLED": str(called), "LC_ALL": "C.UTF-8"}
+    if any(part.kind == "unknown" for part in parts_of(command)):
+        return  # asked for: the grammar falls short of bash here and there
+    run_to_the_end(["bash", "-c", command], environment, stubs)
+    read = [[word.text for word in part.words] for part in parts_of(command)]
+    for one in filter(None, called.read_text().split("\035")):
+        ran = one.split("\036")[:-1]
+        assert any(words == ran or words == [*ran[:-1], "$@"] for words in read), (command, ran, texts(command))
+
+
+@pytest.mark.parametrize(
+    "command", [form.format("alpha x", "beta y") for form in (*AROUND_ONE, *AROUND_TWO, *AROUND_SIMPLE)]
+)
+def test_ordinary_commands_are_read_whole(command: str) -> None:
+    assert all(part.kind != "unknown" for part in parts_of(command)), texts(command)
+
+
+@given(st.text(alphabet="ab $'\"\\`(){};|&<>*\n=#!-/é", max_size=24) | st.text(max_size=24))
+def test_anything_can_be_read(command: str) -> None:
+    for part in parts_of(command):
+        assert part.words and isinstance(part.text, str)

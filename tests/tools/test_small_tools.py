@@ -1,0 +1,198 @@
+"""The clock, the plan and the reader of long output: alone, and in a session with a real log."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.sessions import agent_of, finished_calls, go
+from tests.tools.conftest import Paper
+from treadle import tool
+from treadle.engine.compaction import TODO
+from treadle.errors import NotFound
+from treadle.messages import Call, Reply
+from treadle.tools.base import ToolContext, ToolError, ToolInputError
+from treadle.tools.current_time import current_time, told
+from treadle.tools.function import FunctionTool
+from treadle.tools.read_output import WIDEST, folded, read_output
+from treadle.tools.todo import todo
+
+ID = "9f86d081884c7d659a2feaa0c55ad015"
+NOON = datetime(2026, 7, 1, 12, 0, 5, tzinfo=UTC)
+
+
+async def called(tool: FunctionTool, context: ToolContext, **arguments: Any) -> Any:
+    return await tool.run(tool.parse(json.dumps(arguments)), context)
+
+
+def call(name: str, id: str = "c1", **arguments: Any) -> Reply:
+    return Reply(calls=(Call(id, name, json.dumps(arguments)),), finish="calls")
+
+
+# --- current_time
+
+
+def test_the_time_is_told_in_the_zone_that_is_asked_for() -> None:
+    assert told(NOON, "Europe/Paris") == "Wednesday 2026-07-01 14:00:05 CEST (UTC+02:00)"
+    assert told(NOON, "utc") == "Wednesday 2026-07-01 12:00:05 UTC (UTC+00:00)"
+    assert told(NOON, "america/new york") == "Wednesday 2026-07-01 08:00:05 EDT (UTC-04:00)"
+    assert told(NOON, "+05:30") == "Wednesday 2026-07-01 17:30:05 UTC+05:30"
+    assert told(NOON, "UTC-3") == "Wednesday 2026-07-01 09:00:05 UTC-03:00"
+
+
+def test_an_unknown_zone_is_told_with_one_that_may_be_meant() -> None:
+    with pytest.raises(ToolError, match="Did you mean Europe/Paris"):
+        told(NOON, "Pariss")
+    with pytest.raises(ToolError, match=r"no time zone '.*/etc/passwd'"):
+        told(NOON, "../../etc/passwd")
+
+
+@given(st.text(max_size=30))
+def test_any_zone_is_told_or_refused_in_words(zone: str) -> None:
+    try:
+        words = told(NOON, zone)
+    except ToolError as error:
+        words = str(error)
+    assert "time zone" in words or words.startswith(("Tuesday 2026", "Wednesday 2026", "Thursday 2026"))
+
+
+async def test_without_a_zone_it_is_the_time_now(tool_context: ToolContext) -> None:
+    before = datetime.now().astimezone().replace(microsecond=0)
+    words = (await called(current_time, tool_context)).split()
+    then = datetime.fromisoformat(f"{words[1]} {words[2]}").astimezone()
+    assert before <= then <= datetime.now().astimezone()
+
+
+# --- todo
+
+
+async def test_a_plan_is_shown_with_marks_and_kept(tool_context: ToolContext, paper: Paper) -> None:
+    items = [{"text": "test", "status": "done"}, {"text": "fix", "status": "doing"}, "tell"]
+    assert await called(todo, tool_context, items=items) == "[x] test\n[>] fix\n[ ] tell\n1 of 3 done."
+    assert paper.notes[TODO] == [
+        {"text": "test", "status": "done"},
+        {"text": "fix", "status": "doing"},
+        {"text": "tell", "status": "pending"},
+    ]
+
+
+async def test_an_empty_plan_clears_it(tool_context: ToolContext, paper: Paper) -> None:
+    await called(todo, tool_context, items=["one"])
+    assert await called(todo, tool_context, items=[]) == "The plan is empty."
+    assert paper.notes[TODO] == []
+
+
+@pytest.mark.parametrize("items", [["x"] * 101, [" "], ["x" * 501]])
+async def test_a_plan_that_is_no_plan_changes_nothing(
+    items: list[str], tool_context: ToolContext, paper: Paper
+) -> None:
+    with pytest.raises(ToolError, match="Nothing was changed"):
+        await called(todo, tool_context, items=items)
+    assert paper.notes == {}
+
+
+def test_a_status_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ToolInputError, match="status"):
+        todo.parse(json.dumps({"items": [{"text": "x", "status": "perhaps"}]}))
+
+
+async def test_a_plan_outlives_the_process_that_made_it(tmp_path: Path) -> None:
+    agent, _ = agent_of(call("todo", items=["one", "two"]), Reply("planned"), tools=[todo])
+    async with agent.session(tmp_path / "s.db") as session:
+        await go(session)
+    async with agent.session(tmp_path / "s.db") as session:
+        assert [item["text"] for item in (await session.state()).notes[TODO]] == ["one", "two"]
+
+
+# --- read_output
+
+
+@given(st.text(max_size=6000))
+def test_folding_keeps_every_character(text: str) -> None:
+    lines = folded(text)
+    assert all(len(line) <= WIDEST for line in lines)
+    assert "".join(lines) == text.removesuffix("\n").replace("\n", "")
+
+
+async def test_output_is_read_a_slice_at_a_time(tool_context: ToolContext, paper: Paper) -> None:
+    paper.artifacts[ID] = "".join(f"line {number}\n" for number in range(1, 501)).encode()
+    assert await called(read_output, tool_context, artifact=ID, offset=499) == (
+        "499: line 499\n500: line 500\n[500 lines.]"
+    )
+    some = await called(read_output, tool_context, artifact=ID, offset=10, limit=2)
+    assert some == "10: line 10\n11: line 11\n[500 lines. Go on with offset=12.]"
+    assert "no" in (await called(read_output, tool_context, artifact=ID, offset=501)).lower()
+
+
+async def test_output_is_searched_with_the_numbers_of_the_lines(tool_context: ToolContext, paper: Paper) -> None:
+    paper.artifacts[ID] = b"all well\nERROR one\nall well\nerror: two error\n"
+    found = await called(read_output, tool_context, artifact=ID, pattern="(?i)error")
+    assert found == "2: ERROR one\n4: error: two error\n[2 of 4 lines match.]"
+    assert "0 of 4" in await called(read_output, tool_context, artifact=ID, pattern="nowhere")
+
+
+async def test_a_long_line_can_be_read_to_its_end(tool_context: ToolContext, paper: Paper) -> None:
+    paper.artifacts[ID] = ("x" * 50_000 + "the end").encode()
+    found = await called(read_output, tool_context, artifact=ID, pattern="the end")
+    assert found.startswith("26: the end")
+    page, read = 1, ""
+    while page:
+        shown = await called(read_output, tool_context, artifact=ID, offset=page)
+        read += "".join(line.partition(": ")[2] for line in shown.splitlines()[:-1])
+        page = int(shown.rpartition("offset=")[2].rstrip(".]")) if "offset=" in shown else 0
+    assert read == "x" * 50_000 + "the end"
+
+
+async def test_what_is_shown_never_needs_cutting_again(tool_context: ToolContext, paper: Paper) -> None:
+    paper.artifacts[ID] = ("ü" * 1990 + "\n").encode() * 300
+    shown = await called(read_output, tool_context, artifact=ID, limit=300)
+    assert len(shown.encode()) <= read_output.cap
+
+
+@pytest.mark.parametrize("pattern", ["(unclosed", "[", "(?P<a>x)(?P<a>y)"])
+async def test_a_pattern_that_cannot_be_used_is_told(pattern: str, tool_context: ToolContext, paper: Paper) -> None:
+    paper.artifacts[ID] = b"text"
+    with pytest.raises(ToolError, match="pattern cannot be used"):
+        await called(read_output, tool_context, artifact=ID, pattern=pattern)
+
+
+async def test_a_pattern_that_would_never_end_elsewhere_ends(tool_context: ToolContext, paper: Paper) -> None:
+    paper.artifacts[ID] = b"a" * 1900 + b"b"
+    assert "0 of 1" in await called(read_output, tool_context, artifact=ID, pattern="^(a+)+$")
+
+
+@pytest.mark.parametrize("arguments", [{"offset": 0}, {"limit": 0}, {"limit": 10**6}])
+async def test_a_slice_that_does_not_exist_is_told(arguments: Any, tool_context: ToolContext, paper: Paper) -> None:
+    paper.artifacts[ID] = b"text"
+    with pytest.raises(ToolInputError, match="offset starts at 1"):
+        await called(read_output, tool_context, artifact=ID, **arguments)
+
+
+def test_a_files_name_is_not_taken_for_an_artifact() -> None:
+    with pytest.raises(ToolInputError, match="artifact"):
+        read_output.parse(json.dumps({"artifact": "notes.txt"}))
+
+
+async def test_an_unknown_artifact_is_told(tool_context: ToolContext) -> None:
+    with pytest.raises(NotFound, match="no artifact '000"):
+        await called(read_output, tool_context, artifact="0" * 32)
+
+
+async def test_the_model_reads_what_was_cut_from_its_own_calls_output(tmp_path: Path) -> None:
+    @tool(safety="safe")
+    def much() -> str:
+        return "\n".join(f"row {number}" for number in range(20_000))
+
+    def second(request: Any) -> Reply:
+        text = request.messages[-1].text
+        artifact = text.partition("the whole is artifact ")[2].split()[0]
+        return call("read_output", "c2", artifact=artifact, pattern="row 1234$")
+
+    agent, _ = agent_of(call("much"), second, Reply("done"), tools=[much, read_output])
+    async with agent.session(tmp_path / "s.db") as session:
+        await go(session)
+        assert (await finished_calls(session))["c2"].output == "1235: row 1234\n[1 of 20000 lines match.]"

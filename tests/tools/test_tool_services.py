@@ -1,0 +1,125 @@
+"""What a running call may do to its session's log, and the other names and walls that a tool declares."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.kit.sessions import Store, agent_of, either_store, ended
+from treadle import CallStarted, Grant, Runtime, ToolContext, tool
+from treadle.errors import NotFound
+from treadle.events import Custom, FilesKept, KeptFile, Safety, SessionConfigured, Tier
+from treadle.messages import Call, Json, Reply, ToolSpec
+from treadle.testing import ScriptedModel
+from treadle.tools.base import Parsed, Tool
+
+store = either_store
+
+
+@tool(safety="safe")
+async def step(context: ToolContext) -> str:
+    """Go one step further than the last call did."""
+    place = context.notes.get("acme.place", 0) + 1
+    await context.desk.note("acme.place", place)
+    return f"at {place}"
+
+
+async def test_a_note_of_one_call_is_there_for_the_next_also_after_a_restart(store: Store) -> None:
+    for expected in ("at 1", "at 2"):
+        agent, model = agent_of(Reply(calls=(Call("", "step"),)), "done", tools=[step])
+        async with agent.session(store.open(), name="walk") as session:
+            assert (await ended(session)).answer == "done"
+            facts = await session.facts()
+        assert any(expected in message.text for message in model.requests[-1].messages if hasattr(message, "text"))
+    assert [fact.data for fact in facts if isinstance(fact, Custom)] == [1, 2]
+
+
+async def test_old_contents_are_recorded_under_the_call_that_changes_them(store: Store) -> None:
+    @tool
+    async def change(context: ToolContext) -> str:
+        await context.desk.keep([KeptFile("a.txt", "abc", 0o600)], tree="t", left_out=["big.bin"])
+        return "changed"
+
+    agent, _ = agent_of(Reply(calls=(Call("c1", "change"),)), "done", tools=[change])
+    async with agent.session(store.open()) as session:
+        await ended(session)
+        (kept,) = [fact for fact in await session.facts() if isinstance(fact, FilesKept)]
+    assert (kept.call_id, kept.files, kept.tree) == ("c1", (KeptFile("a.txt", "abc", 0o600),), "t")
+    assert kept.left_out == ("big.bin",)
+
+
+async def test_a_call_reads_the_artifacts_of_its_own_session_only(store: Store) -> None:
+    @tool(safety="safe")
+    async def look(artifact: str, context: ToolContext) -> str:
+        return (await context.desk.read_artifact(artifact)).decode()
+
+    log = store.open()
+    wanted: list[Call] = []
+    agent, _ = agent_of(lambda request: Reply(calls=tuple(wanted)), "done", tools=[look])
+    async with Runtime(log, [agent]) as runtime:
+        async with runtime.session(new=True) as other:
+            secret = await log.put_artifact(other.id, b"theirs")
+        async with runtime.session(new=True) as session:
+            mine = await log.put_artifact(session.id, b"mine")
+            wanted += [Call("", "look", f'{{"artifact": "{one}"}}') for one in (mine, secret)]
+            await ended(session)
+            results = [call.finished for call in (await session.state()).calls.values()]
+    assert results[0] is not None and (results[0].status, results[0].output) == ("ok", "mine")
+    assert results[1] is not None and results[1].status == "error" and "theirs" not in results[1].output
+
+
+class Walled(Tool):
+    """A tool with another name and walls that depend on the tier."""
+
+    spec = ToolSpec("shell", "Run a command.", {"type": "object", "properties": {}})
+    aliases = ("bash",)
+
+    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+        return "caution"
+
+    def parse(self, arguments: str) -> Parsed:
+        return Parsed({}, {})
+
+    def sandbox_of(self, tier: Tier) -> str:
+        return f"walls of {tier}"
+
+    async def run(self, parsed: Parsed, context: ToolContext) -> str:
+        return f"ran in tier {context.tier}"
+
+
+@pytest.mark.parametrize(("tier", "narrower", "told"), [("full", None, "full"), ("full", "sandbox", "sandbox")])
+async def test_the_narrowest_tier_decides_about_the_walls(tier: Tier, narrower: Tier | None, told: str) -> None:
+    agent, _ = agent_of(Reply(calls=(Call("", "shell"),)), "done", tools=[Walled()], grant=Grant(tier=tier))
+    grant = Grant(tier=narrower) if narrower is not None else None
+    async with agent.session(grant=grant) as session:
+        await ended(session)
+        (started,) = [fact for fact in await session.facts() if isinstance(fact, CallStarted)]
+        (call,) = (await session.state()).calls.values()
+    assert started.sandbox == f"walls of {told}"
+    assert call.finished is not None and call.finished.output == f"ran in tier {told}"
+
+
+async def test_a_tool_is_found_by_its_other_name_and_judged_by_its_own() -> None:
+    for grant, expected in ((Grant(), "ok"), (Grant(forbid=("shell",)), "denied")):
+        agent, model = agent_of(Reply(calls=(Call("", "bash"),)), "done", tools=[Walled()], grant=grant)
+        async with agent.session() as session:
+            await ended(session)
+            (call,) = (await session.state()).calls.values()
+        assert call.finished is not None and call.finished.status == expected
+        assert [spec.name for spec in model.requests[0].tools] == ["shell"]
+
+
+async def test_a_desk_without_a_log_has_no_artifacts() -> None:
+    with pytest.raises(NotFound):
+        await ToolContext("s", "c", Path()).desk.read_artifact("x")
+
+
+async def test_a_session_that_chose_a_model_keeps_it_from_the_next_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = ScriptedModel("from the chosen one")
+    monkeypatch.setattr("treadle.models.catalog.resolve", lambda name: {"other": chosen}[name])
+    agent, _ = agent_of("from the agent's own")
+    async with agent.session() as session:
+        assert (await ended(session)).answer == "from the agent's own"
+        await session.configure(model="other")
+        assert (await ended(session)).answer == "from the chosen one"
+        assert any(isinstance(fact, SessionConfigured) for fact in await session.facts())

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.chat import StrictChat as FakeModel
-from tests.fakes.server import Odd, status
+from tests.kit.fakes.chat import StrictChat as FakeModel
+from tests.kit.fakes.server import Odd, status
 from treadle.events import schema_text as generate_event_schema
 from treadle.messages import Call, Reply
 

@@ -45,6 +45,15 @@ def check_json_snapshot(name: str, document: Any) -> None:
     check_snapshot(name, json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
+def hide_prose(value: Any, key: str = "") -> Any:
+    """A JSON schema without the wording of its texts. A property that is called `title` stays: its value is no text."""
+    if isinstance(value, dict):
+        return {name: hide_prose(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [hide_prose(inner) for inner in value]
+    return "<text>" if value and isinstance(value, str) and key in ("description", "summary", "title") else value
+
+
 # --- the fake model's replies
 
 

@@ -16,6 +16,7 @@ from tests.pins.conftest import (
     check_json_snapshot,
     check_snapshot,
     create_shell,
+    hide_prose,
     offers_tools,
     say,
     serve,
@@ -87,12 +88,3 @@ def hide_volatile(stream: str) -> str:
     )
     stream = re.sub(r'"(at|created|created_at|duration|wall_time)":[\d.e-]+', r'"\1":<number>', stream)
     return re.sub(r'"(owner|why|working_dir)":"(?:[^"\\]|\\.)+"', r'"\1":"<text>"', stream)
-
-
-def hide_prose(value: Any, key: str = "") -> Any:
-    """The document without the wording of its texts. A property that is called `title` stays: its value is no text."""
-    if isinstance(value, dict):
-        return {name: hide_prose(inner, name) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [hide_prose(inner) for inner in value]
-    return "<text>" if value and isinstance(value, str) and key in ("description", "summary", "title") else value

@@ -16,7 +16,7 @@ from pathlib import Path
 from treadle.history.kept_files import KeptFiles
 from treadle.history.snapshot import Snapshot
 from treadle.tools.base import ToolContext
-from treadle.tools.files.file_tools import file_tools
+from treadle.tools.files.file_tools import build_file_tools
 from treadle.tools.files.ripgrep import find_ripgrep
 
 FOLDERS, FILES, READ, REPEATS = 500, 100, 300, 5
@@ -62,7 +62,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, kept = Path(folder) / "workspace", KeptFiles(Path(folder) / "kept")
         paths = grow(root)
-        tools = {tool.name: tool for tool in file_tools(kept)}
+        tools = {tool.name: tool for tool in build_file_tools(kept)}
         context = ToolContext("session", "call", root)
 
         async def call(name: str, **arguments: object) -> object:

@@ -142,7 +142,7 @@ async def memory() -> dict[str, float]:
                 async with runtime.session(name, new=True) as session:
                     await session.send(text)
                     if name == "done":
-                        await runtime.coordinator.idle(session.id)
+                        await runtime.coordinator.wait_until_idle(session.id)
 
             for _ in range(50):
                 await start("done", "warm up")

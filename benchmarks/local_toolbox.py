@@ -13,7 +13,7 @@ import tempfile
 
 from treadle import Agent, Limits
 from treadle.events import ModelReplied
-from treadle.tools.builtin import default_tools
+from treadle.tools.builtin import build_default_tools
 
 Wanted = tuple[str, str, dict[str, str]]
 DEFAULTS = {"pattern": "", "glob": "", "zone": "", "path": "."}
@@ -89,7 +89,7 @@ async def first_call(agent: Agent, request: str, folder: str) -> tuple[str, dict
 async def main(requests: list[Wanted]) -> None:
     right = done = 0
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as kept:
-        agent = Agent("local", tools=default_tools(kept=kept), limits=Limits(turns=1))
+        agent = Agent("local", tools=build_default_tools(kept=kept), limits=Limits(turns=1))
         for request, tool, wanted in requests:
             called, given = await first_call(agent, request, folder)
             # An argument that is left out has its default: no pattern, this folder.

@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 from treadle import Agent, Limits, Runtime, TextDelta, tool
-from treadle.models.catalog import resolve
+from treadle.models.catalog import resolve_model
 
 
 def add(a: int, b: int) -> int:
@@ -34,7 +34,7 @@ class Peer:
     durable = {"log": "every fact is in an SQLite file before the next thing happens"}
 
     def __init__(self, base_url, model, add, steps, durable, directory):
-        found = resolve(model, base_url=f"{base_url}/v1")
+        found = resolve_model(model, base_url=f"{base_url}/v1")
         limits = Limits(turns=200, calls=max(50, steps))
         self.agent = Agent(found, tools=[tool(safety="safe")(add)], instructions="You add.", limits=limits)
         self.runtime = Runtime(

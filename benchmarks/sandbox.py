@@ -16,18 +16,18 @@ from pathlib import Path
 
 from treadle.sandbox import landlock
 from treadle.sandbox.backend import probe, run_in_sandbox, run_on_host
-from treadle.sandbox.base import Ended, Job, OnOutput
+from treadle.sandbox.base import CommandResult, Job, OnOutput
 
-Run = Callable[[Job, OnOutput], Awaitable[Ended]]
+Run = Callable[[Job, OnOutput], Awaitable[CommandResult]]
 
 
-async def plain(job: Job, on_output: OnOutput) -> Ended:
+async def plain(job: Job, on_output: OnOutput) -> CommandResult:
     """The floor: the same command from the standard library, with its output read."""
     process = await asyncio.create_subprocess_exec(
         *job.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=job.workspace
     )
     on_output((await process.communicate())[0])
-    return Ended(process.returncode, "exited", None, 0.0, 0)
+    return CommandResult(process.returncode, "exited", None, 0.0, 0)
 
 
 def cpu() -> float:
@@ -55,8 +55,8 @@ async def main() -> None:
             "plain, by asyncio": (plain, job),
             "on the host, bounds held": (run_on_host, job),
         }
-        if landlock.version() >= landlock.OLDEST:
-            ways["Landlock and seccomp"] = (landlock.run, job)
+        if landlock.read_landlock_version() >= landlock.OLDEST_VERSION:
+            ways["Landlock and seccomp"] = (landlock.run_in_landlock, job)
         if probe().level == "bubblewrap":
             ways["bubblewrap, seccomp and limits"] = (run_in_sandbox, job)
             ways["the same with network"] = (run_in_sandbox, Job(job.argv, job.workspace, network=True))

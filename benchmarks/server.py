@@ -32,7 +32,7 @@ CROWD = "steps-5-tok-50-delay-5ms"
 
 def serve_treadle(port: str, model: str, store: str) -> None:
     from treadle import Agent, Limits, Runtime, tool
-    from treadle.models.catalog import resolve
+    from treadle.models.catalog import resolve_model
     from treadle.server.app import create_app
     from treadle.server.config import ServerConfig
     from treadle.server.serve_app import serve_app
@@ -43,7 +43,7 @@ def serve_treadle(port: str, model: str, store: str) -> None:
         """Add two numbers."""
         return a + b
 
-    found = resolve(model, base_url=f"http://127.0.0.1:{port}/v1")
+    found = resolve_model(model, base_url=f"http://127.0.0.1:{port}/v1")
     agent = Agent(found, tools=[add], limits=Limits(turns=200, calls=1000))
     config = ServerConfig(tokens=(Token("owner", TOKEN),), rate=1e6, at_once=100_000)
     app = create_app(Runtime(store, [agent]), config)
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--crowd", action="store_true", help="200 sessions of 5 calls with a watcher each")
     parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
+    if options.start_server:
         {"treadle": serve_treadle, "relay": serve_relay}[options.serve[0]](*options.serve[1:])
         return
     with process(str(HERE / "fake_model.py"), "--until-eof") as (said, _):

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from treadle import Agent, CallFinished, CallStarted, RunFinished, Session, TextDelta, ToolContext, tool
-from treadle.tools.builtin import default_tools
+from treadle.tools.builtin import build_default_tools
 
 FILES = {
     "todo.txt": "buy milk\ncall Anna\nfix the bike\n",
@@ -69,7 +69,7 @@ async def main(name: str) -> int:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as data:
         for file, text in FILES.items():
             (Path(folder) / file).write_text(text, "utf-8")
-        ready_made = [one for one in default_tools(kept=data) if one.name in TOOLS]
+        ready_made = [one for one in build_default_tools(kept=data) if one.name in TOOLS]
         agent = Agent(name, tools=[*ready_made, count_words])
         async with agent.session(Path(data) / "hello.db", workspace=folder) as session:
             answered = [await do(session, job) for job in JOBS]

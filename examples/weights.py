@@ -13,9 +13,9 @@ def show(message: str, done: float, total: float) -> None:
 
 if __name__ == "__main__":
     source = sys.argv[1] if len(sys.argv) > 1 else "local"
-    known = weights.find(None) if source == "local" else None
+    known = weights.find_weights(None) if source == "local" else None
     try:
-        path = known or weights.pull(source, show if sys.stderr.isatty() else None)
+        path = known or weights.pull_weights(source, show if sys.stderr.isatty() else None)
     except TreadleError as error:
         sys.exit(f"{error}")
     print(f"weights: {path}")

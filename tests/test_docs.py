@@ -23,7 +23,7 @@ EXAMPLES = [
 ]
 
 needs_weights = pytest.mark.skipif(
-    weights.find(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights"
+    weights.find_weights(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights"
 )
 
 

@@ -27,9 +27,9 @@ from treadle.events import (
     decode_event,
     decode_fact,
     encode,
+    fact_type,
     schema_text,
     stamp,
-    type_of,
 )
 from treadle.messages import TextPart
 
@@ -95,7 +95,7 @@ def test_the_union_has_every_kind_and_the_strategies_know_them_all() -> None:
 
 
 def test_a_kind_is_named_in_snake_case() -> None:
-    assert type_of(CallFinished(call_id="c", tool="t", status="ok")) == "call_finished"
+    assert fact_type(CallFinished(call_id="c", tool="t", status="ok")) == "call_finished"
     assert json.loads(encode(TextDelta(text="x", after=3))) == {"type": "text_delta", "text": "x", "after": 3}
 
 

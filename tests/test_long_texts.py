@@ -8,11 +8,11 @@ from treadle.cli.markdown_lines import Painter
 from treadle.log.full_text import for_index
 from treadle.models.local import quote_result as answer
 from treadle.models.local import request_text as text
-from treadle.permissions.shell.parse import parts_of
-from treadle.secrets.detect import secret_in
+from treadle.permissions.shell.parse import parse_command
+from treadle.secrets.detect import find_secret
 from treadle.tools.base import ToolError
-from treadle.tools.files.edit import replaced
-from treadle.tools.files.unified_diff import patched, read_patch
+from treadle.tools.files.edit import replace_text
+from treadle.tools.files.unified_diff import apply_hunks, read_patch
 from treadle.typed_output import check_output
 from treadle.workspace.encoding import Text
 
@@ -26,7 +26,7 @@ def paint(line: str) -> str:
 
 def edit(whole: str, old: str) -> str:
     with pytest.raises(ToolError) as refused:
-        replaced(Text(whole), old, "new", everywhere=False)
+        replace_text(Text(whole), old, "new", everywhere=False)
     return str(refused.value)
 
 
@@ -35,20 +35,20 @@ def edit(whole: str, old: str) -> str:
     [
         (paint, "# " + "#" * LONG + "x"),
         (paint, "**a " * LONG),
-        (text.words, "1" * LONG),
-        (text.words, "a-" * LONG),
-        (text.words, "a.." * LONG),
+        (text.extract_words, "1" * LONG),
+        (text.extract_words, "a-" * LONG),
+        (text.extract_words, "a.." * LONG),
         (text.SUM.findall, "1" * LONG),
         (text.SUM.findall, "(" * LONG),
-        (lambda said: text.clauses(said, ()), "read" + "\n" * LONG + "it"),
-        (lambda said: text.clauses(said, ()), "read" + "," * LONG + "it"),
-        (lambda found: answer.quote(found, "what is in it?"), "aGVsbG8" * LONG),
+        (lambda said: text.split_clauses(said, ()), "read" + "\n" * LONG + "it"),
+        (lambda said: text.split_clauses(said, ()), "read" + "," * LONG + "it"),
+        (lambda found: answer.shorten_result(found, "what is in it?"), "aGVsbG8" * LONG),
         (lambda said: check_output(int, said), "```json\n" + "\n" * LONG + "x"),
-        (secret_in, "eyJ-" * (LONG // 4)),
-        (secret_in, "a." * LONG),
+        (find_secret, "eyJ-" * (LONG // 4)),
+        (find_secret, "a." * LONG),
         (for_index, "a" + "\u0301" * LONG + "\u0316" * LONG),
-        (parts_of, "echo {" + "," * 99_000),
-        (parts_of, "echo " + "a[" * 49_000),
+        (parse_command, "echo {" + "," * 99_000),
+        (parse_command, "echo " + "a[" * 49_000),
     ],
     ids=lambda value: repr(value[:12]) if isinstance(value, str) else "",
 )
@@ -59,12 +59,12 @@ def test_a_text_that_is_one_long_word_is_read(read: Callable[[str], object], giv
 def test_a_block_is_looked_for_in_a_file_whose_lines_are_all_alike() -> None:
     assert "old is not in the file" in edit("a \n" * LONG, "a\n" * 9_000 + "b\n")
     with pytest.raises(ToolError, match="does not fit"):
-        patched("a\n" * LONG, read_patch(HEAD + "@@ -1,1 +1,1 @@\n" + " a\n" * (LONG // 2) + "-b\n")[0].hunks, "x")
+        apply_hunks("a\n" * LONG, read_patch(HEAD + "@@ -1,1 +1,1 @@\n" + " a\n" * (LONG // 2) + "-b\n")[0].hunks, "x")
 
 
 def test_many_hunks_are_applied_to_a_file_whose_lines_are_all_alike() -> None:
     hunks = "".join(f"@@ -{line},1 +{line},1 @@\n-a\n+b\n" for line in range(1, 20_001))
-    assert patched("a\n" * LONG, read_patch(HEAD + hunks)[0].hunks, "x").count("b") == 20_000
+    assert apply_hunks("a\n" * LONG, read_patch(HEAD + hunks)[0].hunks, "x").count("b") == 20_000
 
 
 def test_the_closest_line_is_found_among_many_long_ones() -> None:
@@ -77,4 +77,4 @@ def test_the_closest_line_is_found_among_many_long_ones() -> None:
 
 def test_the_number_of_a_line_may_have_any_number_of_digits() -> None:
     patch = f"{HEAD}@@ -{'1' * 5_000},1 +1,1 @@\n-a\n+b\n"
-    assert patched("a\n", read_patch(patch)[0].hunks, "x") == "b\n"
+    assert apply_hunks("a\n", read_patch(patch)[0].hunks, "x") == "b\n"

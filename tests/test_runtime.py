@@ -38,7 +38,7 @@ async def test_a_runtime_that_starts_again_asks_again_what_nobody_has_answered(t
 
     again = Agent(ScriptedModel("done"), tools=[erase], gate=gate)
     async with Runtime(store, [again]) as runtime:
-        await runtime.coordinator.idle(session.id)
+        await runtime.coordinator.wait_until_idle(session.id)
         facts = await runtime.log.read(session.id)
     assert asked == ["e"]
     assert isinstance(facts[-1], RunFinished) and facts[-1].answer == "done"

@@ -133,7 +133,7 @@ async def test_seed_03_nothing_depends_on_a_watcher_and_none_can_stall_a_run(sto
     agent, _ = agent_of(*script, "done", tools=[note])
     async with Runtime(log, [agent]) as runtime, runtime.session(new=True) as session:
         await session.send("go")
-        await runtime.coordinator.idle(session.id)  # nobody watches
+        await runtime.coordinator.wait_until_idle(session.id)  # nobody watches
         assert (await log.info(session.id)).status == "answered"
         alone = kinds(await session.facts())
     again, _ = agent_of(*script, "done", tools=[note])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError
 
 from treadle.errors import BadInput
-from treadle.typed_output import check_output, output_schema, parse_output
+from treadle.typed_output import build_output_schema, check_output, parse_output
 
 
 class City(BaseModel):
@@ -19,19 +19,19 @@ class City(BaseModel):
 
 
 def test_the_schema_is_that_of_the_type() -> None:
-    assert output_schema(City)["required"] == ["name", "people"]
-    assert output_schema(Literal["yes", "no"]) == {"type": "string", "enum": ["yes", "no"]}
-    assert output_schema(list[int]) == {"type": "array", "items": {"type": "integer"}}
+    assert build_output_schema(City)["required"] == ["name", "people"]
+    assert build_output_schema(Literal["yes", "no"]) == {"type": "string", "enum": ["yes", "no"]}
+    assert build_output_schema(list[int]) == {"type": "array", "items": {"type": "integer"}}
 
 
 def test_a_type_that_cannot_be_kept_by_its_hash_works_too() -> None:
-    assert output_schema(Annotated[int, {"unhashable": True}]) == {"type": "integer"}
+    assert build_output_schema(Annotated[int, {"unhashable": True}]) == {"type": "integer"}
 
 
 @pytest.mark.parametrize("wanted", [threading.Lock, Callable[[int], int], "Nowhere", 5])
 def test_a_type_without_a_schema_is_refused(wanted: Any) -> None:
     with pytest.raises(BadInput, match="cannot be made into a schema"):
-        output_schema(wanted)
+        build_output_schema(wanted)
 
 
 @pytest.mark.parametrize(

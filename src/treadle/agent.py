@@ -18,10 +18,10 @@ from treadle.knowledge.base import Knowledge
 from treadle.log.base import Log
 from treadle.messages import Sampling
 from treadle.models.base import Model
-from treadle.secrets.keyring import redactor_for
+from treadle.secrets.keyring import build_redactor
 from treadle.tools.base import Recovery, Tool
 from treadle.tools.function import tool
-from treadle.typed_output import T, check_output, output_schema, parse_output
+from treadle.typed_output import T, build_output_schema, check_output, parse_output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -124,7 +124,7 @@ class Agent(Generic[T]):
             instructions=self.instructions,
             tools=tuple(sorted(self._tools)),
             sampling=self.sampling,
-            output_schema=output_schema(self.output) if self.output is not None else None,
+            output_schema=build_output_schema(self.output) if self.output is not None else None,
         )
 
     async def setup(self, created: SessionCreated, gate: Gate | None) -> Setup:
@@ -145,7 +145,7 @@ class Agent(Generic[T]):
             specs=tuple(self._tools[name].spec for name in sorted(self._tools)),
             polling=frozenset(name for name, tool in self._tools.items() if tool.polling),
             aliases={alias: name for name, tool in self._tools.items() for alias in tool.aliases},
-            redactor=redactor_for(tuple(self.secrets)),
+            redactor=build_redactor(tuple(self.secrets)),
         )
 
     @property
@@ -157,9 +157,9 @@ class Agent(Generic[T]):
         """The model object; a name is looked up once, when it is first needed."""
         if self._model is None:
             if self.model is None or isinstance(self.model, str):
-                from treadle.models.catalog import resolve
+                from treadle.models.catalog import resolve_model
 
-                self._model = resolve(self.model)
+                self._model = resolve_model(self.model)
             else:
                 self._model = self.model
         return self._model
@@ -202,4 +202,4 @@ def _check_kinds(agent: Agent[Any]) -> None:
     if not callable(agent.on_error) and agent.on_error not in get_args(Recovery):
         raise BadInput(f"on_error={agent.on_error!r} is not one of {get_args(Recovery)}, nor a function")
     if agent.output is not None:
-        output_schema(agent.output)
+        build_output_schema(agent.output)

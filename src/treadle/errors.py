@@ -48,7 +48,7 @@ __all__ = [
     "StoreTooNew",
     "ToolDefinitionError",
     "TreadleError",
-    "described",
+    "describe_error",
 ]
 
 ModelErrorKind = Literal[
@@ -65,7 +65,7 @@ ModelErrorKind = Literal[
 ]
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in one line: its kind and what it says, and what is in it where it is a group; never raises."""
     kind = type(error)
     try:
@@ -74,7 +74,7 @@ def described(error: BaseException) -> str:
         text = f"{kind.__name__}: (it cannot be put into words)"
     if issubclass(kind, BaseExceptionGroup):
         inner: Sequence[BaseException] = getattr(error, "exceptions", ())
-        text += ": " + "; ".join(map(described, inner[:5]))
+        text += ": " + "; ".join(map(describe_error, inner[:5]))
     return text
 
 

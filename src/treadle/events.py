@@ -445,15 +445,15 @@ def decode_event(data: bytes | str) -> Event:
     return _event_decoder.decode(data)
 
 
-def checked(fact: AnyFact) -> AnyFact:
+def validate_fact(fact: AnyFact) -> AnyFact:
     """The fact as it will be read back; raises `BadInput` for one that could be stored but never read again."""
     try:
         return decode_fact(encode(fact))
     except UnicodeEncodeError as error:
         text = repr(error.object[:100])
-        raise BadInput(f"this cannot be stored as {type_of(fact)}: {text} has bytes that are not UTF-8") from None
+        raise BadInput(f"this cannot be stored as {fact_type(fact)}: {text} has bytes that are not UTF-8") from None
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise BadInput(f"this cannot be stored as {type_of(fact)}: {error}") from None
+        raise BadInput(f"this cannot be stored as {fact_type(fact)}: {error}") from None
 
 
 def stamp(fact: Fact, seq: int, at: float) -> None:
@@ -462,7 +462,7 @@ def stamp(fact: Fact, seq: int, at: float) -> None:
     msgspec.structs.force_setattr(fact, "at", at)
 
 
-def type_of(fact: Fact) -> str:
+def fact_type(fact: Fact) -> str:
     """The snake_case name of a fact's kind, as it stands in `type`."""
     return str(fact.__struct_config__.tag)
 

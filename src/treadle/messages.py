@@ -29,8 +29,8 @@ __all__ = [
     "ToolSpec",
     "Usage",
     "UserMessage",
-    "text_of",
-    "writable",
+    "render_parts",
+    "replace_surrogates",
 ]
 
 Json: TypeAlias = Any
@@ -215,12 +215,12 @@ class Request(Struct, frozen=True):
     scratch: dict[str, Json] = field(default_factory=dict[str, Json])
 
 
-def writable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Text that can be written as UTF-8: a lone surrogate, which cannot, becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def text_of(parts: Sequence[Part]) -> str:
+def render_parts(parts: Sequence[Part]) -> str:
     """The text in `parts`, with a short mark where an image or a file stands."""
     words: list[str] = []
     for part in parts:

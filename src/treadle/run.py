@@ -50,16 +50,16 @@ class Run:
             self._follower.cancel()
         if self._watch is not None:
             self._watch.close()
-        if self.outcome is None and not self._coordinator.closed and self._coordinator.drives(self.session_id):
-            state = await self._coordinator.state(self.session_id)
+        if self.outcome is None and not self._coordinator.is_closed and self._coordinator.is_running(self.session_id):
+            state = await self._coordinator.load_state(self.session_id)
             waits = any(message.id == self.message_id for message in state.queue)
             if state.run is None or not waits:  # else it is somebody else's run that would be stopped
                 self.outcome = await self._coordinator.cancel(self.session_id, why="its caller left")
-        if self.outcome is None and not self._coordinator.closed:
+        if self.outcome is None and not self._coordinator.is_closed:
             with suppress(NotFound):  # it may have been deleted meanwhile
                 for fact in await self._coordinator.log.read(self.session_id, after=self._position):
                     self._take(fact)
-                self.pending = (await self._coordinator.state(self.session_id)).pending
+                self.pending = (await self._coordinator.load_state(self.session_id)).pending
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events()
@@ -81,7 +81,7 @@ class Run:
         failure = self._coordinator.failures.pop(self.session_id, None)
         if failure is not None:
             raise failure
-        self.pending = (await self._coordinator.state(self.session_id)).pending
+        self.pending = (await self._coordinator.load_state(self.session_id)).pending
 
     def _take(self, event: Event) -> None:
         """See whether it is the end of this run, and not of one that was under way before."""

@@ -19,17 +19,17 @@ from treadle.engine.coordinator import LEASE_SECONDS, Coordinator
 from treadle.engine.setup import Gate, Setup, later
 from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
-from treadle.events import AnyFact, Grant, SessionConfigured, SessionCreated, SessionRenamed, checked
+from treadle.events import AnyFact, Grant, SessionConfigured, SessionCreated, SessionRenamed, validate_fact
 from treadle.log.base import Hit, Log, SessionPage, SessionQuery
 from treadle.log.open_log import open_log
 from treadle.log.owner import new_owner
 from treadle.models.base import Model
-from treadle.session import Session, new_session_id
+from treadle.session import Session, generate_session_id
 
 AfterAnswer = Callable[[Session, State, Setup], Awaitable[None]]
 _logger = logging.getLogger("treadle")
 
-KEPT_SESSIONS = 64
+MAX_RECENT_SESSIONS = 64
 
 
 class Runtime:
@@ -73,7 +73,7 @@ class Runtime:
         self._coordinator = Coordinator(
             self.log, self._setup_for, new_owner(), agents=tuple(self.agents), ttl=self._lease, clock=clock
         )
-        self._coordinator.rested = self._rested
+        self._coordinator.on_rest = self._rested
         if self._recover:
             await self._coordinator.recover()
             await self._ask_again()
@@ -122,14 +122,14 @@ class Runtime:
         if grant is not None:
             self._grants.setdefault(session_id, []).append(grant)
         self._open[session_id] += 1
-        self.coordinator.keep(session_id)
+        self.coordinator.keep_state(session_id)
         try:
             yield
         finally:
             self._open[session_id] -= 1
             if not self._open[session_id]:
                 if session_id not in self._recent:
-                    self.coordinator.forget(session_id)
+                    self.coordinator.forget_state(session_id)
                 for mine in (self._open, self._gates, self._grants):
                     mine.pop(session_id, None)
 
@@ -147,7 +147,7 @@ class Runtime:
         Each of `grants` can only narrow what the agent may do; `configured` is what it has instead of the agent's.
         """
         agent = self._agent(agent_name)
-        session_id = new_session_id()
+        session_id = generate_session_id()
         facts: list[AnyFact] = [
             SessionCreated(
                 session_id=session_id,
@@ -162,19 +162,19 @@ class Runtime:
             facts.append(SessionRenamed(name=name))
         if configured is not None:
             facts.append(configured)
-        await self.log.create(session_id, [checked(fact) for fact in facts])
+        await self.log.create(session_id, [validate_fact(fact) for fact in facts])
         return Session(self.coordinator, agent, session_id)
 
     async def open(self, session_id: str) -> Session[Any]:
         """A session by its id, which needs no closing; raises `NotFound`. Those opened last are kept at hand."""
         session = Session(self.coordinator, self._agent((await self.log.info(session_id)).agent), session_id)
-        self.coordinator.keep(session_id)
+        self.coordinator.keep_state(session_id)
         self._recent[session_id] = None
         self._recent.move_to_end(session_id)
-        if len(self._recent) > KEPT_SESSIONS:
+        if len(self._recent) > MAX_RECENT_SESSIONS:
             oldest, _ = self._recent.popitem(last=False)
             if oldest not in self._open:
-                self.coordinator.forget(oldest)
+                self.coordinator.forget_state(oldest)
         return session
 
     async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
@@ -295,9 +295,9 @@ class Runtime:
             if agent.resolved_model().name == name:
                 return agent.resolved_model()
         if name not in self._models:
-            from treadle.models.catalog import resolve
+            from treadle.models.catalog import resolve_model
 
-            self._models[name] = resolve(name)
+            self._models[name] = resolve_model(name)
         return self._models[name]
 
 

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from treadle.engine.compaction import Breakdown
 from treadle.engine.coordinator import Coordinator
-from treadle.engine.model_call import breakdown_of, compact
-from treadle.engine.setup import Answer, passed_on
+from treadle.engine.model_call import build_breakdown, compact
+from treadle.engine.setup import Answer, check_returned_type
 from treadle.engine.state import State, fold
-from treadle.engine.tool_call import output_of
+from treadle.engine.tool_call import load_output
 from treadle.errors import BadInput, Conflict, NotAnswered, NotFound
 from treadle.events import (
     AnyFact,
@@ -33,17 +33,17 @@ from treadle.events import (
     SessionRenamed,
     Trigger,
     TurnStarted,
-    checked,
+    validate_fact,
 )
 from treadle.log.base import Artifact, Log, Watch
-from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, writable
+from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, replace_surrogates
 from treadle.run import Run
 from treadle.typed_output import T
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
     from treadle.export.spans import Span
-    from treadle.history.rewind import Change, Rewind, Rewinder, What
+    from treadle.history.rewind import Rewind, RewindChange, Rewinder, What
 
 Content: TypeAlias = str | Part | Sequence[str | Part]
 
@@ -124,7 +124,7 @@ class Session(Generic[T]):
         """Go on with what is unfinished after a crash or a failure; nothing to do ends at once."""
 
         async def begin() -> int:
-            state = await self._coordinator.state(self.id)
+            state = await self._coordinator.load_state(self.id)
             if state.run is None and not state.queue and state.last is not None and state.last.reason == "failed":
                 posted = await self._log.post(self.id, [RunRequested(trigger="recover")])
                 return posted.facts[0].seq
@@ -154,7 +154,7 @@ class Session(Generic[T]):
 
     async def rename(self, name: str, *, by: Literal["user", "auto"] = "user") -> None:
         """Give the session a name; one given by a user is never overwritten automatically."""
-        await self._log.post(self.id, [checked(SessionRenamed(name=name, by=by))], wake=False)
+        await self._log.post(self.id, [validate_fact(SessionRenamed(name=name, by=by))], wake=False)
 
     @property
     def log(self) -> Log:
@@ -168,25 +168,25 @@ class Session(Generic[T]):
 
         Raises `NotFound` for an agent or a model that is not there, and `BadInput` for a model without its key.
         """
-        fact = checked(SessionConfigured(agent=agent, model=model, limits=limits, by=by))
+        fact = validate_fact(SessionConfigured(agent=agent, model=model, limits=limits, by=by))
         if agent and agent not in self._coordinator.agents:
             names = ", ".join(self._coordinator.agents)
             raise NotFound(f"no agent named {agent!r} here; there are: {names or 'none'}")
         if model:  # one that cannot be had would stop the session at its next message
-            wanted = copy(await self._coordinator.state(self.id))
+            wanted = copy(await self._coordinator.load_state(self.id))
             wanted.agent, wanted.model = agent or wanted.agent, model
-            await self._coordinator.setup(wanted)
+            await self._coordinator.build_setup(wanted)
         await self._log.post(self.id, [fact], wake=False)
 
     async def note(self, name: str, data: Json = None) -> None:
         """Put something of your own into the log, under a namespaced name such as `acme.audit`."""
         if "." not in name:
             raise BadInput(f"{name!r}: a custom fact needs a namespaced name, such as acme.audit")
-        await self._log.post(self.id, [checked(Custom(name=name, data=data))], wake=False)
+        await self._log.post(self.id, [validate_fact(Custom(name=name, data=data))], wake=False)
 
     async def state(self) -> State:
         """What the log amounts to now. Look, do not touch."""
-        return await self._coordinator.state(self.id)
+        return await self._coordinator.load_state(self.id)
 
     async def at(self, seq: int) -> State:
         """What the log amounted to at a position."""
@@ -234,7 +234,7 @@ class Session(Generic[T]):
             raise BadInput(f"session {self.id} has no position {after} to fork from; it starts with 1")
         first = facts[0]
         assert isinstance(first, SessionCreated)
-        fork_id = new_session_id()
+        fork_id = generate_session_id()
         first = replace(first, session_id=fork_id, parent=Parent(self.id, len(facts)), at=0.0)  # it is made now
         await self._log.create(fork_id, [first, *facts[1:]])
         for fact in facts:
@@ -243,7 +243,7 @@ class Session(Generic[T]):
                 await self._log.put_artifact(fork_id, kept.data, kept.media_type)
         return Session(self._coordinator, self.agent, fork_id)
 
-    async def changes(self, after: int = 0) -> list[Change]:
+    async def changes(self, after: int = 0) -> list[RewindChange]:
         """How files differ from what they were at a position, as far as this session's calls changed them."""
         return await self._rewinder().changes(after)
 
@@ -259,33 +259,33 @@ class Session(Generic[T]):
         return await self._rewinder().undo(dry_run=dry_run, force=force)
 
     def _rewinder(self) -> Rewinder:
-        from treadle.history.rewind import Rewinder, kept_of
+        from treadle.history.rewind import Rewinder, find_kept_files
 
-        return Rewinder(self._coordinator, self.id, kept_of(self.agent.tools))
+        return Rewinder(self._coordinator, self.id, find_kept_files(self.agent.tools))
 
     async def artifact(self, artifact_id: str) -> Artifact:
         """Output that was too large for the model, whole."""
-        return await output_of(self._log, self.id, artifact_id)
+        return await load_output(self._log, self.id, artifact_id)
 
     async def compact(self) -> ContextCompacted | None:
         """Sum up the older turns for the model, to make room; None when that gains nothing. The log keeps it all."""
-        state = await self._coordinator.state(self.id)
-        fact = await compact(await self._coordinator.setup(state), state, asked=True)
+        state = await self._coordinator.load_state(self.id)
+        fact = await compact(await self._coordinator.build_setup(state), state, asked=True)
         if fact is None or fact.tokens_after >= fact.tokens_before:
             return None
-        await self._log.post(self.id, [checked(fact)], wake=False)
+        await self._log.post(self.id, [validate_fact(fact)], wake=False)
         return fact
 
     async def undo_compaction(self) -> None:
         """Show the model again what the last compaction left out; due again when the context is still as full."""
-        if not (await self._coordinator.state(self.id)).compacted:
+        if not (await self._coordinator.load_state(self.id)).compacted:
             raise Conflict(f"session {self.id} has no compaction in effect; there is nothing to take back")
         await self._log.post(self.id, [ContextCompacted(kind="undo")], wake=False)
 
     async def context(self) -> Breakdown:
         """What fills the model's window, in tokens: system, tools, skills, files, history, and what is free."""
-        state = await self._coordinator.state(self.id)
-        return breakdown_of(await self._coordinator.setup(state), state)
+        state = await self._coordinator.load_state(self.id)
+        return build_breakdown(await self._coordinator.build_setup(state), state)
 
     async def delete(self) -> None:
         """Remove the session and all it has. Refused while it runs."""
@@ -298,8 +298,10 @@ class Session(Generic[T]):
         parts = _parts(content)
         for middleware in self.agent.middleware:
             parts = await middleware.on_user_message(self.id, parts)
-            parts = passed_on(tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message")
-        fact = checked(MessageReceived(id=message_id, parts=_mended(parts), mode=mode, key=key))
+            parts = check_returned_type(
+                tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message"
+            )
+        fact = validate_fact(MessageReceived(id=message_id, parts=_mended(parts), mode=mode, key=key))
         posted = await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")
         stored = posted.facts[0]
         assert isinstance(stored, MessageReceived)
@@ -312,19 +314,19 @@ class Session(Generic[T]):
         return Run(self._coordinator, self.id, begin)
 
     async def _post_request(self, trigger: Trigger, limits: Limits | None, key: str = "") -> int:
-        state = await self._coordinator.state(self.id)
+        state = await self._coordinator.load_state(self.id)
         if state.run is not None:
             raise Conflict(f"session {self.id} has an unfinished run; wait for it, resume it or cancel it")
         if not state.queue and not any(isinstance(entry, MessageReceived) for entry in state.entries):
             raise Conflict(f"session {self.id} has no message yet; there is nothing to {trigger}")
-        fact = checked(RunRequested(trigger=trigger, limits=limits))
+        fact = validate_fact(RunRequested(trigger=trigger, limits=limits))
         posted = await self._log.post(self.id, [fact], key=f"request:{key}" if key else "")
         if not posted.fresh:
             raise Conflict(f"session {self.id} went on from there already")
         return posted.facts[0].seq
 
 
-def new_session_id() -> str:
+def generate_session_id() -> str:
     """128 random bits: not to be guessed, never used twice."""
     return os.urandom(16).hex()
 
@@ -346,4 +348,4 @@ def _parts(content: Content) -> tuple[Part, ...]:
 
 
 def _mended(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    return tuple(TextPart(writable(part.text)) if isinstance(part, TextPart) else part for part in parts)
+    return tuple(TextPart(replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts)

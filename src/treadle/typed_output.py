@@ -46,7 +46,7 @@ def _hashable(wanted: Any) -> bool:
     return True
 
 
-def output_schema(wanted: Any) -> dict[str, Json]:
+def build_output_schema(wanted: Any) -> dict[str, Json]:
     """The JSON schema that an answer must fit; raises `BadInput` where there is none."""
     from pydantic.errors import PydanticUserError
 

@@ -17,10 +17,10 @@ from treadle.app.settings import (
     remember,
 )
 from treadle.errors import BadInput
-from treadle.permissions.policy import Assessment, decide
+from treadle.permissions.policy import Assessment, decide_call
 from treadle.permissions.saved_rules import save_rule
 from treadle.testing import ScriptedModel
-from treadle.tools.builtin import default_tools
+from treadle.tools.builtin import build_default_tools
 
 
 @pytest.fixture(autouse=True)
@@ -79,10 +79,10 @@ def test_what_a_file_approves_covers_nothing_that_must_be_asked_for_each_time(ho
     user_file(home, 'approve = ["*", "shell(git *)"]\nask = ["shell"]\n')
     force = Assessment("destructive", commands=("git push --force",))
     call = ((), "shell", {"command": "git push --force"}, force)
-    assert decide((build_grant(load().settings),), *call).action == "ask"
+    assert decide_call((build_grant(load().settings),), *call).action == "ask"
     user_file(home, 'approve = ["*", "shell(git *)"]\n')
-    assert decide((build_grant(load().settings),), *call).action == "ask"
-    assert decide((build_grant(load({"approve": ["shell(git *)"]}).settings),), *call).action == "allow"
+    assert decide_call((build_grant(load().settings),), *call).action == "ask"
+    assert decide_call((build_grant(load({"approve": ["shell(git *)"]}).settings),), *call).action == "allow"
 
 
 def test_only_the_command_line_goes_without_the_sandbox(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,9 @@ def test_commands_reach_the_hosts_that_the_user_names(home: Path) -> None:
     user_file(home, 'network = ["example.org"]\n')
     settings = load({"network": ["*.example.net"]}).settings
     assert settings.network == ("example.org", "*.example.net")
-    (shell,) = [tool for tool in default_tools(network=settings.network) if tool.name == "shell"]
+    (shell,) = [tool for tool in build_default_tools(network=settings.network) if tool.name == "shell"]
     assert "only example.org, *.example.net" in shell.spec.description
-    assert "way_out" in shell.traits_of("sandbox") and "untrusted" not in shell.traits_of("sandbox")
+    assert "way_out" in shell.list_traits("sandbox") and "untrusted" not in shell.list_traits("sandbox")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from treadle.events import (
 )
 from treadle.messages import Call, Usage
 from treadle.models.local import LocalModel
-from treadle.tools.builtin import default_tools
+from treadle.tools.builtin import build_default_tools
 
 
 class Tailed(Terminal):
@@ -151,7 +151,7 @@ def test_what_is_allowed_for_good_is_kept_for_this_workspace(tmp_path: Path, mon
 
 
 def test_a_compound_command_is_shown_part_by_part(tmp_path: Path) -> None:
-    tools = {tool.name: tool for tool in default_tools()}
+    tools = {tool.name: tool for tool in build_default_tools()}
     lines = approval_lines(asked(), tools, tmp_path, 80, colour=False)
     at = lines.index("  it consists of:")
     assert [line.strip() for line in lines[at + 1 : at + 3]] == ["git push", "rm -rf build"]

@@ -22,7 +22,7 @@ from treadle.events import (
 )
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog
-from treadle.messages import Request, ToolSpec, text_of
+from treadle.messages import Request, ToolSpec, render_parts
 
 
 @dataclass
@@ -117,11 +117,11 @@ def _check_runs(facts: list[AnyFact]) -> None:
     unknown = sum(fact.status == "interrupted" for fact in results)
     assert ended[-1].answer.split() == ["results", str(len(results)), "unknown", str(unknown)]
     received = [fact for fact in facts if isinstance(fact, MessageReceived)]
-    assert len({text_of(fact.parts) for fact in received}) == len(received), "a message stored twice"
+    assert len({render_parts(fact.parts) for fact in received}) == len(received), "a message stored twice"
     promoted = [one for fact in facts if isinstance(fact, TurnStarted) for one in fact.messages]
     assert promoted == [fact.id for fact in received], "a message not shown to the model exactly once"
     swept = any(call.tool == "sweep" for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls)
-    assert swept == any(text_of(fact.parts) == STEER for fact in received)
+    assert swept == any(render_parts(fact.parts) == STEER for fact in received)
 
 
 async def _check_artifacts(log: SqliteLog, session_id: str, facts: list[AnyFact]) -> None:

@@ -17,7 +17,7 @@ from treadle import Agent, Answer, Grant, Limits, Runtime, TextPart, ToolContext
 from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.errors import AlreadyAnswered
 from treadle.events import MessageReceived, TextDelta
-from treadle.messages import Call, Reply, Request, ResultMessage, Usage, UserMessage, text_of
+from treadle.messages import Call, Reply, Request, ResultMessage, Usage, UserMessage, render_parts
 from treadle.models.base import ModelEvent
 
 LONG = 600.0
@@ -34,7 +34,7 @@ class ObedientModel:
         self._paper = paper
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        said = [text_of(message.parts) for message in request.messages if isinstance(message, UserMessage)]
+        said = [render_parts(message.parts) for message in request.messages if isinstance(message, UserMessage)]
         done = sum(isinstance(message, ResultMessage) for message in request.messages)
         yield TextDelta(text="well, ")
         if said[-1] == "think":

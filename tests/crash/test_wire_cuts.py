@@ -15,7 +15,7 @@ from tests.kit.fakes.travel import WIRES, travelling
 from treadle import Agent, Limits, tool
 from treadle.log.in_memory import MemoryLog
 from treadle.messages import Message, Reply, Request
-from treadle.models.request_parts import Written
+from treadle.models.request_parts import MessageBuffer
 from treadle.testing import call
 
 
@@ -47,16 +47,16 @@ class Fifty(Modest):
 def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """The messages that adapters serialise, as they do it."""
     writes: list[Message] = []
-    extend: Any = Written.extend
+    extend: Any = MessageBuffer.extend
 
-    def noted(self: Written, messages: Any, write: Any, start: Any) -> Any:
+    def noted(self: MessageBuffer, messages: Any, write: Any, start: Any) -> Any:
         def noting(message: Message, state: Any) -> Any:
             writes.append(message)
             return write(message, state)
 
         return extend(self, messages, noting, start)
 
-    monkeypatch.setattr(Written, "extend", noted)
+    monkeypatch.setattr(MessageBuffer, "extend", noted)
     return writes
 
 

@@ -21,7 +21,7 @@ from treadle import Agent, Answer, Grant, Limits, Runtime, ToolContext, tool
 from treadle.engine.coordinator import LEASE_SECONDS
 from treadle.events import ApprovalRequested, CallFinished, InputRequested, TextDelta
 from treadle.log.base import SessionQuery
-from treadle.messages import Call, ModelMessage, Reply, Request, ResultMessage, Usage, UserMessage, text_of
+from treadle.messages import Call, ModelMessage, Reply, Request, ResultMessage, Usage, UserMessage, render_parts
 from treadle.models.base import Model, ModelEvent
 
 REPORT = "".join(f"line {number} of a report that is too long for the model\n" for number in range(500))
@@ -60,7 +60,9 @@ class PlannedModel:
         replies = [message for message in request.messages if isinstance(message, ModelMessage) and message.calls]
         made = [call for reply in replies for call in reply.calls]
         swept = any(call.tool == "sweep" for call in made)
-        told = any(isinstance(message, UserMessage) and STEER in text_of(message.parts) for message in request.messages)
+        told = any(
+            isinstance(message, UserMessage) and STEER in render_parts(message.parts) for message in request.messages
+        )
         if told and not swept:
             return (_call("sweep", "extra.0"),)
         row = len(replies) - swept

@@ -11,7 +11,7 @@ from tests.kit.recorded_runs import SCENARIOS, finished_ids, stored
 from treadle.dialects.base import encode
 from treadle.dialects.message_frames import StatusDialect, WireDialect
 from treadle.events import Event, MessageReceived, ModelReplied, Rewound, RunFinished, SessionRenamed
-from treadle.messages import text_of
+from treadle.messages import render_parts
 
 Scenario = Callable[[], Awaitable[list[Event]]]
 every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
@@ -69,7 +69,7 @@ async def test_what_a_page_shows_is_what_the_log_says(scenario: Scenario) -> Non
     events = await scenario()
     page = Page(told(events))
     shown = [message["text"] for message in page.messages.values() if message["role"] == "user"]
-    assert shown == [text_of(event.parts) for event in events if isinstance(event, MessageReceived)]
+    assert shown == [render_parts(event.parts) for event in events if isinstance(event, MessageReceived)]
     replies = [event.text for event in events if isinstance(event, ModelReplied)]
     assistant = [message["text"] for message in page.messages.values() if message["role"] == "assistant"]
     assert assistant == ["second"] if scenario is recordings.a_regenerated_answer else set(replies) <= set(assistant)

@@ -31,7 +31,7 @@ from treadle.messages import (
     TextPart,
     Usage,
     UserMessage,
-    text_of,
+    render_parts,
 )
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
@@ -186,7 +186,7 @@ def test_an_agent_is_told_what_was_said_before() -> None:
             {"role": "user", "content": "Who am I?"},
         ]
     )
-    text = text_of(last_words(request))
+    text = render_parts(last_words(request))
     assert "user: I am Ann\nassistant: Hello Ann" in text and text.endswith("Who am I?")
     assert last_words(chat()) == (TextPart("hi"),)
 
@@ -227,7 +227,7 @@ def test_a_reply_that_was_cut_says_length() -> None:
 
 def test_bare_prompts_are_read_and_answered_in_chunks() -> None:
     request = completion_request(CompletionBody(model="m", prompt=["a"], max_tokens=3))
-    assert text_of(request.messages[0].parts) == "a"  # type: ignore[union-attr]
+    assert render_parts(request.messages[0].parts) == "a"  # type: ignore[union-attr]
     unfit: list[dict[str, Any]] = [{"prompt": ["a", "b"]}, {"prompt": []}, {"n": 2}, {"best_of": 3}, {"echo": True}]
     for fields in unfit:
         with pytest.raises(BadInput):

@@ -40,7 +40,7 @@ from treadle.engine.steps import answer_key
 from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, NotFound
 from treadle.events import ApprovalAnswered, InputAnswered, Question
 from treadle.testing import call
-from treadle.tools.base import Parsed
+from treadle.tools.base import ParsedArguments
 
 store = either_store
 on_file = file_store
@@ -250,7 +250,7 @@ async def test_a_question_is_answered_like_an_approval_also_after_a_restart(on_f
 
 async def test_a_question_that_has_to_be_answered_by_a_choice_takes_nothing_else(store: Store) -> None:
     class Strictly(AskUser):
-        def questions(self, parsed: Parsed) -> tuple[Question, ...]:
+        def questions(self, parsed: ParsedArguments) -> tuple[Question, ...]:
             return tuple(replace(question, strict=True) for question in super().questions(parsed))
 
     asked = call("ask_user", id="q", question="Which colour?", options=["red", "blue"])

@@ -402,7 +402,7 @@ async def test_a_question_that_is_taken_back_before_anybody_was_asked_leaves_nob
         log.release = slow_release  # type: ignore[method-assign]
         assert (await ended(session)).reason == "cancelled"
         async with asyncio.timeout(PATIENCE):
-            await runtime.coordinator.idle(session.id)
+            await runtime.coordinator.wait_until_idle(session.id)
     assert posted and tables.done == []
 
 

@@ -33,9 +33,9 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Json, ToolSpec
-from treadle.sandbox.base import Ended, Job, Level, OnOutput, Probe
+from treadle.sandbox.base import CommandResult, Job, OnOutput, ProbeResult, SandboxLevel
 from treadle.testing import call
-from treadle.tools.base import Parsed, Tool, ToolContext, Trait
+from treadle.tools.base import ParsedArguments, Tool, ToolContext, Trait
 from treadle.tools.shell import Shell
 
 store = either_store
@@ -44,18 +44,18 @@ store = either_store
 class Paper:
     """A sandbox that writes down what it would run."""
 
-    def __init__(self, level: Level = "bubblewrap") -> None:
-        self.level: Level = level
+    def __init__(self, level: SandboxLevel = "bubblewrap") -> None:
+        self.level: SandboxLevel = level
         self.ran: list[str] = []
 
-    def probe(self) -> Probe:
-        return Probe(self.level, "")
+    def probe(self) -> ProbeResult:
+        return ProbeResult(self.level, "")
 
-    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> Ended:
+    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> CommandResult:
         self.ran.append(job.argv[-1].rpartition("; eval ")[2].strip("'"))
-        return Ended(0, "exited", None, 0.0, 0)
+        return CommandResult(0, "exited", None, 0.0, 0)
 
-    async def run_on_host(self, job: Job, on_output: OnOutput) -> Ended:
+    async def run_on_host(self, job: Job, on_output: OnOutput) -> CommandResult:
         return await self.run_in_sandbox(job, on_output)
 
 
@@ -66,16 +66,16 @@ class Traited(Tool):
         self.spec = ToolSpec(name=name, description=name, parameters={"type": "object", "properties": {}})
         self._traits, self._safety = frozenset(traits), safety
 
-    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return self._safety
 
-    def traits_of(self, tier: Tier) -> frozenset[Trait]:
+    def list_traits(self, tier: Tier) -> frozenset[Trait]:
         return self._traits
 
-    def parse(self, arguments: str) -> Parsed:
-        return Parsed({}, {})
+    def parse(self, arguments: str) -> ParsedArguments:
+        return ParsedArguments({}, {})
 
-    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+    async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         return "done"
 
 
@@ -248,4 +248,4 @@ class TestPrivateDataOnItsWayOut:
     def test_a_shell_is_a_way_out_where_it_has_the_network(
         self, tier: Tier, network: bool, hosts: tuple[str, ...], traits: set[str]
     ) -> None:
-        assert Shell(Paper(), network=network, allow_hosts=hosts).traits_of(tier) == traits
+        assert Shell(Paper(), network=network, allow_hosts=hosts).list_traits(tier) == traits

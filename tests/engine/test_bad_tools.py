@@ -35,7 +35,7 @@ from treadle.errors import (
     ToolDefinitionError,
 )
 from treadle.testing import ScriptedModel, call
-from treadle.tools.base import Parsed
+from treadle.tools.base import ParsedArguments
 
 store = either_store
 on_file = file_store
@@ -77,19 +77,19 @@ async def test_a_tool_that_makes_something_unspeakable_of_its_arguments_is_denie
     class Broken(AskUser):
         spec = replace(AskUser.spec, name="broken")
 
-        def parse(self, arguments: str) -> Parsed:
-            return Parsed({"question": object(), "options": []}, {})
+        def parse(self, arguments: str) -> ParsedArguments:
+            return ParsedArguments({"question": object(), "options": []}, {})
 
     class Asks(Broken):
         spec = replace(AskUser.spec, name="asks")
 
-        def questions(self, parsed: Parsed) -> Any:
+        def questions(self, parsed: ParsedArguments) -> Any:
             return ("not a question",)
 
     class Runs(Broken):
         spec = replace(AskUser.spec, name="runs")
 
-        def questions(self, parsed: Parsed) -> Any:
+        def questions(self, parsed: ParsedArguments) -> Any:
             return ()
 
     lines = [call("broken", id="a"), call("asks", id="b"), call("runs", id="c")]

@@ -241,7 +241,7 @@ async def test_a_run_that_is_left_while_it_waits_for_somebody_goes_on_waiting_an
             async for event in run:
                 if isinstance(event, InputRequested):
                     break
-            await runtime.coordinator.idle(session.id)
+            await runtime.coordinator.wait_until_idle(session.id)
         assert run.outcome is None and [question.call_id for question in run.pending] == ["q"]
         await session.answer("q", "blue")
         assert (await wait_for(session, RunFinished)).answer == "blue it is"

@@ -11,7 +11,16 @@ from tests.kit.simulation import Simulation, check_results, check_runs, check_se
 from tests.kit.strategies import LIMITS, histories, told
 from tests.kit.strict import check_request
 from treadle import CallFinished, Limits, tool
-from treadle.engine.compaction import HAPPENED, SAID, compacted, compose, plan, plan_summary, room_in, summary_request
+from treadle.engine.compaction import (
+    HAPPENED,
+    SAID,
+    build_compaction_fact,
+    compose,
+    plan,
+    plan_summary,
+    room_in,
+    summary_request,
+)
 from treadle.engine.context import Projection, entries_through
 from treadle.engine.model_call import make_room
 from treadle.engine.state import State, Turn, apply, fold
@@ -34,7 +43,18 @@ from treadle.events import (
     TurnStarted,
     stamp,
 )
-from treadle.messages import Call, ImagePart, Part, Reply, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
+from treadle.messages import (
+    Call,
+    ImagePart,
+    Part,
+    Reply,
+    Request,
+    ResultMessage,
+    TextPart,
+    Usage,
+    UserMessage,
+    render_parts,
+)
 from treadle.testing import ScriptedModel
 
 WORDS = "lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore"
@@ -51,7 +71,7 @@ def shown_text(request: Request) -> str:
     texts: list[str] = []
     for message in request.messages:
         if isinstance(message, UserMessage):
-            texts.append(text_of(message.parts))
+            texts.append(render_parts(message.parts))
         elif isinstance(message, ResultMessage):
             texts.append(message.text)
         else:
@@ -79,10 +99,10 @@ def test_a_planned_compaction_of_any_log_is_valid_and_splits_no_pair(
     if wanted is None:
         return
     check_request(summary_request(state, room, wanted))
-    fact = compacted(state, room, wanted, compose(state, room, wanted, "so it was"))
+    fact = build_compaction_fact(state, room, wanted, compose(state, room, wanted, "so it was"))
     whole = entries_through(state, fact.through)
     apply(state, msgspec.structs.replace(fact, seq=state.seq + 1))
-    assert all(not isinstance(entry, Turn) or entry.settled for entry in state.entries[:whole])
+    assert all(not isinstance(entry, Turn) or entry.is_settled for entry in state.entries[:whole])
     check_request(Request(system="", messages=Projection().messages(state)))
 
 
@@ -95,7 +115,7 @@ def test_compactions_one_after_another_come_to_an_end(history: list[AnyFact], da
         wanted = plan(state, room) if data.draw(st.booleans()) else plan_summary(state, room)
         if wanted is None:
             return
-        fact = compacted(state, room, wanted, compose(state, room, wanted, "so"))
+        fact = build_compaction_fact(state, room, wanted, compose(state, room, wanted, "so"))
         apply(state, msgspec.structs.replace(fact, seq=state.seq + 1))
     raise AssertionError("there is always something more to leave out")
 
@@ -136,7 +156,7 @@ def test_at_every_position_of_a_rich_log_a_compaction_leaves_what_the_user_said(
         for wanted in filter(None, (plan(state, room), plan_summary(state, room))):
             tried += 1
             after = fold(rich()[:length])
-            fact = compacted(state, room, wanted, compose(state, room, wanted, "so"))
+            fact = build_compaction_fact(state, room, wanted, compose(state, room, wanted, "so"))
             apply(after, msgspec.structs.replace(fact, seq=length + 1))
             request = Request(system="", messages=Projection().messages(after))
             check_request(request)
@@ -250,7 +270,7 @@ def test_it_never_comes_between_a_call_and_its_result() -> None:
         state = planted(rich()[:length], 10**6)
         step = next_step(state, 0.0, window=1024)
         if isinstance(step, Compact):
-            assert all(entry.settled for entry in state.entries if isinstance(entry, Turn))
+            assert all(entry.is_settled for entry in state.entries if isinstance(entry, Turn))
 
 
 def test_the_count_of_the_provider_is_what_counts() -> None:
@@ -321,7 +341,7 @@ class Filling(Simulation):
         for _ in range(bound):
             step = next_step(self.state, self.clock.now(), self.setup.limits, self.setup.model.window)
             if isinstance(step, Compact):
-                assert all(entry.settled for entry in self.state.entries if isinstance(entry, Turn) and entry.reply)
+                assert all(entry.is_settled for entry in self.state.entries if isinstance(entry, Turn) and entry.reply)
                 if self._chance(4):
                     self.crash()
                 self.record(now_or_never(make_room(self.setup, self.state)))

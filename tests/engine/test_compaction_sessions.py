@@ -298,7 +298,7 @@ async def test_pruned_output_can_be_read_again_under_the_id_of_its_call() -> Non
 
     @tool(safety="safe")
     async def again(artifact: str, context: ToolContext) -> str:
-        seen.append(await context.desk.read_artifact(artifact))
+        seen.append(await context.services.read_artifact(artifact))
         return "ok"
 
     lines = iter([call("page", id="p1", number=1), call("again", artifact="p1"), "Done."])

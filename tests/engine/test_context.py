@@ -41,7 +41,7 @@ from treadle.messages import (
     ResultMessage,
     TextPart,
     UserMessage,
-    text_of,
+    render_parts,
 )
 
 RUN = RunStarted(run_id="run_1", limits=Limits())
@@ -64,7 +64,7 @@ def shown(*story: AnyFact | float) -> list[Message]:
 
 def note(message: Message) -> str:
     assert isinstance(message, UserMessage)
-    return text_of(message.parts)
+    return render_parts(message.parts)
 
 
 def request_of(projection: Projection, history: list[AnyFact]) -> Request:

@@ -17,7 +17,7 @@ from tests.kit.sessions import (
     said,
 )
 from treadle import Agent, CallFinished, CallStarted, Limits, ModelReplied, ReasoningDelta, TextDelta, tool
-from treadle.engine.setup import backoff
+from treadle.engine.setup import compute_backoff
 from treadle.errors import ModelError
 from treadle.events import ModelFailed, RunFinished, SignalDetected, TurnStarted
 from treadle.messages import Call, Reply, Usage
@@ -352,7 +352,7 @@ async def test_a_provider_that_wants_too_long_a_wait_ends_the_run_at_once() -> N
 
 @pytest.mark.parametrize(("attempt", "longest"), [(1, 0.5), (2, 1.0), (4, 4.0), (20, 30.0)])
 def test_pauses_grow_up_to_a_bound_and_are_not_the_same_for_everybody(attempt: int, longest: float) -> None:
-    pauses = [backoff(attempt, None) or 0.0 for _ in range(100)]
+    pauses = [compute_backoff(attempt, None) or 0.0 for _ in range(100)]
     assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 

@@ -189,7 +189,7 @@ async def test_a_process_that_slept_through_its_lease_and_finds_its_own_session_
         await session.send("go")
         outcome = await wait_for(session, RunFinished)
         assert (outcome.answer, stopped) == ("checked", ["a"]), "the call that was lost has ended"
-        await runtime.coordinator.idle(session.id)
+        await runtime.coordinator.wait_until_idle(session.id)
         facts = await session.facts()
     check_settled(facts)
     assert [fact.epoch for fact in of(facts, CallStarted)] == [1]

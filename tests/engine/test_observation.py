@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from treadle.engine.observation import clean, shorten, text_of_result
+from treadle.engine.observation import clean, render_result, shorten
 from treadle.errors import BadInput
 from treadle.messages import ImagePart
 from treadle.tools.base import ToolResult
@@ -64,12 +64,12 @@ class Colour(enum.Enum):
     ],
 )
 def test_a_result_is_text_or_json(value: object, text: str) -> None:
-    assert text_of_result(value) == (text, (), True)
+    assert render_result(value) == (text, (), True)
 
 
 def test_a_result_with_parts_keeps_them_and_says_how_it_went() -> None:
     image = ImagePart("aGk=")
-    assert text_of_result(ToolResult("see\x1b[1m", (image,), ok=False)) == ("see", (image,), False)
+    assert render_result(ToolResult("see\x1b[1m", (image,), ok=False)) == ("see", (image,), False)
 
 
 def circle() -> list[Any]:
@@ -93,7 +93,7 @@ def circle() -> list[Any]:
 )
 def test_a_result_that_is_not_json_is_refused_with_what_to_return(value: object, kind: str) -> None:
     with pytest.raises(BadInput) as error:
-        text_of_result(value)
+        render_result(value)
     told = str(error.value)
     assert f"the tool returned a {kind}, which is not JSON" in told
     assert "It may have run." in told and "should return text" in told

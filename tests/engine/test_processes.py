@@ -369,7 +369,7 @@ async def test_a_process_that_could_not_reach_its_store_for_a_while_goes_on(pape
         with closing(sqlite3.connect(paper.store, isolation_level=None)) as hog:
             hog.execute("BEGIN IMMEDIATE")
             async with asyncio.timeout(PATIENCE):
-                await runtime.coordinator.idle(session.id)
+                await runtime.coordinator.wait_until_idle(session.id)
             await asyncio.sleep(1.2)  # longer than the lease: it cannot be renewed either
             hog.execute("ROLLBACK")
         await order(paper, session, "stop")

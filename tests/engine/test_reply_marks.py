@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treadle.engine.reply_marks import Strained, Strainer, repeating, strain
+from treadle.engine.reply_marks import MarkSplitter, SplitReply, find_cycle, split_marks
 
 PIECES = st.sampled_from(
     [
@@ -46,7 +46,7 @@ TEXTS = st.lists(PIECES, max_size=8).map("".join) | st.text(alphabet="<>/answer 
 
 
 def in_pieces(pieces: list[str]) -> tuple[str, str, list[str], float | None]:
-    strainer = Strainer()
+    strainer = MarkSplitter()
     fed = [strainer.feed(piece) for piece in pieces] + [strainer.finish()]
     answer, reasoning = ("".join(part) for part in zip(*fed, strict=True))
     return answer, reasoning, list(strainer.signals), strainer.confidence
@@ -73,18 +73,18 @@ def test_a_text_in_single_characters_is_strained_as_the_whole(text: str) -> None
 def test_a_text_without_marks_is_passed_on_to_the_letter(text: str) -> None:
     text = text.replace("<", "")
     assert in_pieces(list(text)) == (text, "", [], None)
-    assert strain(text) == Strained(text if text.strip() else "", "", (), None)
+    assert split_marks(text) == SplitReply(text if text.strip() else "", "", (), None)
 
 
 def test_what_cannot_be_a_mark_is_passed_on_at_once() -> None:
-    strainer = Strainer()
+    strainer = MarkSplitter()
     assert strainer.feed("if a < b and a <b") == ("if a < b and a <b", "")
     assert strainer.feed(" <an") == (" ", "")
     assert strainer.feed("d") == ("<and", "")
 
 
 def test_what_may_become_a_mark_is_held_back_until_it_is_clear() -> None:
-    strainer = Strainer()
+    strainer = MarkSplitter()
     assert strainer.feed("So: <answer confid") == ("So: ", "")
     assert strainer.feed('ence="0.75"') == ("", "")
     assert strainer.feed(">42") == ("42", "")
@@ -92,14 +92,14 @@ def test_what_may_become_a_mark_is_held_back_until_it_is_clear() -> None:
 
 
 def test_what_was_held_back_at_the_end_is_given_back() -> None:
-    strainer = Strainer()
+    strainer = MarkSplitter()
     assert strainer.feed("1 <") == ("1 ", "")
     assert strainer.finish() == ("<", "")
     assert strainer.finish() == ("", "")
 
 
 def test_a_tag_that_is_never_closed_is_not_held_back_for_ever() -> None:
-    strainer = Strainer()
+    strainer = MarkSplitter()
     given_back = "".join(strainer.feed(piece)[0] for piece in ["<answer ", *["word "] * 100])
     assert len(given_back) > 300
 
@@ -127,7 +127,7 @@ def test_a_tag_that_is_never_closed_is_not_held_back_for_ever() -> None:
     ],
 )
 def test_marks_are_read_and_taken_out(text: str, said: str, signals: tuple[str, ...], confidence: float | None) -> None:
-    assert strain(text) == Strained(said, "", signals, confidence)  # type: ignore[arg-type]
+    assert split_marks(text) == SplitReply(said, "", signals, confidence)  # type: ignore[arg-type]
 
 
 # ── reasoning ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,26 +150,26 @@ def test_marks_are_read_and_taken_out(text: str, said: str, signals: tuple[str, 
     ],
 )
 def test_leaked_reasoning_is_kept_apart_from_the_answer(text: str, said: str, reasoning: str) -> None:
-    assert strain(text) == Strained(said, reasoning, (), None)
+    assert split_marks(text) == SplitReply(said, reasoning, (), None)
 
 
 def test_a_mark_inside_reasoning_is_only_talked_about() -> None:
     text = '<think>Should I say <stuck> or <answer confidence="0.1">?</think>42'
-    assert strain(text) == Strained("42", 'Should I say <stuck> or <answer confidence="0.1">?', (), None)
+    assert split_marks(text) == SplitReply("42", 'Should I say <stuck> or <answer confidence="0.1">?', (), None)
 
 
 def test_a_mark_in_a_leaked_prefix_is_only_talked_about() -> None:
-    assert strain("I could say <stuck>.</think>42") == Strained("42", "I could say <stuck>.", (), None)
+    assert split_marks("I could say <stuck>.</think>42") == SplitReply("42", "I could say <stuck>.", (), None)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n", " <answer> </answer> ", "<think>hm</think>\n"])
 def test_a_text_of_blanks_says_nothing(text: str) -> None:
-    assert strain(text).text == ""
+    assert split_marks(text).text == ""
 
 
 @given(TEXTS)
 def test_any_text_can_be_strained_and_gains_nothing(text: str) -> None:
-    strained = strain(text)
+    strained = split_marks(text)
     assert len(strained.text) + len(strained.reasoning) <= len(text)
 
 
@@ -182,7 +182,7 @@ def test_straining_a_hostile_text_takes_no_time_to_speak_of() -> None:
         "</think" * 30_000,
         "<answer a=" * 20_000,
     ):
-        strain(text)
+        split_marks(text)
         in_pieces([text[:1000], text[1000:]])
     assert time.process_time() - began < 5
 
@@ -209,8 +209,8 @@ def test_straining_a_hostile_text_takes_no_time_to_speak_of() -> None:
     ],
 )
 def test_calls_that_go_round_in_circles_are_seen(trail: str, period: int) -> None:
-    assert repeating([(letter, "{}") for letter in trail]) == period
+    assert find_cycle([(letter, "{}") for letter in trail]) == period
 
 
 def test_the_same_tool_with_other_arguments_is_no_circle() -> None:
-    assert repeating([("look", str(number)) for number in range(12)]) == 0
+    assert find_cycle([("look", str(number)) for number in range(12)]) == 0

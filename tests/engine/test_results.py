@@ -159,7 +159,7 @@ async def test_what_a_tool_says_last_is_heard_before_its_call_ends() -> None:
         context.progress("nearly there")
         return "done"
 
-    work.lets_go = True  # so that nothing comes between its end and the result
+    work.ends_when_cancelled = True  # so that nothing comes between its end and the result
     agent, _ = agent_of(call("work", id="a"), "ok", tools=[work])
     async with agent.session() as session, session.run("go") as run:
         heard = [type(event) for event in [event async for event in run] if isinstance(event, Progress | CallFinished)]

@@ -37,7 +37,7 @@ from treadle.events import (
     encode,
 )
 from treadle.messages import Call, TextPart, Usage
-from treadle.permissions.policy import Remembered
+from treadle.permissions.policy import RememberedAnswer
 
 RUN = RunStarted(run_id="run_1", limits=Limits())
 TURN = TurnStarted(turn=1)
@@ -266,10 +266,10 @@ def test_a_call_id_that_the_session_has_seen_is_no_new_call() -> None:
 
 def test_a_turn_is_settled_when_every_call_has_its_result() -> None:
     state = fold(told(RUN, TURN))
-    assert state.turn is not None and not state.turn.settled
+    assert state.turn is not None and not state.turn.is_settled
     for fact, settled in ((REPLY, False), (ended(A), False), (ended(B), True)):
         apply(state, fact)
-        assert state.turn.settled is settled
+        assert state.turn.is_settled is settled
 
 
 def test_questions_are_pending_in_the_order_of_their_calls_until_answered() -> None:
@@ -302,7 +302,7 @@ def test_an_answer_is_remembered_by_its_scope_and_settles_what_else_is_asked(
 ) -> None:
     answer = ApprovalAnswered(call_id="a", decision="allow", scope=scope, by="ann")  # type: ignore[arg-type]
     state = fold(told(RUN, TURN, REPLY, asked(A, "write(path=src/**)"), asked(B), answer))
-    assert state.remembered == ([Remembered(pattern, "allow", "ann")] if pattern else [])
+    assert state.remembered == ([RememberedAnswer(pattern, "allow", "ann")] if pattern else [])
     assert (state.calls["b"].answer is not None) is settles_sibling
     assert state.pending == [] or not settles_sibling
 
@@ -330,12 +330,12 @@ def test_an_answer_settles_only_calls_that_are_still_asked() -> None:
 
 def test_a_pattern_without_a_rule_remembers_the_tool() -> None:
     answer = ApprovalAnswered(call_id="a", decision="deny", scope="pattern")
-    assert fold(told(RUN, TURN, REPLY, asked(A), answer)).remembered == [Remembered("write", "deny")]
+    assert fold(told(RUN, TURN, REPLY, asked(A), answer)).remembered == [RememberedAnswer("write", "deny")]
 
 
 def test_what_was_approved_beforehand_is_remembered_as_that() -> None:
     state = fold(told(SessionConfigured(approve=("shell",), by="ann")))
-    assert state.remembered == [Remembered("shell", "allow", "ann", beforehand=True)]
+    assert state.remembered == [RememberedAnswer("shell", "allow", "ann", was_given_beforehand=True)]
 
 
 def test_time_spent_waiting_for_people_is_counted_once() -> None:

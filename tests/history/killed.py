@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle import Agent
-from treadle.engine.tool_call import LogDesk
+from treadle.engine.tool_call import LogToolServices
 from treadle.events import KeptFile
 from treadle.history.kept_files import KeptFiles
 from treadle.testing import ScriptedModel, call
-from treadle.tools.files.file_tools import file_tools
+from treadle.tools.files.file_tools import build_file_tools
 
 
 async def main(database: str, workspace: str, kept: str) -> None:
-    keep = LogDesk.keep
+    keep = LogToolServices.record_kept_files
 
-    async def dying(self: LogDesk, files: Sequence[KeptFile], **given: Any) -> None:
+    async def dying(self: LogToolServices, files: Sequence[KeptFile], **given: Any) -> None:
         await keep(self, files, **given)
         if any(file.path == "a.txt" for file in files):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    LogDesk.keep = dying  # type: ignore[method-assign]
+    LogToolServices.record_kept_files = dying  # type: ignore[method-assign]
     model = ScriptedModel(
         call("write_file", path="b.txt", content="made"), call("write_file", path="a.txt", content="new")
     )
-    agent = Agent(model, tools=file_tools(KeptFiles(kept)))
+    agent = Agent(model, tools=build_file_tools(KeptFiles(kept)))
     async with agent.session(database, workspace=workspace) as session:
         await session.ask("go")
 

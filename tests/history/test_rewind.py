@@ -15,7 +15,7 @@ from tests.kit.rewinding import Contents, Place, positions, rewindable, write
 from tests.kit.sessions import PATIENCE, Held, Store, agent_of, either_store, ended, of, resumed, said, wait_for
 from treadle import RunFinished, TextPart
 from treadle.engine.coordinator import Coordinator
-from treadle.engine.tool_call import LogDesk
+from treadle.engine.tool_call import LogToolServices
 from treadle.errors import BadInput, Conflict
 from treadle.events import CallFinished, CallStarted, Custom, FilesKept, MessageReceived, Rewound
 from treadle.history.kept_files import KeptFiles
@@ -177,13 +177,13 @@ async def test_what_others_wrote_while_a_call_was_about_to_is_theirs(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.put("a.txt", "old")
-    keep = LogDesk.keep
+    keep = LogToolServices.record_kept_files
 
-    async def racing(self: LogDesk, files: Any, **given: Any) -> None:
+    async def racing(self: LogToolServices, files: Any, **given: Any) -> None:
         await keep(self, files, **given)
         place.put("a.txt", "the user's")
 
-    monkeypatch.setattr(LogDesk, "keep", racing)
+    monkeypatch.setattr(LogToolServices, "keep", racing)
     async with place.session(store, write("a.txt", "mine"), "ok") as session:
         await ended(session)
         (done,) = of(await session.facts(), CallFinished)
@@ -210,7 +210,7 @@ async def test_a_message_that_comes_just_before_a_rewind_makes_it_wait(
 ) -> None:
     async with place.session(store, write("a.txt", "1"), "ok", "answer") as session:
         await ended(session)
-        idle = Coordinator.idle
+        idle = Coordinator.wait_until_idle
 
         async def late(self: Coordinator, session_id: str) -> None:
             await idle(self, session_id)
@@ -283,13 +283,13 @@ async def test_a_session_cut_off_anywhere_can_be_rewound_to_where_it_began(
         "ok",
     )
     states: list[Contents] = []
-    keep = LogDesk.keep
+    keep = LogToolServices.record_kept_files
 
-    async def watched(self: LogDesk, files: Any, **given: Any) -> None:
+    async def watched(self: LogToolServices, files: Any, **given: Any) -> None:
         await keep(self, files, **given)
         states.append(place.holds())
 
-    monkeypatch.setattr(LogDesk, "keep", watched)
+    monkeypatch.setattr(LogToolServices, "keep", watched)
     monkeypatch.setattr(KeptFiles, "drop", lambda self, name: None)  # a process that dies drops nothing
     async with place.agent(*script).session(MemoryLog(), workspace=place.workspace) as session:
         await ended(session)

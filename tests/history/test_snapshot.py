@@ -15,7 +15,7 @@ from treadle.events import KeptFile
 from treadle.history import kept_files as kept_module
 from treadle.history import snapshot as snapshot_module
 from treadle.history.kept_files import KeptFiles, Seen
-from treadle.history.snapshot import Snapshot, keeping, snapshot
+from treadle.history.snapshot import Snapshot, record_changes, snapshot
 from treadle.tools.base import ToolContext
 
 bench = some_bench
@@ -56,13 +56,13 @@ def test_a_store_that_grew_too_large_forgets_the_oldest_at_the_next_start(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, *_, new = (bench.kept.put(f"content {number}".encode())[0] for number in range(10))
-    bench.kept.saw("place", {"old.txt": Seen("stamp", old), "new.txt": Seen("stamp", new)}, ())
+    bench.kept.save_seen("place", {"old.txt": Seen("stamp", old), "new.txt": Seen("stamp", new)}, ())
     bench.kept.close()
     monkeypatch.setattr(kept_module, "MOST_BYTES", 0)
     assert bench.kept.get(new) == b"content 9"
     with pytest.raises(NotFound):
         bench.kept.get(old)
-    assert bench.kept.seen("place").keys() == {"new.txt"}
+    assert bench.kept.load_seen("place").keys() == {"new.txt"}
 
 
 def test_many_threads_can_keep_at_once(bench: Bench) -> None:
@@ -198,10 +198,10 @@ async def test_around_a_command_the_list_is_recorded_before_and_the_changes_afte
 ) -> None:
     bench.put("a.txt", "old")
     desk = bench.desk
-    context = ToolContext("session", "call_1", bench.workspace, desk=desk)
+    context = ToolContext("session", "call_1", bench.workspace, services=desk)
 
     async def failing() -> None:
-        async with keeping(bench.kept, context):
+        async with record_changes(bench.kept, context):
             assert len(desk.trees) == 1 and bench.kept.get(desk.trees[0])
             bench.put("a.txt", "new")
             raise ZeroDivisionError

@@ -9,11 +9,11 @@ import pytest
 
 from treadle.events import KeptFile
 from treadle.history.kept_files import KeptFiles
-from treadle.tools.base import Desk, ToolContext, ToolError, ToolResult
-from treadle.tools.files.file_tools import file_tools
+from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
+from treadle.tools.files.file_tools import build_file_tools
 
 
-class RecordingDesk(Desk):
+class RecordingDesk(ToolServices):
     """Keeps notes for later calls, and what was recorded before each change together with what the file held then."""
 
     def __init__(self, workspace: Path) -> None:
@@ -23,10 +23,12 @@ class RecordingDesk(Desk):
         self.trees: list[str] = []
         self.held_when_kept: dict[str, bytes | None] = {}
 
-    async def note(self, name: str, data: Any) -> None:
+    async def save_note(self, name: str, data: Any) -> None:
         self.notes[name] = data
 
-    async def keep(self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()) -> None:
+    async def record_kept_files(
+        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+    ) -> None:
         for file in files:
             path = self.workspace / file.path
             self.held_when_kept[file.path] = path.read_bytes() if path.is_file() else None
@@ -44,7 +46,7 @@ class Bench:
         self.kept = KeptFiles(folder / "kept")
         self.desk = RecordingDesk(self.workspace)
         self.heard: list[str] = []
-        self.tools = {tool.name: tool for tool in file_tools(self.kept, granted=granted)}
+        self.tools = {tool.name: tool for tool in build_file_tools(self.kept, granted=granted)}
 
     def put(self, path: str, content: str | bytes) -> Path:
         """A file as the user made it."""
@@ -55,7 +57,7 @@ class Bench:
 
     async def result(self, name: str, **arguments: Any) -> object:
         tool = self.tools[name]
-        context = ToolContext("session", "call_1", self.workspace, notes=self.desk.notes, desk=self.desk)
+        context = ToolContext("session", "call_1", self.workspace, notes=self.desk.notes, services=self.desk)
         context.progress = lambda message, *rest: self.heard.append(message)
         return await tool.run(tool.parse(json.dumps(arguments)), context)
 

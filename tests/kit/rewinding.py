@@ -11,9 +11,9 @@ from tests.kit.sessions import Store, agent_of, of
 from treadle import Agent, Session, ToolContext, tool
 from treadle.events import MessageReceived
 from treadle.history.kept_files import KeptFiles
-from treadle.history.snapshot import keeping
+from treadle.history.snapshot import record_changes
 from treadle.testing import call
-from treadle.tools.files.file_tools import file_tools
+from treadle.tools.files.file_tools import build_file_tools
 
 Contents = dict[str, str]
 
@@ -28,11 +28,11 @@ class Place:
 
         @tool
         async def command(name: str, context: ToolContext) -> str:
-            async with keeping(self.kept, context):
+            async with record_changes(self.kept, context):
                 self.commands[name]()
             return "done"
 
-        self.tools = [*file_tools(self.kept), command]
+        self.tools = [*build_file_tools(self.kept), command]
 
     def put(self, path: str, text: str) -> None:
         (self.workspace / path).parent.mkdir(parents=True, exist_ok=True)

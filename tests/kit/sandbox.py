@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from treadle.sandbox import landlock
 from treadle.sandbox.backend import probe, run_in_sandbox, run_on_host
-from treadle.sandbox.base import Bounds, Ended, Job, OnOutput
+from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput
 
 PYTHON = "/usr/bin/python3"
 PATIENCE = 60.0
@@ -25,13 +25,14 @@ needs_bubblewrap = pytest.mark.skipif(
     probe().level != "bubblewrap", reason=f"NOT TESTED, the full sandbox does not work here: {probe().why}"
 )
 needs_landlock = pytest.mark.skipif(
-    landlock.version() < landlock.OLDEST, reason="NOT TESTED, this kernel has no Landlock that is new enough"
+    landlock.read_landlock_version() < landlock.OLDEST_VERSION,
+    reason="NOT TESTED, this kernel has no Landlock that is new enough",
 )
 
-Run = Callable[[Job, OnOutput], Awaitable[Ended]]
+Run = Callable[[Job, OnOutput], Awaitable[CommandResult]]
 EVERYWHERE = [
     pytest.param(run_in_sandbox, id="bubblewrap", marks=needs_bubblewrap),
-    pytest.param(landlock.run, id="landlock", marks=needs_landlock),
+    pytest.param(landlock.run_in_landlock, id="landlock", marks=needs_landlock),
     pytest.param(run_on_host, id="host"),
 ]
 
@@ -54,7 +55,7 @@ sys.stdin.read()
 class Ran(Struct):
     """How a command ended and what it wrote."""
 
-    ended: Ended
+    ended: CommandResult
     output: str
 
 
@@ -126,7 +127,7 @@ async def inside(job: Job) -> Ran:
 
 async def behind_landlock(job: Job) -> Ran:
     """Run it behind the reduced walls."""
-    return await collect(landlock.run, job)
+    return await collect(landlock.run_in_landlock, job)
 
 
 async def on_host(job: Job) -> Ran:

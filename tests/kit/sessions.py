@@ -22,12 +22,12 @@ from treadle.events import (
     InputRequested,
     ModelReplied,
     RunStarted,
-    type_of,
+    fact_type,
 )
 from treadle.log.base import Log
 from treadle.log.in_memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
-from treadle.messages import Request, ResultMessage, UserMessage, text_of
+from treadle.messages import Request, ResultMessage, UserMessage, render_parts
 from treadle.testing import ScriptedModel, SteppingClock
 
 PATIENCE = 60.0
@@ -189,7 +189,7 @@ def of(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
 
 
 def kinds(facts: Iterable[AnyFact]) -> list[str]:
-    return [type_of(fact) for fact in facts]
+    return [fact_type(fact) for fact in facts]
 
 
 async def finished_calls(session: Session) -> dict[str, CallFinished]:
@@ -208,7 +208,7 @@ def results(request: Request) -> dict[str, ResultMessage]:
 
 def said(request: Request) -> list[str]:
     """What the user and the runtime say in a request."""
-    return [text_of(message.parts) for message in request.messages if isinstance(message, UserMessage)]
+    return [render_parts(message.parts) for message in request.messages if isinstance(message, UserMessage)]
 
 
 def check_settled(facts: Sequence[AnyFact], *, running: bool = False) -> None:

@@ -13,7 +13,7 @@ import pytest
 from treadle.events import KeptFile, Tier
 from treadle.messages import Json
 from treadle.sandbox import backend as sandbox
-from treadle.tools.base import Desk, ToolContext, ToolResult
+from treadle.tools.base import ToolContext, ToolResult, ToolServices
 from treadle.tools.shell import Shell
 
 needs_walls = pytest.mark.skipif(
@@ -24,17 +24,19 @@ needs_bubblewrap = pytest.mark.skipif(
 )
 
 
-class Notes(Desk):
+class Notes(ToolServices):
     """A desk that keeps what it is told, for the next call."""
 
     def __init__(self) -> None:
         self.notes: dict[str, Json] = {}
         self.kept: list[KeptFile] = []
 
-    async def note(self, name: str, data: Json) -> None:
+    async def save_note(self, name: str, data: Json) -> None:
         self.notes[name] = data
 
-    async def keep(self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()) -> None:
+    async def record_kept_files(
+        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+    ) -> None:
         self.kept.extend(files)
 
 
@@ -50,10 +52,10 @@ class Terminal:
 
     async def run(self, command: str, **arguments: Any) -> ToolResult:
         context = ToolContext("session", "call", self.workspace)
-        context.tier, context.desk, context.notes = self.tier, self.desk, dict(self.desk.notes)
+        context.tier, context.services, context.notes = self.tier, self.desk, dict(self.desk.notes)
         context.output = self._hear
         parsed = self.tool.parse(json.dumps({"command": command, **arguments}))
-        result = await self.tool.run(self.tool.stands_for(parsed, context.notes)[1], context)
+        result = await self.tool.run(self.tool.resolve_call(parsed, context.notes)[1], context)
         assert isinstance(result, ToolResult)
         return result
 

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from tests.kit.strategies import failures, foreign_facts, replies
 from tests.kit.strict import check_growth, check_request
-from treadle.engine.authorize import Ready, judge
+from treadle.engine.authorize import Ready, authorize_calls
 from treadle.engine.context import Projection
 from treadle.engine.model_call import build_request
-from treadle.engine.reply import received
+from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Setup, later
 from treadle.engine.state import State, apply, fold
 from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Work, next_step
@@ -161,7 +161,7 @@ class Simulation:
         self.clock.step(max(0.0, step.not_before - self.clock.now()))
         said = self.draw(failures if self._chance(5) else replies, label="model")
         if isinstance(said, Reply):
-            self.record(*received(self.setup, self.state, request, self._within_budget(said)))
+            self.record(*build_reply_facts(self.setup, self.state, request, self._within_budget(said)))
             return
         again = said.retryable and step.attempt < self.state.run.limits.attempts
         self.record(_failed(said, step.attempt, 2.0 if again else None))
@@ -187,7 +187,7 @@ class Simulation:
         return replace(reply, usage=replace(reply.usage, output_tokens=left), finish="length")
 
     def _work(self, step: Work) -> None:
-        judgement = now_or_never(judge(self.setup, self.state, step.calls))
+        judgement = now_or_never(authorize_calls(self.setup, self.state, step.calls))
         if judgement.facts:
             self.record(*judgement.facts)
             return

@@ -19,12 +19,12 @@ from treadle.events import ApprovalAnswered, ApprovalRequested, CallFinished, Ru
 from treadle.knowledge.agents import read_sections
 from treadle.knowledge.base import Skill
 from treadle.knowledge.bounded_read import read_beneath
-from treadle.knowledge.instructions import nested
+from treadle.knowledge.instructions import find_nested
 from treadle.knowledge.library import AgentOptions, Library
 from treadle.knowledge.prompt_frames import frame
-from treadle.knowledge.skills import MOST_TRIGGERS, read_skill, triggered
+from treadle.knowledge.skills import MOST_TRIGGERS, find_triggered, read_skill
 from treadle.log.base import Memory
-from treadle.messages import Request, ResultMessage, TextPart, UserMessage, text_of
+from treadle.messages import Request, ResultMessage, TextPart, UserMessage, render_parts
 from treadle.testing import ScriptedModel, call
 
 CANARY = "canary-3f1c-do-not-show"
@@ -44,7 +44,7 @@ class Gullible(ScriptedModel):
 
     async def stream(self, request: Request) -> Any:
         text = request.system + "\n".join(
-            text_of(one.parts) if isinstance(one, UserMessage) else one.text for one in request.messages
+            render_parts(one.parts) if isinstance(one, UserMessage) else one.text for one in request.messages
         )
         self.seen.append(text)
         results = {one.call_id for one in request.messages if isinstance(one, ResultMessage)}
@@ -214,12 +214,12 @@ SLOW: dict[str, Callable[[Path], object]] = {
     "a frame full of blanks": lambda _: frame("file", f"<{' ' * 60_000}x"),
     "a front matter of brackets": lambda _: read_sections("x", f"## a\n---\na: {'[' * 8000}\n---\n", "workspace"),
     "calls that name a crowd of files": lambda at: [
-        *nested(at, {"paths": [f"{n}/{'b/' * 30}c" for n in range(30_000)]})
+        *find_nested(at, {"paths": [f"{n}/{'b/' * 30}c" for n in range(30_000)]})
     ],
     "a message full of frames": lambda _: context_breakdown(
         State(), Request("", (UserMessage((TextPart("<skill " * 100_000),)),)), 4096
     ),
-    "skills that look for everything": lambda _: triggered(busy_skills(), "a 1\n" * 5000),
+    "skills that look for everything": lambda _: find_triggered(busy_skills(), "a 1\n" * 5000),
 }
 
 

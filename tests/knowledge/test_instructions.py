@@ -12,7 +12,7 @@ from treadle.engine.context import own_text
 from treadle.events import encode
 from treadle.knowledge.instructions import chain, read_chain
 from treadle.knowledge.library import AgentOptions, Library
-from treadle.models.local.chat_prompt import exchange
+from treadle.models.local.chat_prompt import split_conversation
 from treadle.testing import ScriptedModel, call
 
 
@@ -90,9 +90,9 @@ async def test_the_small_model_takes_nothing_that_is_attached_for_what_was_said_
         await ended(session, "thanks")
     _, second, third = agent.model.requests
     assert "and then sing" in said(second)[0] and "Api rule." in results(second)["b"].text
-    now, later = exchange(second.messages), exchange(third.messages)
-    assert now.asked == "read it" and [own_text(found) for _, found in now.done] == ["text of api/v1/x.py"]
-    assert later.before[:2] == (("user", "read it"), ("assistant", "read_file: text of api/v1/x.py"))
+    now, later = split_conversation(second.messages), split_conversation(third.messages)
+    assert now.request == "read it" and [own_text(found) for _, found in now.finished_calls] == ["text of api/v1/x.py"]
+    assert later.earlier_turns[:2] == (("user", "read it"), ("assistant", "read_file: text of api/v1/x.py"))
 
 
 async def test_they_are_shown_again_after_a_compaction_when_touched_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from treadle.errors import NotFound
 from treadle.events import Custom, Parent, SessionCreated
 from treadle.knowledge.library import AgentOptions, Library
 from treadle.knowledge.skill_drafts import Drafts, accept, decline, proposals
-from treadle.knowledge.skills import triggered
+from treadle.knowledge.skills import find_triggered
 from treadle.messages import Request, UserMessage
 from treadle.testing import ScriptedModel, call
 
@@ -71,8 +71,8 @@ async def test_the_third_time_a_skill_is_proposed_and_nothing_is_active_yet(tmp_
     assert path == tmp_path / "own" / "skills" / "release-notes" / "SKILL.md"
     skill = library.skills["release-notes"]
     assert skill.description == "Writes the release notes. Use it before a release." and proposals(library) == []
-    assert triggered(library.skills, "Write the release notes for version 9")
-    assert not triggered(library.skills, "water the garden")
+    assert find_triggered(library.skills, "Write the release notes for version 9")
+    assert not find_triggered(library.skills, "water the garden")
 
 
 async def test_the_public_validator_accepts_a_drafted_skill(tmp_path: Path) -> None:

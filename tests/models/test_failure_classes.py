@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from treadle.models.failures import classify, from_stream, retry_after, said_in
-from treadle.models.reports import Source
+from treadle.models.failures import classify_response, classify_stream_error, extract_message, parse_retry_after
+from treadle.models.reports import ErrorSource
 
-WHO = Source("acme", "api.acme.test", "ACME_KEY", ("sk-secret",))
+WHO = ErrorSource("acme", "api.acme.test", "ACME_KEY", ("sk-secret",))
 
 
 def openai(message: str, code: str | None = None, kind: str = "invalid_request_error") -> bytes:
@@ -62,7 +62,7 @@ LOADING = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_e
     ],
 )
 def test_refusals_are_classed(status: int, body: bytes, kind: str, retryable: bool) -> None:
-    error = classify(status, {}, body, WHO)
+    error = classify_response(status, {}, body, WHO)
     assert (error.kind, error.retryable) == (kind, retryable)
     assert "acme (api.acme.test)" in str(error)
     assert " — " in str(error), "what to do"
@@ -70,13 +70,13 @@ def test_refusals_are_classed(status: int, body: bytes, kind: str, retryable: bo
 
 
 def test_a_proxy_that_wants_credentials_is_not_taken_for_the_provider() -> None:
-    error = classify(407, {}, b"", WHO)
+    error = classify_response(407, {}, b"", WHO)
     assert (error.kind, error.retryable) == ("auth", False)
     assert "the proxy on the way" in str(error) and "HTTPS_PROXY" in str(error)
 
 
 def test_the_variable_of_a_refused_key_is_named() -> None:
-    assert "check ACME_KEY" in str(classify(401, {}, b"", WHO))
+    assert "check ACME_KEY" in str(classify_response(401, {}, b"", WHO))
 
 
 @pytest.mark.parametrize(
@@ -99,19 +99,19 @@ def test_the_variable_of_a_refused_key_is_named() -> None:
     ],
 )
 def test_waits_are_read_from_headers_and_words(headers: dict[str, str], text: str, expected: float | None) -> None:
-    assert retry_after(headers, text) == (pytest.approx(expected) if expected is not None else None)
+    assert parse_retry_after(headers, text) == (pytest.approx(expected) if expected is not None else None)
 
 
 def test_a_date_to_wait_for_is_understood() -> None:
     at = datetime.now(UTC) + timedelta(seconds=90)
-    wait = retry_after({"retry-after": format_datetime(at, usegmt=True)})
+    wait = parse_retry_after({"retry-after": format_datetime(at, usegmt=True)})
     assert wait is not None
     assert 80 < wait <= 90
-    assert retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0.0
+    assert parse_retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0.0
 
 
 def test_a_wait_of_hours_is_a_quota_and_not_retried() -> None:
-    error = classify(429, {"retry-after": "7200"}, b"", WHO)
+    error = classify_response(429, {"retry-after": "7200"}, b"", WHO)
     assert (error.kind, error.retryable, error.retry_after) == ("quota", False, 7200.0)
 
 
@@ -128,7 +128,7 @@ def test_a_wait_of_hours_is_a_quota_and_not_retried() -> None:
     ],
 )
 def test_failures_in_a_stream_are_classed(error: Any, kind: str, retryable: bool) -> None:
-    failure = from_stream(error, WHO)
+    failure = classify_stream_error(error, WHO)
     assert (failure.kind, failure.retryable) == (kind, retryable)
 
 
@@ -148,4 +148,4 @@ def test_failures_in_a_stream_are_classed(error: Any, kind: str, retryable: bool
     ],
 )
 def test_the_provider_is_quoted_whatever_its_form(body: bytes, said: str) -> None:
-    assert said_in(body) == said
+    assert extract_message(body) == said

@@ -371,6 +371,6 @@ def test_importing_a_model_loads_no_http_library() -> None:
 
 def test_an_endpoint_shows_neither_key_nor_password() -> None:
     endpoint = Endpoint(provider="p", base_url="http://me:hidden@host:81/v1", key=Secret("sk-hidden"))
-    assert endpoint.where == "host:81"
-    assert endpoint.source.redact("a sk-hidden b hidden") == "a [secret] b [secret]"
+    assert endpoint.address == "host:81"
+    assert endpoint.error_source.redact("a sk-hidden b hidden") == "a [secret] b [secret]"
     assert http.LOCAL_TIMEOUTS.first_byte > Timeouts().first_byte

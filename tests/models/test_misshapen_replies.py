@@ -17,10 +17,10 @@ from tests.kit.fakes.responses import StrictResponses
 from tests.kit.fakes.server import Odd, Strict, events
 from treadle.errors import ModelError
 from treadle.messages import Reply
-from treadle.models.ollama_chat import Ollama
-from treadle.models.remote import RemoteModel, Wire
-from treadle.models.reports import Reported
-from treadle.models.sse import Malformed
+from treadle.models.ollama_chat import OllamaChat
+from treadle.models.remote import RemoteModel, WireFormat
+from treadle.models.reports import ReportedFailure
+from treadle.models.sse import MalformedStream
 
 CALL = {"id": "c", "function": {"name": "add", "arguments": '{"a":1,"b":2}'}}
 CHAT: list[Any] = [
@@ -66,7 +66,7 @@ def lines(*items: Any) -> bytes:
 
 
 def ollama_model(fake: Strict) -> RemoteModel:
-    return model_of(fake, Ollama("ollama", "m"), "m")
+    return model_of(fake, OllamaChat("ollama", "m"), "m")
 
 
 Way = tuple[list[Any], Callable[..., bytes], type[Strict], Callable[[Any], RemoteModel]]
@@ -96,14 +96,14 @@ def spoilt(items: list[Any], path: tuple[Any, ...], instead: Any) -> list[Any]:
     return copy
 
 
-def read(wire: Wire, body: bytes) -> Reply | None:
+def read(wire: WireFormat, body: bytes) -> Reply | None:
     """What a reader makes of a body, without a network; None for the failures that a model tells as its own."""
-    reader = wire.reader(ask("hi", tools=(ADD,)), 100)
+    reader = wire.open_reader(ask("hi", tools=(ADD,)), 100)
     try:
         list(reader.feed(body))
         list(reader.finish())
-        return reader.reply()
-    except (ModelError, Malformed, Reported, msgspec.DecodeError, UnicodeDecodeError):
+        return reader.build_reply()
+    except (ModelError, MalformedStream, ReportedFailure, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -97,7 +97,7 @@ async def test_a_history_of_anybody_is_accepted_by_a_vendor_with_narrow_ids() ->
     async with StrictAnthropic(SCRIPT) as one, StrictChat() as two:
         items: list[Message] = [user("go")]
         await turns(anthropic_model(one), items, {}, 1)
-        await reply_of(chat_model(two, quirks=Quirks(ids=MISTRAL_IDS)), ask(*items, tools=TOOLS))
+        await reply_of(chat_model(two, quirks=Quirks(id_rule=MISTRAL_IDS)), ask(*items, tools=TOOLS))
         ids = [call["id"] for call in two.seen[0].body["messages"][2]["tool_calls"]]
     assert [len(call_id) for call_id in ids] == [9, 9]
     assert two.rejected == []

@@ -21,17 +21,17 @@ from treadle.messages import (
     TextPart,
     UserMessage,
 )
-from treadle.models.ollama_chat import Ollama
+from treadle.models.ollama_chat import OllamaChat
 from treadle.models.remote import RemoteModel
-from treadle.models.window_sizes import from_show
+from treadle.models.window_sizes import probe_ollama
 
 CALLS = (Call("", "add", '{"a":1,"b":2}'), Call("", "echo", '{"text":"größer"}'))
 TOOLS = (ADD, ECHO)
 
 
 def ollama_model(fake: FakeOllama) -> RemoteModel:
-    model = model_of(fake, Ollama("ollama", "m"), "m", provider="ollama")
-    return RemoteModel(Ollama("ollama", "m"), model.endpoint, "m", probe=from_show)
+    model = model_of(fake, OllamaChat("ollama", "m"), "m", provider="ollama")
+    return RemoteModel(OllamaChat("ollama", "m"), model.endpoint, "m", probe=probe_ollama)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_what_does_not_fit_is_refused_and_not_cut() -> None:
         with pytest.raises(ModelError, match="the window of ollama:m has 4000") as caught:
             await reply_of(ollama_model(fake), ask("x" * 40_000))
         assert caught.value.kind == "too_long"
-        unprobed = model_of(fake, Ollama("ollama", "m"), "m")
+        unprobed = model_of(fake, OllamaChat("ollama", "m"), "m")
         with pytest.raises(ModelError) as caught:
             await reply_of(unprobed, ask("x" * 40_000))
         assert caught.value.kind == "too_long"
@@ -105,10 +105,10 @@ async def test_sampling_and_format_are_translated() -> None:
 
 
 def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
-    wire, scratch, items = Ollama("ollama", "m"), {}, [user("start")]
+    wire, scratch, items = OllamaChat("ollama", "m"), {}, [user("start")]
     before = b""
     for turn in range(50):
-        sent = wire.body(Request("You help.", Messages(items), TOOLS, scratch=scratch), 4096)
+        sent = wire.build_body(Request("You help.", Messages(items), TOOLS, scratch=scratch), 4096)
         assert sent.startswith(before)
         json.loads(sent)
         before = sent.removesuffix(b"]}")

@@ -24,7 +24,7 @@ from treadle.messages import (
     Usage,
     UserMessage,
 )
-from treadle.models.openai_responses import Responses
+from treadle.models.openai_responses import OpenAIResponses
 
 CALLS = (Call("call_1", "add", '{"a": 1, "b": 2}'), Call("call_2", "echo", '{"text": "größer"}'))
 TOOLS = (ADD, ECHO)
@@ -51,11 +51,11 @@ async def test_a_tool_loop_with_reasoning_is_accepted_turn_after_turn() -> None:
 
 
 def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
-    wire, scratch, items = Responses("fake", "m"), {}, [user("start")]
+    wire, scratch, items = OpenAIResponses("fake", "m"), {}, [user("start")]
     before = b""
     for turn in range(50):
-        sent = wire.body(Request("You help.", Messages(items), TOOLS, scratch=scratch), None)
-        assert sent == wire.body(Request("You help.", list(items), TOOLS), None)
+        sent = wire.build_body(Request("You help.", Messages(items), TOOLS, scratch=scratch), None)
+        assert sent == wire.build_body(Request("You help.", list(items), TOOLS), None)
         assert sent.startswith(before)
         before = sent.removesuffix(b"]}")
         call = Call(f"call_{turn}", "add", f'{{"a": {turn}, "b": 1}}')
@@ -115,7 +115,7 @@ async def test_a_last_turn_without_tools_keeps_them_and_forbids_them() -> None:
 
 
 def test_a_model_that_does_not_reason_is_not_asked_for_its_reasoning() -> None:
-    sent = json.loads(Responses("openai", "gpt-4o", encrypted=False).body(ask("hi"), None))
+    sent = json.loads(OpenAIResponses("openai", "gpt-4o", asks_encrypted_reasoning=False).build_body(ask("hi"), None))
     assert "include" not in sent
 
 
@@ -205,7 +205,7 @@ async def test_a_document_that_is_no_response_is_no_empty_answer() -> None:
 
 async def test_the_fake_itself_is_strict() -> None:
     async with StrictResponses() as fake:
-        model = model_of(fake, Responses("fake", "m"), "m")
+        model = model_of(fake, OpenAIResponses("fake", "m"), "m")
         for request in (
             ask("hi", ModelMessage("", CALLS), "no results", tools=TOOLS),
             ask("hi", *results(CALLS), tools=TOOLS),

@@ -8,7 +8,7 @@ import pytest
 from treadle.errors import BadInput
 from treadle.messages import Usage
 from treadle.models import prices
-from treadle.models.prices import price_of, priced
+from treadle.models.prices import add_cost, find_price
 
 
 @pytest.fixture(autouse=True)
@@ -17,12 +17,12 @@ def no_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cached_and_written_tokens_have_their_own_price() -> None:
-    usage = priced("anthropic:claude-sonnet-4-6", Usage(1_000_000, 100_000, 600_000), cache_write=200_000)
+    usage = add_cost("anthropic:claude-sonnet-4-6", Usage(1_000_000, 100_000, 600_000), cache_write=200_000)
     assert usage.cost == pytest.approx(0.2 * 3.0 + 0.6 * 0.3 + 0.2 * 3.75 + 0.1 * 15.0)
 
 
 def test_a_model_nobody_priced_costs_nothing_here() -> None:
-    assert priced("acme:unheard-of", Usage(1000, 1000)).cost == 0.0
+    assert add_cost("acme:unheard-of", Usage(1000, 1000)).cost == 0.0
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_model_nobody_priced_costs_nothing_here() -> None:
     ],
 )
 def test_dated_names_find_their_row_and_other_models_do_not(name: str, row: str | None) -> None:
-    found = price_of(name)
+    found = find_price(name)
     assert (found.match if found else None) == row
 
 
@@ -48,15 +48,15 @@ def test_an_own_table_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     rows = [{"match": "acme:*", "input": 2.0, "output": 4.0}, {"match": "openai:gpt-4o", "input": 0.0, "output": 1.0}]
     table.write_text(json.dumps({"models": rows}))
     monkeypatch.setenv("TREADLE_PRICES", str(table))
-    assert priced("acme:rocket", Usage(1_000_000, 1_000_000)).cost == pytest.approx(6.0)
-    assert priced("openai:gpt-4o", Usage(1_000_000, 1_000_000)).cost == pytest.approx(1.0)
-    assert price_of("openai:gpt-4o-mini") is not None
+    assert add_cost("acme:rocket", Usage(1_000_000, 1_000_000)).cost == pytest.approx(6.0)
+    assert add_cost("openai:gpt-4o", Usage(1_000_000, 1_000_000)).cost == pytest.approx(1.0)
+    assert find_price("openai:gpt-4o-mini") is not None
 
 
 def test_a_table_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_PRICES", str(tmp_path / "missing.json"))
     with pytest.raises(BadInput, match=r"missing\.json cannot be read"):
-        price_of("openai:gpt-4o")
+        find_price("openai:gpt-4o")
 
 
 def test_every_row_of_our_table_makes_sense() -> None:

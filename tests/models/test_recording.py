@@ -13,20 +13,20 @@ from tests.kit.fakes.server import status
 from treadle import Agent
 from treadle.errors import ModelError
 from treadle.messages import Reply
-from treadle.models.anthropic_messages import Anthropic
-from treadle.models.catalog import resolve
-from treadle.models.chat_completions import Chat, Quirks
-from treadle.models.ollama_chat import Ollama
-from treadle.models.openai_responses import Responses
+from treadle.models.anthropic_messages import AnthropicMessages
+from treadle.models.catalog import resolve_model
+from treadle.models.chat_completions import ChatCompletions, Quirks
+from treadle.models.ollama_chat import OllamaChat
+from treadle.models.openai_responses import OpenAIResponses
 from treadle.testing.recording import load, record, replay
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
 WIRES: dict[str, Any] = {
-    "chat": Chat("fake", "m"),
-    "chat-replaying": Chat("fake", "m", Quirks(replay_reasoning=True)),
-    "anthropic": Anthropic("fake", "m"),
-    "responses": Responses("fake", "m"),
-    "ollama": Ollama("fake", "m"),
+    "chat": ChatCompletions("fake", "m"),
+    "chat-replaying": ChatCompletions("fake", "m", Quirks(replays_reasoning=True)),
+    "anthropic": AnthropicMessages("fake", "m"),
+    "responses": OpenAIResponses("fake", "m"),
+    "ollama": OllamaChat("fake", "m"),
 }
 
 
@@ -87,10 +87,10 @@ async def test_an_exchange_is_recorded_with_a_base_url_as_models_take_it(
     async with StrictChat([Reply(text="Hello.")]) as fake:
         assert fake.base_url.endswith("/v1")
         async with record(fake.base_url.removesuffix("/v1") + version, file) as base_url:
-            model = resolve("some-model", base_url=base_url, api_key_env="FAKE_KEY")
+            model = resolve_model("some-model", base_url=base_url, api_key_env="FAKE_KEY")
             assert await Agent(model).ask("Hi") == "Hello."
     assert [exchange.path for exchange in load(file).exchanges] == ["/v1/models", "/v1/chat/completions"]
-    for model in (resolve, chat_model_of):  # one asks for its window first, the other does not
+    for model in (resolve_model, chat_model_of):  # one asks for its window first, the other does not
         async with replay(file) as base_url:
             assert await Agent(model("some-model", base_url=base_url)).ask("Hi") == "Hello."
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from treadle.models import sse
-from treadle.models.sse import Kind, Malformed, Stream
+from treadle.models.sse import MalformedStream, MessageDecoder, MessageStream
 
 
 class Note(Struct):
@@ -18,18 +18,18 @@ class Note(Struct):
     error: Any = None
 
 
-NOTES = Kind(Note)
+NOTES = MessageDecoder(Note)
 texts = st.lists(st.text(max_size=30), max_size=12)
 
 
 def read(data: bytes, cuts: list[int] = [], **options: bool) -> tuple[list[str], bool]:  # noqa: B006
-    stream = Stream(NOTES, **options)
+    stream = MessageStream(NOTES, **options)
     found: list[Note] = []
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in itertools.pairwise(edges):
         if start < end:
             found += stream.feed(data[start:end])
-    return [note.text for note in found + stream.finish()], stream.done
+    return [note.text for note in found + stream.finish()], stream.is_done
 
 
 @given(texts, st.lists(st.integers(0, 5000), max_size=40), st.sampled_from(["\n", "\r\n"]), st.booleans())
@@ -90,28 +90,28 @@ def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
 
 
 def test_a_document_in_place_of_events_is_given_whole() -> None:
-    stream = Stream(NOTES)
+    stream = MessageStream(NOTES)
     for piece in (b" \n", b'{"text":\n', b'"a"}\n'):
         assert list(stream.feed(piece)) == []
     assert stream.finish() == []
-    assert json.loads(stream.document() or b"") == {"text": "a"}
-    events = Stream(NOTES)
+    assert json.loads(stream.join_document() or b"") == {"text": "a"}
+    events = MessageStream(NOTES)
     list(events.feed(b'data: {"text":"a"}\n\n{"text":"b"}'))
-    assert events.document() is None
+    assert events.join_document() is None
 
 
 @pytest.mark.parametrize("start", [b"data: ", b'{"text":"'])
 def test_a_message_that_never_ends_is_given_up(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "_MOST", 1000)
-    stream = Stream(NOTES)
+    stream = MessageStream(NOTES)
     for _ in range(9):
         assert list(stream.feed(start + b"x" * 100)) == []
-    with pytest.raises(Malformed, match="no end of it"):
+    with pytest.raises(MalformedStream, match="no end of it"):
         stream.feed(b"x" * 100)
 
 
 def test_an_error_field_of_old_servers_is_a_message() -> None:
-    stream = Stream(NOTES)
+    stream = MessageStream(NOTES)
     (note,) = stream.feed(b'error: {"code":500,"message":"no"}\n\n')
     assert note.error == {"code": 500, "message": "no"}
 
@@ -126,5 +126,5 @@ def test_an_error_field_of_old_servers_is_a_message() -> None:
     ],
 )
 def test_what_is_no_message_is_said_with_what_it_was(data: bytes) -> None:
-    with pytest.raises(Malformed, match=r"text|html"):
+    with pytest.raises(MalformedStream, match=r"text|html"):
         read(data)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kit.fakes.clients import ADD, ECHO
 from treadle.messages import ToolSpec
-from treadle.models.text_calls import recover
+from treadle.models.text_calls import recover_calls
 
 NOW = ToolSpec("now", "The time.", {"type": "object", "properties": {}})
 READ = ToolSpec(
@@ -21,7 +21,7 @@ ONE = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 
 
 def found(text: str, tools: Any = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
-    rest, calls = recover(text, tools)
+    rest, calls = recover_calls(text, tools)
     return rest, [(call.tool, json.loads(call.arguments)) for call in calls]
 
 
@@ -166,5 +166,5 @@ def test_json_answers_are_never_taken_for_calls(value: Any) -> None:
 
 @given(st.text(max_size=200))
 def test_no_text_makes_it_fail(text: str) -> None:
-    rest, calls = recover(text, TOOLS)
+    rest, calls = recover_calls(text, TOOLS)
     assert calls or rest == text

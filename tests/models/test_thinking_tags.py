@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.models.think_tags import ThinkSplitter, without_opening
+from treadle.models.think_tags import ThinkSplitter, split_unopened_block
 
 
 def split(pieces: list[str]) -> tuple[str, str]:
@@ -44,6 +44,6 @@ def test_a_thought_that_does_not_end_stays_a_thought() -> None:
 
 
 def test_a_missing_opening_tag_is_supplied() -> None:
-    assert without_opening("hm\n</think>\n\nyes") == ("hm", "yes")
-    assert without_opening("no tags") == ("", "no tags")
-    assert without_opening("see <think>x</think>") == ("", "see <think>x</think>")
+    assert split_unopened_block("hm\n</think>\n\nyes") == ("hm", "yes")
+    assert split_unopened_block("no tags") == ("", "no tags")
+    assert split_unopened_block("see <think>x</think>") == ("", "see <think>x</think>")

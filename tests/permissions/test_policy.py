@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.events import Decision, Grant, Safety, Tier
-from treadle.permissions.policy import Assessment, Remembered, Verdict, covers, decide, generalise, strictest, touched
+from treadle.permissions.policy import (
+    Assessment,
+    RememberedAnswer,
+    Verdict,
+    choose_strictest,
+    covers_call,
+    decide_call,
+    find_touched_part,
+    suggest_pattern,
+)
 
 SAFETIES: tuple[Safety, ...] = ("safe", "caution", "destructive")
 TIERS: tuple[Tier, ...] = ("read-only", "sandbox", "full")
@@ -18,11 +27,11 @@ STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 def action(
     *grants: Grant, tool: str = "write_file", safety: Safety = "caution", remembered: Any = (), **arguments: Any
 ) -> str:
-    return decide(grants, remembered, tool, arguments or {"path": "src/a.py"}, Assessment(safety)).action
+    return decide_call(grants, remembered, tool, arguments or {"path": "src/a.py"}, Assessment(safety)).action
 
 
 def touches(pattern: str, tool: str, arguments: dict[str, Any]) -> bool:
-    return touched(pattern, tool, arguments) is not None
+    return find_touched_part(pattern, tool, arguments) is not None
 
 
 # ── tiers and grants ───────────────────────────────────────────────────────────────────────────────────────
@@ -78,9 +87,9 @@ def test_asking_for_all_asks_for_what_is_not_approved() -> None:
 
 
 def test_a_verdict_names_the_rule_that_decided() -> None:
-    why = decide((Grant(forbid=("shell(rm *)",)),), (), "shell", {"command": "ls && rm -rf /"}, Assessment()).why
+    why = decide_call((Grant(forbid=("shell(rm *)",)),), (), "shell", {"command": "ls && rm -rf /"}, Assessment()).why
     assert why == "forbidden by shell(rm *) (rm -rf /)"
-    assert "destructive in tier sandbox" in decide((Grant(),), (), "erase", {}, Assessment("destructive")).why
+    assert "destructive in tier sandbox" in decide_call((Grant(),), (), "erase", {}, Assessment("destructive")).why
 
 
 PATTERNS = st.sampled_from(["*", "write_*", "write_file(src/**)", "shell(git *)", "shell", "read_file", "shell(*)"])
@@ -95,7 +104,7 @@ GRANTS = st.builds(
     yes=st.booleans(),
     ask_all=st.booleans(),
 )
-REMEMBERED = st.lists(st.builds(Remembered, PATTERNS, st.sampled_from(["allow", "deny"])), max_size=3)
+REMEMBERED = st.lists(st.builds(RememberedAnswer, PATTERNS, st.sampled_from(["allow", "deny"])), max_size=3)
 CALLS = st.sampled_from(
     [
         ("write_file", {"path": "src/a.py", "text": "x"}),
@@ -112,25 +121,25 @@ CALLS = st.sampled_from(
     st.lists(GRANTS, min_size=1, max_size=3), GRANTS, st.integers(0, 3), REMEMBERED, CALLS, st.sampled_from(SAFETIES)
 )
 def test_one_grant_more_never_allows_more(
-    grants: list[Grant], more: Grant, place: int, remembered: list[Remembered], call: Any, safety: Safety
+    grants: list[Grant], more: Grant, place: int, remembered: list[RememberedAnswer], call: Any, safety: Safety
 ) -> None:
-    before = decide(grants, remembered, *call, Assessment(safety))
-    after = decide([*grants[:place], more, *grants[place:]], remembered, *call, Assessment(safety))
+    before = decide_call(grants, remembered, *call, Assessment(safety))
+    after = decide_call([*grants[:place], more, *grants[place:]], remembered, *call, Assessment(safety))
     assert STRICTNESS[after.action] >= STRICTNESS[before.action]
 
 
 @given(st.lists(GRANTS, min_size=1, max_size=3), REMEMBERED, CALLS, st.sampled_from(SAFETIES))
 def test_no_answer_of_a_person_allows_what_is_denied(
-    grants: list[Grant], remembered: list[Remembered], call: Any, safety: Safety
+    grants: list[Grant], remembered: list[RememberedAnswer], call: Any, safety: Safety
 ) -> None:
-    if decide(grants, (), *call, Assessment(safety)).action == "deny":
-        assert decide(grants, remembered, *call, Assessment(safety)).action == "deny"
+    if decide_call(grants, (), *call, Assessment(safety)).action == "deny":
+        assert decide_call(grants, remembered, *call, Assessment(safety)).action == "deny"
 
 
 def test_the_strictest_verdict_is_the_one_that_allows_least() -> None:
     allow, ask, deny = Verdict("allow", "a"), Verdict("ask", "b"), Verdict("deny", "c")
-    assert strictest(allow, ask) is ask and strictest(deny, ask) is deny
-    assert strictest(Verdict("ask", "first"), Verdict("ask", "second")).why == "first"
+    assert choose_strictest(allow, ask) is ask and choose_strictest(deny, ask) is deny
+    assert choose_strictest(Verdict("ask", "first"), Verdict("ask", "second")).why == "first"
 
 
 # ── patterns ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,7 +158,7 @@ def test_the_strictest_verdict_is_the_one_that_allows_least() -> None:
     ],
 )
 def test_a_tool_is_matched_by_its_whole_name(pattern: str, tool: str, matches: bool) -> None:
-    assert covers(pattern, tool, {}) is matches
+    assert covers_call(pattern, tool, {}) is matches
     assert touches(pattern, tool, {}) is matches
 
 
@@ -187,7 +196,7 @@ def test_a_tool_is_matched_by_its_whole_name(pattern: str, tool: str, matches: b
     ],
 )
 def test_a_path_is_covered_after_it_is_put_straight(pattern: str, path: str, covered: bool) -> None:
-    assert covers(pattern, "write_file", {"path": path, "text": "hello"}) is covered
+    assert covers_call(pattern, "write_file", {"path": path, "text": "hello"}) is covered
 
 
 @pytest.mark.parametrize(
@@ -239,8 +248,8 @@ def test_a_forbidden_path_forbids_no_other() -> None:
     ],
 )
 def test_a_command_with_shell_operators_is_never_covered_by_its_first_word(command: str, covered: bool) -> None:
-    assert covers("shell(git *)", "shell", {"command": command}) is covered
-    assert covers("shell(*)", "shell", {"command": command})
+    assert covers_call("shell(git *)", "shell", {"command": command}) is covered
+    assert covers_call("shell(*)", "shell", {"command": command})
 
 
 @pytest.mark.parametrize(
@@ -267,24 +276,26 @@ def test_a_forbidden_command_is_found_anywhere_among_shell_operators(command: st
 @pytest.mark.parametrize("name", ["command", "cmd", "script", "shell_command", "commands"])
 def test_every_argument_that_is_a_command_is_read_as_one(name: str) -> None:
     value: Any = ["git log; rm x"] if name == "commands" else "git log; rm x"
-    assert not covers("run(git *)", "run", {name: value})
+    assert not covers_call("run(git *)", "run", {name: value})
     assert touches("run(rm *)", "run", {name: value})
 
 
 def test_a_glob_is_matched_on_the_parsed_argument_and_never_on_json_text() -> None:
     disguised = {"path": "/etc/passwd", "text": '"path": "src/a.py"'}
-    assert not covers("write_file(*src/a.py*)", "write_file", disguised)
-    assert not covers('write_file(*"path": "src/*)', "write_file", disguised)
-    assert covers("note(*\n*)", "note", {"text": "two\nlines"})
-    assert covers('note(say "hi")', "note", {"text": 'say "hi"'})
+    assert not covers_call("write_file(*src/a.py*)", "write_file", disguised)
+    assert not covers_call('write_file(*"path": "src/*)', "write_file", disguised)
+    assert covers_call("note(*\n*)", "note", {"text": "two\nlines"})
+    assert covers_call('note(say "hi")', "note", {"text": 'say "hi"'})
 
 
 def test_a_pattern_can_name_the_argument_it_is_about() -> None:
     call = {"method": "GET", "url": "https://example.org/x"}
-    assert covers("fetch(url=https://example.org/*)", "fetch", call)
-    assert not covers("fetch(url=https://example.org/*)", "fetch", {**call, "url": "https://example.org.evil.net/x"})
-    assert not covers("fetch(https://example.org/*)", "fetch", call)
-    assert covers("env(A=1 make)", "env", {"command": "A=1 make"})
+    assert covers_call("fetch(url=https://example.org/*)", "fetch", call)
+    assert not covers_call(
+        "fetch(url=https://example.org/*)", "fetch", {**call, "url": "https://example.org.evil.net/x"}
+    )
+    assert not covers_call("fetch(https://example.org/*)", "fetch", call)
+    assert covers_call("env(A=1 make)", "env", {"command": "A=1 make"})
 
 
 @pytest.mark.parametrize(
@@ -299,24 +310,26 @@ def test_a_pattern_can_name_the_argument_it_is_about() -> None:
     ],
 )
 def test_of_a_list_all_must_be_covered_and_any_is_touched(value: Any, covered: bool, is_touched: bool) -> None:
-    assert covers("write_files(src/**)", "write_files", {"paths": value}) is covered
+    assert covers_call("write_files(src/**)", "write_files", {"paths": value}) is covered
     assert touches("write_files(src/**)", "write_files", {"paths": value}) is is_touched
     assert touches("write_files(*)", "write_files", {"paths": value})
 
 
 def test_a_pattern_on_an_argument_says_nothing_of_a_call_without_arguments() -> None:
-    assert not covers("now(*)", "now", {}) and touches("now(*)", "now", {})
-    assert not covers("now(x)", "now", {}) and not touches("now(x)", "now", {})
+    assert not covers_call("now(*)", "now", {}) and touches("now(*)", "now", {})
+    assert not covers_call("now(x)", "now", {}) and not touches("now(x)", "now", {})
 
 
 def test_numbers_are_matched_as_they_are_written() -> None:
-    assert covers("delete_row(5)", "delete_row", {"id": 5}) and not covers("delete_row(5)", "delete_row", {"id": 55})
+    assert covers_call("delete_row(5)", "delete_row", {"id": 5}) and not covers_call(
+        "delete_row(5)", "delete_row", {"id": 55}
+    )
 
 
 @given(st.text(), st.text(alphabet="ab*?[]()/. ", max_size=8))
 def test_any_pattern_can_be_matched_with_anything(value: str, pattern: str) -> None:
     for name in ("path", "command", "text"):
-        covered = covers(f"t({pattern})", "t", {name: value})
+        covered = covers_call(f"t({pattern})", "t", {name: value})
         assert not covered or touches(f"t({pattern})", "t", {name: value})
 
 
@@ -336,19 +349,21 @@ def test_any_pattern_can_be_matched_with_anything(value: str, pattern: str) -> N
     ],
 )
 def test_a_remembered_answer_holds_for_what_it_covers(pattern: str, decision: Decision, expected: str) -> None:
-    answers = [Remembered(pattern, decision, "ann")]
+    answers = [RememberedAnswer(pattern, decision, "ann")]
     call = {"tool": "shell", "safety": "destructive", "command": "git push --force"}
     assert action(Grant(), remembered=answers, **call) == expected  # type: ignore[arg-type]
 
 
 def test_a_remembered_denial_also_holds_for_what_nobody_would_be_asked() -> None:
-    verdict = decide((Grant(),), [Remembered("write_file", "deny", "ann")], "write_file", {"path": "a"}, Assessment())
+    verdict = decide_call(
+        (Grant(),), [RememberedAnswer("write_file", "deny", "ann")], "write_file", {"path": "a"}, Assessment()
+    )
     assert verdict == Verdict("deny", "ann denied write_file for this session")
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
 def test_a_remembered_denial_beats_an_allowance_whichever_came_first(order: slice) -> None:
-    answers = [Remembered("*", "allow"), Remembered("shell(rm *)", "deny")][order]
+    answers = [RememberedAnswer("*", "allow"), RememberedAnswer("shell(rm *)", "deny")][order]
     call = {"tool": "shell", "safety": "destructive"}
     assert action(Grant(), remembered=answers, command="rm x", **call) == "deny"  # type: ignore[arg-type]
     assert action(Grant(), remembered=answers, command="ls", **call) == "allow"  # type: ignore[arg-type]
@@ -379,7 +394,7 @@ def test_a_remembered_denial_beats_an_allowance_whichever_came_first(order: slic
     ],
 )
 def test_a_rule_made_of_a_call_says_what_a_person_would_mean(tool: str, arguments: Any, rule: str) -> None:
-    assert generalise(tool, arguments) == rule
+    assert suggest_pattern(tool, arguments) == rule
 
 
 ARGUMENTS = st.one_of(
@@ -396,7 +411,7 @@ ARGUMENTS = st.one_of(
 
 @given(ARGUMENTS)
 def test_a_rule_made_of_a_call_covers_that_call(arguments: dict[str, Any]) -> None:
-    assert covers(generalise("t", arguments), "t", arguments)
+    assert covers_call(suggest_pattern("t", arguments), "t", arguments)
 
 
 @given(ARGUMENTS, st.sampled_from(["../../etc/passwd", "/etc/passwd", "x; rm -rf /", "b", "git log | sh"]))
@@ -404,6 +419,6 @@ def test_a_rule_made_of_a_call_covers_no_way_out(arguments: dict[str, Any], othe
     name = next(iter(arguments), "")
     if name in ("path", "command", "text") and isinstance(arguments[name], str) and arguments[name]:
         if re.search(r"\.\.|[;|]", other) or other.startswith("/"):
-            rule, same = generalise("t", arguments), arguments[name] == other
+            rule, same = suggest_pattern("t", arguments), arguments[name] == other
             inside = name == "path" and arguments[name].startswith("/")
-            assert same or inside or not covers(rule, "t", {**arguments, name: other})
+            assert same or inside or not covers_call(rule, "t", {**arguments, name: other})

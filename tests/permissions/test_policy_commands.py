@@ -7,27 +7,27 @@ from hypothesis import strategies as st
 from treadle.events import Grant, Safety, Tier
 from treadle.permissions.policy import (
     Assessment,
-    Remembered,
+    RememberedAnswer,
     Verdict,
-    covers,
-    decide,
-    generalise,
-    touched,
-    with_posture,
+    apply_posture,
+    covers_call,
+    decide_call,
+    find_touched_part,
+    suggest_pattern,
 )
-from treadle.permissions.shell.classify import classify
-from treadle.permissions.shell.parse import commands_of, parts_of
+from treadle.permissions.shell.classify import classify_command
+from treadle.permissions.shell.parse import parse_command, render_commands
 
 
 def commands(command: str) -> tuple[str, ...]:
-    return commands_of(parts_of(command))
+    return render_commands(parse_command(command))
 
 
-def judged(command: str, *grants: Grant, remembered: tuple[Remembered, ...] = (), safety: str = "") -> Verdict:
-    parts = parts_of(command)
-    found, why = classify(parts, "/work")
-    assessment = Assessment(safety or found, why, commands_of(parts))  # type: ignore[arg-type]
-    return decide(grants or (Grant(),), remembered, "shell", {"command": command}, assessment)
+def judged(command: str, *grants: Grant, remembered: tuple[RememberedAnswer, ...] = (), safety: str = "") -> Verdict:
+    parts = parse_command(command)
+    found, why = classify_command(parts, "/work")
+    assessment = Assessment(safety or found, why, render_commands(parts))  # type: ignore[arg-type]
+    return decide_call(grants or (Grant(),), remembered, "shell", {"command": command}, assessment)
 
 
 ASKING = Grant(ask_all=True, approve=("shell(git *)",))
@@ -108,7 +108,7 @@ def test_several_patterns_cover_a_command_together_and_all_are_named() -> None:
 )
 @pytest.mark.parametrize("grant", [Grant(forbid=("shell(rm *)",), yes=True, approve=("*",)), Grant(tools=("shell",))])
 def test_a_forbidden_command_is_found_behind_anything(command: str, grant: Grant) -> None:
-    remembered = () if grant.forbid else (Remembered("shell(command=rm *)", "deny", "ann"),)
+    remembered = () if grant.forbid else (RememberedAnswer("shell(command=rm *)", "deny", "ann"),)
     verdict = judged(command, grant, remembered=remembered)
     assert verdict.action == "deny" and "rm" in verdict.why
 
@@ -171,8 +171,8 @@ def test_what_may_be_forbidden_is_asked_and_no_approval_but_its_own_counts(
     pattern: str, command: str, asked: bool
 ) -> None:
     grant = Grant(forbid=(pattern,), yes=True, approve=("*",), always=("*",))
-    verdict = judged(command, grant, remembered=(Remembered("*", "allow"),), safety="caution")
-    assert (verdict.action, verdict.firm) == (("ask", True) if asked else ("allow", False))
+    verdict = judged(command, grant, remembered=(RememberedAnswer("*", "allow"),), safety="caution")
+    assert (verdict.action, verdict.is_once_only) == (("ask", True) if asked else ("allow", False))
     assert not asked or "cannot be told" in verdict.why
 
 
@@ -184,23 +184,27 @@ def test_what_may_be_forbidden_is_asked_and_no_approval_but_its_own_counts(
 )
 @pytest.mark.parametrize("tier", ["sandbox", "full"])
 def test_dangerous_and_unreadable_commands_are_asked_for_each_time(command: str, tier: Tier) -> None:
-    everything = (Remembered("*", "allow"), Remembered("shell", "allow"), Remembered("shell(*)", "allow"))
+    everything = (
+        RememberedAnswer("*", "allow"),
+        RememberedAnswer("shell", "allow"),
+        RememberedAnswer("shell(*)", "allow"),
+    )
     verdict = judged(command, Grant(tier=tier, always=("*", "shell", "shell(*)")), remembered=everything)
-    assert (verdict.action, verdict.firm) == ("ask", True)
+    assert (verdict.action, verdict.is_once_only) == ("ask", True)
     for grant in (Grant(tier=tier, yes=True), Grant(tier=tier, approve=("shell",))):
         assert judged(command, grant).action == "allow"
-    beforehand = (Remembered("shell", "allow", "ann", beforehand=True),)
+    beforehand = (RememberedAnswer("shell", "allow", "ann", was_given_beforehand=True),)
     assert judged(command, Grant(tier=tier), remembered=beforehand).action == "allow"
 
 
 def test_no_answer_given_beforehand_covers_what_may_be_forbidden() -> None:
-    beforehand = (Remembered("*", "allow", "ann", beforehand=True),)
+    beforehand = (RememberedAnswer("*", "allow", "ann", was_given_beforehand=True),)
     verdict = judged("$CMD x", Grant(forbid=("shell(rm *)",)), remembered=beforehand)
-    assert (verdict.action, verdict.forbidden) == ("ask", True)
+    assert (verdict.action, verdict.may_be_forbidden) == ("ask", True)
 
 
 def test_a_remembered_rule_for_a_command_does_not_reach_its_dangerous_form() -> None:
-    remembered = (Remembered("shell(command=git push *)", "allow"),)
+    remembered = (RememberedAnswer("shell(command=git push *)", "allow"),)
     cautious = Grant(cautious=True)
     assert judged("git push", cautious, remembered=remembered).action == "allow"
     assert judged("git push origin main", cautious, remembered=remembered).action == "allow"
@@ -209,13 +213,15 @@ def test_a_remembered_rule_for_a_command_does_not_reach_its_dangerous_form() -> 
 
 
 def test_a_remembered_denial_still_counts_for_what_is_asked_each_time() -> None:
-    assert judged("sudo ls", remembered=(Remembered("shell(sudo *)", "deny", "ann"),)).action == "deny"
+    assert judged("sudo ls", remembered=(RememberedAnswer("shell(sudo *)", "deny", "ann"),)).action == "deny"
 
 
 def test_what_only_a_tool_calls_destructive_may_be_remembered() -> None:
-    verdict = decide((Grant(),), (Remembered("drop", "allow"),), "drop", {"table": "x"}, Assessment("destructive"))
+    verdict = decide_call(
+        (Grant(),), (RememberedAnswer("drop", "allow"),), "drop", {"table": "x"}, Assessment("destructive")
+    )
     assert verdict.action == "allow"
-    assert not decide((Grant(),), (), "drop", {"table": "x"}, Assessment("destructive")).firm
+    assert not decide_call((Grant(),), (), "drop", {"table": "x"}, Assessment("destructive")).is_once_only
 
 
 # ── reasons ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,9 +260,9 @@ def test_a_reason_is_short_and_hides_nothing() -> None:
 
 def test_a_doubt_asks_for_what_would_be_allowed_until_somebody_approves() -> None:
     doubtful = Assessment("caution", doubts=("something is odd",))
-    assert decide((Grant(),), (), "send", {}, doubtful) == Verdict("ask", "something is odd")
-    assert decide((Grant(approve=("send",)),), (), "send", {}, doubtful).action == "allow"
-    assert decide((Grant(),), (Remembered("send", "allow"),), "send", {}, doubtful).action == "allow"
+    assert decide_call((Grant(),), (), "send", {}, doubtful) == Verdict("ask", "something is odd")
+    assert decide_call((Grant(approve=("send",)),), (), "send", {}, doubtful).action == "allow"
+    assert decide_call((Grant(),), (RememberedAnswer("send", "allow"),), "send", {}, doubtful).action == "allow"
 
 
 # ── rules to remember ──────────────────────────────────────────────────────────────────────────────────────
@@ -294,8 +300,8 @@ def test_a_doubt_asks_for_what_would_be_allowed_until_somebody_approves() -> Non
     ],
 )
 def test_a_rule_is_made_of_one_plain_command_or_is_that_very_command(command: str, rule: str) -> None:
-    assert generalise("shell", {"command": command}, commands(command)) == rule
-    assert covers(rule, "shell", {"command": command}, commands(command))
+    assert suggest_pattern("shell", {"command": command}, commands(command)) == rule
+    assert covers_call(rule, "shell", {"command": command}, commands(command))
 
 
 @pytest.mark.parametrize(
@@ -322,11 +328,11 @@ SCRIPTS = st.lists(
 
 @given(SCRIPTS, SCRIPTS)
 def test_a_rule_made_of_one_command_covers_another_only_if_all_its_parts_begin_alike(one: str, other: str) -> None:
-    rule = generalise("shell", {"command": one}, commands(one))
-    assert covers(rule, "shell", {"command": one}, commands(one)) or any(
+    rule = suggest_pattern("shell", {"command": one}, commands(one))
+    assert covers_call(rule, "shell", {"command": one}, commands(one)) or any(
         part.startswith("? ") for part in commands(one)
     )
-    if covers(rule, "shell", {"command": other}, commands(other)) and one != other:
+    if covers_call(rule, "shell", {"command": other}, commands(other)) and one != other:
         first = {part.split(" ")[0] for part in commands(one)}
         assert {part.split(" ")[0] for part in commands(other)} == first
 
@@ -334,8 +340,8 @@ def test_a_rule_made_of_one_command_covers_another_only_if_all_its_parts_begin_a
 @given(SCRIPTS, st.sampled_from(["git *", "ls", "rm *", "*", "sudo *", "> x", "A=*", "? *"]))
 def test_what_covers_a_command_also_touches_it(command: str, glob: str) -> None:
     pattern, arguments = f"shell({glob})", {"command": command}
-    if covers(pattern, "shell", arguments, commands(command)):
-        assert touched(pattern, "shell", arguments, commands(command)) is not None
+    if covers_call(pattern, "shell", arguments, commands(command)):
+        assert find_touched_part(pattern, "shell", arguments, commands(command)) is not None
 
 
 # ── postures and narrowing ─────────────────────────────────────────────────────────────────────────────────
@@ -350,13 +356,13 @@ def test_what_covers_a_command_also_touches_it(command: str, glob: str) -> None:
     ],
 )
 def test_a_posture_says_what_is_asked(posture: str, actions: tuple[str, ...]) -> None:
-    grant = with_posture(Grant(), posture)  # type: ignore[arg-type]
+    grant = apply_posture(Grant(), posture)  # type: ignore[arg-type]
     classes: tuple[Safety, ...] = ("safe", "caution", "destructive")
-    told = [decide((grant,), (), "erase", {}, Assessment(safety)).action for safety in classes]
+    told = [decide_call((grant,), (), "erase", {}, Assessment(safety)).action for safety in classes]
     assert (*told, judged("sudo ls", grant).action) == actions
 
 
 def test_a_posture_allows_nothing_that_a_grant_denies() -> None:
-    grant = with_posture(Grant(tier="read-only", forbid=("note",)), "trusting")
-    assert decide((grant,), (), "note", {}, Assessment("safe")).action == "deny"
-    assert decide((grant,), (), "erase", {}, Assessment("destructive")).action == "deny"
+    grant = apply_posture(Grant(tier="read-only", forbid=("note",)), "trusting")
+    assert decide_call((grant,), (), "note", {}, Assessment("safe")).action == "deny"
+    assert decide_call((grant,), (), "erase", {}, Assessment("destructive")).action == "deny"

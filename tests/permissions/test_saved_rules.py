@@ -9,8 +9,16 @@ import pytest
 
 from treadle.errors import BadInput, StoreDamaged
 from treadle.events import Grant
-from treadle.permissions.policy import Assessment, decide
-from treadle.permissions.saved_rules import FILE, Rule, all_rules, forget_rule, load_rules, save_rule, with_rules
+from treadle.permissions.policy import Assessment, decide_call
+from treadle.permissions.saved_rules import (
+    RULES_FILE,
+    SavedRule,
+    apply_rules,
+    forget_rule,
+    load_all_rules,
+    load_rules,
+    save_rule,
+)
 
 
 @pytest.fixture
@@ -25,7 +33,7 @@ def test_a_rule_holds_in_its_workspace_or_everywhere(data: Path, tmp_path: Path)
     local = save_rule(data, "shell(make *)", workspace=here)
     assert load_rules(data, here) == (everywhere, local)
     assert load_rules(data, there) == load_rules(data) == (everywhere,)
-    assert all_rules(data) == (everywhere, local)
+    assert load_all_rules(data) == (everywhere, local)
 
 
 def test_a_workspace_is_known_however_it_is_reached(data: Path, tmp_path: Path) -> None:
@@ -48,13 +56,15 @@ def test_a_rule_can_be_taken_back(data: Path) -> None:
 
 
 def test_rules_join_a_grant_as_what_may_be_remembered(data: Path) -> None:
-    grant = with_rules(Grant(cautious=True, forbid=("a",)), (Rule("shell(git push *)"), Rule("drop", "deny")))
+    grant = apply_rules(
+        Grant(cautious=True, forbid=("a",)), (SavedRule("shell(git push *)"), SavedRule("drop", "deny"))
+    )
     assert grant == Grant(cautious=True, always=("shell(git push *)",), forbid=("a", "drop"))
     plain = Assessment("caution", commands=("git push",))
-    assert decide((grant,), (), "shell", {"command": "git push"}, plain).action == "allow"
+    assert decide_call((grant,), (), "shell", {"command": "git push"}, plain).action == "allow"
     forced = Assessment("destructive", commands=("git push -f",))
-    assert decide((grant,), (), "shell", {"command": "git push -f"}, forced).action == "ask"
-    assert decide((grant,), (), "drop", {}, Assessment("safe")).action == "deny"
+    assert decide_call((grant,), (), "shell", {"command": "git push -f"}, forced).action == "ask"
+    assert decide_call((grant,), (), "drop", {}, Assessment("safe")).action == "deny"
 
 
 @pytest.mark.parametrize("pattern", ["", "  "])
@@ -66,7 +76,7 @@ def test_what_has_no_rule_cannot_be_remembered(data: Path, pattern: str) -> None
 
 def test_only_the_user_can_read_the_rules(data: Path) -> None:
     save_rule(data, "note")
-    assert stat.S_IMODE((data / FILE).stat().st_mode) == 0o600 and stat.S_IMODE(data.stat().st_mode) == 0o700
+    assert stat.S_IMODE((data / RULES_FILE).stat().st_mode) == 0o600 and stat.S_IMODE(data.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
@@ -74,15 +84,15 @@ def test_only_the_user_can_read_the_rules(data: Path) -> None:
 )
 def test_rules_that_cannot_be_read_are_an_error_and_are_not_overwritten(data: Path, content: bytes) -> None:
     data.mkdir(parents=True)
-    (data / FILE).write_bytes(content)
+    (data / RULES_FILE).write_bytes(content)
     for attempt in (lambda: load_rules(data), lambda: save_rule(data, "note")):
         with pytest.raises(StoreDamaged, match=r"rules\.json"):
             attempt()
-    assert (data / FILE).read_bytes() == content
+    assert (data / RULES_FILE).read_bytes() == content
 
 
 def test_two_programs_that_save_at_once_lose_nothing(data: Path) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         list(pool.map(save_rule, [data] * 20, [f"tool{number}" for number in range(20)]))
-    assert {rule.pattern for rule in all_rules(data)} == {f"tool{number}" for number in range(20)}
-    assert sorted(path.name for path in data.iterdir()) == [f".{FILE}.lock", FILE]
+    assert {rule.pattern for rule in load_all_rules(data)} == {f"tool{number}" for number in range(20)}
+    assert sorted(path.name for path in data.iterdir()) == [f".{RULES_FILE}.lock", RULES_FILE]

@@ -27,7 +27,7 @@ from tests.kit.sandbox import (
 )
 from treadle.errors import BadInput
 from treadle.sandbox.backend import run_in_sandbox, run_on_host
-from treadle.sandbox.base import Bounds, Job, Reason
+from treadle.sandbox.base import Bounds, EndReason, Job
 from treadle.sandbox.resource_usage import DiskWatch
 
 neighbour, place = a_neighbour, a_place
@@ -39,7 +39,7 @@ class Bomb(Struct, frozen=True):
     name: str
     code: str
     bounds: Bounds
-    reason: Reason = "exited"
+    reason: EndReason = "exited"
 
 
 FORKS = """
@@ -219,7 +219,7 @@ async def test_memory_is_looked_at_while_a_large_workspace_is_looked_through(
         return False
 
     monkeypatch.setattr(DiskWatch, "is_suspicious", lambda _: True)
-    monkeypatch.setattr(DiskWatch, "has_outgrown", looks_for_long)
+    monkeypatch.setattr(DiskWatch, "is_over_limit", looks_for_long)
     code = f"PAUSE = 200\nimport os\nwhile not os.path.exists('looking'): pass\n{SHARED}"
     held = await on_host(place.python(code, bounds=Bounds(wall_s=30, memory_mb=100)))
     done.set()

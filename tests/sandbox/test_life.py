@@ -30,10 +30,10 @@ from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock
 from treadle.sandbox.backend import run_in_sandbox, run_on_host
 from treadle.sandbox.base import Bounds, Job, SandboxUnavailable
-from treadle.sandbox.guarded_paths import lock_name
-from treadle.sandbox.process import readable
-from treadle.sandbox.resource_usage import descendants
-from treadle.sandbox.runtime_folder import runtime_folder
+from treadle.sandbox.guarded_paths import build_lock_name
+from treadle.sandbox.process import wait_until_readable
+from treadle.sandbox.resource_usage import find_descendants
+from treadle.sandbox.runtime_folder import make_runtime_folder
 
 neighbour, place = a_neighbour, a_place
 
@@ -223,7 +223,7 @@ def left_behind(place: Place) -> dict[str, set[str]]:
         "children": {line for line in children if " ps " not in line and str(place.neighbour.pid) not in line},
         "sleepers": {name for name in os.listdir("/proc") if name.isdigit() and sleeps(int(name))},
         "descriptors": set(os.listdir("/proc/self/fd")),
-        "locks": {name for name in os.listdir(runtime_folder()) if name == lock_name(place.workspace)},
+        "locks": {name for name in os.listdir(make_runtime_folder()) if name == build_lock_name(place.workspace)},
         "workspace": {name for name in os.listdir(place.workspace) if name != "d"},
     }
 
@@ -277,13 +277,13 @@ async def test_a_command_that_was_not_let_go_yet_never_runs(number: signal.Signa
         sys.executable, "-c", WAITING, cwd=place.workspace, stderr=subprocess.DEVNULL
     )
     await until((place.workspace / "waiting").exists)
-    (bwrap,) = descendants(process.pid)[:1]
-    inner = [os.pidfd_open(pid) for pid in descendants(bwrap)]
+    (bwrap,) = find_descendants(process.pid)[:1]
+    inner = [os.pidfd_open(pid) for pid in find_descendants(bwrap)]
     process.send_signal(number)
     await process.wait()
     for handle in inner:
         async with asyncio.timeout(PATIENCE):
-            await readable(handle)
+            await wait_until_readable(handle)
         os.close(handle)
     assert len(inner) == 2
     await inside(place.shell("true"))  # takes the placeholders away that a killed process left
@@ -294,7 +294,7 @@ async def test_a_command_that_was_not_let_go_yet_never_runs(number: signal.Signa
 async def test_a_sandbox_that_cannot_be_set_up_is_said_and_nothing_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = bubblewrap.arguments
+    real = bubblewrap.build_arguments
     monkeypatch.setattr(bubblewrap, "arguments", lambda plan: [*real(plan), "--ro-bind", "/nonexistent", "/x"])
     heard: list[bytes] = []
     with pytest.raises(SandboxUnavailable, match=r"was not run: bwrap: .*/nonexistent"):
@@ -368,7 +368,7 @@ async def test_no_secret_of_ours_is_in_the_environment(run: Run, place: Place, m
     ],
 )
 async def test_a_command_that_cannot_be_told_is_refused(run: Run, job: Job) -> None:
-    if run is landlock.run:
+    if run is landlock.run_in_landlock:
         run = run_in_sandbox
     with pytest.raises(BadInput, match="Nothing was run"):
         await collect(run, job)

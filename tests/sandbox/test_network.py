@@ -14,8 +14,8 @@ from tests.kit.sandbox import PATIENCE, PYTHON, Place, Ran, a_neighbour, a_place
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock, network
 from treadle.sandbox.base import Job, SandboxUnavailable
-from treadle.sandbox.proxy import Gate, Refused, allows, read_request, serving
-from treadle.sandbox.public_addresses import is_public
+from treadle.sandbox.proxy import ProxyRules, RequestRefused, is_host_allowed, read_request, serve_proxy
+from treadle.sandbox.public_addresses import is_public_address
 
 neighbour, place = a_neighbour, a_place
 
@@ -28,7 +28,7 @@ except Exception as error: print("REFUSED", error, getattr(error, "read", bytes)
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "93.184.216.34"])
 def test_public_addresses(address: str) -> None:
-    assert is_public(address)
+    assert is_public_address(address)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,16 @@ def test_public_addresses(address: str) -> None:
     ],
 )
 def test_addresses_that_are_not_public(address: str) -> None:
-    assert not is_public(address)
+    assert not is_public_address(address)
 
 
 @given(st.ip_addresses(v=4))
 def test_no_form_that_carries_another_address_is_public(address: object) -> None:
-    assert not is_public(f"::ffff:{address}") and not is_public(f"::{address}") and not is_public(f"64:ff9b::{address}")
+    assert (
+        not is_public_address(f"::ffff:{address}")
+        and not is_public_address(f"::{address}")
+        and not is_public_address(f"64:ff9b::{address}")
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +81,7 @@ def test_no_form_that_carries_another_address_is_public(address: object) -> None
     ],
 )
 def test_the_list_of_hosts(hosts: tuple[str, ...], host: str, port: int, expected: bool) -> None:
-    assert allows(hosts, host, port) is expected
+    assert is_host_allowed(hosts, host, port) is expected
 
 
 def test_a_request_is_sent_on_without_what_was_meant_for_the_proxy() -> None:
@@ -106,7 +110,7 @@ def test_a_plain_request_names_no_other_host_than_the_one_that_was_checked(line:
     ],
 )
 def test_a_line_that_ends_where_only_some_see_it_is_refused(head: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         read_request(head + b"\r\n\r\n")
 
 
@@ -115,13 +119,13 @@ def test_a_line_that_ends_where_only_some_see_it_is_refused(head: bytes) -> None
     [b"", b"GET / HTTP/1.1", b"GET ftp://a/ HTTP/1.1", b"CONNECT a:b HTTP/1.1", b"GET http://[1 HTTP/1.1", b"x y"],
 )
 def test_what_is_no_request_to_a_proxy_is_refused(head: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         read_request(head + b"\r\n\r\n")
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(head: bytes) -> None:
-    with suppress(Refused):
+    with suppress(RequestRefused):
         read_request(head)
 
 
@@ -150,9 +154,9 @@ async def to_loopback(host: str, port: int) -> list[str]:
 
 
 async def fetched(place: Place, url: str, *hosts: str, public: bool = True) -> Ran:
-    way = partial(network.opened, resolve=to_loopback, public=lambda address: public)
+    way = partial(network.open_network, resolve=to_loopback, public=lambda address: public)
     job = Job((PYTHON, "-I", "-c", FETCH, url), place.workspace, network=True, allow_hosts=hosts)
-    return await collect(lambda job, on_output: bubblewrap.run(job, on_output, way), job)
+    return await collect(lambda job, on_output: bubblewrap.run_in_bubblewrap(job, on_output, way), job)
 
 
 @needs_bubblewrap
@@ -189,10 +193,10 @@ def tried(name, go):
 tried("port", lambda: socket.create_connection(("127.0.0.1", {place.neighbour.tcp}), 60))
 tried("abstract", lambda: socket.socket(socket.AF_UNIX).connect("\\0{place.neighbour.abstract}"))
 tried("name", lambda: socket.create_connection(("example.org", 80), 60))
-proxy = socket.create_connection(("127.0.0.1", {network.PORT}), 60)
+proxy = socket.create_connection(("127.0.0.1", {network.PROXY_PORT}), 60)
 proxy.sendall(b"CONNECT 127.0.0.1:{place.neighbour.tcp} HTTP/1.1\\r\\n\\r\\n")
 print(proxy.recv(12))
-proxy = socket.create_connection(("127.0.0.1", {network.PORT}), 60)
+proxy = socket.create_connection(("127.0.0.1", {network.PROXY_PORT}), 60)
 proxy.sendall(b"CONNECT localhost:443 HTTP/1.1\\r\\n\\r\\n")
 print(proxy.recv(12))
 """
@@ -202,7 +206,9 @@ print(proxy.recv(12))
 
 @needs_bubblewrap
 async def test_without_the_network_there_is_no_proxy(place: Place) -> None:
-    ran = await inside(place.python(f"import socket; socket.create_connection(('127.0.0.1', {network.PORT}), 60)"))
+    ran = await inside(
+        place.python(f"import socket; socket.create_connection(('127.0.0.1', {network.PROXY_PORT}), 60)")
+    )
     assert "ConnectionRefusedError" in ran.output
 
 
@@ -223,7 +229,7 @@ async def test_a_tunnel_carries_bytes_both_ways_and_ends_with_the_command(place:
         port = server.sockets[0].getsockname()[1]
         code = f"""
 import socket, threading
-s = socket.create_connection(("127.0.0.1", {network.PORT}))
+s = socket.create_connection(("127.0.0.1", {network.PROXY_PORT}))
 s.sendall(b"CONNECT site.test:{port} HTTP/1.1\\r\\n\\r\\n")
 assert b"200" in s.recv(100)
 sent = b"x" * (1 << 20)
@@ -232,9 +238,9 @@ got = 0
 while got < len(sent): got += len(s.recv(65536))
 print(got)
 """
-        way = partial(network.opened, resolve=to_loopback, public=lambda address: True)
+        way = partial(network.open_network, resolve=to_loopback, public=lambda address: True)
         job = Job((PYTHON, "-I", "-c", code), place.workspace, network=True, allow_hosts=(f"site.test:{port}",))
-        ran = await collect(lambda job, on_output: bubblewrap.run(job, on_output, way), job)
+        ran = await collect(lambda job, on_output: bubblewrap.run_in_bubblewrap(job, on_output, way), job)
         assert ran.output == f"{1 << 20}\n", ran
         async with asyncio.timeout(PATIENCE):
             await closed.wait()
@@ -242,7 +248,7 @@ print(got)
 
 async def test_a_head_that_never_ends_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with serving(listener, Gate()):
+        async with serve_proxy(listener, ProxyRules()):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(b"GET http://a/ HTTP/1.1\r\n" + b"X: y\r\n" * 10_000)
             assert (await reader.readline()).startswith(b"HTTP/1.1 403")
@@ -252,7 +258,7 @@ async def test_a_head_that_never_ends_is_refused() -> None:
 @pytest.mark.parametrize("host", ["a..b", "a" * 70])
 async def test_what_can_be_no_name_is_refused_like_one_that_is_not_found(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with serving(listener, Gate()):
+        async with serve_proxy(listener, ProxyRules()):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(f"CONNECT {host}:443 HTTP/1.1\r\n\r\n".encode())
             async with asyncio.timeout(PATIENCE):
@@ -271,10 +277,10 @@ async def test_leaving_closes_both_ends_of_a_tunnel_that_is_still_open() -> None
 
     server = await asyncio.start_server(far, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    gate = Gate((f"site.test:{port}",), to_loopback, lambda address: True)
+    gate = ProxyRules((f"site.test:{port}",), to_loopback, lambda address: True)
     async with server, asyncio.timeout(PATIENCE):
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            async with serving(listener, gate):
+            async with serve_proxy(listener, gate):
                 reader, writer = await asyncio.open_connection(*listener.getsockname())
                 writer.write(f"CONNECT site.test:{port} HTTP/1.1\r\n\r\n".encode())
                 near = await reader.readuntil(b"\r\n\r\n")
@@ -297,4 +303,4 @@ async def test_a_network_that_cannot_be_entered_is_said_and_nothing_runs(
 
 async def test_the_reduced_sandbox_grants_no_network(place: Place) -> None:
     with pytest.raises(BadInput, match="cannot grant the network"):
-        await landlock.run(place.job("true", network=True), lambda data: None)
+        await landlock.run_in_landlock(place.job("true", network=True), lambda data: None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.sandbox.seccomp import ALLOW, ERRNO, KILL, Machine, instructions, program
+from treadle.sandbox.seccomp import ALLOW, ERRNO, KILL, Machine, build_instructions, build_program
 
 AUDIT: dict[Machine, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 MACHINES: list[Machine] = ["x86_64", "aarch64"]
@@ -42,23 +42,23 @@ def verdict(code: bytes, arch: int, call: int, *arguments: int) -> int:
 
 
 def asked(machine: Machine, call: int, *arguments: int, sockets: bool = True) -> int:
-    return verdict(program(machine, sockets=sockets), AUDIT[machine], call, *arguments)
+    return verdict(build_program(machine, sockets=sockets), AUDIT[machine], call, *arguments)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_it_is_short_enough_for_the_kernel_and_every_jump_lands_inside(machine: Machine) -> None:
-    steps = instructions(machine)
+    steps = build_instructions(machine)
     assert 0 < len(steps) < 4096
     for at, step in enumerate(steps):
         if step.code & 7 == 5:
-            assert at + 1 + max(step.true, step.false) < len(steps)
+            assert at + 1 + max(step.jump_true, step.jump_false) < len(steps)
     assert steps[-1].operand == ALLOW
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_call_of_another_architecture_is_fatal(machine: Machine) -> None:
     for arch in (0x40000003, 0x40000028, *(other for name, other in AUDIT.items() if name != machine)):
-        assert verdict(program(machine), arch, 0) == KILL
+        assert verdict(build_program(machine), arch, 0) == KILL
 
 
 def test_the_second_set_of_numbers_of_an_intel_machine_is_fatal() -> None:

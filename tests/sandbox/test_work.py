@@ -80,7 +80,7 @@ async def test_env_files_are_empty_unless_they_are_granted(place: Place) -> None
     (place.workspace / ".env.example").write_text("KEY=")
     job = place.shell("cat .env .env.example")
     assert (await inside(job)).output == "KEY="
-    granted = Job(job.argv, job.workspace, env_files=True)
+    granted = Job(job.argv, job.workspace, show_env_files=True)
     assert (await inside(granted)).output == "KEY=valueKEY="
     assert (place.workspace / ".env").read_text() == "KEY=value"
 

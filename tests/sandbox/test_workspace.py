@@ -16,7 +16,12 @@ from treadle.log.open_log import open_log
 from treadle.sandbox import bubblewrap
 from treadle.sandbox import guarded_paths as workspaces
 from treadle.sandbox.base import Job, SandboxUnavailable, is_env_file
-from treadle.sandbox.guarded_paths import guarded, look_through, real_workspace, working_folder
+from treadle.sandbox.guarded_paths import (
+    find_guarded_paths,
+    hold_protected_paths,
+    resolve_sandbox_workspace,
+    resolve_working_folder,
+)
 
 neighbour, place = a_neighbour, a_place
 
@@ -26,20 +31,20 @@ neighbour, place = a_neighbour, a_place
 )
 def test_a_folder_with_more_than_a_project_in_it_is_refused(folder: str) -> None:
     with pytest.raises(BadInput, match="Nothing was run"):
-        real_workspace(Job(("true",), Path(folder).expanduser()))
+        resolve_sandbox_workspace(Job(("true",), Path(folder).expanduser()))
 
 
 def test_a_link_to_such_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc")
     with pytest.raises(BadInput, match="/etc cannot be a workspace"):
-        real_workspace(Job(("true",), tmp_path / "link"))
+        resolve_sandbox_workspace(Job(("true",), tmp_path / "link"))
 
 
 def test_a_missing_folder_or_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("missing", "file"):
         with pytest.raises(BadInput, match="Nothing was run"):
-            real_workspace(Job(("true",), tmp_path / name))
+            resolve_sandbox_workspace(Job(("true",), tmp_path / name))
 
 
 @pytest.mark.parametrize("cwd", ["..", "sub/../..", "/etc", "missing", "link", "file"])
@@ -48,8 +53,8 @@ def test_a_working_folder_elsewhere_is_refused(cwd: str, tmp_path: Path) -> None
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("/etc")
     with pytest.raises(BadInput, match="is not a folder in the workspace"):
-        working_folder(Job(("true",), tmp_path, cwd=cwd), tmp_path)
-    assert working_folder(Job(("true",), tmp_path, cwd="sub"), tmp_path) == tmp_path / "sub"
+        resolve_working_folder(Job(("true",), tmp_path, cwd=cwd), tmp_path)
+    assert resolve_working_folder(Job(("true",), tmp_path, cwd="sub"), tmp_path) == tmp_path / "sub"
 
 
 def test_names_of_env_files() -> None:
@@ -64,14 +69,14 @@ def test_env_files_are_found_where_a_command_would_see_them(tmp_path: Path) -> N
     (tmp_path / ".env").symlink_to("/etc/hostname")
     (tmp_path / ".env.local").symlink_to("secrets")
     (tmp_path / "secrets").touch()
-    assert sorted(look_through(tmp_path).env_files) == [tmp_path / "a/b/.env", tmp_path / "secrets"]
+    assert sorted(find_guarded_paths(tmp_path).env_files) == [tmp_path / "a/b/.env", tmp_path / "secrets"]
 
 
 def test_env_files_are_found_in_a_workspace_below_a_protected_name(tmp_path: Path) -> None:
     workspace = tmp_path / ".treadle/trees/one"
     workspace.mkdir(parents=True)
     (workspace / ".env").touch()
-    assert look_through(workspace).env_files == (workspace / ".env",)
+    assert find_guarded_paths(workspace).env_files == (workspace / ".env",)
 
 
 def test_the_search_for_env_files_ends_in_a_huge_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +85,7 @@ def test_the_search_for_env_files_ends_in_a_huge_tree(tmp_path: Path, monkeypatc
         (tmp_path / f"d{n}/e").mkdir(parents=True)
         (tmp_path / f"d{n}/.env").touch()
     (tmp_path / ".env").touch()
-    found = look_through(tmp_path).env_files
+    found = find_guarded_paths(tmp_path).env_files
     assert tmp_path / ".env" in found and len(found) < 31
 
 
@@ -89,7 +94,7 @@ async def test_a_log_that_is_open_in_the_workspace_is_found_and_no_other_databas
     theirs = sqlite3.connect(tmp_path / "theirs.db")
     theirs.execute("PRAGMA journal_mode = WAL")
     theirs.execute("CREATE TABLE t (a)")
-    found = {str(one.relative_to(tmp_path)) for one in look_through(tmp_path).own}
+    found = {str(one.relative_to(tmp_path)) for one in find_guarded_paths(tmp_path).own_files}
     assert found == {"sub/words.db", "sub/words.db-wal", "sub/words.db-shm"} and (tmp_path / "theirs.db-wal").exists()
     theirs.close()
     await log.close()
@@ -117,7 +122,7 @@ async def test_our_own_rules_and_settings_are_hidden_in_a_workspace_that_holds_t
 def test_the_folder_of_our_own_data_is_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path))
     with pytest.raises(BadInput, match="cannot be a workspace"):
-        real_workspace(Job(("true",), tmp_path))
+        resolve_sandbox_workspace(Job(("true",), tmp_path))
 
 
 def test_repositories_further_down_are_found_under_any_name(tmp_path: Path) -> None:
@@ -132,14 +137,14 @@ def test_repositories_further_down_are_found_under_any_name(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         (tmp_path / name / ".git").symlink_to(target)
     (tmp_path / "kept").mkdir()
-    found = {str(one.relative_to(tmp_path)) for one in look_through(tmp_path).repositories}
+    found = {str(one.relative_to(tmp_path)) for one in find_guarded_paths(tmp_path).repositories}
     assert found == {"a/.git", "b/c/.treadle", "store", "sub/.git", "tree", "kept"}
 
 
 def test_a_placeholder_stays_until_the_last_one_leaves(tmp_path: Path) -> None:
-    with guarded(tmp_path) as first:
+    with hold_protected_paths(tmp_path) as first:
         assert sorted(first) == [".git", ".treadle"] and (tmp_path / ".git").is_dir()
-        with guarded(tmp_path):
+        with hold_protected_paths(tmp_path):
             pass
         assert (tmp_path / ".git").is_dir() and (tmp_path / ".treadle").is_dir()
     assert os.listdir(tmp_path) == []
@@ -147,7 +152,7 @@ def test_a_placeholder_stays_until_the_last_one_leaves(tmp_path: Path) -> None:
 
 def test_what_was_there_before_or_was_filled_meanwhile_stays(tmp_path: Path) -> None:
     (tmp_path / ".treadle").mkdir()
-    with guarded(tmp_path):
+    with hold_protected_paths(tmp_path):
         (tmp_path / ".git/config").touch()
     assert sorted(os.listdir(tmp_path)) == [".git", ".treadle"]
 
@@ -156,7 +161,7 @@ def test_a_repository_that_is_a_file_is_protected_as_one(tmp_path: Path) -> None
     (tmp_path / "sub").mkdir()
     for file in (tmp_path / ".git", tmp_path / "sub/.git"):
         file.write_text("gitdir: elsewhere")
-    with guarded(tmp_path, [tmp_path / "sub/.git"]) as opened:
+    with hold_protected_paths(tmp_path, [tmp_path / "sub/.git"]) as opened:
         for name in (".git", "sub/.git"):
             assert os.path.samestat(os.fstat(opened[name]), (tmp_path / name).stat())
     assert sorted(os.listdir(tmp_path)) == [".git", "sub"] and os.listdir(tmp_path / "sub") == [".git"]
@@ -189,13 +194,13 @@ async def test_a_repository_exchanged_while_a_command_starts_shows_nothing(
         folder.mkdir(parents=True)
     (theirs / "key").write_text("the-secret")
 
-    def too_late(plan: bubblewrap.Plan) -> list[str]:
+    def too_late(plan: bubblewrap.BubblewrapPlan) -> list[str]:
         """What is mounted when the way to it was a link for a moment, and is a folder again."""
         words = arguments(plan)
         words[words.index(str(mine))] = str(theirs)
         return words
 
-    arguments = bubblewrap.arguments
+    arguments = bubblewrap.build_arguments
     monkeypatch.setattr(bubblewrap, "_binds_descriptors", lambda: False)
     monkeypatch.setattr(bubblewrap, "arguments", too_late)
     with pytest.raises(SandboxUnavailable, match="exchanged meanwhile"):
@@ -205,7 +210,7 @@ async def test_a_repository_exchanged_while_a_command_starts_shows_nothing(
 
 def test_a_repository_moved_while_a_command_starts_is_not_left_out(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    with pytest.raises(BadInput, match="Run it again"), guarded(tmp_path, [tmp_path / "sub/.git"]):
+    with pytest.raises(BadInput, match="Run it again"), hold_protected_paths(tmp_path, [tmp_path / "sub/.git"]):
         pass
     assert os.listdir(tmp_path) == ["sub"]
 

@@ -10,7 +10,7 @@ from tests.kit.sessions import agent_of, ended
 from treadle import ToolContext, tool
 from treadle.events import CallFinished, encode
 from treadle.messages import Call, Reply
-from treadle.secrets.keyring import redactor_for
+from treadle.secrets.keyring import build_redactor
 
 CANARY = "canary-5f3a9c1e7b"
 
@@ -21,7 +21,7 @@ async def leak(how: str, context: ToolContext) -> str:
     if how == "raise":
         raise RuntimeError(f"the key was {CANARY}")
     if how == "note":
-        await context.desk.note("acme.note", {"key": [CANARY]})
+        await context.services.save_note("acme.note", {"key": [CANARY]})
         return "noted"
     if how == "live":
         context.progress(f"using {CANARY}")
@@ -67,7 +67,7 @@ def test_short_words_in_the_environment_are_no_secrets_and_other_names_are_let_b
     monkeypatch.setenv("ACME_TOKEN", "development")
     monkeypatch.setenv("MONKEY", "a-long-enough-value")
     text = "development of a-long-enough-value"
-    assert redactor_for().text(text) == text
+    assert build_redactor().redact_text(text) == text
 
 
 def test_a_program_that_shuts_its_keys_away_still_finds_them_and_nobody_else_does() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.secrets.redact import HIDDEN, Redactor, take_secrets
+from treadle.secrets.redact import PLACEHOLDER, Redactor, take_secrets
 
 SECRET = 'pa55/wörd+"quo\\te"\nline two'
 
@@ -28,7 +28,7 @@ SECRET = 'pa55/wörd+"quo\\te"\nline two'
     ],
 )
 def test_a_secret_is_hidden_in_every_usual_spelling(spelled: str) -> None:
-    assert Redactor([SECRET]).text(f"before {spelled} after") == f"before {HIDDEN} after"
+    assert Redactor([SECRET]).redact_text(f"before {spelled} after") == f"before {PLACEHOLDER} after"
 
 
 @pytest.mark.parametrize("before", ["", "u", "us", "use", "user:"])
@@ -37,8 +37,8 @@ def test_a_secret_is_hidden_in_every_usual_spelling(spelled: str) -> None:
 def test_a_secret_is_hidden_in_base64_wherever_it_stands(before: str, after: str, encode: type) -> None:
     secret = "hunter2-Ünd-mehr?>"
     text = encode(f"{before}{secret}{after}".encode()).decode()  # type: ignore[attr-defined]
-    hidden = Redactor([secret]).text(text)
-    assert HIDDEN in hidden and len(hidden.replace(HIDDEN, "")) <= 14
+    hidden = Redactor([secret]).redact_text(text)
+    assert PLACEHOLDER in hidden and len(hidden.replace(PLACEHOLDER, "")) <= 14
 
 
 @given(st.text("ab\n", max_size=80), st.text("ab\n", max_size=40), st.integers(1, 80), st.lists(st.integers(0, 400)))
@@ -48,34 +48,37 @@ def test_a_secret_is_hidden_in_base64_that_is_broken_into_lines(
     letters = base64.b64encode(f"{before}{SECRET}{after}".encode()).decode()
     text = "\n".join(letters[start : start + width] for start in range(0, len(letters), width))
     redactor = Redactor([SECRET])
-    stream, places = redactor.stream(), sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    stream, places = redactor.start_stream(), sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(places)), stream.finish()])
-    assert told == redactor.text(text) and HIDDEN in told
+    assert told == redactor.redact_text(text) and PLACEHOLDER in told
     core = base64.b64encode(f"{before}{SECRET}".encode()).decode()[-len(SECRET) - 4 : -6]
     assert core not in told.replace("\n", "")
 
 
 def test_text_without_secrets_is_left_as_it_is() -> None:
     for redactor in (Redactor([]), Redactor(["", "ab", "     "]), Redactor(["correct horse"])):
-        assert redactor.text("nothing ab here") == "nothing ab here"
-        assert redactor.stream().feed("nothing ab her") + "e" == "nothing ab here"
+        assert redactor.redact_text("nothing ab here") == "nothing ab here"
+        assert redactor.start_stream().feed("nothing ab her") + "e" == "nothing ab here"
 
 
 def test_the_longer_of_two_secrets_is_hidden_whole() -> None:
     redactor = Redactor(["abcdef", "abcdefghi"])
-    assert redactor.text("abcdefghi abcdef") == f"{HIDDEN} {HIDDEN}"
-    stream = redactor.stream()
-    assert stream.feed("abcdef") + stream.feed("ghi") + stream.finish() == HIDDEN
+    assert redactor.redact_text("abcdefghi abcdef") == f"{PLACEHOLDER} {PLACEHOLDER}"
+    stream = redactor.start_stream()
+    assert stream.feed("abcdef") + stream.feed("ghi") + stream.finish() == PLACEHOLDER
 
 
 def test_everything_inside_a_value_is_looked_at() -> None:
     value = {"a": ["my topsecret", 5, None, {"topsecret": True}], "b": 1.5}
-    assert Redactor(["topsecret"]).value(value) == {"a": [f"my {HIDDEN}", 5, None, {HIDDEN: True}], "b": 1.5}
-    assert Redactor([]).value(value) is value
+    assert Redactor(["topsecret"]).redact_value(value) == {
+        "a": [f"my {PLACEHOLDER}", 5, None, {PLACEHOLDER: True}],
+        "b": 1.5,
+    }
+    assert Redactor([]).redact_value(value) is value
 
 
 def test_a_stream_holds_back_no_more_than_may_be_a_secret() -> None:
-    stream = Redactor(["topsecret"]).stream()
+    stream = Redactor(["topsecret"]).start_stream()
     assert stream.feed("plain text") == "plain tex"
     assert stream.feed("ure, a to") == "ture, a "
     assert stream.feed("y") == "toy"
@@ -102,21 +105,21 @@ def test_no_secret_survives_any_cutting(secrets: list[str], around: list[str], d
     text = "".join(pieces)
     redactor = Redactor(secrets)
     cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=8))})
-    stream = redactor.stream()
+    stream = redactor.start_stream()
     told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(cuts)), stream.finish()])
-    for left in (told, redactor.text(text)):
+    for left in (told, redactor.redact_text(text)):
         for secret in secrets:
             for form in (secret, quote(secret), json.dumps(secret)[1:-1]):
-                assert form not in left.replace(HIDDEN, "\0")
+                assert form not in left.replace(PLACEHOLDER, "\0")
 
 
 @given(st.text(alphabet="top secret", max_size=40), st.lists(st.integers(0, 40), max_size=6))
 def test_a_stream_says_what_the_whole_text_would(text: str, cuts: list[int]) -> None:
     redactor = Redactor(["topsecret", "secrets"])
-    stream = redactor.stream()
+    stream = redactor.start_stream()
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(places)), stream.finish()])
-    assert told == redactor.text(text)
+    assert told == redactor.redact_text(text)
 
 
 def test_secrets_are_read_once_and_leave_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,7 +303,7 @@ def test_a_watcher_of_everything_that_is_too_slow_is_told_how_much_it_lost() -> 
     bus = Bus(Metrics())
     with bus.subscribe() as subscription:
         for _ in range(3000):
-            bus.stored("s", [SessionRenamed(name="x")], 0.0)
+            bus.on_stored("s", [SessionRenamed(name="x")], 0.0)
         lost = subscription.take_missed()
         assert 0 < lost < 3000 and subscription.take_missed() == 0
         assert f"{lost} events" in _missed(lost).decode()

@@ -10,14 +10,14 @@ from tests.kit.server import Client, listening, served
 from tests.kit.sessions import Tables, agent_of, note
 from treadle import Agent, Runtime
 from treadle.knowledge.library import Library
-from treadle.models.catalog import resolve
+from treadle.models.catalog import resolve_model
 from treadle.server.app import create_app
 from treadle.testing import ScriptedModel, call
 
 
 async def test_tools_agents_and_configuration_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTS_KEY", "sk-very-secret-key-of-the-tests")
-    model = resolve("some-model", base_url="http://127.0.0.1:9/v1", api_key_env="TESTS_KEY")
+    model = resolve_model("some-model", base_url="http://127.0.0.1:9/v1", api_key_env="TESTS_KEY")
     agent = Agent(model, tools=Tables().tools, name="default")
     async with served(agent) as client:
         tools = {tool["name"]: tool for tool in await client.json("GET", "/v1/tools")}
@@ -116,7 +116,7 @@ async def test_a_model_that_is_offered_and_cannot_be_had_is_said_to_be_missing(m
 
 async def test_health_is_always_there_and_readiness_says_what_is_missing() -> None:
     agent, _ = agent_of()
-    lost = Agent(resolve("m", base_url="http://127.0.0.1:9/v1"), name="lost")
+    lost = Agent(resolve_model("m", base_url="http://127.0.0.1:9/v1"), name="lost")
     async with served(agent) as client:
         assert await client.json("GET", "/health") == {"status": "ok"}
         assert await client.json("GET", "/ready") == {"ready": True, "problems": {}}

@@ -11,7 +11,7 @@ import pytest
 from tests.kit.server import OWNER, served
 from tests.kit.sessions import Tables
 from treadle import Agent
-from treadle.messages import Request, ResultMessage, UserMessage, text_of
+from treadle.messages import Request, ResultMessage, UserMessage, render_parts
 from treadle.testing import ScriptedModel, call
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -32,7 +32,7 @@ def obliging(request: Request) -> object:
     if isinstance(last, ResultMessage):
         return "Done."
     assert isinstance(last, UserMessage)
-    said = text_of(last.parts)
+    said = render_parts(last.parts)
     if "Drop" in said and request.tools:
         return call("drop", table="users")
     return call("note", text="tea is out") if "Note" in said and request.tools else "Hello."

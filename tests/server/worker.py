@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.kit.server import OWNER
 from treadle import Agent, Grant, Limits, Runtime, tool
-from treadle.models.catalog import resolve
+from treadle.models.catalog import resolve_model
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.server.serve_app import serve_app
@@ -35,7 +35,7 @@ def agent_on(port: str, model: str, side: str) -> Agent:
             file.write(f"{a}\n")
         return a + b
 
-    found = resolve(model, base_url=f"http://127.0.0.1:{port}/v1")
+    found = resolve_model(model, base_url=f"http://127.0.0.1:{port}/v1")
     limits = Limits(turns=200, calls=1000)
     return Agent(found, tools=[add], limits=limits, grant=Grant(ask=(f"add(a={ASKED})",)))
 
@@ -52,7 +52,7 @@ async def serve(spec: dict[str, Any]) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who is killed is gone at once
-    resolve("warm", base_url="http://127.0.0.1:9/v1")
+    resolve_model("warm", base_url="http://127.0.0.1:9/v1")
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

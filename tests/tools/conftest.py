@@ -8,20 +8,22 @@ import pytest
 from treadle.errors import NotFound
 from treadle.events import KeptFile
 from treadle.messages import Json
-from treadle.tools.base import Desk, ToolContext
+from treadle.tools.base import ToolContext, ToolServices
 
 
-class Paper(Desk):
+class Paper(ToolServices):
     """A desk that keeps what is noted, and holds the artifacts it was given."""
 
     def __init__(self) -> None:
         self.notes: dict[str, Json] = {}
         self.artifacts: dict[str, bytes] = {}
 
-    async def note(self, name: str, data: Json) -> None:
+    async def save_note(self, name: str, data: Json) -> None:
         self.notes[name] = data
 
-    async def keep(self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()) -> None:
+    async def record_kept_files(
+        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+    ) -> None:
         raise AssertionError("these tools change no files")
 
     async def read_artifact(self, artifact_id: str) -> bytes:
@@ -37,4 +39,4 @@ def paper() -> Paper:
 
 @pytest.fixture
 def tool_context(tmp_path: Path, paper: Paper) -> ToolContext:
-    return ToolContext("session", "call", tmp_path, desk=paper)
+    return ToolContext("session", "call", tmp_path, services=paper)

@@ -9,11 +9,11 @@ import pytest
 
 from treadle import Agent, CallStarted
 from treadle.errors import BadInput
-from treadle.history.rewind import kept_of
+from treadle.history.rewind import find_kept_files
 from treadle.messages import Json
 from treadle.models.local import LocalModel, weights
 from treadle.tools.base import Tool
-from treadle.tools.builtin import default_tools, mcp_servers
+from treadle.tools.builtin import build_default_tools, read_mcp_servers
 
 SAFE = {"read_file", "list_files", "search_files", "calculate", "current_time", "read_output", "todo", "ask_user"}
 CHANGING = {"write_file", "edit_file", "apply_patch"}
@@ -22,15 +22,15 @@ DEPENDS = {"fetch_url", "shell"}
 
 @pytest.fixture
 def tools(tmp_path: Path) -> dict[str, Tool]:
-    return {tool.name: tool for tool in default_tools(web=True, kept=tmp_path / "kept")}
+    return {tool.name: tool for tool in build_default_tools(web=True, kept=tmp_path / "kept")}
 
 
 def test_the_set_is_complete_and_each_has_its_class(tools: dict[str, Tool]) -> None:
     assert set(tools) == SAFE | CHANGING | DEPENDS
     for name in SAFE | CHANGING:
         arguments: dict[str, Json] = tools[name].spec.examples[0][1]
-        assert tools[name].safety_of(arguments) == ("safe" if name in SAFE else "caution"), name
-    assert tools["shell"].safety_of({"command": "sudo rm -rf /"}) == "destructive"
+        assert tools[name].assess_safety(arguments) == ("safe" if name in SAFE else "caution"), name
+    assert tools["shell"].assess_safety({"command": "sudo rm -rf /"}) == "destructive"
     assert tools["shell"].aliases == ("bash",)
 
 
@@ -57,7 +57,7 @@ def test_all_descriptions_together_stay_short(tools: dict[str, Tool]) -> None:
 
 
 def test_what_is_not_wanted_is_left_out() -> None:
-    assert not {"ask_user", "fetch_url", "shell"} & {tool.name for tool in default_tools(ask=False, shell=False)}
+    assert not {"ask_user", "fetch_url", "shell"} & {tool.name for tool in build_default_tools(ask=False, shell=False)}
 
 
 def test_every_tool_has_a_class_a_cap_a_time_limit_and_an_example_in_its_description(tools: dict[str, Tool]) -> None:
@@ -65,11 +65,11 @@ def test_every_tool_has_a_class_a_cap_a_time_limit_and_an_example_in_its_descrip
         assert "Example" in tool.spec.description and tool.cap == 16 * 1024
         parsed = tool.parse(json.dumps(tool.spec.examples[0][1]))
         assert (tool.timeout is None) == (tool.name == "ask_user"), "only a person may take any time"
-        assert tool.safety_of(parsed.arguments) in ("safe", "caution")
+        assert tool.assess_safety(parsed.arguments) in ("safe", "caution")
 
 
 def test_files_and_commands_keep_old_contents_in_one_place(tools: dict[str, Tool], tmp_path: Path) -> None:
-    assert kept_of(list(tools.values())).folder == tmp_path / "kept"
+    assert find_kept_files(list(tools.values())).folder == tmp_path / "kept"
 
 
 def test_the_module_is_light_to_import() -> None:
@@ -79,7 +79,7 @@ def test_the_module_is_light_to_import() -> None:
 
 
 def test_servers_are_read_from_a_config() -> None:
-    git, tracker = mcp_servers(
+    git, tracker = read_mcp_servers(
         {
             "git": {"command": "git-mcp", "args": ["--fast"], "env": {"TOKEN": "t"}, "timeout": 60},
             "tracker": {"url": "https://tracker.example/mcp", "headers": {"Authorization": "Bearer t"}},
@@ -99,14 +99,16 @@ def test_servers_are_read_from_a_config() -> None:
 )
 def test_a_config_that_cannot_be_used_says_which_server_and_why(given: dict[str, Json], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        mcp_servers({"git": given})
+        read_mcp_servers({"git": given})
 
 
-@pytest.mark.skipif(weights.find(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights")
+@pytest.mark.skipif(
+    weights.find_weights(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights"
+)
 async def test_the_embedded_model_does_four_jobs_with_real_tools_on_real_files(
     tools: dict[str, Tool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = weights.ensure(None)
+    path = weights.ensure_weights(None)
     monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
     folder = tmp_path / "workspace"
     folder.mkdir()
@@ -132,5 +134,5 @@ async def test_the_embedded_model_does_four_jobs_with_real_tools_on_real_files(
 
 
 def test_the_web_can_be_read_through_a_proxy(tmp_path: Path) -> None:
-    tools = {tool.name: tool for tool in default_tools(web="http://proxy.example:3128", kept=tmp_path / "kept")}
+    tools = {tool.name: tool for tool in build_default_tools(web="http://proxy.example:3128", kept=tmp_path / "kept")}
     assert vars(tools["fetch_url"])["_proxy"] == "http://proxy.example:3128"

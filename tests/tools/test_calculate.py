@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.tools.base import ToolContext
-from treadle.tools.calculate import Problem, calculate, evaluate
+from treadle.tools.calculate import CalculationError, calculate, evaluate
 
 WHOLE = st.integers(-10_000, 10_000)
 
@@ -41,7 +41,7 @@ def outcome(expression: str) -> str:
     """The value, or else the words that say why there is none."""
     try:
         value = evaluate(expression)
-    except Problem as problem:
+    except CalculationError as problem:
         return str(problem)
     return value if math.isfinite(float(value)) or len(value) > 300 else ""
 
@@ -156,18 +156,18 @@ def test_arithmetic_is_read_as_people_write_it(expression: str, value: str) -> N
     ],
 )
 def test_what_cannot_be_worked_out_is_told_in_words(expression: str, words: str) -> None:
-    with pytest.raises(Problem, match=words):
+    with pytest.raises(CalculationError, match=words):
         evaluate(expression)
 
 
 def test_an_enormous_product_is_refused_at_once_and_not_worked_out() -> None:
-    with pytest.raises(Problem, match="too large"):
+    with pytest.raises(CalculationError, match="too large"):
         evaluate(" * ".join(["9 ** 4000"] * 20))
 
 
 async def test_the_tool_takes_the_expression_and_gives_the_number(tool_context: ToolContext) -> None:
     parsed = calculate.parse(json.dumps({"expression": "12.5 * (3 + 4)"}))
-    assert calculate.safety_of(parsed.arguments) == "safe"
+    assert calculate.assess_safety(parsed.arguments) == "safe"
     assert await calculate.run(parsed, tool_context) == "87.5"
 
 

@@ -47,10 +47,10 @@ from treadle.events import (
 )
 from treadle.log.base import Log, SessionQuery
 from treadle.log.in_memory import MemoryLog
-from treadle.messages import Request, Usage, UserMessage, text_of
+from treadle.messages import Request, Usage, UserMessage, render_parts
 from treadle.testing import ScriptedModel, call, crash_points, say
-from treadle.tools.delegate import delegate_tool
-from treadle.tools.delegation import AT_ONCE, helper_id
+from treadle.tools.delegate import build_delegate_tool
+from treadle.tools.delegation import MAX_PARALLEL_HELPERS, derive_helper_id
 
 store = either_store
 
@@ -58,7 +58,7 @@ store = either_store
 def first_words(request: Request) -> str:
     first = request.messages[0]
     assert isinstance(first, UserMessage)
-    return text_of(first.parts)
+    return render_parts(first.parts)
 
 
 class Crew(ScriptedModel):
@@ -83,7 +83,7 @@ class Crew(ScriptedModel):
 
 
 def crew(*lines: Any, helped: Any = None, tools: Any = (), **options: Any) -> Agent:
-    return Agent(StrictModel(Crew(*lines, helped=helped)), tools=[delegate_tool(), *tools], **options)
+    return Agent(StrictModel(Crew(*lines, helped=helped)), tools=[build_delegate_tool(), *tools], **options)
 
 
 async def children(log: Log, session: Session) -> list[Any]:
@@ -93,7 +93,7 @@ async def children(log: Log, session: Session) -> list[Any]:
 async def child_of(session: Session, call_id: str) -> Session:
     """The session of a helper, as soon as there is one."""
     await wait_for(session, Custom, lambda fact: fact.name == f"treadle.helper.{call_id}")
-    return Session(session._coordinator, session.agent, helper_id(session.id, call_id))  # pyright: ignore[reportPrivateUsage]
+    return Session(session._coordinator, session.agent, derive_helper_id(session.id, call_id))  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_what_a_helper_does_is_seen_live_under_its_parent() -> None:
@@ -124,9 +124,9 @@ async def test_a_helper_has_its_own_log_and_only_its_answer_comes_back(store: St
     assert (created.parent.session_id, created.parent.call_id, child.id) == (
         session.id,
         "d",
-        helper_id(session.id, "d"),
+        derive_helper_id(session.id, "d"),
     )
-    assert [text_of(fact.parts) for fact in of(facts, MessageReceived)] == ["task one"]
+    assert [render_parts(fact.parts) for fact in of(facts, MessageReceived)] == ["task one"]
     [note] = [fact for fact in of(parent, Custom) if fact.name.startswith("treadle.helper.")]
     assert note.data["session_id"] == child.id and child.name == "task one"
 
@@ -147,7 +147,7 @@ async def test_five_at_once_one_broken_one_cancelled_one_over_its_limit_give_one
 
     async def helped(task: str, turn: int) -> Any:
         began.add(task)
-        if len(began) == AT_ONCE:
+        if len(began) == MAX_PARALLEL_HELPERS:
             all_began.set()
         await asyncio.wait_for(free.wait() if "cancel" not in task else asyncio.Event().wait(), PATIENCE * 2)
         if "broken" in task:
@@ -168,7 +168,7 @@ async def test_five_at_once_one_broken_one_cancelled_one_over_its_limit_give_one
     async with agent.session(log) as session, session.run("go") as run:
         waiting = asyncio.create_task(run.wait())
         await asyncio.wait_for(all_began.wait(), PATIENCE)
-        child = Session(session._coordinator, agent, helper_id(session.id, "task cancel"))  # pyright: ignore[reportPrivateUsage]
+        child = Session(session._coordinator, agent, derive_helper_id(session.id, "task cancel"))  # pyright: ignore[reportPrivateUsage]
         free.set()
         await child.cancel(by="somebody")
         outcome = await asyncio.wait_for(waiting, PATIENCE * 2)
@@ -197,7 +197,7 @@ async def test_no_more_than_five_run_at_once(store: Store) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        if running == AT_ONCE:
+        if running == MAX_PARALLEL_HELPERS:
             full.set()
         await asyncio.wait_for(full.wait(), PATIENCE)
         for _ in range(20):  # in which one too many would come in
@@ -209,7 +209,7 @@ async def test_no_more_than_five_run_at_once(store: Store) -> None:
     agent = crew(calls, "Done.", helped=helped)
     async with agent.session(store.open()) as session:
         assert (await ended(session, "go")).calls == 12
-    assert most == AT_ONCE
+    assert most == MAX_PARALLEL_HELPERS
 
 
 async def test_cancel_goes_down_the_tree(store: Store) -> None:
@@ -240,7 +240,7 @@ async def test_a_parent_is_not_stopped_before_its_helper_is(monkeypatch: pytest.
             await let_go.wait()
         return "never"
 
-    slow_to_stop.lets_go = True
+    slow_to_stop.ends_when_cancelled = True
     agent = crew(call("delegate", id="d", task="task x"), helped=lambda task, turn: call("wait"), tools=[slow_to_stop])
     async with agent.session() as session, session.run("go") as run:
         waiting = asyncio.create_task(run.wait())
@@ -351,7 +351,7 @@ async def test_after_kill_9_the_same_helpers_go_on_and_no_mark_is_left_twice(whe
         tree = await children(session.log, session)
     assert outcome is not None and outcome.answer == "All marked."
     assert {fact.output for fact in done.values()} == {f"task {number} is marked" for number in range(3)}
-    assert sorted(one.id for one in tree) == sorted(helper_id(session.id, f"d{number}") for number in range(3))
+    assert sorted(one.id for one in tree) == sorted(derive_helper_id(session.id, f"d{number}") for number in range(3))
     marks = (tmp_path / "marks.txt").read_text().split("\n") if (tmp_path / "marks.txt").exists() else []
     assert len(marks) == len(set(marks))
 
@@ -365,7 +365,7 @@ async def test_closing_the_runtime_leaves_the_helper_to_be_resumed_and_not_start
     agent = crew(call("delegate", id="d", task="task x"), "Done.", helped=helped, tools=[held.tool])
     async with agent.session(path) as session:
         await session.send("go")
-        child_id = helper_id(session.id, "d")
+        child_id = derive_helper_id(session.id, "d")
         await wait_for(await child_of(session, "d"), CallStarted)
     again = crew("Done.", helped=helped, tools=[Held().tool])
     async with again.session(path, id=session.id) as session:
@@ -402,7 +402,7 @@ async def test_a_helper_may_wait_for_an_answer_through_any_number_of_restarts(tm
             assert isinstance(again, CallStarted)
             seq = again.seq
     async with Runtime(store, [crew("Done.", **options)]) as runtime:
-        parent, child = await runtime.open(session.id), await runtime.open(helper_id(session.id, "d"))
+        parent, child = await runtime.open(session.id), await runtime.open(derive_helper_id(session.id, "d"))
         await child.approve("e")
         assert (await wait_for(parent, RunFinished)).answer == "Done."
         assert ((await finished_calls(parent))["d"].output, done) == ("erased it", ["x"])
@@ -414,14 +414,14 @@ async def test_after_a_cut_at_any_fact_of_the_parent_there_is_one_child_and_one_
     async with agent.session(log) as session:
         await ended(session, "go")
         points = await crash_points(session)
-        child_facts = list(await log.read(helper_id(session.id, "d")))
+        child_facts = list(await log.read(derive_helper_id(session.id, "d")))
     for point in points:
         for length in {0, 3, len(child_facts)}:  # the child did not exist yet, had just been made, or was done
             other = MemoryLog()
             await point.plant(other)
             started = any(isinstance(fact, CallStarted) for fact in point.facts)
             if length and started:
-                await other.create(helper_id(session.id, "d"), fresh(child_facts[:length]))
+                await other.create(derive_helper_id(session.id, "d"), fresh(child_facts[:length]))
             called = any(isinstance(fact, ModelReplied) for fact in point.facts)
             lines = ["Done."] if called else [call("delegate", id="d", task="task x"), "Done."]
             again = crew(*lines, "More.", helped=lambda task, turn: "did it")

@@ -38,7 +38,7 @@ from treadle.log.base import SessionQuery
 from treadle.log.in_memory import MemoryLog
 from treadle.messages import Usage
 from treadle.testing import call, say
-from treadle.tools.delegation import helper_id
+from treadle.tools.delegation import derive_helper_id
 
 store = either_store
 
@@ -68,7 +68,7 @@ async def test_a_helper_has_no_more_rights_than_its_parent(store: Store) -> None
     log = store.open()
     async with Runtime(log, [parent, wide], recover=False) as runtime, runtime.session("narrow") as session:
         await ended(session, "go")
-        told = {one: of(await log.read(helper_id(session.id, one)), CallFinished)[0] for one in ("r", "d")}
+        told = {one: of(await log.read(derive_helper_id(session.id, one)), CallFinished)[0] for one in ("r", "d")}
     assert told["r"].status == "denied" and "read-only" in told["r"].output
     assert told["d"].status == "denied" and "forbidden by erase" in told["d"].output
 
@@ -164,8 +164,8 @@ async def test_a_helper_gets_what_the_parent_has_left_of_its_money() -> None:
     )
     async with agent.session(log) as session:
         outcome = await ended(session, "go")
-        child = await Session(session._coordinator, agent, helper_id(session.id, "d")).state()  # pyright: ignore[reportPrivateUsage]
-        [begin] = [fact for fact in await log.read(helper_id(session.id, "d")) if hasattr(fact, "run_id")][:1]
+        child = await Session(session._coordinator, agent, derive_helper_id(session.id, "d")).state()  # pyright: ignore[reportPrivateUsage]
+        [begin] = [fact for fact in await log.read(derive_helper_id(session.id, "d")) if hasattr(fact, "run_id")][:1]
     assert begin.limits.cost == 0.25 and child.usage.cost == 0.5  # type: ignore[union-attr]
     assert outcome.reason == "cost_limit", "what the helper spent counts"
 
@@ -181,7 +181,7 @@ async def test_helpers_that_run_at_once_share_what_is_left() -> None:
     )
     async with agent.session(log) as session:
         await ended(session, "go")
-        begun = [of(await log.read(helper_id(session.id, name)), RunStarted)[0].limits for name in "abcd"]
+        begun = [of(await log.read(derive_helper_id(session.id, name)), RunStarted)[0].limits for name in "abcd"]
     assert sum(one.cost or 9 for one in begun) <= 0.8 + 1e-6 and all(one.cost for one in begun)
     assert sum(one.tokens or 9999 for one in begun) <= 900 and all((one.seconds or 999) < 600 for one in begun)
 

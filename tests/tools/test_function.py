@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, field_validator
 from treadle.errors import BadInput, ToolDefinitionError
 from treadle.events import Question
 from treadle.tools.ask_user import AskUser
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError
+from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolError, ToolInputError
 from treadle.tools.function import tool
 
 CONTEXT = ToolContext("s", "c", Path("/w"))
@@ -144,7 +144,7 @@ def test_options_say_what_the_function_does_not() -> None:
     def _far(to: str) -> int:
         return 1
 
-    assert (_far.name, _far.spec.description, _far.safety_of({})) == ("distance", "How far it is.", "safe")
+    assert (_far.name, _far.spec.description, _far.assess_safety({})) == ("distance", "How far it is.", "safe")
     assert (_far.timeout, _far.cap, _far.polling, _far.on_error) == (5, 99, True, "stop")
     assert _far.spec.examples == tuple(examples)
 
@@ -159,14 +159,14 @@ def test_a_function_without_words_is_described_by_its_name() -> None:
 def test_a_tool_is_to_be_treated_with_caution_unless_it_says_otherwise() -> None:
     def anything() -> None: ...
 
-    assert tool(anything).safety_of({}) == "caution"
+    assert tool(anything).assess_safety({}) == "caution"
 
 
 def test_how_dangerous_a_call_is_can_depend_on_its_arguments() -> None:
     @tool(safety=lambda arguments: "destructive" if arguments["force"] else "safe")
     def push(force: bool) -> None: ...
 
-    assert [push.safety_of(push.parse(text).arguments) for text in ('{"force":false}', '{"force":true}')] == [
+    assert [push.assess_safety(push.parse(text).arguments) for text in ('{"force":false}', '{"force":true}')] == [
         "safe",
         "destructive",
     ]
@@ -177,7 +177,7 @@ def test_a_call_whose_danger_cannot_be_told_is_destructive(classify: Any) -> Non
     @tool(safety=classify)
     def push() -> None: ...
 
-    assert push.safety_of({}) == "destructive"
+    assert push.assess_safety({}) == "destructive"
 
 
 # ── definitions that cannot be ─────────────────────────────────────────────────────────────────────────────
@@ -333,7 +333,7 @@ def test_a_default_that_does_not_fit_its_hint_is_taken_as_it_is() -> None:
 def test_any_text_is_either_arguments_or_refused(arguments: str) -> None:
     for one in (draw, AskUser()):
         with contextlib.suppress(ToolInputError):
-            assert isinstance(one.parse(arguments), Parsed)
+            assert isinstance(one.parse(arguments), ParsedArguments)
 
 
 # ── running ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -403,7 +403,7 @@ def test_ask_user_asks_what_the_model_wants_to_know() -> None:
     assert ask.questions(ask.parse('{"question": "Which?"}')) == (Question("Which?"),)
     both = ask.parse('{"question": "Which?", "options": ["this", "that"]}')
     assert ask.questions(both) == (Question("Which?", ("this", "that")),)
-    assert ask.safety_of(both.arguments) == "safe"
+    assert ask.assess_safety(both.arguments) == "safe"
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from treadle.engine.compaction import TODO
 from treadle.errors import NotFound
 from treadle.messages import Call, Reply
 from treadle.tools.base import ToolContext, ToolError, ToolInputError
-from treadle.tools.current_time import current_time, told
+from treadle.tools.current_time import current_time, format_moment
 from treadle.tools.function import FunctionTool
-from treadle.tools.read_output import WIDEST, folded, read_output
+from treadle.tools.read_output import MAX_LINE_CHARACTERS, fold_lines, read_output
 from treadle.tools.todo import todo
 
 ID = "9f86d081884c7d659a2feaa0c55ad015"
@@ -37,24 +37,24 @@ def call(name: str, id: str = "c1", **arguments: Any) -> Reply:
 
 
 def test_the_time_is_told_in_the_zone_that_is_asked_for() -> None:
-    assert told(NOON, "Europe/Paris") == "Wednesday 2026-07-01 14:00:05 CEST (UTC+02:00)"
-    assert told(NOON, "utc") == "Wednesday 2026-07-01 12:00:05 UTC (UTC+00:00)"
-    assert told(NOON, "america/new york") == "Wednesday 2026-07-01 08:00:05 EDT (UTC-04:00)"
-    assert told(NOON, "+05:30") == "Wednesday 2026-07-01 17:30:05 UTC+05:30"
-    assert told(NOON, "UTC-3") == "Wednesday 2026-07-01 09:00:05 UTC-03:00"
+    assert format_moment(NOON, "Europe/Paris") == "Wednesday 2026-07-01 14:00:05 CEST (UTC+02:00)"
+    assert format_moment(NOON, "utc") == "Wednesday 2026-07-01 12:00:05 UTC (UTC+00:00)"
+    assert format_moment(NOON, "america/new york") == "Wednesday 2026-07-01 08:00:05 EDT (UTC-04:00)"
+    assert format_moment(NOON, "+05:30") == "Wednesday 2026-07-01 17:30:05 UTC+05:30"
+    assert format_moment(NOON, "UTC-3") == "Wednesday 2026-07-01 09:00:05 UTC-03:00"
 
 
 def test_an_unknown_zone_is_told_with_one_that_may_be_meant() -> None:
     with pytest.raises(ToolError, match="Did you mean Europe/Paris"):
-        told(NOON, "Pariss")
+        format_moment(NOON, "Pariss")
     with pytest.raises(ToolError, match=r"no time zone '.*/etc/passwd'"):
-        told(NOON, "../../etc/passwd")
+        format_moment(NOON, "../../etc/passwd")
 
 
 @given(st.text(max_size=30))
 def test_any_zone_is_told_or_refused_in_words(zone: str) -> None:
     try:
-        words = told(NOON, zone)
+        words = format_moment(NOON, zone)
     except ToolError as error:
         words = str(error)
     assert "time zone" in words or words.startswith(("Tuesday 2026", "Wednesday 2026", "Thursday 2026"))
@@ -113,8 +113,8 @@ async def test_a_plan_outlives_the_process_that_made_it(tmp_path: Path) -> None:
 
 @given(st.text(max_size=6000))
 def test_folding_keeps_every_character(text: str) -> None:
-    lines = folded(text)
-    assert all(len(line) <= WIDEST for line in lines)
+    lines = fold_lines(text)
+    assert all(len(line) <= MAX_LINE_CHARACTERS for line in lines)
     assert "".join(lines) == text.removesuffix("\n").replace("\n", "")
 
 

@@ -11,7 +11,7 @@ from treadle.errors import NotFound
 from treadle.events import Custom, FilesKept, KeptFile, Safety, SessionConfigured, Tier
 from treadle.messages import Call, Json, Reply, ToolSpec
 from treadle.testing import ScriptedModel
-from treadle.tools.base import Parsed, Tool
+from treadle.tools.base import ParsedArguments, Tool
 
 store = either_store
 
@@ -20,7 +20,7 @@ store = either_store
 async def step(context: ToolContext) -> str:
     """Go one step further than the last call did."""
     place = context.notes.get("acme.place", 0) + 1
-    await context.desk.note("acme.place", place)
+    await context.services.save_note("acme.place", place)
     return f"at {place}"
 
 
@@ -37,7 +37,7 @@ async def test_a_note_of_one_call_is_there_for_the_next_also_after_a_restart(sto
 async def test_old_contents_are_recorded_under_the_call_that_changes_them(store: Store) -> None:
     @tool
     async def change(context: ToolContext) -> str:
-        await context.desk.keep([KeptFile("a.txt", "abc", 0o600)], tree="t", left_out=["big.bin"])
+        await context.services.record_kept_files([KeptFile("a.txt", "abc", 0o600)], tree="t", left_out=["big.bin"])
         return "changed"
 
     agent, _ = agent_of(Reply(calls=(Call("c1", "change"),)), "done", tools=[change])
@@ -51,7 +51,7 @@ async def test_old_contents_are_recorded_under_the_call_that_changes_them(store:
 async def test_a_call_reads_the_artifacts_of_its_own_session_only(store: Store) -> None:
     @tool(safety="safe")
     async def look(artifact: str, context: ToolContext) -> str:
-        return (await context.desk.read_artifact(artifact)).decode()
+        return (await context.services.read_artifact(artifact)).decode()
 
     log = store.open()
     wanted: list[Call] = []
@@ -74,16 +74,16 @@ class Walled(Tool):
     spec = ToolSpec("shell", "Run a command.", {"type": "object", "properties": {}})
     aliases = ("bash",)
 
-    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return "caution"
 
-    def parse(self, arguments: str) -> Parsed:
-        return Parsed({}, {})
+    def parse(self, arguments: str) -> ParsedArguments:
+        return ParsedArguments({}, {})
 
-    def sandbox_of(self, tier: Tier) -> str:
+    def describe_sandbox(self, tier: Tier) -> str:
         return f"walls of {tier}"
 
-    async def run(self, parsed: Parsed, context: ToolContext) -> str:
+    async def run(self, parsed: ParsedArguments, context: ToolContext) -> str:
         return f"ran in tier {context.tier}"
 
 
@@ -111,12 +111,12 @@ async def test_a_tool_is_found_by_its_other_name_and_judged_by_its_own() -> None
 
 async def test_a_desk_without_a_log_has_no_artifacts() -> None:
     with pytest.raises(NotFound):
-        await ToolContext("s", "c", Path()).desk.read_artifact("x")
+        await ToolContext("s", "c", Path()).services.read_artifact("x")
 
 
 async def test_a_session_that_chose_a_model_keeps_it_from_the_next_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ScriptedModel("from the chosen one")
-    monkeypatch.setattr("treadle.models.catalog.resolve", lambda name: {"other": chosen}[name])
+    monkeypatch.setattr("treadle.models.catalog.resolve_model", lambda name: {"other": chosen}[name])
     agent, _ = agent_of("from the agent's own")
     async with agent.session() as session:
         assert (await ended(session)).answer == "from the agent's own"

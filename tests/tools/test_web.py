@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from treadle.sandbox.public_addresses import is_public
+from treadle.sandbox.public_addresses import is_public_address
 from treadle.tools import web as fetch
 from treadle.tools.base import ToolContext, ToolError, ToolInputError, ToolResult
-from treadle.tools.html_text import text_of_html
-from treadle.tools.web import MOST_BYTES, FetchUrl
+from treadle.tools.html_text import convert_html
+from treadle.tools.web import MAX_BYTES, FetchUrl
 
 PAGE = """<!doctype html><html><head><title>A  page</title><style>p {}</style></head><body>
 <h1>Head</h1><p>Some <b>bold</b> text, <a href="/next?a=1&amp;b=2">a link</a> and <a href="javascript:x()">none</a>.
@@ -65,7 +65,7 @@ async def site() -> AsyncIterator[Site]:
             case "/lies":
                 return web.Response(body=b"\x7fELF\0\0", content_type="text/plain")
             case "/large":
-                return web.Response(text="x" * (MOST_BYTES + 1000))
+                return web.Response(text="x" * (MAX_BYTES + 1000))
             case "/bomb":
                 return web.Response(body=packed(), headers={"content-type": "text/plain", "content-encoding": "gzip"})
             case "/missing":
@@ -148,7 +148,7 @@ async def test_what_is_no_text_is_refused_with_its_type(site: Site, path: str) -
 
 async def test_a_page_that_is_too_large_is_cut_and_that_is_said(site: Site) -> None:
     text = (await fetched(FetchUrl(nothing_is_private), site.url("/large"))).text
-    assert text.count("x") == MOST_BYTES and "[cut off after" in text
+    assert text.count("x") == MAX_BYTES and "[cut off after" in text
 
 
 async def test_an_error_of_the_server_is_told_with_what_it_said(site: Site) -> None:
@@ -190,7 +190,7 @@ async def test_a_server_that_says_nothing_is_given_up(site: Site, monkeypatch: p
 )
 def test_what_is_no_plain_address_of_the_web_is_refused(url: str) -> None:
     with pytest.raises(ToolInputError, match="fetch_url"):
-        FetchUrl(is_public).parse(json.dumps({"url": url}))
+        FetchUrl(is_public_address).parse(json.dumps({"url": url}))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ async def test_no_spelling_of_an_address_that_is_not_public_is_asked(site: Site,
     url = site.url("/text", host)
     for start in (url, f"https://{host}:{site.port}/"):
         with pytest.raises((ToolError, ToolInputError), match=r"public|cannot be|no address"):
-            await fetched(FetchUrl(is_public, resolve=resolve), start)
+            await fetched(FetchUrl(is_public_address, resolve=resolve), start)
     assert site.asked == []
 
 
@@ -259,7 +259,7 @@ async def test_a_name_with_a_private_address_among_public_ones_is_not_asked(site
         return ["93.184.216.34", "127.0.0.1"]
 
     with pytest.raises(ToolError, match="not a public"):
-        await fetched(FetchUrl(is_public, resolve=resolve), site.url("/text", "mixed.example"))
+        await fetched(FetchUrl(is_public_address, resolve=resolve), site.url("/text", "mixed.example"))
     assert site.asked == []
 
 
@@ -287,7 +287,7 @@ async def test_a_name_is_looked_up_once_and_only_what_was_checked_is_connected_t
     ],
 )
 async def test_a_granted_host_may_be_anywhere_and_no_other(site: Site, granted: str, reached: bool) -> None:
-    tool = FetchUrl(is_public, allow_hosts=(granted.format(port=site.port),))
+    tool = FetchUrl(is_public_address, allow_hosts=(granted.format(port=site.port),))
     if reached:
         assert body(await fetched(tool, site.url("/text"))) == "plain /text"
     else:
@@ -301,7 +301,7 @@ async def test_a_proxy_of_the_environment_is_not_used_but_a_configured_one_is(
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert body(await fetched(FetchUrl(nothing_is_private), site.url("/text"))) == "plain /text"
-    proxied = FetchUrl(is_public, proxy=site.url(""), resolve=unknown)
+    proxied = FetchUrl(is_public_address, proxy=site.url(""), resolve=unknown)
     assert body(await fetched(proxied, "http://far.away.example/page")) == "plain /page"
 
 
@@ -316,7 +316,7 @@ NUMBERS = ["127.0.0.1", "[::1]", "127.1", "0x7f.1", "2130706433", "127.0.0.1.", 
 @pytest.mark.parametrize("host", [*NAMES, *NUMBERS])
 async def test_a_proxy_is_not_asked_for_what_is_not_public(site: Site, host: str) -> None:
     with pytest.raises(ToolError, match="not a public"):
-        await fetched(FetchUrl(is_public, proxy=site.url(""), resolve=unknown), f"http://{host}/page")
+        await fetched(FetchUrl(is_public_address, proxy=site.url(""), resolve=unknown), f"http://{host}/page")
     assert site.asked == []
 
 
@@ -324,7 +324,7 @@ async def test_with_a_proxy_what_can_be_found_of_a_name_is_checked_too(site: Sit
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["10.0.0.1"] if host == "inner.example" else ["93.184.215.14"]
 
-    proxied = FetchUrl(is_public, proxy=site.url(""), resolve=resolve)
+    proxied = FetchUrl(is_public_address, proxy=site.url(""), resolve=resolve)
     with pytest.raises(ToolError, match="not a public"):
         await fetched(proxied, "http://inner.example/page")
     assert body(await fetched(proxied, "http://outer.example/page")) == "plain /page"
@@ -336,7 +336,7 @@ async def test_where_the_environment_names_a_proxy_a_failure_says_how_to_use_it(
 ) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
     with pytest.raises(ToolError, match="can set web_proxy"):
-        await fetched(FetchUrl(is_public, resolve=unknown), "https://far.away.example/")
+        await fetched(FetchUrl(is_public_address, resolve=unknown), "https://far.away.example/")
 
 
 async def test_a_page_that_unpacks_into_very_much_is_cut_like_any_other(site: Site) -> None:
@@ -347,7 +347,7 @@ async def test_a_page_that_unpacks_into_very_much_is_cut_like_any_other(site: Si
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert f"cut off after {MOST_BYTES} bytes" in result.text
+    assert f"cut off after {MAX_BYTES} bytes" in result.text
     assert most < BOMB / 2  # unpacked at once, it takes all of that
 
 
@@ -356,12 +356,12 @@ async def test_a_host_that_is_not_there_is_told() -> None:
         raise OSError("Name or service not known")
 
     with pytest.raises(ToolError, match=r"nowhere\.example cannot be found"):
-        await fetched(FetchUrl(is_public, resolve=resolve), "https://nowhere.example/")
+        await fetched(FetchUrl(is_public_address, resolve=resolve), "https://nowhere.example/")
 
 
 def test_a_fetch_lets_strangers_in_and_is_a_way_out() -> None:
-    tool = FetchUrl(is_public)
-    assert tool.traits_of("sandbox") == {"untrusted", "way_out"} and tool.safety_of({"url": "x"}) == "caution"
+    tool = FetchUrl(is_public_address)
+    assert tool.list_traits("sandbox") == {"untrusted", "way_out"} and tool.assess_safety({"url": "x"}) == "caution"
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_a_fetch_lets_strangers_in_and_is_a_way_out() -> None:
 )
 def test_no_page_takes_long_to_read(page: str) -> None:
     begun = time.process_time()
-    text_of_html(page * (400_000 // len(page)), "https://example.org/")
+    convert_html(page * (400_000 // len(page)), "https://example.org/")
     assert time.process_time() - begun < 10  # a reader that is not linear takes minutes
 
 
@@ -411,10 +411,10 @@ def test_no_page_takes_long_to_read(page: str) -> None:
     ],
 )
 def test_pages_of_all_kinds_are_read(html: str, text: str) -> None:
-    assert text_of_html(html, "https://e.org/d/") == text
+    assert convert_html(html, "https://e.org/d/") == text
 
 
 def test_bad_arguments_are_told() -> None:
     for arguments in ("{}", '{"url": 5}', '{"url": "https://a.org", "x": 1}', "{"):
         with pytest.raises(ToolInputError):
-            FetchUrl(is_public).parse(arguments)
+            FetchUrl(is_public_address).parse(arguments)

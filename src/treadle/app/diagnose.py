@@ -87,16 +87,18 @@ async def _answering(model: Model, found: str) -> Check:
     from treadle.models.remote import RemoteModel
 
     if not isinstance(model, RemoteModel):
-        if model.name == "local" and weights.find(None) is None:
+        if model.name == "local" and weights.find_weights(None) is None:
             return Check("model", "warn", f"{found}: its weights are fetched at first use", "treadle models pull local")
         return Check("model", "ok", found)
     try:
-        status = await model.status(_ANSWERS)
+        status = await model.fetch_status(_ANSWERS)
     except ModelError as error:
         return Check("model", "bad", f"{found}: {error}", "check --base-url, the network and the proxy; or --model")
     if status in (401, 403):
         variable = model.endpoint.key_variable or "--api-key-env"
-        return Check("model", "bad", f"{found}: {model.endpoint.where} refuses the key ({status})", f"check {variable}")
+        return Check(
+            "model", "bad", f"{found}: {model.endpoint.address} refuses the key ({status})", f"check {variable}"
+        )
     return Check("model", "ok", found)
 
 
@@ -191,11 +193,11 @@ def _proxy() -> Check:
 
 
 def _server(name: str, loaded: Loaded) -> Check:
-    from treadle.tools.builtin import mcp_servers
+    from treadle.tools.builtin import read_mcp_servers
 
     settings = loaded.settings
     try:
-        mcp_servers({name: settings.mcp[name]})
+        read_mcp_servers({name: settings.mcp[name]})
     except BadInput as error:
         return Check(f"mcp {name}", "bad", str(error), f"mend it in {loaded.file}")
     if importlib.util.find_spec("mcp") is None:
@@ -216,9 +218,9 @@ async def reachable() -> AsyncIterator[Reachable]:
     for provider, row in PROVIDERS.items():
         if provider in SERVERS:
             continue
-        key = next((name for name in row.key if os.environ.get(name, "").strip()), "")
-        why = f"{key} is set" if key else f"{' or '.join(row.key)} is not set"
-        yield Reachable(f"{provider}:NAME", bool(key), why, (row.default,) if row.default and key else ())
+        key = next((name for name in row.key_variables if os.environ.get(name, "").strip()), "")
+        why = f"{key} is set" if key else f"{' or '.join(row.key_variables)} is not set"
+        yield Reachable(f"{provider}:NAME", bool(key), why, (row.default_model,) if row.default_model and key else ())
 
 
 def is_embedded() -> bool:
@@ -231,32 +233,32 @@ def _embedded() -> Reachable:
         return Reachable("local", False, 'not installed — pip install "treadle[local]"')
     from treadle.models.local import weights
 
-    kept = tuple(f"local:{file}" for file in weights.installed())
-    if weights.find(None) is None:
+    kept = tuple(f"local:{file}" for file in weights.list_installed())
+    if weights.find_weights(None) is None:
         return Reachable("local", True, "its weights are fetched at first use: treadle models pull local", kept)
     return Reachable("local", True, "ready, in this program", kept)
 
 
 async def _served(provider: str, path: str) -> Reachable:
-    from treadle.models.catalog import resolve
+    from treadle.models.catalog import resolve_model
     from treadle.models.http import Transport
     from treadle.models.remote import RemoteModel
-    from treadle.models.window_sizes import listed_models
+    from treadle.models.window_sizes import list_model_names
 
     try:
-        model = resolve(f"{provider}:any")
+        model = resolve_model(f"{provider}:any")
     except BadInput as error:
         return Reachable(f"{provider}:NAME", False, str(error))
     assert isinstance(model, RemoteModel)
     transport = Transport(model.endpoint)
     try:
-        listed = await transport.ask(path, timeout=_PATIENCE)
+        listed = await transport.fetch_json(path, timeout=_PATIENCE)
     finally:
         await transport.close()
-    where = model.endpoint.source.redact(model.endpoint.base_url)
+    where = model.endpoint.error_source.redact(model.endpoint.base_url)
     if listed is None:
         return Reachable(f"{provider}:NAME", False, f"nothing answers at {where}")
-    names = listed_models(listed)
+    names = list_model_names(listed)
     return Reachable(f"{provider}:NAME", bool(names), f"runs at {where}", tuple(f"{provider}:{name}" for name in names))
 
 
@@ -264,4 +266,4 @@ def bring(source: str, progress: Callable[[str, float, float], None]) -> Path:
     """Bring weights into the user's data folder: `local`, or the URL or path of a GGUF file; the file."""
     from treadle.models.local import weights
 
-    return weights.pull(source, progress)
+    return weights.pull_weights(source, progress)

@@ -327,24 +327,24 @@ def is_abandoned(info: SessionInfo) -> bool:
 
 async def choose_model(settings: Settings) -> tuple[Model, str]:
     """The model that the settings name, or the first that works, and why it is this one."""
-    from treadle.models.catalog import resolve
-    from treadle.models.default_model import Routed
+    from treadle.models.catalog import resolve_model
+    from treadle.models.default_model import DefaultModel
 
     variable = _key_variable(settings)
-    model = resolve(settings.model or None, base_url=settings.base_url or None, api_key_env=variable or None)
-    if not isinstance(model, Routed):
+    model = resolve_model(settings.model or None, base_url=settings.base_url or None, api_key_env=variable or None)
+    if not isinstance(model, DefaultModel):
         return model, ""
-    return await model.chosen(), model.reason
+    return await model.resolve(), model.reason
 
 
 def is_unpriced(model: Model) -> bool:
     """Whether a model may cost something, and nobody here knows what."""
     from urllib.parse import urlsplit
 
-    from treadle.models.prices import price_of
+    from treadle.models.prices import find_price
     from treadle.models.remote import RemoteModel
 
-    if not isinstance(model, RemoteModel) or price_of(model.name) is not None:
+    if not isinstance(model, RemoteModel) or find_price(model.name) is not None:
         return False
     return urlsplit(model.endpoint.base_url).hostname not in ("localhost", "127.0.0.1", "::1")
 
@@ -353,11 +353,11 @@ def embedding_of(settings: Settings, model: Model | None = None) -> Embed | None
     """What finds memories by their meaning, where the settings name it; the chosen `model` is not loaded twice."""
     if not settings.embed_model:
         return None
-    from treadle.models.embeddings import Embedding, embedding
+    from treadle.models.embeddings import Embedding, resolve_embedding
 
     if model is not None and model.name == settings.embed_model:
         return Embedding(model)
-    return embedding(
+    return resolve_embedding(
         settings.embed_model, base_url=settings.base_url or None, api_key_env=_key_variable(settings) or None
     )
 
@@ -397,15 +397,15 @@ class Built(Struct, frozen=True):
 def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> Built:
     """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
     from treadle.knowledge.library import AgentOptions, Library
-    from treadle.tools.builtin import default_tools
+    from treadle.tools.builtin import build_default_tools
     from treadle.tools.shell import Shell
 
     library = Library(settings.folder, config_folder())
     web = settings.web and (settings.web_proxy or True)
-    tools = default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
+    tools = build_default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
     for tool in tools:
         if isinstance(tool, Shell):
-            tool.readable = (config_folder() / "skills",)  # skills come with scripts
+            tool.readable_folders = (config_folder() / "skills",)  # skills come with scripts
     options = AgentOptions(
         model=model,
         tools=[*tools, *more],
@@ -436,17 +436,17 @@ async def mcp_tools(settings: Settings) -> AsyncGenerator[tuple[list[Tool], tupl
     if not settings.mcp:
         yield [], ()
         return
-    from treadle.tools.builtin import McpServers, mcp_servers
+    from treadle.tools.builtin import McpServers, read_mcp_servers
 
-    async with McpServers(mcp_servers(settings.mcp)) as servers:
-        tools = await servers.tools()
-        down = [one for one in servers.health() if one.state == "down"]
+    async with McpServers(read_mcp_servers(settings.mcp)) as servers:
+        tools = await servers.list_tools()
+        down = [one for one in servers.get_health() if one.state == "down"]
         yield tools, tuple(f"mcp {one.server} is down, so its tools are not there: {one.error}" for one in down)
 
 
 def build_grant(settings: Settings) -> Grant:
     """What may run with these settings, and with what the user said for good."""
-    from treadle.permissions.saved_rules import load_rules, with_rules
+    from treadle.permissions.saved_rules import apply_rules, load_rules
 
     grant = Grant(
         tier=settings.access,
@@ -456,7 +456,7 @@ def build_grant(settings: Settings) -> Grant:
         forbid=settings.forbid,
         yes=settings.yes,
     )
-    return with_rules(grant, load_rules(data_folder(), settings.folder))
+    return apply_rules(grant, load_rules(data_folder(), settings.folder))
 
 
 def _instructions(chosen: str) -> str:

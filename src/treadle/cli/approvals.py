@@ -17,7 +17,7 @@ from treadle.cli.question_text import approval_lines
 from treadle.cli.terminal_text import columns, is_terminal, note, say, styled, visible, wants_colour
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
-from treadle.permissions.saved_rules import all_rules, forget_rule
+from treadle.permissions.saved_rules import forget_rule, load_all_rules
 
 EXAMPLES = """\
   treadle approvals list
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _rules() -> int:
-    found = all_rules(data_folder())
+    found = load_all_rules(data_folder())
     for rule in found:
         say(f"{rule.decision:6} {visible(rule.pattern)}  {rule.workspace or 'everywhere'}")
     if not found:
@@ -72,7 +72,7 @@ def _rules() -> int:
 
 
 def _forget(pattern: str) -> int:
-    known = [rule for rule in all_rules(data_folder()) if rule.pattern == pattern]
+    known = [rule for rule in load_all_rules(data_folder()) if rule.pattern == pattern]
     if not known:
         raise BadInput(f"there is no rule {pattern!r}; `treadle approvals rules` shows those there are")
     for rule in known:
@@ -83,9 +83,9 @@ def _forget(pattern: str) -> int:
 
 async def _list(args: argparse.Namespace) -> int:
     from treadle import Agent, Runtime
-    from treadle.tools.builtin import default_tools
+    from treadle.tools.builtin import build_default_tools
 
-    tools = {tool.name: tool for tool in default_tools()}
+    tools = {tool.name: tool for tool in build_default_tools()}
     log = open_store(settings_of(args).settings)
     shown: set[tuple[str, str]] = set()
     try:

@@ -108,11 +108,11 @@ class Attached:
     def __init__(self, link: Link, folder: Path) -> None:
         from treadle.cli.chat_questions import Asking
         from treadle.cli.prompt import Line, Words
-        from treadle.tools.builtin import default_tools
+        from treadle.tools.builtin import build_default_tools
 
         self._link, self._folder = link, folder
         link.tell = self._say
-        self._tools = {tool.name: tool for tool in default_tools()}
+        self._tools = {tool.name: tool for tool in build_default_tools()}
         self._asking = Asking()
         self._line = Line(sys.stdout, data_folder() / "history", Words(COMMANDS, folder), {"c-c": self._leave})
         self._screen = Screen(self._line)

@@ -23,7 +23,7 @@ from treadle.cli.signals import acting
 from treadle.cli.terminal_text import harmless, is_terminal, silence, styled
 from treadle.errors import BadInput, TreadleError
 from treadle.events import Event, MessageReceived, Progress, SessionCreated, encode
-from treadle.messages import Json, text_of
+from treadle.messages import Json, render_parts
 
 Mode = Literal["screen", "json", "jsonl"]
 NAME = 48
@@ -256,7 +256,7 @@ async def _name(opened_session: Opened) -> None:
     if state.name or not opened_session.settings.auto_name:
         return
     said = (fact for fact in await opened_session.session.facts() if isinstance(fact, MessageReceived))
-    words = " ".join(text_of(next(said).parts[:1]).split())  # files go with it as parts of their own
+    words = " ".join(render_parts(next(said).parts[:1]).split())  # files go with it as parts of their own
     await opened_session.session.rename(words if len(words) <= NAME else f"{words[:NAME]}…", by="auto")
 
 

@@ -29,7 +29,7 @@ from treadle.events import SessionConfigured, SessionCreated
 from treadle.knowledge.library import Library
 from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
-from treadle.secrets.keyring import shut_away
+from treadle.secrets.keyring import hide_keys
 
 DEFAULT_AGENT = "default"
 
@@ -78,7 +78,7 @@ async def _running(
     log: Log, loaded: Loaded, info: SessionInfo | None, gate_for: GateFor, name: str
 ) -> AsyncGenerator[Opened]:
     settings = loaded.settings
-    shut_away(*filter(None, [settings.api_key_env]))
+    hide_keys(*filter(None, [settings.api_key_env]))
     model, reason = await choose_model(settings)
     try:
         log.memories.embed = embedding_of(settings, model)

@@ -14,7 +14,7 @@ from treadle.cli.signals import acting
 from treadle.cli.terminal_text import note
 from treadle.errors import BadInput
 from treadle.sandbox.backend import probe, run_in_sandbox
-from treadle.sandbox.base import Bounds, Ended, Job
+from treadle.sandbox.base import Bounds, CommandResult, Job
 
 EXAMPLES = """\
   treadle sandbox probe
@@ -86,7 +86,7 @@ def _put(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _code(ended: Ended) -> int:
+def _code(ended: CommandResult) -> int:
     if ended.code is not None:
         return ended.code
     note(f"killed after {ended.seconds:.1f} s: it went over its bound of {ended.reason}")

@@ -36,7 +36,7 @@ from treadle.events import (
     TextDelta,
     TurnStarted,
 )
-from treadle.messages import Json, Part, Usage, text_of
+from treadle.messages import Json, Part, Usage, render_parts
 
 TICK = 0.5
 """Seconds between two drawings of the tail in which nothing happens but time."""
@@ -253,9 +253,9 @@ class Screen:
 
 def _said(parts: Sequence[Part]) -> str:
     """What somebody wrote, and of what goes with it as much as tells what it is: a file is not for reading here."""
-    lines = [text_of(parts[:1])]
+    lines = [render_parts(parts[:1])]
     for part in parts[1:]:
-        first, _, rest = text_of((part,)).strip().partition("\n")
+        first, _, rest = render_parts((part,)).strip().partition("\n")
         lines.append(f"  {first}" + (f" … {len(rest.strip().splitlines())} lines" if rest else ""))
     return "\n".join(lines)
 

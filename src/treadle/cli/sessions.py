@@ -261,7 +261,7 @@ def _taken(file: str) -> bytes:
 
 async def _import(args: argparse.Namespace) -> int:
     from treadle.export.transcript import import_session, read_lines
-    from treadle.session import new_session_id
+    from treadle.session import generate_session_id
 
     carried = read_lines(_taken(args.file))
     if carried.yeses and not args.trust:
@@ -269,7 +269,7 @@ async def _import(args: argparse.Namespace) -> int:
         raise BadInput(f"this session holds answers that allow more than one call: {told}; --trust takes them over")
     log = open_store(settings_of(args).settings)
     try:
-        session_id = await import_session(log, carried, new_session_id() if args.new_id else "")
+        session_id = await import_session(log, carried, generate_session_id() if args.new_id else "")
     except Conflict as error:
         raise Conflict(f"{error}; --new-id imports it beside that one") from None
     finally:

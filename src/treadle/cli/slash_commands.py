@@ -17,11 +17,11 @@ from treadle.errors import BadInput
 from treadle.events import MessageReceived
 from treadle.export.transcript import Form, export
 from treadle.log.base import SessionQuery
-from treadle.messages import text_of
+from treadle.messages import render_parts
 
 if TYPE_CHECKING:
     from treadle.cli.chat import Chat
-    from treadle.history.rewind import Change, Rewind, What
+    from treadle.history.rewind import Rewind, RewindChange, What
 
 COMMANDS = {
     "help": "what can be typed here",
@@ -216,7 +216,7 @@ async def _rewind(chat: Chat, rest: str) -> None:
     said = [fact for fact in await chat.session.facts() if isinstance(fact, MessageReceived)]
     if not rest:
         for fact in said[-20:]:
-            chat.tell(f"  {fact.seq:>5}  {cut(harmless(text_of(fact.parts)), chat.stage.room - 9)}")
+            chat.tell(f"  {fact.seq:>5}  {cut(harmless(render_parts(fact.parts)), chat.stage.room - 9)}")
         chat.tell("/rewind NUMBER goes back to before that message")
         return
     number, _, what = rest.partition(" ")
@@ -245,7 +245,7 @@ async def _go_back(chat: Chat, message: MessageReceived, what: What) -> None:
         return
     _show_skipped(chat, await chat.session.rewind(to, what))
     if what != "files":
-        chat.propose(text_of(message.parts))
+        chat.propose(render_parts(message.parts))
 
 
 async def _redo(chat: Chat, rest: str) -> None:
@@ -271,7 +271,7 @@ def _show(chat: Chat, plan: Rewind) -> None:
         chat.tell("no file would change")
 
 
-def _diff(chat: Chat, change: Change) -> None:
+def _diff(chat: Chat, change: RewindChange) -> None:
     chat.tell(f"{change.kind}: {change.path}{' (changed by others since)' if change.others else ''}")
     colour = chat.stage.colour
     for line in diff_lines(harmless(change.diff).splitlines(), chat.stage.room - 2, colour=colour):

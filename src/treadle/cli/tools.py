@@ -14,7 +14,7 @@ from treadle.cli.options import Parser, add_options, parser_of, settings_of
 from treadle.cli.terminal_text import columns, cut, is_terminal, note, say
 from treadle.errors import NotFound
 from treadle.tools.base import Tool
-from treadle.tools.builtin import McpServers, mcp_servers
+from treadle.tools.builtin import McpServers, read_mcp_servers
 
 EXAMPLES = """\
   treadle tools                  all of them, in a line each
@@ -63,9 +63,9 @@ def _one(tools: Mapping[str, Tool], name: str) -> int:
 
 
 async def _servers(settings: Settings) -> None:
-    async with McpServers(mcp_servers(settings.mcp)) as servers:
-        await servers.tools()
-        for health in servers.health():
+    async with McpServers(read_mcp_servers(settings.mcp)) as servers:
+        await servers.list_tools()
+        for health in servers.get_health():
             why = f": {health.error}" if health.error else ""
             say(f"{health.server + '__*':<14}{health.state}{why}, {health.tools} tools")
     note("the servers were started to look at them, and are stopped again")

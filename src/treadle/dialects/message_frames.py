@@ -29,7 +29,7 @@ from treadle.events import (
     TextDelta,
     TurnStarted,
 )
-from treadle.messages import FinishReason, Json, text_of
+from treadle.messages import FinishReason, Json, render_parts
 
 Role: TypeAlias = Literal["user", "assistant", "system"]
 ChatState: TypeAlias = Literal["streaming", "idle", "needs_you"]
@@ -177,7 +177,7 @@ class WireDialect:
             case ReasoningDelta():
                 return (ReasoningPiece(self._open or self._last, event.text),)
             case MessageReceived():
-                return self._whole(event.seq, event.id, "user", event.at, text_of(event.parts), "received")
+                return self._whole(event.seq, event.id, "user", event.at, render_parts(event.parts), "received")
             case TurnStarted():
                 return (*self._abandon(event.at, "interrupted"), self._start(event.seq, event.at))
             case ModelReplied():

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from treadle.engine.setup import Setup
 from treadle.engine.state import CallState, RunState, State
 from treadle.engine.steps import out_of_time
-from treadle.errors import described
+from treadle.errors import describe_error
 from treadle.events import (
     AnyFact,
     ApprovalRequested,
@@ -27,23 +27,23 @@ from treadle.events import (
     Question,
     Safety,
     Tier,
-    checked,
+    validate_fact,
 )
 from treadle.permissions.policy import (
     Assessment,
-    Remembered,
+    RememberedAnswer,
     Verdict,
-    covers,
-    decide,
-    generalise,
-    holding,
-    pinned,
-    strictest,
-    tier_of,
-    unpinned,
-    with_aliases,
+    apply_aliases,
+    choose_strictest,
+    covers_call,
+    decide_call,
+    find_narrowest_tier,
+    pin_version,
+    select_for_version,
+    suggest_pattern,
+    unpin_version,
 )
-from treadle.tools.base import Parsed, Tool, ToolInputError, Trait
+from treadle.tools.base import ParsedArguments, Tool, ToolInputError, Trait
 
 NOBODY = (
     "Nobody can be asked here, so this call was denied ({why}). Do without it, or tell the user to allow it: "
@@ -68,25 +68,25 @@ class Ready(Struct, frozen=True):
 
     call: CallState
     tool: Tool
-    parsed: Parsed
+    parsed: ParsedArguments
     safety: Safety
     why: str
     attempt: int
 
 
-class Judgement(Struct):
+class Authorization(Struct):
     """What became of the calls: facts to record, and those that may run, in order."""
 
     facts: list[AnyFact] = msgspec.field(default_factory=list[AnyFact])
     ready: list[Ready] = msgspec.field(default_factory=list[Ready])
 
 
-async def judge(setup: Setup, state: State, calls: Iterable[CallState]) -> Judgement:
+async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]) -> Authorization:
     """Judge calls in the order given."""
     run = state.run
     assert run is not None and state.turn is not None
     stopped = any(call.finished and call.finished.fatal for call in state.turn.calls.values())
-    result, moving = Judgement(), set[str]()
+    result, moving = Authorization(), set[str]()
     for call in calls:
         fact = _out_of_budget(setup, run, call, len(result.ready), stopped=stopped)
         outcome = fact or await _judge_or_deny(setup, state, call, moving)
@@ -118,10 +118,10 @@ async def _judge_or_deny(setup: Setup, state: State, call: CallState, moving: se
         if isinstance(outcome, Ready):
             msgspec.json.encode(outcome.parsed.arguments)
             return outcome
-        return checked(outcome)
+        return validate_fact(outcome)
     except Exception as error:  # a bug in a tool or in middleware: what cannot be judged does not run
         _logger.exception("a call of %s could not be judged, so it was denied", call.call.tool)
-        why = f"whether it may run could not be found out ({described(error)})"
+        why = f"whether it may run could not be found out ({describe_error(error)})"
         return _closed(call, "denied", f"Denied: {why}. Do without it.")
 
 
@@ -132,22 +132,24 @@ async def _judge_one(setup: Setup, state: State, call: CallState, moving: set[st
     if tool is None:
         return _closed(call, "error", _unknown(name, setup))
     try:
-        tool, parsed = tool.stands_for(tool.parse(call.call.arguments), state.notes)
+        tool, parsed = tool.resolve_call(tool.parse(call.call.arguments), state.notes)
     except ToolInputError as error:
         return _closed(call, "error", str(error))
     name = tool.name
     if name in moving:
         return None
     assessment = _assessed(setup, state, tool, parsed)
-    if assessment.moves:
+    if assessment.affects_later_calls:
         moving.add(name)
-    grants = [with_aliases(grant, setup.aliases) for grant in setup.grants] if setup.aliases else setup.grants
+    grants = [apply_aliases(grant, setup.aliases) for grant in setup.grants] if setup.aliases else setup.grants
     remembered = state.remembered
     if tool.version:
         grants, remembered, assessment = _as_it_is_now(tool, parsed, grants, remembered, assessment)
-    verdict = decide(grants, remembered, name, parsed.arguments, assessment)
+    verdict = decide_call(grants, remembered, name, parsed.arguments, assessment)
     for middleware in setup.middleware:
-        verdict = strictest(verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict)
+        verdict = choose_strictest(
+            verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict
+        )
     if verdict.action == "deny":
         return _closed(call, "denied", f"Denied: {verdict.why}. Do without it.")
     questions = tool.questions(parsed)
@@ -158,14 +160,14 @@ async def _judge_one(setup: Setup, state: State, call: CallState, moving: set[st
     return _ask(setup, call, ready, verdict, assessment)
 
 
-def _assessed(setup: Setup, state: State, tool: Tool, parsed: Parsed) -> Assessment:
+def _assessed(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments) -> Assessment:
     """What the tool says of the call, and what speaks against it from outside."""
-    tier = tier_of(setup.grants)
+    tier = find_narrowest_tier(setup.grants)
     assessment = tool.assess(parsed, setup.workspace, tier)
     doubts = list(assessment.doubts)
-    if assessment.commands is not None and tool.sandbox_of(tier) == "landlock":
+    if assessment.commands is not None and tool.describe_sandbox(tier) == "landlock":
         doubts.append("the sandbox is reduced on this machine, so every command is asked for")
-    own = tool.traits_of(tier)
+    own = tool.list_traits(tier)
     if "way_out" in own and assessment.safety != "safe":
         seen = _seen(setup, state, tier)
         # Who wrote what was read may have chosen what is sent: a person looks before private things leave.
@@ -175,20 +177,26 @@ def _assessed(setup: Setup, state: State, tool: Tool, parsed: Parsed) -> Assessm
 
 
 def _as_it_is_now(
-    tool: Tool, parsed: Parsed, grants: Sequence[Grant], remembered: Sequence[Remembered], assessment: Assessment
-) -> tuple[Sequence[Grant], Sequence[Remembered], Assessment]:
+    tool: Tool,
+    parsed: ParsedArguments,
+    grants: Sequence[Grant],
+    remembered: Sequence[RememberedAnswer],
+    assessment: Assessment,
+) -> tuple[Sequence[Grant], Sequence[RememberedAnswer], Assessment]:
     """What was said for this version of the tool; where a yes was for another one, that is a reason to ask."""
     version = tool.version
     yes = [answer.pattern for answer in remembered if answer.decision == "allow"]
     every = {*yes, *(pattern for grant in grants for pattern in (*grant.approve, *grant.always))}
-    others = (unpinned(one) for one in every if not holding((one,), version))
-    if any(covers(one, tool.name, parsed.arguments) for one in others):
+    others = (unpin_version(one) for one in every if not select_for_version((one,), version))
+    if any(covers_call(one, tool.name, parsed.arguments) for one in others):
         assessment = replace(assessment, why=assessment.why or OTHERWISE, doubts=(OTHERWISE, *assessment.doubts))
     grants = [
-        replace(grant, approve=holding(grant.approve, version), always=holding(grant.always, version))
+        replace(
+            grant, approve=select_for_version(grant.approve, version), always=select_for_version(grant.always, version)
+        )
         for grant in grants
     ]
-    current = [replace(one, pattern=now) for one in remembered for now in holding((one.pattern,), version)]
+    current = [replace(one, pattern=now) for one in remembered for now in select_for_version((one.pattern,), version)]
     return grants, current, assessment
 
 
@@ -196,9 +204,11 @@ def _seen(setup: Setup, state: State, tier: Tier) -> set[Trait]:
     """What the calls of this session have brought in, and those of its parent and its helpers."""
     seen: set[Trait] = set()
     for name in tools_seen(state):
-        found = setup.tools.get(name) or next(filter(None, (one.behind(name) for one in setup.tools.values())), None)
+        found = setup.tools.get(name) or next(
+            filter(None, (one.find_hidden_tool(name) for one in setup.tools.values())), None
+        )
         # A tool that is gone cannot be asked what it was.
-        seen |= found.traits_of(tier) if found is not None else {"untrusted", "private"}
+        seen |= found.list_traits(tier) if found is not None else {"untrusted", "private"}
     return seen
 
 
@@ -230,16 +240,16 @@ def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict, assessme
         arguments=arguments,
         safety=ready.safety,
         why=verdict.why,
-        rule="" if verdict.firm else _rule(ready, assessment),
-        once=verdict.firm,
+        rule="" if verdict.is_once_only else _rule(ready, assessment),
+        once=verdict.is_once_only,
         digest=_digest(setup, ready),
         expires_at=setup.clock.now() + setup.approval_ttl if setup.approval_ttl is not None else None,
     )
 
 
 def _rule(ready: Ready, assessment: Assessment) -> str:
-    rule = generalise(ready.tool.name, ready.parsed.arguments, assessment.commands)
-    return pinned(rule, ready.tool.version)
+    rule = suggest_pattern(ready.tool.name, ready.parsed.arguments, assessment.commands)
+    return pin_version(rule, ready.tool.version)
 
 
 def _question(setup: Setup, call: CallState, questions: tuple[Question, ...]) -> AnyFact:
@@ -259,7 +269,7 @@ def _digest(setup: Setup, ready: Ready) -> str:
     """What would run, and whether walls are around it. What else is allowed or forbidden now is judged by itself."""
     import hashlib
 
-    walls = tier_of(setup.grants) != "full"
+    walls = find_narrowest_tier(setup.grants) != "full"
     shown = msgspec.json.encode(
         (ready.tool.name, ready.tool.version, ready.parsed.arguments, str(setup.workspace), walls), order="sorted"
     )

@@ -11,11 +11,11 @@ from typing import Literal, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from treadle.engine.context import Attachments, Projection, entries_through, position_of
-from treadle.engine.state import CallState, Entry, State, Turn, tokens_of
-from treadle.engine.token_estimate import BYTES, in_message, in_messages, in_text, in_tools, size_of
+from treadle.engine.context import Attachments, Projection, entries_through, entry_position
+from treadle.engine.state import CallState, Entry, State, Turn, estimate_entry_tokens
+from treadle.engine.token_estimate import BYTES, count_bytes, in_message, in_messages, in_text, in_tools
 from treadle.events import ContextCompacted, MessageReceived, ModelFailed
-from treadle.messages import Json, Request, ResultMessage, TextPart, Usage, UserMessage, text_of
+from treadle.messages import Json, Request, ResultMessage, TextPart, Usage, UserMessage, render_parts
 
 DUE = 0.85
 """The share of the window at which a compaction is due."""
@@ -46,7 +46,7 @@ _FILES = re.compile(r"</?file\b")
 _MARKS = {"done": "x", "doing": ">"}
 
 
-class Plan(Struct, frozen=True):
+class CompactionPlan(Struct, frozen=True):
     """What to do: leave out the results up to `through`, or sum up the entries up to it."""
 
     kind: Literal["prune", "summary"]
@@ -99,7 +99,7 @@ def full(state: State, window: int | None, said: str = "") -> str:
     )
 
 
-def plan(state: State, room: Room) -> Plan | None:
+def plan(state: State, room: Room) -> CompactionPlan | None:
     """Prune where that is enough, otherwise sum up; None when there is nothing to shorten."""
     pruned = _prunable(state, room)
     if pruned is not None and tokens_after(state, room, pruned) <= AIM * room.window:
@@ -107,25 +107,25 @@ def plan(state: State, room: Room) -> Plan | None:
     return plan_summary(state, room)
 
 
-def _prunable(state: State, room: Room) -> Plan | None:
+def _prunable(state: State, room: Room) -> CompactionPlan | None:
     """Leave out the older results. Those of the last turn stay: the model has not seen them yet."""
     first = _summed_up(state)
-    turns = [entry for entry in state.entries[first:] if isinstance(entry, Turn) and entry.calls and entry.settled]
+    turns = [entry for entry in state.entries[first:] if isinstance(entry, Turn) and entry.calls and entry.is_settled]
     before = max((fact.through for fact in state.compacted if fact.kind == "prune"), default=0)
     kept = 0
     for number, turn in enumerate(reversed(turns)):
         kept += sum(in_text(call.finished.output) for call in turn.calls.values() if call.finished is not None)
         if number and kept > TAIL * room.shared:
-            return Plan("prune", turn.last_seq) if turn.last_seq > before else None
+            return CompactionPlan("prune", turn.last_seq) if turn.last_seq > before else None
     return None
 
 
-def plan_summary(state: State, room: Room) -> Plan | None:
+def plan_summary(state: State, room: Room) -> CompactionPlan | None:
     """Sum up all but the newest entries; what the model has not answered yet stays."""
     entries, first, must = state.entries, _summed_up(state), _must_stay(state)
     cut, kept = must, 0
     while cut > first:
-        kept += tokens_of(entries[cut - 1])
+        kept += estimate_entry_tokens(entries[cut - 1])
         if kept > TAIL * room.shared:
             break
         cut -= 1
@@ -133,9 +133,9 @@ def plan_summary(state: State, room: Room) -> Plan | None:
         cut += 1  # an answer without its question would be taken for one to something else
     # A message stands where a turn took it, which may be after facts that are younger than it is.
     for place in (*range(cut, first, -1), *range(cut + 1, must + 1)):
-        through = max((position_of(entry) for entry in entries[:place]), default=0)
+        through = max((entry_position(entry) for entry in entries[:place]), default=0)
         if place > first and entries_through(state, through) == place:
-            return Plan("summary", through)
+            return CompactionPlan("summary", through)
     return None
 
 
@@ -161,7 +161,7 @@ def _summed_up(state: State) -> int:
     return entries_through(state, through[-1]) if through else 0
 
 
-def tokens_after(state: State, room: Room, done: Plan, summary: str = "") -> int:
+def tokens_after(state: State, room: Room, done: CompactionPlan, summary: str = "") -> int:
     """About what the next request has once this is done: what there was, times what is left of it."""
     fact = ContextCompacted(kind=done.kind, through=done.through, summary=summary, seq=state.seq + 1)
     afterwards = replace(state, compacted=[*state.compacted, fact])
@@ -169,7 +169,9 @@ def tokens_after(state: State, room: Room, done: Plan, summary: str = "") -> int
     return state.tokens * then // max(now, 1)
 
 
-def compacted(state: State, room: Room, done: Plan, summary: str = "", usage: Usage | None = None) -> ContextCompacted:
+def build_compaction_fact(
+    state: State, room: Room, done: CompactionPlan, summary: str = "", usage: Usage | None = None
+) -> ContextCompacted:
     """The fact of a compaction."""
     return ContextCompacted(
         kind=done.kind,
@@ -184,25 +186,25 @@ def compacted(state: State, room: Room, done: Plan, summary: str = "", usage: Us
 # ── what the model is asked ────────────────────────────────────────────────────────────────────────────────
 
 
-def summary_request(state: State, room: Room, done: Plan) -> Request:
+def summary_request(state: State, room: Room, done: CompactionPlan) -> Request:
     """What the model is given to sum up: the older part as plain text, cut to what it can read at once."""
     most = max(128, room.shared // 8)
     left = max(512, (room.window - most - in_text(_ASK)) * 3 // 4) * BYTES
-    text = next((text for cap in (1200, 300, 80) if size_of(text := _transcript(state, done, cap)) <= left), "")
+    text = next((text for cap in (1200, 300, 80) if count_bytes(text := _transcript(state, done, cap)) <= left), "")
     if not text:
         text = _shortened(_transcript(state, done, 80), left)
     session_id = state.created.session_id if state.created is not None else ""
     return Request(_ASK, (UserMessage((TextPart(text),)),), tool_choice="none", max_tokens=most, session_id=session_id)
 
 
-def _transcript(state: State, done: Plan, cap: int) -> str:
+def _transcript(state: State, done: CompactionPlan, cap: int) -> str:
     lines: list[str] = []
     before = [fact for fact in state.compacted if fact.kind == "summary"]
     if before:
         lines.append(f"Notes on what came before:\n{_written(before[-1].summary)}\n")
     for entry in state.entries[_summed_up(state) : entries_through(state, done.through)]:
         if isinstance(entry, MessageReceived):
-            lines.append(f"User: {_shortened(text_of(entry.parts), cap)}")
+            lines.append(f"User: {_shortened(render_parts(entry.parts), cap)}")
         elif isinstance(entry, Turn) and entry.reply is not None:
             if entry.reply.text.strip():
                 lines.append(f"Agent: {_shortened(entry.reply.text, cap)}")
@@ -228,7 +230,7 @@ def _told(call: CallState, cap: int) -> str:
 
 def _shortened(text: str, most: int) -> str:
     """The beginning and the end of a text, of so many bytes about."""
-    size = size_of(text)
+    size = count_bytes(text)
     if size <= most:
         return text
     head, tail = len(text) * most * 2 // (size * 3), len(text) * most // (size * 3)
@@ -238,7 +240,7 @@ def _shortened(text: str, most: int) -> str:
 # ── what the model is shown instead ────────────────────────────────────────────────────────────────────────
 
 
-def compose(state: State, room: Room, done: Plan, written: str) -> str:
+def compose(state: State, room: Room, done: CompactionPlan, written: str) -> str:
     """A summary: what the model has written, and then what must not be lost, from the log itself.
 
     The user's words stand last, nearest to what follows: small models go by what they have read last.
@@ -257,12 +259,12 @@ def compose(state: State, room: Room, done: Plan, written: str) -> str:
 
 def _user_said(entries: list[Entry], first: int, others: int) -> str:
     """The first message, and of the others the newest that there is room for."""
-    said = [text_of(entry.parts) for entry in entries if isinstance(entry, MessageReceived)]
+    said = [render_parts(entry.parts) for entry in entries if isinstance(entry, MessageReceived)]
     if not said:
         return ""
     kept: list[str] = []
     for text in reversed(said[1:]):
-        others -= size_of(text)
+        others -= count_bytes(text)
         if others < 0:
             break
         kept.append(f"- {text}")
@@ -292,7 +294,7 @@ def _what_failed(entries: list[Entry], most: int) -> str:
             if done is None or done.status in ("ok", "refused", "cancelled"):
                 continue
             line = f"- {call.call.tool} {_shortened(call.call.arguments, 120)}: {_shortened(_line(done.output), 160)}"
-            most -= size_of(line)
+            most -= count_bytes(line)
             if most < 0:
                 return "\n".join(reversed(lines))
             if line not in lines:
@@ -336,7 +338,7 @@ def context_breakdown(state: State, request: Request, window: int | None) -> Bre
             attached = _in_frames(_FILES, message.text) if message.tool != "read_file" else size
             files, history = files + attached, history + size - attached
         else:
-            said = text_of(message.parts) if isinstance(message, UserMessage) else ""
+            said = render_parts(message.parts) if isinstance(message, UserMessage) else ""
             attached = _in_frames(_SKILLS, said)
             skills, history = skills + attached, history + size - attached
     parts = {"system": system, "tools": in_tools(request.tools), "skills": skills, "files": files, "history": history}

@@ -28,7 +28,7 @@ from treadle.messages import (
     ResultMessage,
     TextPart,
     UserMessage,
-    text_of,
+    render_parts,
 )
 
 _NOTES: dict[str, str] = {
@@ -91,7 +91,7 @@ class Projection:
             self._restart(state)
         while self._done < len(state.entries):
             entry = state.entries[self._done]
-            if isinstance(entry, Turn) and entry is state.turn and not entry.settled:
+            if isinstance(entry, Turn) and entry is state.turn and not entry.is_settled:
                 break
             self._show(self._messages, state.entries, self._done)
             self._done += 1
@@ -119,7 +119,7 @@ class Projection:
         if isinstance(entry, MessageReceived):
             if entry.seq <= self._compacted and entry is not self._last:
                 return shown
-            texts = self._new(self._attachments.to_message(text_of(entry.parts)))
+            texts = self._new(self._attachments.to_message(render_parts(entry.parts)))
             return [
                 UserMessage((*said.parts, *map(TextPart, texts))) for said in shown if isinstance(said, UserMessage)
             ]
@@ -165,18 +165,18 @@ def own_text(message: UserMessage | ResultMessage) -> str:
     if isinstance(message, ResultMessage):
         return message.text.partition(f"\n\n[{LOWER_TRUST}]\n<file ")[0]
     own = (part for part in message.parts if not (isinstance(part, TextPart) and part.text.startswith("<skill ")))
-    return text_of(tuple(own))
+    return render_parts(tuple(own))
 
 
 def entries_through(state: State, through: int) -> int:
     """How many entries a summary up to a position stands for: whole ones only, so that no pair is split."""
     for index, entry in enumerate(state.entries):
-        if position_of(entry) > through or (isinstance(entry, Turn) and not entry.settled):
+        if entry_position(entry) > through or (isinstance(entry, Turn) and not entry.is_settled):
             return index
     return len(state.entries)
 
 
-def position_of(entry: Entry) -> int:
+def entry_position(entry: Entry) -> int:
     """The position at which an entry is whole."""
     return entry.last_seq if isinstance(entry, Turn) else entry.seq
 

@@ -15,7 +15,7 @@ from typing import cast
 from treadle.engine.context import Projection
 from treadle.engine.lease import Lease
 from treadle.engine.loop import Loop
-from treadle.engine.setup import Answer, Clock, Gate, SetsUp, Setup
+from treadle.engine.setup import Answer, Clock, Gate, Setup, SetupBuilder
 from treadle.engine.state import CallState, State, apply, fold
 from treadle.engine.steps import Rest, answer_key
 from treadle.errors import (
@@ -37,14 +37,14 @@ from treadle.events import (
     InputAnswered,
     InputRequested,
     RunFinished,
-    checked,
+    validate_fact,
 )
 from treadle.log.base import Claim, Log, SessionInfo, Watch
 
 LEASE_SECONDS = 30.0
 SCAN_SECONDS = 1.0
 RETRY_SECONDS = 60.0
-ELSEWHERE_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 _logger = logging.getLogger("treadle")
 
@@ -81,7 +81,7 @@ class Coordinator:
     def __init__(
         self,
         log: Log,
-        setup_for: SetsUp,
+        setup_for: SetupBuilder,
         owner: str,
         *,
         agents: Sequence[str],
@@ -102,19 +102,19 @@ class Coordinator:
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
         self.failures: dict[str, Exception] = {}
-        self.rested: Callable[[State, Setup], None] | None = None
+        self.on_rest: Callable[[State, Setup], None] | None = None
         self._before, log.listener = log.listener, self._posted
 
-    def keep(self, session_id: str) -> None:
+    def keep_state(self, session_id: str) -> None:
         """Remember the session's state between runs, because somebody has it open."""
         self._kept.setdefault(session_id, (State(), Projection()))
 
-    def forget(self, session_id: str) -> None:
+    def forget_state(self, session_id: str) -> None:
         """Nobody has the session open any more."""
         self._kept.pop(session_id, None)
         self._wake_at.pop(session_id, None)
 
-    async def state(self, session_id: str) -> State:
+    async def load_state(self, session_id: str) -> State:
         """The session's state as the log has it now; not to be changed by the one who asked."""
         kept = self._kept.get(session_id)
         if kept is None or session_id in self._drives:
@@ -125,16 +125,16 @@ class Coordinator:
                 apply(state, fact)
         return state
 
-    async def setup(self, state: State) -> Setup:
+    async def build_setup(self, state: State) -> Setup:
         """What a session in this state runs with."""
         return await self._setup_for(state)
 
-    def drives(self, session_id: str) -> bool:
+    def is_running(self, session_id: str) -> bool:
         """Whether this process runs the session just now."""
         return session_id in self._drives
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether this process has stopped running sessions; what was under way can be resumed."""
         return self._closed
 
@@ -162,7 +162,7 @@ class Coordinator:
         self._ensure_keeper()
         return started
 
-    async def idle(self, session_id: str) -> None:
+    async def wait_until_idle(self, session_id: str) -> None:
         """Wait until this process neither runs the session nor asks a person about it."""
         while True:
             tasks: list[asyncio.Task[None]] = [t for (sid, _), t in self._gates.items() if sid == session_id]
@@ -180,13 +180,13 @@ class Coordinator:
     async def _follow(self, session_id: str, watch: Watch) -> None:
         try:
             while True:
-                await self.idle(session_id)
+                await self.wait_until_idle(session_id)
                 info = await self.log.info(session_id)
                 if session_id in self.failures or (not info.owner and not self._is_left(info)):
                     watch.stop_at(info.seq)
                     return
                 if session_id not in self._drives:
-                    await asyncio.sleep(ELSEWHERE_SECONDS if info.owner else 0)
+                    await asyncio.sleep(POLL_SECONDS if info.owner else 0)
                     with suppress(StoreBusy):
                         await self.wake(session_id)
         except TreadleError as error:  # nobody would ever end the watch: whoever waits is told
@@ -204,7 +204,7 @@ class Coordinator:
             raise BadInput(
                 f"an answer is an Answer(...), such as Answer('deny'), but this is a {type(answer).__name__}"
             )
-        call = (await self.state(session_id)).calls.get(call_id)
+        call = (await self.load_state(session_id)).calls.get(call_id)
         if call is None or (call.asked is None and call.input_asked is None):
             raise NotFound(f"session {session_id} has no question for call {call_id!r}")
         _refuse_if_closed(call)
@@ -215,18 +215,18 @@ class Coordinator:
         if digest and call.asked is not None and digest != call.asked.digest:
             raise Conflict(f"call {call_id}: what was shown is not what would run; look at it again")
         fact = _answering(call, answer)
-        posted = await self.log.post(session_id, [checked(fact)], key=answer_key(call_id))
+        posted = await self.log.post(session_id, [validate_fact(fact)], key=answer_key(call_id))
         if not posted.fresh:
             raise _already(call_id, posted.facts[0])
         await self.wake(session_id)
 
     async def cancel(self, session_id: str, by: str = "", why: str = "") -> RunFinished | None:
         """Stop the run and wait until that is recorded; None when there was nothing to stop."""
-        state = await self.state(session_id)
+        state = await self.load_state(session_id)
         running, position = state.run is not None, state.seq
         if not running and not state.queue and state.requested is None:
             return None
-        await self.log.post(session_id, [checked(CancelRequested(by=by, why=why))])
+        await self.log.post(session_id, [validate_fact(CancelRequested(by=by, why=why))])
         await self.wake(session_id)
         if not running:
             return None
@@ -236,7 +236,7 @@ class Coordinator:
         try:
             async for event in watch:
                 if isinstance(event, RunFinished):
-                    await self.idle(session_id)
+                    await self.wait_until_idle(session_id)
                     return event
         finally:
             follower.cancel()
@@ -263,7 +263,7 @@ class Coordinator:
     def _posted(self, session_id: str) -> None:
         loop = self._loops.get(session_id)
         if loop is not None:
-            loop.poke()
+            loop.check_posts()
         elif self._before is not None:  # another runtime on the same log object has it
             self._before(session_id)
 
@@ -296,8 +296,8 @@ class Coordinator:
                     break
                 await loop.catch_up()
             seq = loop.state.seq
-            if self.rested is not None:
-                self.rested(loop.state, loop.setup)
+            if self.on_rest is not None:
+                self.on_rest(loop.state, loop.setup)
             if session_id in self._kept:
                 self._kept[session_id] = (loop.state, loop.projection)
                 if rest.wake_at is not None:
@@ -391,7 +391,7 @@ class Coordinator:
     async def _renew(self) -> None:
         for session_id, lease in list(self._leases.items()):
             try:
-                await lease.hold(1 / 4)
+                await lease.renew_if_due(1 / 4)
             except (ClaimLost, NotFound):
                 task = self._drives.get(session_id)
                 if task is not None:

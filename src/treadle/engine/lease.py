@@ -14,7 +14,7 @@ class Lease:
         self.log, self.claim = log, claim
         self._renewed, self._renewed_wall = time.monotonic(), time.time()
 
-    async def hold(self, share: float = 2 / 3) -> None:
+    async def renew_if_due(self, share: float = 2 / 3) -> None:
         """Before an effect: when that share of the lease has passed, make sure that it still holds.
 
         By two clocks, and the one that has gone further counts: one may be set, the other stands still while a

@@ -14,17 +14,24 @@ from contextlib import closing, suppress
 
 from msgspec.structs import replace
 
-from treadle.engine.authorize import Judgement, Ready, judge
-from treadle.engine.cancel_scope import Scope
+from treadle.engine.authorize import Authorization, Ready, authorize_calls
+from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
 from treadle.engine.lease import Lease
-from treadle.engine.model_call import ask_model, build_request, failed, make_room, not_compacted
-from treadle.engine.reply import received
-from treadle.engine.setup import SetsUp, Setup
+from treadle.engine.model_call import ask_model, build_failure_fact, build_request, make_room, not_compacted
+from treadle.engine.reply import build_reply_facts
+from treadle.engine.setup import Setup, SetupBuilder
 from treadle.engine.state import CallState, State, apply, fold
-from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, closed, next_step, stops
-from treadle.engine.tool_call import STOPPED, Outcome, context_of, execute, finished, started
-from treadle.errors import ModelError, PositionMoved, described
+from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, build_unfinished_result, next_step, stops
+from treadle.engine.tool_call import (
+    STOPPED,
+    CallOutcome,
+    build_finish_fact,
+    build_start_fact,
+    build_tool_context,
+    run_tool,
+)
+from treadle.errors import ModelError, PositionMoved, describe_error
 from treadle.events import (
     AnyFact,
     CallFinished,
@@ -38,19 +45,21 @@ from treadle.events import (
 from treadle.log.base import Log
 
 WRAP_UP_SECONDS, LAST_WORDS_SECONDS = 60.0, 5.0  # the second where the run itself had less time
-HAPPENED = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextCompacted, Custom)
+EFFECT_FACTS = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextCompacted, Custom)
 
 
 class Loop:
     """Runs one session for as long as there is something to do."""
 
-    def __init__(self, log: Log, lease: Lease, sets_up: SetsUp, setup: Setup, state: State, seen: Projection) -> None:
-        self.log, self.lease, self.sets_up, self.setup = log, lease, sets_up, setup
+    def __init__(
+        self, log: Log, lease: Lease, sets_up: SetupBuilder, setup: Setup, state: State, seen: Projection
+    ) -> None:
+        self.log, self.lease, self.build_setup, self.setup = log, lease, sets_up, setup
         self.state, self.projection, self._configured = state, seen, state.configured
         self.session_id = lease.claim.session_id
         self._buffer: list[AnyFact] = []
         self._behind = log.head(self.session_id) > state.seq
-        self._scope, self._limit = Scope(), Scope()
+        self._scope, self._limit = CancelScope(), CancelScope()
         self._look: asyncio.Task[None] | None = None
 
     async def run(self) -> Rest:
@@ -60,7 +69,7 @@ class Loop:
                 if self._behind:
                     await self.catch_up()
                 if self.state.run is None and self.state.configured != self._configured:  # from the next run on
-                    self.setup, self._configured = await self.sets_up(self.state), self.state.configured
+                    self.setup, self._configured = await self.build_setup(self.state), self.state.configured
                 step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
                 match step:
                     case Record() if step.key:  # somebody may have been first: what the log has then counts
@@ -85,7 +94,7 @@ class Loop:
         """Take in what others have posted."""
         self._behind = False
         if await self._flush():
-            await self.lease.hold(0)  # what a new owner wrote is not for one that was taken over
+            await self.lease.renew_if_due(0)  # what a new owner wrote is not for one that was taken over
             for fact in await self.log.read(self.session_id, after=self.state.seq):
                 apply(self.state, fact)
 
@@ -105,16 +114,16 @@ class Loop:
             await self.log.append(self.lease.claim, facts[0].seq - 1, facts)
         except PositionMoved:
             self.state, self.projection = fold(await self.log.read(self.session_id)), Projection()
-            self._record(*(fact for fact in facts if isinstance(fact, HAPPENED)))
+            self._record(*(fact for fact in facts if isinstance(fact, EFFECT_FACTS)))
             return False
         return True
 
     # ── being stopped ──────────────────────────────────────────────────────────────────────────────────
 
-    def poke(self) -> None:
+    def check_posts(self) -> None:
         """Somebody posted to this session: see at once whether that stops what is under way."""
         self._behind = True
-        if self._scope.entered and (self._look is None or self._look.done()):
+        if self._scope.is_active and (self._look is None or self._look.done()):
             self._look = asyncio.create_task(self._see_posted())
 
     async def _see_posted(self) -> None:
@@ -122,7 +131,7 @@ class Loop:
         if any(map(stops, posted)):
             self._scope.stop()
 
-    def _until_stopped(self) -> Scope:
+    def _until_stopped(self) -> CancelScope:
         """A scope that ends with the run's time, or as soon as somebody stops the run."""
         run, turn = self.state.run, self.state.turn
         assert run is not None
@@ -131,14 +140,14 @@ class Loop:
             left = min(WRAP_UP_SECONDS, max(LAST_WORDS_SECONDS, run.limits.seconds or WRAP_UP_SECONDS))
         elif run.limits.seconds is not None:
             left = run.started_at + run.waited + run.limits.seconds - self.setup.clock.now()
-        return self._scope.lasting(left)
+        return self._scope.limit_to(left)
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────────────
 
     async def _ask_model(self, step: AskModel) -> None:
         if not await self._flush():
             return
-        await self.lease.hold()
+        await self.lease.renew_if_due()
         said: list[str] = []
         failure: ModelError | None = None
         facts: list[AnyFact] = []
@@ -149,16 +158,16 @@ class Loop:
                     await self.setup.clock.sleep(wait)
                 request = build_request(self.setup, self.state, self.projection)
                 reply = await ask_model(self.setup, self.log, request, self.state.seq, said)
-            facts = received(self.setup, self.state, request, reply)
+            facts = build_reply_facts(self.setup, self.state, request, reply)
         except ModelError as error:
             failure = error
         except TimeoutError as error:
-            kind = "cancelled" if self._scope.stopped else "network"
+            kind = "cancelled" if self._scope.was_stopped else "network"
             failure = ModelError(str(error) or "stopped", kind=kind)
         except Exception as error:  # a bug in an adapter or in middleware ends the run, and is recorded
-            failure = ModelError(described(error))
+            failure = ModelError(describe_error(error))
         if failure is not None:
-            facts = [failed(failure, self.state, step.attempt, "".join(said))]
+            facts = [build_failure_fact(failure, self.state, step.attempt, "".join(said))]
         if self._behind:
             await self.catch_up()
         self._record(*facts)
@@ -166,7 +175,7 @@ class Loop:
     async def _compact(self) -> None:
         if not await self._flush():
             return
-        await self.lease.hold()
+        await self.lease.renew_if_due()
         fact: AnyFact = not_compacted("it was stopped")
         with suppress(TimeoutError), self._until_stopped():
             fact = await make_room(self.setup, self.state)
@@ -179,21 +188,23 @@ class Loop:
     async def _work(self, calls: Sequence[CallState]) -> None:
         if self.setup.middleware and not await self._flush():  # it may take its time to say what may run
             return
-        judgement = Judgement([closed(call) for call in calls])  # what is stopped before it is judged does not run
+        judgement = Authorization(
+            [build_unfinished_result(call) for call in calls]
+        )  # what is stopped before it is judged does not run
         with suppress(TimeoutError), self._until_stopped():
-            judgement = await judge(self.setup, self.state, calls)
+            judgement = await authorize_calls(self.setup, self.state, calls)
         if judgement.facts:
             self._record(*judgement.facts)
             return
         batch = _leading_safe(judgement.ready)
-        await self.lease.hold()
-        self._record(*(started(self.setup, self.lease.claim, ready, ready.attempt) for ready in batch))
+        await self.lease.renew_if_due()
+        self._record(*(build_start_fact(self.setup, self.lease.claim, ready, ready.attempt) for ready in batch))
         if await self._flush():
             await self._run_batch(batch)
 
     async def _run_batch(self, batch: Sequence[Ready]) -> None:
         """Run started calls at once, and record each result as it comes."""
-        limits = [Scope() for _ in batch[1:]]
+        limits = [CancelScope() for _ in batch[1:]]
         running = [asyncio.ensure_future(self._run_call(*call)) for call in zip(batch[1:], limits, strict=True)]
         try:
             with self._until_stopped():
@@ -213,23 +224,23 @@ class Loop:
             if self.state.calls[ready.call.call.id].finished is None:
                 await self._settle(ready, ready.attempt, STOPPED)
 
-    async def _run_call(self, ready: Ready, limit: Scope) -> None:
-        context = context_of(self.setup, self.log, self.session_id, ready, self.state.notes)
-        while await self._settle(ready, context.attempt, await execute(ready, context, self.setup.redactor, limit)):
+    async def _run_call(self, ready: Ready, limit: CancelScope) -> None:
+        context = build_tool_context(self.setup, self.log, self.session_id, ready, self.state.notes)
+        while await self._settle(ready, context.attempt, await run_tool(ready, context, self.setup.redactor, limit)):
             context.attempt += 1
-        if self.state.turn is not None and not self.state.turn.settled:
+        if self.state.turn is not None and not self.state.turn.is_settled:
             await self._flush()
 
-    async def _settle(self, ready: Ready, attempt: int, outcome: Outcome) -> bool:
+    async def _settle(self, ready: Ready, attempt: int, outcome: CallOutcome) -> bool:
         """Record how a call went; True when it is to be tried again."""
-        fact = await finished(self.log, self.session_id, ready, outcome, self.setup.model.window)
+        fact = await build_finish_fact(self.log, self.session_id, ready, outcome, self.setup.model.window)
         if self._behind:
             await self.catch_up()
         if outcome.status in ("error", "timed_out"):
-            what = self.setup.recovery(ready.tool, outcome.text, attempt)
+            what = self.setup.choose_recovery(ready.tool, outcome.text, attempt)
             if what == "retry" and outcome.status == "error":  # one that timed out may still be at work
                 detail = f"{ready.tool.name}: {outcome.text[:500]}"
-                again = started(self.setup, self.lease.claim, ready, attempt + 1)
+                again = build_start_fact(self.setup, self.lease.claim, ready, attempt + 1)
                 self._record(SignalDetected(kind="tool_retry", detail=detail), again)
                 if await self._flush():
                     return True

@@ -8,9 +8,9 @@ from msgspec.structs import force_setattr, replace
 
 from treadle.engine.compaction import (
     Breakdown,
-    Plan,
+    CompactionPlan,
     Room,
-    compacted,
+    build_compaction_fact,
     compose,
     context_breakdown,
     plan,
@@ -20,15 +20,15 @@ from treadle.engine.compaction import (
     tokens_after,
 )
 from treadle.engine.context import Projection
-from treadle.engine.reply_marks import Strainer, strain
-from treadle.engine.setup import Setup, backoff, passed_on
+from treadle.engine.reply_marks import MarkSplitter, split_marks
+from treadle.engine.setup import Setup, check_returned_type, compute_backoff
 from treadle.engine.state import State
 from treadle.engine.token_estimate import in_text, in_tools
-from treadle.errors import ModelError, described
+from treadle.errors import ModelError, describe_error
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
-from treadle.messages import Reply, Request, Usage, writable
-from treadle.models.base import SumsUp
+from treadle.messages import Reply, Request, Usage, replace_surrogates
+from treadle.models.base import Summarizer
 
 WRAP_UP_TOKENS = 1024
 
@@ -56,49 +56,49 @@ async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: 
     """The model's reply; `said` collects its text as it comes, for when it breaks off."""
     given = request
     for middleware in setup.middleware:
-        request = passed_on(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
+        request = check_returned_type(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
     if request.messages is not given.messages and request.scratch is given.scratch:
         request = replace(request, scratch={})  # what an adapter keeps there is of the messages as they were
     reply = await _stream(setup, log, request, after, said)
     for middleware in setup.middleware:
-        reply = passed_on(await middleware.on_post_llm(reply), Reply, middleware, "on_post_llm")
+        reply = check_returned_type(await middleware.on_post_llm(reply), Reply, middleware, "on_post_llm")
     return reply
 
 
-def failed(error: ModelError, state: State, attempt: int, said: str) -> ModelFailed:
+def build_failure_fact(error: ModelError, state: State, attempt: int, said: str) -> ModelFailed:
     """The fact of a model call that gave no reply, with the pause before the next attempt where there will be one."""
     assert state.run is not None
     again = error.retryable and attempt < state.run.limits.attempts
     return ModelFailed(
         kind=error.kind,
-        message=writable(str(error)),
+        message=replace_surrogates(str(error)),
         retryable=error.retryable,
         attempt=attempt,
-        wait=backoff(attempt, error.retry_after) if again else None,
-        partial=writable(error.partial or said),
+        wait=compute_backoff(attempt, error.retry_after) if again else None,
+        partial=replace_surrogates(error.partial or said),
     )
 
 
 async def consult(setup: Setup, request: Request) -> Reply:
     """The model's reply to something that is no part of the conversation; nobody watches it being written."""
     for middleware in setup.middleware:
-        request = passed_on(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
+        request = check_returned_type(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
     async with aclosing(setup.model.stream(request)) as events:
         async for event in events:
             if isinstance(event, Reply):
                 for middleware in setup.middleware:
-                    event = passed_on(await middleware.on_post_llm(event), Reply, middleware, "on_post_llm")
-                return replace(event, text=writable(strain(event.text).text))
+                    event = check_returned_type(await middleware.on_post_llm(event), Reply, middleware, "on_post_llm")
+                return replace(event, text=replace_surrogates(split_marks(event.text).text))
     raise ModelError(f"{setup.model.name} ended its stream without a reply", kind="network", retryable=True)
 
 
-def room_of(setup: Setup, state: State) -> Room:
+def measure_room(setup: Setup, state: State) -> Room:
     """The room that the session's context has in its model's window."""
     fixed = in_text(setup.config.instructions) + in_tools(setup.specs)
     return room_in(setup.model.window, state, fixed, setup.attachments)
 
 
-def breakdown_of(setup: Setup, state: State) -> Breakdown:
+def build_breakdown(setup: Setup, state: State) -> Breakdown:
     """What fills the window of the session's model."""
     shown = Projection().messages(state, setup.attachments)
     request = Request(setup.config.instructions, shown, setup.specs)
@@ -110,15 +110,15 @@ async def compact(setup: Setup, state: State, *, asked: bool = False) -> Context
 
     When somebody `asked` for it, older turns are summed up however much room there is.
     """
-    room = room_of(setup, state)
+    room = measure_room(setup, state)
     if asked:
         room = replace(room, window=min(room.window, max(state.tokens, 1)))
     wanted = plan_summary(state, room) if asked else plan(state, room)
     if wanted is None or wanted.kind == "prune":
-        return compacted(state, room, wanted) if wanted is not None else None
+        return build_compaction_fact(state, room, wanted) if wanted is not None else None
     if asked and tokens_after(state, room, wanted, compose(state, room, wanted, "")) >= state.tokens:
         return None  # whatever the model would write, it would be no shorter
-    if isinstance(setup.model, SumsUp) and not setup.model.sums_up:
+    if isinstance(setup.model, Summarizer) and not setup.model.can_summarize:
         return _summed_up(state, room, wanted, "", Usage())
     try:
         reply = await consult(setup, summary_request(state, room, wanted))
@@ -129,8 +129,8 @@ async def compact(setup: Setup, state: State, *, asked: bool = False) -> Context
     return _summed_up(state, room, wanted, reply.text, reply.usage)
 
 
-def _summed_up(state: State, room: Room, wanted: Plan, written: str, usage: Usage) -> ContextCompacted:
-    return compacted(state, room, wanted, compose(state, room, wanted, written), usage)
+def _summed_up(state: State, room: Room, wanted: CompactionPlan, written: str, usage: Usage) -> ContextCompacted:
+    return build_compaction_fact(state, room, wanted, compose(state, room, wanted, written), usage)
 
 
 async def make_room(setup: Setup, state: State) -> AnyFact:
@@ -138,24 +138,24 @@ async def make_room(setup: Setup, state: State) -> AnyFact:
     try:
         fact = await compact(setup, state)
     except Exception as error:
-        return not_compacted(described(error))
+        return not_compacted(describe_error(error))
     return fact or not_compacted("there is nothing that could be left out")
 
 
 def not_compacted(why: str) -> SignalDetected:
     """The fact of a compaction that failed."""
-    return SignalDetected(kind="compaction_failed", detail=writable(why[:500]))
+    return SignalDetected(kind="compaction_failed", detail=replace_surrogates(why[:500]))
 
 
 async def _stream(setup: Setup, log: Log, request: Request, after: int, said: list[str]) -> Reply:
-    strainer, publish, session_id = Strainer(), log.publish, request.session_id
+    strainer, publish, session_id = MarkSplitter(), log.publish, request.session_id
 
     def show(text: str, reasoning: str) -> None:
         if text:
             said.append(text)
-            publish(session_id, TextDelta(text=writable(text), after=after))
+            publish(session_id, TextDelta(text=replace_surrogates(text), after=after))
         if reasoning:
-            publish(session_id, ReasoningDelta(text=writable(reasoning), after=after))
+            publish(session_id, ReasoningDelta(text=replace_surrogates(reasoning), after=after))
 
     stream = setup.model.stream(request)
     async with aclosing(stream) as events:

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from treadle.errors import BadInput
-from treadle.messages import Part, writable
+from treadle.messages import Part, replace_surrogates
 from treadle.tools.base import ToolResult
 
 # A sequence that is never closed ends with its line, so that it cannot swallow the rest.
@@ -20,7 +20,7 @@ _CONTROLS = {
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def text_of_result(value: object) -> tuple[str, tuple[Part, ...], bool]:
+def render_result(value: object) -> tuple[str, tuple[Part, ...], bool]:
     """A tool's result as text, parts and whether it went well; raises `BadInput` when it is not JSON."""
     if isinstance(value, ToolResult):
         return clean(value.text), _readable(value.parts), value.ok
@@ -61,7 +61,7 @@ def clean(text: str) -> str:
         text = text.replace("\r\n", "\n")
     if _CONTROL.search(text):
         text = _ESCAPES.sub("", text).translate(_CONTROLS)
-    return writable(text)
+    return replace_surrogates(text)
 
 
 def shorten(text: str, cap: int) -> tuple[str, str, int]:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from treadle.engine.reply_marks import repeating, strain
+from treadle.engine.reply_marks import find_cycle, split_marks
 from treadle.engine.setup import Setup
 from treadle.engine.state import RunState, State, signature
 from treadle.engine.token_estimate import in_message, in_messages, in_text, in_tools
 from treadle.errors import ModelError
 from treadle.events import AnyFact, ModelReplied, SignalDetected
-from treadle.messages import Call, ModelMessage, Reply, Request, Usage, writable
+from treadle.messages import Call, ModelMessage, Reply, Request, Usage, replace_surrogates
 
 _reply_decoder = msgspec.json.Decoder(Reply)
 
 
-def received(setup: Setup, state: State, request: Request, reply: Reply) -> list[AnyFact]:
+def build_reply_facts(setup: Setup, state: State, request: Request, reply: Reply) -> list[AnyFact]:
     """The facts that a reply amounts to: itself first, then what was noticed in it."""
     turn, run = state.turn, state.run
     assert turn is not None and run is not None
     reply = _readable(reply)
-    strained = strain(reply.text)
+    strained = split_marks(reply.text)
     offered = turn.tools and turn.wrap_up is None
     calls = _unique(state, reply.calls) if offered else ()
     facts: list[AnyFact] = [
@@ -45,7 +45,7 @@ def received(setup: Setup, state: State, request: Request, reply: Reply) -> list
             facts.append(SignalDetected(kind="doom_loop", detail=detail))
     elif not strained.text:
         facts.append(SignalDetected(kind="empty_reply"))
-    elif setup.check_output is not None and offered_answer(strained.signals) and turn.wrap_up is None:
+    elif setup.check_output is not None and is_answer(strained.signals) and turn.wrap_up is None:
         problem = setup.check_output(strained.text)
         if problem:
             facts.append(SignalDetected(kind="invalid_output", detail=problem))
@@ -64,8 +64,11 @@ def _readable(reply: Reply) -> Reply:
     try:
         encoded = msgspec.json.encode(reply)
     except UnicodeEncodeError:
-        calls = (Call(writable(call.id), writable(call.tool), writable(call.arguments)) for call in reply.calls)
-        texts = {name: writable(getattr(reply, name)) for name in ("text", "reasoning", "model", "opaque")}
+        calls = (
+            Call(replace_surrogates(call.id), replace_surrogates(call.tool), replace_surrogates(call.arguments))
+            for call in reply.calls
+        )
+        texts = {name: replace_surrogates(getattr(reply, name)) for name in ("text", "reasoning", "model", "opaque")}
         reply = replace(reply, calls=tuple(calls), **texts)
         encoded = msgspec.json.encode(reply)
     try:
@@ -75,7 +78,7 @@ def _readable(reply: Reply) -> Reply:
     return reply
 
 
-def offered_answer(signals: tuple[str, ...]) -> bool:
+def is_answer(signals: tuple[str, ...]) -> bool:
     """Whether a text is meant as the answer, and not as giving up or handing back."""
     return "stuck" not in signals and "yielded" not in signals
 
@@ -102,7 +105,7 @@ def _going_round(setup: Setup, run: RunState, calls: tuple[Call, ...]) -> str:
         if call.tool in polling:
             continue
         trail.append(signature(call))
-        period = repeating(trail)
+        period = find_cycle(trail)
         if period:
             names = " → ".join(mark[0] for mark in trail[-period:])
             return f"{names}, again and again with the same arguments"

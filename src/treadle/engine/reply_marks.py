@@ -28,7 +28,7 @@ _KINDS: dict[str, SignalKind] = {
 _LONGEST_TAG = 120
 
 
-class Strainer(Struct):
+class MarkSplitter(Struct):
     """Takes text as it comes and gives back what is answer and what is reasoning, marks removed.
 
     `signals` collects the marks that were met; a possible start of a mark is held back until it is clear.
@@ -83,7 +83,7 @@ class Strainer(Struct):
                 self.confidence = None
 
 
-class Strained(Struct, frozen=True):
+class SplitReply(Struct, frozen=True):
     """A whole text with its marks taken out."""
 
     text: str
@@ -92,21 +92,21 @@ class Strained(Struct, frozen=True):
     confidence: float | None
 
 
-def strain(text: str) -> Strained:
+def split_marks(text: str) -> SplitReply:
     """Take the marks and the leaked reasoning out of a whole text."""
     if "<" not in text:
-        return Strained(text if text.strip() else "", "", (), None)
+        return SplitReply(text if text.strip() else "", "", (), None)
     # Some chat templates open the thinking block in the prompt, so that only its end is in the reply.
     leaked = re.match(rf"(?s)(?:(?!<(?:{'|'.join(_THINKING)})[\s>]).)*?</(?:{'|'.join(_THINKING)})>", text)
     prefix = ""
     if leaked:
         prefix, text = leaked[0][: leaked[0].rindex("</")].strip(), text[leaked.end() :]
-    strainer = Strainer()
+    strainer = MarkSplitter()
     answer, reasoning = strainer.feed(text)
     rest_answer, rest_reasoning = strainer.finish()
     answer += rest_answer
     touched = leaked is not None or strainer.signals or reasoning or rest_reasoning or not answer.strip()
-    return Strained(
+    return SplitReply(
         answer.strip() if touched else answer,
         "\n".join(piece for piece in (prefix, (reasoning + rest_reasoning).strip()) if piece),
         tuple(strainer.signals),
@@ -114,7 +114,7 @@ def strain(text: str) -> Strained:
     )
 
 
-def repeating(trail: list[tuple[str, str]]) -> int:
+def find_cycle(trail: list[tuple[str, str]]) -> int:
     """How many calls the trail goes round with: 1 for three alike, 2 or 3 for a cycle, 0 for none."""
     if len(trail) < 3 or trail[-1] not in trail[-4:-1]:
         return 0

@@ -12,8 +12,8 @@ from treadle.engine.model_call import consult
 from treadle.engine.setup import Setup
 from treadle.engine.state import State
 from treadle.events import MessageReceived
-from treadle.messages import Request, TextPart, UserMessage, text_of, writable
-from treadle.models.base import SumsUp
+from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
+from treadle.models.base import Summarizer
 from treadle.session import Session
 
 LONGEST = 60
@@ -30,14 +30,14 @@ async def name_session(session: Session, state: State, setup: Setup) -> None:
     first = next((entry for entry in state.entries if isinstance(entry, MessageReceived)), None)
     if state.name or first is None or state.last is None or state.last.reason != "answered":
         return
-    asked = text_of(first.parts)
+    asked = render_parts(first.parts)
     name = await _by_model(session, setup, asked, state.last.answer)
     await session.rename(name or _as_name(asked, cut=True), by="auto")
 
 
 async def _by_model(session: Session, setup: Setup, asked: str, answer: str) -> str:
     """What the model calls it, or nothing; one too small to sum up is not asked, for it answers with nonsense."""
-    if isinstance(setup.model, SumsUp) and not setup.model.sums_up:
+    if isinstance(setup.model, Summarizer) and not setup.model.can_summarize:
         return ""
     text = f"They asked:\n{asked[:1000]}\n\nThe answer:\n{answer[:500]}\n\nName:"
     request = Request(_ASK, (UserMessage((TextPart(text),)),), tool_choice="none", max_tokens=24, session_id=session.id)
@@ -50,7 +50,7 @@ async def _by_model(session: Session, setup: Setup, asked: str, answer: str) -> 
 
 def _as_name(text: str, *, cut: bool = False) -> str:
     """The first line as a name; what is too long to be one is none, or is cut at a word."""
-    line = next((line for line in writable(text).splitlines() if line.strip(_AROUND)), "")
+    line = next((line for line in replace_surrogates(text).splitlines() if line.strip(_AROUND)), "")
     line = re.sub(r"^(name|title)\s*:\s*", "", line.strip(_AROUND), flags=re.IGNORECASE).strip(_AROUND)
     line = " ".join(line.split())
     if len(line) <= LONGEST:

@@ -28,14 +28,14 @@ from treadle.messages import Json, Part, Reply, Request, ToolSpec
 from treadle.models.base import Model
 from treadle.permissions.policy import Verdict
 from treadle.secrets.redact import Redactor
-from treadle.tools.base import Helpers, Recovery, Tool
+from treadle.tools.base import HelperRunner, Recovery, Tool
 
 BACKOFF_BASE = 0.5
 BACKOFF_CAP = 30.0
 RETRY_AFTER_CAP = 60.0
 TOOL_ATTEMPTS = 3
 
-Passed = TypeVar("Passed")
+Value = TypeVar("Passed")
 
 _logger = logging.getLogger("treadle")
 
@@ -78,7 +78,7 @@ class Middleware:
         return None
 
 
-def passed_on(value: Passed, kind: type, by: Middleware, point: str) -> Passed:
+def check_returned_type(value: Value, kind: type, by: Middleware, point: str) -> Value:
     """What middleware returned, if it is that: to forget the `return` is the easiest of mistakes."""
     if not isinstance(value, kind):
         what = type(value).__name__
@@ -122,9 +122,9 @@ class Setup(Struct, frozen=True):
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     attachments: Attachments | None = None
-    helpers: Helpers | None = None
+    helpers: HelperRunner | None = None
 
-    def recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
+    def choose_recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
         """What to do about a call that failed; running it again is tried twice at most."""
         chosen = tool.on_error or self.on_error
         try:
@@ -135,11 +135,11 @@ class Setup(Struct, frozen=True):
         return "tell" if what == "retry" and attempt >= TOOL_ATTEMPTS else what
 
 
-SetsUp = Callable[[State], Awaitable[Setup]]
+SetupBuilder = Callable[[State], Awaitable[Setup]]
 """Says what a session in some state runs with."""
 
 
-def backoff(attempt: int, retry_after: float | None) -> float | None:
+def compute_backoff(attempt: int, retry_after: float | None) -> float | None:
     """Seconds before the next attempt, with jitter; None when the provider asks for longer than is sensible."""
     import random
 

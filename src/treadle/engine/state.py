@@ -42,7 +42,7 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Call, Json, Usage
-from treadle.permissions.policy import Remembered, covers, unpinned
+from treadle.permissions.policy import RememberedAnswer, covers_call, unpin_version
 
 TRAIL = 12
 FREED = 0.9
@@ -87,7 +87,7 @@ class Turn(Struct):
     signals: tuple[str, ...] = ()
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether there is a reply and every call in it has its result: none is `left`."""
         return self.reply is not None and not self.left
 
@@ -123,7 +123,7 @@ Entry: TypeAlias = MessageReceived | Turn | SignalDetected | TurnStarted | Model
 """What the conversation is made of, in order; see context.py for how a model is shown it."""
 
 
-class Past(NamedTuple):
+class PastRun(NamedTuple):
     """The conversation as it was before it was rewound at `seq`."""
 
     seq: int
@@ -158,8 +158,8 @@ class State(Struct):
     entries: list[Entry] = []
     calls: dict[str, CallState] = {}
     used: set[str] = set()
-    remembered: list[Remembered] = []
-    rewound: list[Past] = []
+    remembered: list[RememberedAnswer] = []
+    rewound: list[PastRun] = []
     compacted: list[ContextCompacted] = []
     tokens: int = 0
     counted: bool = False
@@ -201,7 +201,9 @@ def _configured(state: State, fact: SessionConfigured) -> None:
         return
     state.agent = fact.agent or state.agent
     state.model = fact.model or state.model
-    state.remembered.extend(Remembered(pattern, "allow", fact.by, beforehand=True) for pattern in fact.approve)
+    state.remembered.extend(
+        RememberedAnswer(pattern, "allow", fact.by, was_given_beforehand=True) for pattern in fact.approve
+    )
     before = state.configured or fact
     state.configured = msgspec.structs.replace(
         fact,
@@ -258,7 +260,7 @@ def _turn_started(state: State, fact: TurnStarted) -> None:
         chosen = set(fact.messages)
         promoted = [message for message in state.queue if message.id in chosen]
         state.entries.extend(promoted)
-        state.tokens += sum(map(tokens_of, promoted))
+        state.tokens += sum(map(estimate_entry_tokens, promoted))
         state.queue = [message for message in state.queue if message.id not in chosen]
     if fact.wrap_up is not None:
         state.entries.append(fact)
@@ -279,7 +281,9 @@ def _replied(state: State, fact: ModelReplied) -> None:
             turn.calls[call.id] = state.calls[call.id] = CallState(call)
     turn.left = len(turn.calls)
     used = fact.usage
-    state.tokens = used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + tokens_of(turn)
+    state.tokens = (
+        used.input_tokens + used.output_tokens if used.input_tokens else state.tokens + estimate_entry_tokens(turn)
+    )
     state.counted = bool(used.input_tokens) and not used.estimated
     if state.crowded and (not state.compacted or state.tokens < FREED * state.compacted[-1].tokens_before):
         state.crowded = 0
@@ -297,7 +301,7 @@ def _failed(state: State, fact: ModelFailed) -> None:
             state.turn.signals = tuple(kind for kind in state.turn.signals if kind != "compaction_failed")
         if fact.kind == "cancelled" and fact.partial.strip():
             state.entries.append(fact)
-            state.tokens += tokens_of(fact)
+            state.tokens += estimate_entry_tokens(fact)
 
 
 def _open(state: State, call_id: str) -> CallState | None:
@@ -321,14 +325,14 @@ def _approval_answered(state: State, fact: ApprovalAnswered) -> None:
     if fact.scope == "call" or (call.asked.once and fact.decision == "allow"):
         return
     rule = {"tool": call.asked.rule.partition("(")[0], "pattern": call.asked.rule, "session": "*"}[fact.scope]
-    rule = unpinned(rule) if fact.decision == "deny" else rule  # a no holds whatever the tool becomes
-    remembered = Remembered(rule or call.asked.tool, fact.decision, fact.by)
+    rule = unpin_version(rule) if fact.decision == "deny" else rule  # a no holds whatever the tool becomes
+    remembered = RememberedAnswer(rule or call.asked.tool, fact.decision, fact.by)
     state.remembered.append(remembered)
     # The same answer settles what else is being asked, so that one "always" is enough for a whole reply.
     for other in state.turn.calls.values() if state.turn is not None else ():
         if other.asked is not None and other.answer is None and other.finished is None:
             settled = fact.decision == "deny" or not other.asked.once
-            if settled and covers(unpinned(remembered.pattern), other.asked.tool, other.asked.arguments):
+            if settled and covers_call(unpin_version(remembered.pattern), other.asked.tool, other.asked.arguments):
                 other.answer = fact
 
 
@@ -419,7 +423,7 @@ def _rewound(state: State, fact: Rewound) -> None:
     """Show the conversation as it was: whole turns only. What is hidden is kept, for the way back."""
     if fact.what == "files":
         return
-    now = Past(fact.seq, state.entries, state.compacted)
+    now = PastRun(fact.seq, state.entries, state.compacted)
     then = next((past for past in state.rewound if past.seq > fact.to), now)
     state.rewound.append(now)
     kept = [entry for entry in then.entries if (entry.last_seq if isinstance(entry, Turn) else entry.seq) <= fact.to]
@@ -427,14 +431,14 @@ def _rewound(state: State, fact: Rewound) -> None:
 
 
 def _show_instead(state: State, entries: list[Entry], compacted: list[ContextCompacted]) -> None:
-    gone = sum(map(tokens_of, state.entries)) - sum(one.spared for one in state.compacted)
-    left = sum(map(tokens_of, entries)) - sum(one.spared for one in compacted)
+    gone = sum(map(estimate_entry_tokens, state.entries)) - sum(one.spared for one in state.compacted)
+    left = sum(map(estimate_entry_tokens, entries)) - sum(one.spared for one in compacted)
     state.tokens, state.counted = max(0, state.tokens - gone + left), False
     state.entries, state.compacted, state.crowded = entries, compacted, 0
     state.generation += 1
 
 
-def tokens_of(entry: Entry) -> int:
+def estimate_entry_tokens(entry: Entry) -> int:
     """About what an entry takes in a request that shows it whole."""
     match entry:
         case MessageReceived(parts=parts):

@@ -83,7 +83,7 @@ def next_step(state: State, now: float, limits: Limits | None = None, window: in
         return _new_turn(state, run, now)
     if turn.reply is None:
         return _compact(state, run, turn, window) or _call_model(state, run, turn, now)
-    if not turn.settled:
+    if not turn.is_settled:
         return _calls(turn, now)
     return _after_turn(state, run, turn, now)
 
@@ -103,7 +103,7 @@ def _stop(state: State, run: RunState) -> Step:
     turn = state.turn
     closing: list[AnyFact] = []
     if turn is not None:
-        closing = [closed(call) for call in turn.calls.values() if call.finished is None]
+        closing = [build_unfinished_result(call) for call in turn.calls.values() if call.finished is None]
     partial = ""
     if turn is not None:
         partial = turn.reply.text if turn.reply else turn.failed.partial if turn.failed else ""
@@ -122,7 +122,7 @@ def _why_cancelled(run: RunState) -> str:
     return f"cancelled{by}: {run.cancel.why}" if run.cancel.why else f"cancelled{by}"
 
 
-def closed(call: CallState) -> CallFinished:
+def build_unfinished_result(call: CallState) -> CallFinished:
     """How a call ends that the run's end leaves open."""
     if call.started is not None:
         return CallFinished(
@@ -190,7 +190,7 @@ def _calls(turn: Turn, now: float) -> Step:
         if call.pending is not None and not over:
             break
         if call.started is not None and not _runs_again(call.started):
-            lost.append(closed(call))
+            lost.append(build_unfinished_result(call))
         else:
             runnable.append(call)
     if lost:

@@ -25,14 +25,14 @@ FRAME = 4
 """What a message costs besides its content."""
 
 
-def size_of(text: str) -> int:
+def count_bytes(text: str) -> int:
     """The bytes of a text: what its tokens are guessed from, in any script."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def in_text(text: str) -> int:
     """The tokens of a text."""
-    return -(-size_of(text) // BYTES)
+    return -(-count_bytes(text) // BYTES)
 
 
 def in_parts(parts: Iterable[Part]) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 from msgspec import Struct
 
 from treadle.engine.authorize import Ready
-from treadle.engine.cancel_scope import Scope
-from treadle.engine.observation import clean, shorten, text_of_result
+from treadle.engine.cancel_scope import CancelScope
+from treadle.engine.observation import clean, render_result, shorten
 from treadle.engine.setup import Setup
-from treadle.errors import BadInput, NotFound, described
+from treadle.errors import BadInput, NotFound, describe_error
 from treadle.events import (
     AnyDelta,
     CallFinished,
@@ -25,20 +25,20 @@ from treadle.events import (
     OutputDelta,
     Progress,
     Truncation,
-    checked,
+    validate_fact,
 )
 from treadle.log.base import Artifact, Claim, Log
 from treadle.messages import NO_USAGE, Json, Part, TextPart, Usage
-from treadle.permissions.policy import tier_of
+from treadle.permissions.policy import find_narrowest_tier
 from treadle.secrets.redact import RedactedStream, Redactor
-from treadle.tools.base import Desk, ToolContext, ToolError, ToolResult
+from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
 
 GRACE = 1.0
 SMALLEST_CAP = 512
 """The cap in bytes is at most half the tokens of the window, so that one result fills no more than an eighth of it."""
 
 
-class Outcome(Struct):
+class CallOutcome(Struct):
     """How a call went."""
 
     status: CallStatus
@@ -48,18 +48,18 @@ class Outcome(Struct):
     usage: Usage = NO_USAGE
 
 
-STOPPED = Outcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
+STOPPED = CallOutcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
 
 
-async def execute(ready: Ready, context: ToolContext, redactor: Redactor, limit: Scope) -> Outcome:
+async def run_tool(ready: Ready, context: ToolContext, redactor: Redactor, limit: CancelScope) -> CallOutcome:
     """Run a call to its end, whatever that is; only cancelling it raises. Known secrets are taken out of the result."""
     began = time.perf_counter()
     try:
-        with limit.lasting(ready.tool.timeout):
+        with limit.limit_to(ready.tool.timeout):
             running = ready.tool.run(ready.parsed, context)
-            value = await (running if ready.tool.lets_go else _leaving_behind(running))
-        text, parts, ok = text_of_result(value)
-        outcome = Outcome("ok" if ok else "error", text, parts)
+            value = await (running if ready.tool.ends_when_cancelled else _leaving_behind(running))
+        text, parts, ok = render_result(value)
+        outcome = CallOutcome("ok" if ok else "error", text, parts)
         if isinstance(value, ToolResult):
             outcome.usage = value.usage
             outcome.status = "timed_out" if value.timed_out else outcome.status
@@ -68,25 +68,25 @@ async def execute(ready: Ready, context: ToolContext, redactor: Redactor, limit:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        outcome = Outcome("error", "The tool cancelled itself.")
+        outcome = CallOutcome("error", "The tool cancelled itself.")
     except TimeoutError as error:
-        if limit.stopped:
+        if limit.was_stopped:
             context.cancelled = True
             text = f"Timed out after {ready.tool.timeout:g} s. It may have had effects: check before you repeat it."
-            outcome = Outcome("timed_out", text)
+            outcome = CallOutcome("timed_out", text)
         else:
-            outcome = Outcome("error", _told(error))
+            outcome = CallOutcome("error", _told(error))
     except (ToolError, BadInput) as error:
-        outcome = Outcome("error", clean(str(error)))
+        outcome = CallOutcome("error", clean(str(error)))
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        outcome = Outcome("error", _told(error))
+        outcome = CallOutcome("error", _told(error))
     outcome.duration = time.perf_counter() - began
-    outcome.text = redactor.text(outcome.text)
+    outcome.text = redactor.redact_text(outcome.text)
     if outcome.parts:
         outcome.parts = tuple(
-            TextPart(redactor.text(part.text)) if isinstance(part, TextPart) else part for part in outcome.parts
+            TextPart(redactor.redact_text(part.text)) if isinstance(part, TextPart) else part for part in outcome.parts
         )
     return outcome
 
@@ -122,10 +122,10 @@ async def _deliver(running: Coroutine[Any, Any, object], result: asyncio.Future[
 
 
 def _told(error: BaseException) -> str:
-    return clean(described(error))
+    return clean(describe_error(error))
 
 
-def started(setup: Setup, claim: Claim, ready: Ready, attempt: int) -> CallStarted:
+def build_start_fact(setup: Setup, claim: Claim, ready: Ready, attempt: int) -> CallStarted:
     """The fact of a call's beginning, stored before it runs."""
     return CallStarted(
         call_id=ready.call.call.id,
@@ -133,7 +133,7 @@ def started(setup: Setup, claim: Claim, ready: Ready, attempt: int) -> CallStart
         arguments=ready.parsed.arguments,
         attempt=attempt,
         safety=ready.safety,
-        sandbox=ready.tool.sandbox_of(tier_of(setup.grants)),
+        sandbox=ready.tool.describe_sandbox(find_narrowest_tier(setup.grants)),
         why=ready.why,
         owner=claim.owner,
         epoch=claim.epoch,
@@ -141,8 +141,8 @@ def started(setup: Setup, claim: Claim, ready: Ready, attempt: int) -> CallStart
     )
 
 
-async def finished(
-    log: Log, session_id: str, ready: Ready, outcome: Outcome, window: int | None = None
+async def build_finish_fact(
+    log: Log, session_id: str, ready: Ready, outcome: CallOutcome, window: int | None = None
 ) -> CallFinished:
     """The fact of a call's end; output over the cap is kept whole as an artifact and shown head and tail."""
     text, truncation = outcome.text, None
@@ -164,7 +164,7 @@ async def finished(
     )
 
 
-async def output_of(log: Log, session_id: str, artifact_id: str) -> Artifact:
+async def load_output(log: Log, session_id: str, artifact_id: str) -> Artifact:
     """An artifact, or under a call's id its result: a result that is only pruned from the context has no copy."""
     try:
         return await log.get_artifact(session_id, artifact_id)
@@ -175,7 +175,7 @@ async def output_of(log: Log, session_id: str, artifact_id: str) -> Artifact:
         raise
 
 
-class LogDesk(Desk):
+class LogToolServices(ToolServices):
     """A call's own corner of its session's log; what it says while it runs goes to whoever watches."""
 
     def __init__(self, setup: Setup, log: Log, session_id: str, call_id: str) -> None:
@@ -185,11 +185,11 @@ class LogDesk(Desk):
         self._live: RedactedStream | None = None
 
     def progress(self, message: str, done: float | None = None, total: float | None = None) -> None:
-        told = self._redactor.text(message)
+        told = self._redactor.redact_text(message)
         self._show(Progress(message=told, call_id=self._call_id, done=done, total=total, after=self._after))
 
     def output(self, text: str) -> None:
-        self._live = self._live or self._redactor.stream()
+        self._live = self._live or self._redactor.start_stream()
         if told := self._live.feed(text):
             self._show(OutputDelta(call_id=self._call_id, text=told, after=self._after))
 
@@ -203,22 +203,24 @@ class LogDesk(Desk):
         else:
             self._loop.call_soon_threadsafe(self._log.publish, self._session_id, delta)
 
-    async def note(self, name: str, data: Json) -> None:
-        fact = checked(Custom(name=name, data=self._redactor.value(data)))
+    async def save_note(self, name: str, data: Json) -> None:
+        fact = validate_fact(Custom(name=name, data=self._redactor.redact_value(data)))
         await self._log.post(self._session_id, [fact], wake=False)
 
-    async def keep(self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()) -> None:
+    async def record_kept_files(
+        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+    ) -> None:
         fact = FilesKept(call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out))
-        await self._log.post(self._session_id, [checked(fact)], wake=False)
+        await self._log.post(self._session_id, [validate_fact(fact)], wake=False)
 
     async def read_artifact(self, artifact_id: str) -> bytes:
-        return (await output_of(self._log, self._session_id, artifact_id)).data
+        return (await load_output(self._log, self._session_id, artifact_id)).data
 
 
-def context_of(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Mapping[str, Json]) -> ToolContext:
+def build_tool_context(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Mapping[str, Json]) -> ToolContext:
     """What the tool is given."""
     call_id = ready.call.call.id
-    desk = LogDesk(setup, log, session_id, call_id)
+    desk = LogToolServices(setup, log, session_id, call_id)
     return ToolContext(
         session_id,
         call_id,
@@ -226,7 +228,7 @@ def context_of(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Map
         ready.attempt,
         desk.progress,
         desk.output,
-        tier=tier_of(setup.grants),
+        tier=find_narrowest_tier(setup.grants),
         notes=notes,
-        desk=desk,
+        services=desk,
     )

@@ -35,7 +35,7 @@ from treadle.events import (
     encode,
 )
 from treadle.log.base import Artifact, Log
-from treadle.messages import Json, text_of
+from treadle.messages import Json, render_parts
 
 Form = Literal["markdown", "jsonl", "html"]
 _ARTIFACT = b'{"type":"artifact"'
@@ -142,7 +142,7 @@ def blocks(facts: Iterable[AnyFact]) -> list[Block]:
     for fact in facts:
         match fact:
             case MessageReceived():
-                found.append(Block("user", text=text_of(fact.parts)))
+                found.append(Block("user", text=render_parts(fact.parts)))
             case ModelReplied():
                 found += [Block("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []
                 found += [Block("agent", text=fact.text)] if fact.text.strip() else []

@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS seen (
 """
 
 
-def digest_of(data: bytes) -> str:
+def hash_content(data: bytes) -> str:
     """The name of a content."""
     return hashlib.sha256(data).hexdigest()
 
@@ -63,7 +63,7 @@ class KeptFiles:
 
     def put(self, *contents: bytes) -> list[str]:
         """Keep contents, all of them or none; the same content is kept once. Their names, in order."""
-        named = [(digest_of(content), content) for content in contents]
+        named = [(hash_content(content), content) for content in contents]
         with self._lock:
             try:
                 with self._database() as db:
@@ -88,7 +88,7 @@ class KeptFiles:
             content = zlib.decompress(row[0])
         except zlib.error:
             content = b""
-        if digest_of(content) != name:
+        if hash_content(content) != name:
             raise StoreDamaged(f"the old content {name[:12]} in {self.folder} is damaged; that file is left as it is")
         return content
 
@@ -101,7 +101,7 @@ class KeptFiles:
             except sqlite3.Error as error:
                 raise self._unusable(error) from None
 
-    def seen(self, workspace: str) -> dict[str, Seen]:
+    def load_seen(self, workspace: str) -> dict[str, Seen]:
         """What the last snapshot of a workspace found, so that unchanged files are not read again."""
         with self._lock:
             try:
@@ -110,7 +110,7 @@ class KeptFiles:
             except sqlite3.Error as error:
                 raise self._unusable(error) from None
 
-    def saw(self, workspace: str, found: Mapping[str, Seen], gone: Iterable[str]) -> None:
+    def save_seen(self, workspace: str, found: Mapping[str, Seen], gone: Iterable[str]) -> None:
         """Remember what a snapshot found."""
         with self._lock:
             try:

@@ -16,13 +16,13 @@ from msgspec import Struct
 from treadle.engine.coordinator import Coordinator
 from treadle.engine.state import State, fold
 from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
-from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, SessionCreated, checked
-from treadle.history.kept_files import KeptFiles, digest_of
-from treadle.history.snapshot import LEFT, Tree, current
+from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, SessionCreated, validate_fact
+from treadle.history.kept_files import KeptFiles, hash_content
+from treadle.history.snapshot import LEFT, FileTree, current
 from treadle.log.owner import new_owner
 from treadle.messages import Json
 from treadle.tools.base import ToolError
-from treadle.tools.files.change import NOTE, Noted, read_note
+from treadle.tools.files.change import NOTE_PREFIX, FileNote, read_note
 from treadle.workspace.encoding import diff
 from treadle.workspace.folder import Folder, Held
 from treadle.workspace.worker_threads import run_in_thread
@@ -33,7 +33,7 @@ _DIFF_LINES = 2000
 _NOT_KEPT = "what it held was not kept: too large, too many, or secret"
 
 
-class Change(Struct, frozen=True):
+class RewindChange(Struct, frozen=True):
     """How a file differs: a unified diff, and the ids of the calls that changed it.
 
     `others` means that it is not what the last of these calls left: somebody else changed it since.
@@ -58,7 +58,7 @@ class Rewind(Struct, frozen=True):
 
     to: int
     what: What
-    changes: tuple[Change, ...] = ()
+    changes: tuple[RewindChange, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     done: bool = False
 
@@ -71,7 +71,7 @@ class _Before(Struct, frozen=True):
     call_id: str
 
 
-class Past:
+class SessionPast:
     """What the facts tell of files: per path what was there before each change, and what was left there last."""
 
     def __init__(self, facts: Sequence[AnyFact]) -> None:
@@ -117,10 +117,10 @@ class Past:
                 self.left[file.path] = {then.before, file.before}
 
     def _noted(self, name: str, data: Any) -> None:
-        if name.startswith(NOTE):
+        if name.startswith(NOTE_PREFIX):
             noted = read_note(data)
             if noted is not None and noted.left:
-                self.left[name.removeprefix(NOTE)] = {noted.digest}
+                self.left[name.removeprefix(NOTE_PREFIX)] = {noted.digest}
         elif name == LEFT:
             try:
                 self.left.update((path, {name}) for path, name in msgspec.convert(data, dict[str, str]).items())
@@ -132,7 +132,7 @@ class Past:
         for fact in self.open_trees:
             self.left_out.extend((fact.seq, path) for path in fact.left_out)
             try:
-                tree = msgspec.json.decode(kept.get(fact.tree), type=Tree)
+                tree = msgspec.json.decode(kept.get(fact.tree), type=FileTree)
             except (NotFound, StoreDamaged):  # the command ended, and changed nothing worth telling
                 continue
             for listed in tree.files:
@@ -162,7 +162,7 @@ class _Step(Struct, frozen=True):
     then: KeptFile
     now: Held | None
     data: bytes | None
-    change: Change
+    change: RewindChange
 
 
 class Rewinder:
@@ -172,7 +172,7 @@ class Rewinder:
         self._coordinator, self._log = coordinator, coordinator.log
         self._id, self._kept = session_id, kept
 
-    async def changes(self, after: int = 0) -> list[Change]:
+    async def changes(self, after: int = 0) -> list[RewindChange]:
         """How the workspace's files differ from what they were at a position, as far as calls changed them."""
         facts = await self._log.read(self._id)
         steps, _ = await run_in_thread(_compare, {"facts": facts, "kept": self._kept, "to": after, "back": False})
@@ -187,7 +187,7 @@ class Rewinder:
             steps, skipped = await self._steps(facts, to, what, force=force)
             return Rewind(to, what, tuple(step.change for step in steps), tuple(skipped))
         _check_idle(fold(facts), self._busy())
-        await self._coordinator.idle(self._id)  # a run that has just ended may still hold its claim
+        await self._coordinator.wait_until_idle(self._id)  # a run that has just ended may still hold its claim
         claim = await self._log.claim(new_owner(), _CLAIM_SECONDS, self._id)
         if claim is None:
             raise self._busy()
@@ -226,7 +226,7 @@ class Rewinder:
             and set(fact.files) <= set(last.files)
         ):
             return facts[-1].seq
-        posted = await self._log.post(self._id, [checked(fact), *_notes_then(facts, fact)], wake=False)
+        posted = await self._log.post(self._id, [validate_fact(fact), *_notes_then(facts, fact)], wake=False)
         return posted.facts[-1].seq
 
     async def _steps(
@@ -247,7 +247,7 @@ class Rewinder:
         return Conflict(f"session {self._id} has an unfinished run; wait for it or cancel it, then rewind")
 
 
-def kept_of(tools: Sequence[object]) -> KeptFiles:
+def find_kept_files(tools: Sequence[object]) -> KeptFiles:
     """Where an agent's tools keep old contents; the user's data folder if they do not say."""
     found = (getattr(tool, "kept", None) for tool in tools)
     return next((kept for kept in found if isinstance(kept, KeptFiles)), None) or KeptFiles()
@@ -260,22 +260,22 @@ def _check_idle(state: State, busy: Conflict) -> None:
 
 def _notes_then(facts: Sequence[AnyFact], fact: Rewound) -> list[Custom]:
     """Notes as they were then, since that is what the model remembers: where commands start, what it saw of files."""
-    from treadle.tools.shell import FOLDER
+    from treadle.tools.shell import FOLDER_NOTE
 
     if fact.what == "files":
         return []
     now, then = (fold(some).notes for some in (facts, facts[: fact.to]))
-    names = [FOLDER, *(name for name in now if name.startswith(NOTE))]
+    names = [FOLDER_NOTE, *(name for name in now if name.startswith(NOTE_PREFIX))]
     notes = [(name, _noted(name, now), _noted(name, then)) for name in names]
     return [Custom(name=name, data=before) for name, after, before in notes if before != after]
 
 
 def _noted(name: str, notes: Mapping[str, Json]) -> Json:
     """A note, of a file as something seen: what was left there the rewind itself tells."""
-    if not name.startswith(NOTE):
+    if not name.startswith(NOTE_PREFIX):
         return notes.get(name) or ""
     noted = read_note(notes.get(name))
-    return msgspec.to_builtins(Noted(noted.digest)) if noted is not None else ""
+    return msgspec.to_builtins(FileNote(noted.digest)) if noted is not None else ""
 
 
 def _workspace(facts: Sequence[AnyFact]) -> Path:
@@ -286,7 +286,7 @@ def _workspace(facts: Sequence[AnyFact]) -> Path:
 
 def _compare(facts: Sequence[AnyFact], kept: KeptFiles, to: int, back: bool) -> tuple[list[_Step], list[Skipped]]:
     """Every file that is not what it was at a position; `back` shows the way from now to then, not from then to now."""
-    past, root = Past(facts), _workspace(facts)
+    past, root = SessionPast(facts), _workspace(facts)
     if past.open_trees:
         past.unfold(kept, current(root))
     steps: list[_Step] = []
@@ -302,7 +302,7 @@ def _compare(facts: Sequence[AnyFact], kept: KeptFiles, to: int, back: bool) -> 
                 skipped.append(Skipped(path, str(error)))
                 if not back:  # it has changed, if not to something that can be compared
                     calls = past.calls(path, to)
-                    steps.append(_Step(then, None, None, Change(path, _kind(folder, then), str(error), calls)))
+                    steps.append(_Step(then, None, None, RewindChange(path, _kind(folder, then), str(error), calls)))
                 continue
             if step is not None:
                 left = past.left.get(path)
@@ -324,7 +324,7 @@ def _step(folder: Folder, kept: KeptFiles, then: KeptFile, *, back: bool) -> _St
     if not text and now is not None:
         modes = (now.mode, then.mode) if back else (then.mode, now.mode)
         text = f"{then.path}: mode {modes[0]:o} before, {modes[1]:o} now"
-    return _Step(then, now, data, Change(then.path, kind, text))
+    return _Step(then, now, data, RewindChange(then.path, kind, text))
 
 
 def _is_elsewise(folder: Folder, path: str) -> bool:
@@ -342,7 +342,7 @@ def _kind(folder: Folder, then: KeptFile) -> Literal["added", "modified", "delet
 
 
 def _digest(held: Held | None) -> str:
-    return digest_of(held.data) if held is not None else ""
+    return hash_content(held.data) if held is not None else ""
 
 
 def _keep_now(kept: KeptFiles, steps: Sequence[_Step]) -> list[KeptFile]:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle.events import KeptFile
-from treadle.history.kept_files import KEPT_CAP, KeptFiles, Seen, digest_of
+from treadle.history.kept_files import KEPT_CAP, KeptFiles, Seen, hash_content
 from treadle.permissions.paths import is_secret_folder, is_secret_name
 from treadle.tools.base import ToolContext
 from treadle.workspace.beneath import O_PATH, open_beneath
@@ -63,7 +63,7 @@ class Listed(Struct, frozen=True, array_like=True):
     mode: int
 
 
-class Tree(Struct, frozen=True):
+class FileTree(Struct, frozen=True):
     """All files of a workspace at one time; not `whole` when there were too many. `nonce` keeps each tree apart."""
 
     files: list[Listed]
@@ -116,7 +116,7 @@ class Snapshot:
 
     def _before(self) -> str:
         place = os.path.realpath(self.workspace)
-        known = self.kept.seen(place)
+        known = self.kept.load_seen(place)
         self._settled = time.time_ns() - _SETTLED
         with _Root(self.workspace) as root:
             self._first = root.walk(MOST_FILES)
@@ -135,7 +135,7 @@ class Snapshot:
                 if data is None:
                     left_out.append(path)
                     continue
-                self._ids[path] = digest_of(data)
+                self._ids[path] = hash_content(data)
                 if self._is_old(about):
                     fresh[path] = Seen(about.stamp, self._ids[path])
                 batch.append(data)
@@ -145,10 +145,10 @@ class Snapshot:
                     batch, size = [], 0
         listed = [Listed(path, self._ids.get(path, ""), about.mode) for path, about in stats.items()]
         listed += [Listed(path, "", 0) for path in self._first.live]
-        tree = msgspec.json.encode(Tree(listed, self._first.whole, os.urandom(8).hex()))
+        tree = msgspec.json.encode(FileTree(listed, self._first.whole, os.urandom(8).hex()))
         self.tree = self.kept.put(*batch, tree)[-1]
         if fresh or known.keys() - stats.keys():
-            self.kept.saw(place, fresh, known.keys() - stats.keys())
+            self.kept.save_seen(place, fresh, known.keys() - stats.keys())
         self.left_out = _told(left_out, whole=self._first.whole)
         return self.tree
 
@@ -169,7 +169,7 @@ class Snapshot:
                         unknown.append(path)
                     continue
                 data = root.content(path)
-                digest = digest_of(data) if data is not None else "?"
+                digest = hash_content(data) if data is not None else "?"
                 if old is None or digest != self._ids[path] or old.mode != about.mode:
                     changed.append(_kept(path, self._ids.get(path, ""), old))
                     self.left[path] = digest
@@ -195,17 +195,17 @@ def snapshot(kept: KeptFiles, workspace: Path) -> Snapshot:
 
 
 @asynccontextmanager
-async def keeping(kept: KeptFiles, context: ToolContext) -> AsyncGenerator[Snapshot]:
+async def record_changes(kept: KeptFiles, context: ToolContext) -> AsyncGenerator[Snapshot]:
     """Around a command: what it changes in the workspace can be rewound, also when it is cut off half-way."""
     taken = Snapshot(kept, context.workspace)
-    await context.desk.keep((), tree=await taken.before(), left_out=taken.left_out)
+    await context.services.record_kept_files((), tree=await taken.before(), left_out=taken.left_out)
     try:
         yield taken
     finally:
         files = await taken.after()
-        await context.desk.keep(files, left_out=taken.left_out)
+        await context.services.record_kept_files(files, left_out=taken.left_out)
         if taken.left:
-            await context.desk.note(LEFT, taken.left)
+            await context.services.save_note(LEFT, taken.left)
         await taken.forget()
 
 
@@ -213,7 +213,7 @@ def current(workspace: Path) -> dict[str, str]:
     """What the workspace holds now, as a snapshot would see it: path -> digest."""
     with _Root(workspace) as root:
         contents = ((path, root.content(path)) for path in root.walk(2 * MOST_FILES).found)
-        return {path: digest_of(data) for path, data in contents if data is not None}
+        return {path: hash_content(data) for path, data in contents if data is not None}
 
 
 def _affordable(stats: dict[str, _Stat]) -> tuple[list[str], list[str]]:

@@ -74,7 +74,9 @@ def _agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | N
         fields.wrong("name", f"{agent.name!r} cannot be an agent's name: use a to z, digits, blanks, dots, _ and -")
     if fields.problems:
         return None, fields.problems
-    notes = [document.problem(field, f"{field!r} is not a field of an agent; ignored") for field in fields.unknown()]
+    notes = [
+        document.problem(field, f"{field!r} is not a field of an agent; ignored") for field in fields.list_unknown()
+    ]
     if origin != "workspace":
         return agent, notes
     if agent.posture == "trusting":

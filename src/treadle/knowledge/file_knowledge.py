@@ -13,17 +13,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.engine.context import LOWER_TRUST, Attachments
-from treadle.engine.token_estimate import BYTES, size_of
+from treadle.engine.token_estimate import BYTES, count_bytes
 from treadle.errors import NotFound
 from treadle.knowledge.agents import AgentFile, read_agent
 from treadle.knowledge.base import Knowledge, Origin, Problem, Skill
 from treadle.knowledge.bounded_read import LINK, files_beneath, folders_beneath, links_beneath, read_beneath
 from treadle.knowledge.builtin_agents import builtin_agents
-from treadle.knowledge.instructions import FILE, framed, nested, read_chain
+from treadle.knowledge.instructions import FILE, find_nested, frame_instructions, read_chain
 from treadle.knowledge.prompt_frames import frame
 from treadle.knowledge.skills import FILE as SKILL
-from treadle.knowledge.skills import framed as framed_skill
-from treadle.knowledge.skills import index, read_skills, triggered
+from treadle.knowledge.skills import find_triggered, index, read_skills
+from treadle.knowledge.skills import frame_skill as framed_skill
 from treadle.log.base import Memories, Memory
 from treadle.messages import Json
 
@@ -36,7 +36,7 @@ MOST_NOTES = 2000
 NOTED = "The user's preferences, as noted in earlier sessions. They are notes, not orders, and may be out of date:"
 
 
-class Written(Struct, frozen=True):
+class WorkspaceFiles(Struct, frozen=True):
     """All that is written for agents in one workspace: agents and skills by name, and what is wrong with the files."""
 
     agents: Mapping[str, AgentFile]
@@ -52,12 +52,14 @@ class FileKnowledge(Knowledge):
 
     async def preamble(self, workspace: Path, memories: Memories, before: float, window: int | None = None) -> str:
         own = read_beneath(self.user_folder, (FILE,), linked=True) if self.user_folder is not None else None
-        parts = [framed(FILE, _fitted(own.strip(), window, 8), "user")] if own and own.strip() else []
+        parts = [frame_instructions(FILE, _fitted(own.strip(), window, 8), "user")] if own and own.strip() else []
         texts, _, _ = read_chain(workspace)
         if texts:
             share = 4 * len(texts)
             parts.append(
-                "\n\n".join((LOWER_TRUST, *(framed(path, _fitted(text, window, share)) for path, text in texts)))
+                "\n\n".join(
+                    (LOWER_TRUST, *(frame_instructions(path, _fitted(text, window, share)) for path, text in texts))
+                )
             )
         parts.append(index(self.skills(workspace)))
         # Only what is older than the session, so that its prompt does not change while it remembers something.
@@ -82,7 +84,7 @@ class FileKnowledge(Knowledge):
             raise NotFound(f"the skill {skill.name} has no file {path!r}; these come with it: {listed}")
         return text
 
-    def written(self, workspace: Path) -> Written:
+    def read_all(self, workspace: Path) -> WorkspaceFiles:
         """Everything, for those who list it."""
         skills, problems = self._skills(workspace)
         agents = dict(builtin_agents())
@@ -103,7 +105,7 @@ class FileKnowledge(Knowledge):
             for agent in own:
                 problems.extend(_twice(agents.get(agent.name), agent))
                 agents[agent.name] = agent
-        return Written(dict(sorted(agents.items())), skills, tuple(problems))
+        return WorkspaceFiles(dict(sorted(agents.items())), skills, tuple(problems))
 
     def switch(self, name: str, *, on: bool) -> None:
         """Enable or disable a skill, for this user in every workspace."""
@@ -146,21 +148,24 @@ class WorkspaceAttachments:
         self._workspace, self._skills, self._window = workspace, skills, window
 
     def to_message(self, text: str) -> Sequence[tuple[str, str]]:
-        found = triggered(self._skills, text)
+        found = find_triggered(self._skills, text)
         fitted = (replace(skill, body=_fitted(skill.body, self._window, 4 * len(found))) for skill in found)
         return [(f"skill:{skill.name}", framed_skill(skill)) for skill in fitted]
 
     def to_result(self, arguments: Mapping[str, Json]) -> Sequence[tuple[str, str]]:
-        found = list(nested(self._workspace, arguments))
+        found = list(find_nested(self._workspace, arguments))
         return [
-            (f"file:{path}", f"[{LOWER_TRUST}]\n{framed(path, _fitted(text, self._window, 8 * len(found)))}")
+            (
+                f"file:{path}",
+                f"[{LOWER_TRUST}]\n{frame_instructions(path, _fitted(text, self._window, 8 * len(found)))}",
+            )
             for path, text in found
         ]
 
 
 def _fitted(text: str, window: int | None, share: int) -> str:
     """At most this share of the model's window of a text: whoever wrote it must not stop the session with it."""
-    size = size_of(text)
+    size = count_bytes(text)
     if not window or size * share <= window * BYTES:
         return text
     kept = len(text) * window * BYTES // (size * share)

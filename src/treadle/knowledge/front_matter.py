@@ -192,7 +192,7 @@ class Fields:
         found = {str(key): one for key, one in cast("dict[object, Any]", value or {}).items()}
         return Fields(Document(here.path, found, {}, "", here.lines.get(field, here.first)))
 
-    def unknown(self) -> list[str]:
+    def list_unknown(self) -> list[str]:
         """The fields that nobody has asked for."""
         return [field for field in self.document.fields if field not in self._known]
 

@@ -54,7 +54,7 @@ def read_chain(workspace: Path) -> tuple[list[tuple[str, str]], list[AgentFile],
     return texts, agents, problems
 
 
-def nested(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
+def find_nested(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     """The AGENTS.md of the folders between the workspace and the files that a call names, as (path, text)."""
     for parts in sorted(set(islice(_folders(workspace, arguments), MOST_FOLDERS))):
         for depth in range(1, min(len(parts), DEEPEST) + 1):
@@ -76,6 +76,6 @@ def _folders(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[s
                 yield inside if os.path.isdir(parts) else inside[:-1]
 
 
-def framed(path: str, text: str, origin: Origin = "workspace") -> str:
+def frame_instructions(path: str, text: str, origin: Origin = "workspace") -> str:
     """An instruction file as the model is shown it."""
     return frame("file", text, path=path, from_="the user's own folder" if origin == "user" else "the workspace")

@@ -18,15 +18,15 @@ from treadle.errors import NotFound
 from treadle.events import Grant, Limits
 from treadle.knowledge.agents import AgentFile
 from treadle.knowledge.base import Problem, Skill
-from treadle.knowledge.file_knowledge import FileKnowledge, Written
+from treadle.knowledge.file_knowledge import FileKnowledge, WorkspaceFiles
 from treadle.log.base import Embed
 from treadle.messages import Sampling
 from treadle.models.base import Model
-from treadle.permissions.policy import covers, with_posture
+from treadle.permissions.policy import apply_posture, covers_call
 from treadle.tools.base import Tool
 from treadle.tools.function import tool as made_tool
 
-__all__ = ["AgentFile", "AgentOptions", "FileKnowledge", "Library", "Problem", "Skill", "Written"]
+__all__ = ["AgentFile", "AgentOptions", "FileKnowledge", "Library", "Problem", "Skill", "WorkspaceFiles"]
 
 WEB_TOOLS = ("fetch_url", "web_*", "search_web")
 
@@ -55,7 +55,7 @@ class Library:
 
     def refresh(self) -> None:
         """Read the files again; agents that were made before stay as they are."""
-        written = self.knowledge.written(self.workspace)
+        written = self.knowledge.read_all(self.workspace)
         self.agents: Mapping[str, AgentFile] = written.agents
         self.skills: Mapping[str, Skill] = written.skills
         self.problems: tuple[Problem, ...] = written.problems
@@ -86,8 +86,8 @@ class Library:
             tools=tools,
             instructions=chosen or written.instructions,
             name=written.name,
-            limits=limits_of(written, options.limits),
-            grant=grant_of(written, options.grant, [one.name for one in tools]),
+            limits=narrow_limits(written, options.limits),
+            grant=narrow_grant(written, options.grant, [one.name for one in tools]),
             sampling=sampling,
             gate=options.gate,
             knowledge=self.knowledge,
@@ -95,13 +95,13 @@ class Library:
         )
 
     def _tools(self, written: AgentFile, options: AgentOptions) -> list[Tool]:
-        from treadle.tools.delegate import delegate_tool
-        from treadle.tools.remember import memory_tools
-        from treadle.tools.use_skill import skill_tool
+        from treadle.tools.delegate import build_delegate_tool
+        from treadle.tools.remember import build_memory_tools
+        from treadle.tools.use_skill import build_skill_tool
 
         given = [one if isinstance(one, Tool) else made_tool(one) for one in options.tools]
         others = {one.name: one.description for one in self.agents.values()}
-        own = [*memory_tools(options.embed), skill_tool(self.knowledge), delegate_tool(others)]
+        own = [*build_memory_tools(options.embed), build_skill_tool(self.knowledge), build_delegate_tool(others)]
         names = {one.name for one in given}
         tools = [*given, *(one for one in own if one.name not in names)]
         wanted = written.tools if written.tools is not None else ("*",)
@@ -110,10 +110,10 @@ class Library:
 
 
 def _named(patterns: Sequence[str], name: str) -> bool:
-    return any(covers(pattern, name, {}) for pattern in patterns)
+    return any(covers_call(pattern, name, {}) for pattern in patterns)
 
 
-def limits_of(written: AgentFile, given: Limits) -> Limits:
+def narrow_limits(written: AgentFile, given: Limits) -> Limits:
     """The operator's limits, narrowed by what the file says; only a file of the user's own may have more turns."""
     turns = given.turns if written.steps is None else written.steps
     calls = given.calls if written.max_calls is None else written.max_calls
@@ -122,7 +122,7 @@ def limits_of(written: AgentFile, given: Limits) -> Limits:
     return replace(given, turns=turns, calls=calls)
 
 
-def grant_of(written: AgentFile, given: Grant, tools: Sequence[str]) -> Grant:
+def narrow_grant(written: AgentFile, given: Grant, tools: Sequence[str]) -> Grant:
     """The operator's grant as the agent's posture and `tools` have it; never wider for a file of a workspace.
 
     Only the user's own files can make an agent trusting.
@@ -133,4 +133,4 @@ def grant_of(written: AgentFile, given: Grant, tools: Sequence[str]) -> Grant:
         given = replace(given, forbid=(*given.forbid, *WEB_TOOLS))
     if written.posture == "trusting" and written.origin != "user":
         return given
-    return with_posture(given, written.posture)
+    return apply_posture(given, written.posture)

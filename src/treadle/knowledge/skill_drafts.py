@@ -22,10 +22,10 @@ from treadle.errors import BadInput, NotFound
 from treadle.events import AnyFact, CallFinished, MessageReceived, ModelReplied, RunFinished, RunStarted, TurnStarted
 from treadle.knowledge.base import Skill
 from treadle.knowledge.library import Library
-from treadle.knowledge.skills import FILE, read_skill, read_skills, triggered
+from treadle.knowledge.skills import FILE, find_triggered, read_skill, read_skills
 from treadle.log.base import SessionQuery
-from treadle.messages import Request, TextPart, UserMessage, text_of, writable
-from treadle.secrets.detect import secret_in
+from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
+from treadle.secrets.detect import find_secret
 from treadle.session import Session
 
 OFTEN = 3
@@ -44,7 +44,7 @@ _COMMON = frozenset(
 _logger = logging.getLogger("treadle")
 
 
-class Done(Struct, frozen=True):
+class AnsweredRequest(Struct, frozen=True):
     """A request that was done: what was asked, the calls that went well, and the answer."""
 
     asked: str
@@ -81,12 +81,12 @@ async def propose(library: Library, session: Session, setup: Setup) -> Proposal 
     Nor one that waits to be accepted, or that was declined: a person is asked once.
     """
     folder = _folder(library)
-    mine = list(done_in(await session.facts()))
+    mine = list(find_answered_requests(await session.facts()))
     if not mine:
         return None
     *before, last = mine
     library.refresh()  # a skill may have been accepted elsewhere meanwhile
-    if triggered({**library.skills, **_drafted(folder)}, last.asked):
+    if find_triggered({**library.skills, **_drafted(folder)}, last.asked):
         return None
     alike = [last, *(one for one in (*before, *await _others(session)) if _alike(one.asked, last.asked))][:OFTEN]
     if len(alike) < OFTEN or not all(one.calls for one in alike):
@@ -94,7 +94,7 @@ async def propose(library: Library, session: Session, setup: Setup) -> Proposal 
     name, text = _skill(alike, (await consult(setup, _request(alike, session.id))).text)
     target = folder / "skills" / name / FILE
     taken = (target.parent, folder / PROPOSALS / name, folder / DECLINED / name)
-    if not name or any(place.exists() for place in taken) or secret_in(text):
+    if not name or any(place.exists() for place in taken) or find_secret(text):
         return None
     _write(folder / PROPOSALS / name / FILE, text)
     return _proposal(name, target, text)
@@ -133,7 +133,7 @@ def _drafted(folder: Path) -> dict[str, Skill]:
     return {one.name: one for place in (PROPOSALS, DECLINED) for one in read_skills(folder, (place,), "user")[0]}
 
 
-def done_in(facts: list[AnyFact]) -> Iterator[Done]:
+def find_answered_requests(facts: list[AnyFact]) -> Iterator[AnsweredRequest]:
     """The requests of a session that were answered."""
     messages: dict[str, str] = {}
     written: dict[str, str] = {}
@@ -142,7 +142,7 @@ def done_in(facts: list[AnyFact]) -> Iterator[Done]:
     for fact in facts:
         match fact:
             case MessageReceived():
-                messages[fact.id] = text_of(fact.parts)
+                messages[fact.id] = render_parts(fact.parts)
             case RunStarted():
                 asked, calls = [], []
             case TurnStarted():
@@ -152,20 +152,20 @@ def done_in(facts: list[AnyFact]) -> Iterator[Done]:
             case CallFinished(status="ok"):
                 calls.append(written.get(fact.call_id, fact.tool))
             case RunFinished(reason="answered") if asked:
-                yield Done("\n".join(asked), tuple(calls), fact.answer)
+                yield AnsweredRequest("\n".join(asked), tuple(calls), fact.answer)
             case _:
                 pass
 
 
-async def _others(session: Session) -> list[Done]:
+async def _others(session: Session) -> list[AnsweredRequest]:
     """What other sessions of the same workspace were asked and did, the latest first."""
     log = session.log
     workspace = (await log.info(session.id)).workspace
     page = await log.sessions(SessionQuery(workspace=workspace, status="answered", limit=LOOKED_AT))
-    found: list[Done] = []
+    found: list[AnsweredRequest] = []
     for info in page.sessions:
         if info.id != session.id and (info.parent is None or not info.parent.call_id):
-            found.extend(reversed(list(done_in(await log.read(info.id)))))
+            found.extend(reversed(list(find_answered_requests(await log.read(info.id)))))
     return found
 
 
@@ -178,7 +178,7 @@ def _words(text: str) -> set[str]:
     return {word for word in _WORD.findall(text[:2000].casefold()) if word not in _COMMON}
 
 
-def _request(alike: list[Done], session_id: str) -> Request:
+def _request(alike: list[AnsweredRequest], session_id: str) -> Request:
     runs = (
         f"Asked: {one.asked[:600]}\nCalls:\n" + "\n".join(one.calls[:20]) + f"\nAnswer: {one.answer[:400]}"
         for one in alike
@@ -187,9 +187,9 @@ def _request(alike: list[Done], session_id: str) -> Request:
     return Request(_ASK, (UserMessage(parts),), tool_choice="none", max_tokens=800, session_id=session_id)
 
 
-def _skill(alike: list[Done], written: str) -> tuple[str, str]:
+def _skill(alike: list[AnsweredRequest], written: str) -> tuple[str, str]:
     """A SKILL.md from what the model wrote, in the public format; an empty name when it is no skill."""
-    lines = [line for line in writable(written).strip().splitlines() if not line.startswith("```")]
+    lines = [line for line in replace_surrogates(written).strip().splitlines() if not line.startswith("```")]
     title = re.sub(r"[^a-z0-9]+", "-", lines[0].lstrip("# ").lower()).strip("-")[:64].strip("-") if lines else ""
     body = "\n".join(lines[1:]).strip()
     if not title or not body:

@@ -79,7 +79,7 @@ def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill
     return Skill(name, description, document.body, place, origin, keywords, patterns, always), notes
 
 
-def triggered(skills: Mapping[str, Skill], message: str) -> list[Skill]:
+def find_triggered(skills: Mapping[str, Skill], message: str) -> list[Skill]:
     """The skills that a message calls for by a keyword or a pattern, sorted by name."""
     text = _folded(message[:LONGEST_MESSAGE])
     lines = text.splitlines()[:MOST_LINES]
@@ -120,7 +120,7 @@ def _fits(pieces: Sequence[str], line: str) -> bool:
     return True
 
 
-def framed(skill: Skill) -> str:
+def frame_skill(skill: Skill) -> str:
     """A skill's text as the model is shown it."""
     where = "the workspace" if skill.origin == "workspace" else "the user"
     return frame("skill", skill.body, name=skill.name, from_=where)
@@ -135,7 +135,7 @@ def index(skills: Mapping[str, Skill]) -> str:
         for skill in usable
         if not skill.always
     ]
-    parts = [framed(skill) for skill in usable if skill.always]
+    parts = [frame_skill(skill) for skill in usable if skill.always]
     if listed:
         head = "Skills that can be read with use_skill when what is asked for is what they are for:"
         parts.insert(0, frame("skills", "\n".join((head, *listed))))

@@ -25,7 +25,7 @@ from treadle.events import (
     SessionConfigured,
     SessionRenamed,
 )
-from treadle.messages import writable
+from treadle.messages import replace_surrogates
 
 Status = Literal["idle", "running", "waiting", "answered", "stopped", "failed", "cancelled"]
 
@@ -178,14 +178,14 @@ class Memories(ABC):
 
 
 def _memorable(text: str) -> str:
-    from treadle.secrets.detect import secret_in
+    from treadle.secrets.detect import find_secret
 
-    text = writable(text).strip()
+    text = replace_surrogates(text).strip()
     if not text:
         raise BadInput("there is nothing to remember: the text is empty")
     if len(text) > LONGEST_MEMORY:
         raise BadInput(f"the text has {len(text)} characters; {LONGEST_MEMORY} can be remembered. Make it shorter")
-    if what := secret_in(text):
+    if what := find_secret(text):
         raise BadInput(f"this seems to hold {what}, and secrets are not remembered. Say it without; nothing was kept")
     return text
 
@@ -205,7 +205,7 @@ UNCHANGED = Listing()
 _LISTED = frozenset((RunStarted, RunFinished, SessionRenamed, SessionConfigured))
 
 
-def listing_of(facts: Sequence[AnyFact]) -> Listing:
+def summarize_changes(facts: Sequence[AnyFact]) -> Listing:
     """What these facts change in the list of sessions; most change nothing, and it is `UNCHANGED` then."""
     if _LISTED.isdisjoint(map(type, facts)):
         return UNCHANGED
@@ -257,11 +257,11 @@ class Watch(ABC):
 class Observer(Protocol):
     """Sees what this process writes to any session: to count it, or to tell whoever lists sessions. Must be quick."""
 
-    def stored(self, session_id: str, facts: Sequence[AnyFact], seconds: float) -> None:
+    def on_stored(self, session_id: str, facts: Sequence[AnyFact], seconds: float) -> None:
         """These facts were just stored, which took so long."""
         ...
 
-    def began(self, session_id: str) -> None:
+    def on_first_delta(self, session_id: str) -> None:
         """The first fragment came of what follows the last append."""
         ...
 

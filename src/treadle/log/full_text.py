@@ -87,7 +87,7 @@ def _plain(word: str) -> str:
     return "".join(letter for letter in apart if not unicodedata.combining(letter)).casefold()
 
 
-def sought(text: str) -> dict[str, bool]:
+def parse_query(text: str) -> dict[str, bool]:
     """The words that something short is looked for by, and whether one that only begins so will do.
 
     So a plural finds what was noted of one, and the other way round. Short words begin too many others.

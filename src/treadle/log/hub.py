@@ -22,7 +22,7 @@ Said = TextDelta | ReasoningDelta
 Read = Callable[[str, int, int], Awaitable[list[AnyFact]]]
 
 
-def joined(said: Sequence[Said], more: Sequence[Event]) -> list[Said]:
+def join_deltas(said: Sequence[Said], more: Sequence[Event]) -> list[Said]:
     """Text and reasoning, joined as far as they follow each other; other fragments are of the moment only."""
     result, pieces = list(said[:-1]), [said[-1].text] if said else []
     last: Said | None = said[-1] if said else None
@@ -104,7 +104,7 @@ class Channel:
     def trim(self) -> None:
         """Forget the oldest events; half of what there may be at most, so that it happens seldom."""
         cut = len(self.items) - self.most // 2
-        self.so_far = joined(self.so_far, self.items[max(self.live - self.start, 0) : cut])
+        self.so_far = join_deltas(self.so_far, self.items[max(self.live - self.start, 0) : cut])
         for item in reversed(self.items[:cut]):
             if not isinstance(item, Delta):
                 self.floor = max(self.floor, item.seq)
@@ -149,13 +149,13 @@ class Hub:
         channel = self._channels.get(session_id)
         return channel.head if channel is not None else 0
 
-    def claimed(self, session_id: str, epoch: int, head: int) -> None:
+    def mark_claimed(self, session_id: str, epoch: int, head: int) -> None:
         """This process runs the session now."""
         channel = self._open(session_id, head)
         channel.epoch = epoch
         channel.learn(head)
 
-    def released(self, session_id: str, epoch: int) -> None:
+    def mark_released(self, session_id: str, epoch: int) -> None:
         """The claim of that epoch was given back or lost."""
         channel = self._channels.get(session_id)
         if channel is not None and channel.epoch == epoch:
@@ -206,7 +206,7 @@ class Hub:
         """A batch of facts from the log, for a watch that has to catch up."""
         return await self._read(session_id, after, BATCH)
 
-    def left(self, session_id: str, channel: Channel) -> None:
+    def remove_watcher(self, session_id: str, channel: Channel) -> None:
         """One watch fewer."""
         channel.watchers -= 1
         self._drop_unused(session_id, channel)
@@ -263,7 +263,7 @@ class HubWatch(Watch):
     def close(self) -> None:
         if not self._closed:
             self._closed, self._stop = True, -1
-            self._hub.left(self._session_id, self._channel)
+            self._hub.remove_watcher(self._session_id, self._channel)
             self._wake()
 
     def __del__(self) -> None:

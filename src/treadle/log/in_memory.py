@@ -22,12 +22,12 @@ from treadle.log.base import (
     SessionPage,
     SessionQuery,
     Watch,
-    listing_of,
+    summarize_changes,
 )
 from treadle.log.full_text import snippet, text_in, words_in
 from treadle.log.hub import Hub
 from treadle.log.positions import artifact_name, place_again, place_first, stamp_first, stamp_from
-from treadle.log.session_list import cursor_after, first_line, holds, place_of
+from treadle.log.session_list import cursor_after, first_line, holds, parse_cursor
 from treadle.memory.store import PlainMemories
 
 
@@ -36,7 +36,7 @@ class _Session:
         self.number = number
         self.line = line
         self.facts = facts
-        self.named_by_user = listing_of(facts).named_by_user
+        self.named_by_user = summarize_changes(facts).named_by_user
         self.keys: dict[str, tuple[AnyFact, ...]] = {}
         self.artifacts: dict[str, Artifact] = {}
         self.owner = ""
@@ -49,7 +49,7 @@ class _Session:
         self.facts.extend(facts)
         if key:
             self.keys[key] = tuple(facts)
-        change, line = listing_of(facts), self.line
+        change, line = summarize_changes(facts), self.line
         if change.name is None or (self.named_by_user and not change.named_by_user):
             name = line.name
         else:
@@ -104,7 +104,7 @@ class MemoryLog(Log):
             session.wake_at = now if session.wake_at is None else min(session.wake_at, now)
         self._hub.tell(session_id, facts)
         if self.observer is not None:
-            self.observer.stored(session_id, facts, 0.0)
+            self.observer.on_stored(session_id, facts, 0.0)
         if self.listener is not None and self._hub.is_claimed(session_id):
             self.listener(session_id)
         return Posted(tuple(facts), fresh=True)
@@ -123,7 +123,7 @@ class MemoryLog(Log):
         session.wake_at = None
         if session.line.status == "waiting":
             session.line = msgspec.structs.replace(session.line, status="running")
-        self._hub.claimed(session.line.id, session.epoch, len(session.facts))
+        self._hub.mark_claimed(session.line.id, session.epoch, len(session.facts))
         return Claim(session.line.id, owner, session.epoch, ttl)
 
     def _longest_due(self, now: float, agents: Sequence[str] | None) -> _Session | None:
@@ -154,7 +154,7 @@ class MemoryLog(Log):
         session.owner, session.lease, session.wake_at = "", 0.0, wake_at
         if waiting:
             session.line = msgspec.structs.replace(session.line, status="waiting")
-        self._hub.released(claim.session_id, claim.epoch)
+        self._hub.mark_released(claim.session_id, claim.epoch)
         return True
 
     async def append(self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "") -> None:
@@ -172,7 +172,7 @@ class MemoryLog(Log):
         session.add(facts, self._clock(), key)
         self._hub.tell(claim.session_id, facts, own=True)
         if self.observer is not None:
-            self.observer.stored(claim.session_id, facts, 0.0)
+            self.observer.on_stored(claim.session_id, facts, 0.0)
 
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
         facts, after = self._get(session_id).facts, max(after, 0)
@@ -186,14 +186,14 @@ class MemoryLog(Log):
 
     def publish(self, session_id: str, delta: AnyDelta) -> None:
         if self._hub.publish(session_id, delta) and self.observer is not None:
-            self.observer.began(session_id)
+            self.observer.on_first_delta(session_id)
 
     async def info(self, session_id: str) -> SessionInfo:
         return self._get(session_id).info()
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
         self._check_open()
-        before = place_of(query.cursor) if query.cursor else None
+        before = parse_cursor(query.cursor) if query.cursor else None
         found = sorted(
             ((s.line.updated_at, s.number, s) for s in self._sessions.values() if _fits(s, query)),
             reverse=True,
@@ -253,7 +253,7 @@ class MemoryLog(Log):
     def _held(self, claim: Claim) -> _Session:
         session = self._get(claim.session_id)
         if (session.epoch, session.owner) != (claim.epoch, claim.owner):
-            self._hub.released(claim.session_id, claim.epoch)
+            self._hub.mark_released(claim.session_id, claim.epoch)
             raise ClaimLost(
                 f"session {claim.session_id} is no longer run by {claim.owner} (epoch {claim.epoch}): "
                 "nothing was written"

@@ -43,7 +43,7 @@ Candidate = tuple[int, str, str, int, int]
 """A session that could be claimed: number, id, agent, head, epoch."""
 
 
-def row_of(db: sqlite3.Connection, sql: str, *values: object) -> tuple[Any, ...] | None:
+def fetch_row(db: sqlite3.Connection, sql: str, *values: object) -> tuple[Any, ...] | None:
     """The first row of a query, if there is one."""
     return db.execute(sql, values).fetchone()
 
@@ -100,9 +100,9 @@ def read_facts(db: sqlite3.Connection, num: int, after: int = 0, limit: int | No
     return facts
 
 
-def stored_under(db: sqlite3.Connection, num: int, key: str) -> list[AnyFact] | None:
+def find_by_key(db: sqlite3.Connection, num: int, key: str) -> list[AnyFact] | None:
     """What was stored with this key, or None when it is new."""
-    row = row_of(db, "SELECT first, last FROM keys WHERE session = ? AND key = ?", num, key)
+    row = fetch_row(db, "SELECT first, last FROM keys WHERE session = ? AND key = ?", num, key)
     return None if row is None else read_facts(db, num, row[0] - 1, row[1] - row[0] + 1)
 
 
@@ -127,13 +127,13 @@ def add_line(db: sqlite3.Connection, line: SessionInfo, *, named_by_user: bool) 
     return num
 
 
-def moved(now: float, change: Listing) -> tuple[object, ...]:
+def list_move_values(now: float, change: Listing) -> tuple[object, ...]:
     """The values of `MOVE`; a name that a user gave is not changed by any other."""
     by_user = change.named_by_user
     return (now, change.turns, change.cost, change.status, change.agent, by_user, change.name, by_user)
 
 
-def line_of(row: Sequence[Any]) -> SessionInfo:
+def build_session_info(row: Sequence[Any]) -> SessionInfo:
     """The line that a row of `LINE` columns holds."""
     return SessionInfo(
         id=row[0],

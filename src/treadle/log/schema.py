@@ -85,12 +85,12 @@ MIGRATIONS: tuple[Migration, ...] = (
 
 def prepare(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Make the tables of a new store, or bring an older one up to date after a backup copy."""
-    if version_of(db, path, migrations) == len(migrations):
+    if read_version(db, path, migrations) == len(migrations):
         return
     db.execute("BEGIN IMMEDIATE")
     try:
         # Asked again under the lock: another process may have done it while this one waited.
-        version = version_of(db, path, migrations)
+        version = read_version(db, path, migrations)
         if 0 < version < len(migrations):
             _back_up(path, version)
         for migration in migrations[version:]:
@@ -104,7 +104,7 @@ def prepare(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
             db.execute("ROLLBACK")
 
 
-def version_of(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> int:
+def read_version(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> int:
     """The store's version, 0 for a new one; refuses what is not ours or newer than we are."""
     # Tables first: where there are some, another process that has just made them has also marked them as ours.
     tables: int = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

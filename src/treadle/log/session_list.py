@@ -1,6 +1,6 @@
 """What every log does alike for the list of sessions: a new session's line, and where a page ends.
 
-How a line changes with later facts is `listing_of` in base.py; how lines are stored is each log's own.
+How a line changes with later facts is `summarize_changes` in base.py; how lines are stored is each log's own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from treadle.errors import BadInput
 from treadle.events import AnyFact, SessionCreated
-from treadle.log.base import SessionInfo, listing_of
+from treadle.log.base import SessionInfo, summarize_changes
 
 _CURSOR = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,2})?)_(\d{1,18})", re.ASCII)
 
@@ -20,7 +20,7 @@ def first_line(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
     first = facts[0] if facts else None
     if not isinstance(first, SessionCreated):
         raise BadInput("a session starts with a SessionCreated fact; pass it as the first one")
-    change = listing_of(facts)
+    change = summarize_changes(facts)
     status = change.status or "idle"
     return SessionInfo(
         id=session_id,
@@ -42,7 +42,7 @@ def cursor_after(updated_at: float, number: int) -> str:
     return f"{updated_at!r}_{number}"
 
 
-def place_of(cursor: str) -> tuple[float, int]:
+def parse_cursor(cursor: str) -> tuple[float, int]:
     """The end of the page that `cursor` was given for."""
     place = _CURSOR.fullmatch(cursor)
     if place is None:

@@ -29,7 +29,7 @@ from treadle.log.base import (
     SessionPage,
     SessionQuery,
     Watch,
-    listing_of,
+    summarize_changes,
 )
 from treadle.log.full_text import for_index, is_bare, match_words, snippet, text_in
 from treadle.log.hub import Channel, Hub
@@ -44,16 +44,16 @@ from treadle.log.rows import (
     add_facts,
     add_line,
     append_facts,
-    line_of,
+    build_session_info,
+    fetch_row,
+    find_by_key,
+    list_move_values,
     longest_due,
-    moved,
     read_facts,
-    row_of,
-    stored_under,
     use_key,
 )
-from treadle.log.session_list import cursor_after, first_line, holds, place_of
-from treadle.log.sqlite_file import Durability, Store
+from treadle.log.session_list import cursor_after, first_line, holds, parse_cursor
+from treadle.log.sqlite_file import Durability, SqliteFile
 from treadle.memory.store import SqliteMemories
 
 POLL = 0.05
@@ -101,7 +101,7 @@ class SqliteLog(Log):
     ) -> None:
         self.path = Path(path).expanduser().absolute()
         self._clock = clock
-        self._store = Store(self.path, durability, busy_timeout)
+        self._store = SqliteFile(self.path, durability, busy_timeout)
         with self._store.reading as db:
             db.create_function("holds", 2, holds, deterministic=True)
         self.memories = SqliteMemories(self._store, clock)
@@ -114,31 +114,31 @@ class SqliteLog(Log):
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
         self._store.check_in_place()
         with self._store.write as db:
-            if row_of(db, "SELECT 1 FROM sessions WHERE id = ?", session_id) is not None:
+            if fetch_row(db, "SELECT 1 FROM sessions WHERE id = ?", session_id) is not None:
                 raise Conflict(f"there is a session {session_id} already; choose another id")
             placed = place_first(facts, self._clock())
             line = first_line(session_id, placed)
-            num = add_line(db, line, named_by_user=listing_of(placed).named_by_user)
+            num = add_line(db, line, named_by_user=summarize_changes(placed).named_by_user)
             add_facts(db, num, placed)
         stamp_first(facts, placed)
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> Posted:
         now, began = self._clock(), time.perf_counter()
         with self._store.write as db:
-            row = row_of(db, f"SELECT num, {HEAD} FROM sessions WHERE id = ?", session_id)
+            row = fetch_row(db, f"SELECT num, {HEAD} FROM sessions WHERE id = ?", session_id)
             if row is None:
                 raise _unknown(session_id)
             num, head = row
-            if key and (stored := stored_under(db, num, key)) is not None:
+            if key and (stored := find_by_key(db, num, key)) is not None:
                 return Posted(tuple(stored), fresh=False)
             stamp_from(facts, head, now)
             add_facts(db, num, facts)
             if key:
                 use_key(db, num, key, head, len(facts))
-            db.execute(_POST, (*moved(now, listing_of(facts)), wake, now, now, num))
+            db.execute(_POST, (*list_move_values(now, summarize_changes(facts)), wake, now, now, num))
         self._hub.tell(session_id, facts)
         if self.observer is not None:
-            self.observer.stored(session_id, facts, time.perf_counter() - began)
+            self.observer.on_stored(session_id, facts, time.perf_counter() - began)
         if self.listener is not None and self._hub.is_claimed(session_id):
             self.listener(session_id)
         return Posted(tuple(facts), fresh=True)
@@ -160,13 +160,15 @@ class SqliteLog(Log):
                 return None
             db.execute(_CLAIM, (owner, now + ttl, num))
         self._remember(name, num)
-        self._hub.claimed(name, epoch + 1, head)
+        self._hub.mark_claimed(name, epoch + 1, head)
         self._keep_polling()
         return Claim(name, owner, epoch + 1, ttl)
 
     def _one(self, db: sqlite3.Connection, session_id: str, now: float) -> Candidate | None:
         """This session when nobody runs it."""
-        row = row_of(db, f"SELECT num, id, agent, {HEAD}, epoch, owner, lease FROM sessions WHERE id = ?", session_id)
+        row = fetch_row(
+            db, f"SELECT num, id, agent, {HEAD}, epoch, owner, lease FROM sessions WHERE id = ?", session_id
+        )
         if row is None:
             raise _unknown(session_id)
         *found, owner, lease = row
@@ -208,7 +210,7 @@ class SqliteLog(Log):
                 if isinstance(refusal, PositionMoved):
                     return False
                 raise refusal
-        self._hub.released(claim.session_id, claim.epoch)
+        self._hub.mark_released(claim.session_id, claim.epoch)
         if self._hub.get(claim.session_id) is None:
             self._numbers.pop(claim.session_id, None)
         return True
@@ -218,7 +220,7 @@ class SqliteLog(Log):
             return
         began = time.perf_counter()
         stamp_from(facts, expected_seq, self._clock())
-        change = listing_of(facts)
+        change = summarize_changes(facts)
         if key or change is not UNCHANGED:
             self._append_more(claim, facts, key, change)
         else:
@@ -227,13 +229,13 @@ class SqliteLog(Log):
                     raise self._refusal(db, claim, expected_seq)
         self._hub.tell(claim.session_id, facts, own=True)
         if self.observer is not None:
-            self.observer.stored(claim.session_id, facts, time.perf_counter() - began)
+            self.observer.on_stored(claim.session_id, facts, time.perf_counter() - began)
 
     def _append_more(self, claim: Claim, facts: Sequence[AnyFact], key: str, change: Listing) -> None:
         """Append facts that change the session's line, or have a key."""
         with self._store.write as db:
             num = self._number(claim.session_id)
-            if key and (stored := stored_under(db, num, key)) is not None:
+            if key and (stored := find_by_key(db, num, key)) is not None:
                 refusal = self._refusal(db, claim, None)
                 if isinstance(refusal, ClaimLost):
                     raise refusal
@@ -242,7 +244,7 @@ class SqliteLog(Log):
             head = facts[0].seq - 1
             if not append_facts(db, num, claim, facts):
                 raise self._refusal(db, claim, head)
-            db.execute(_MOVE, (*moved(facts[-1].at, change), num))
+            db.execute(_MOVE, (*list_move_values(facts[-1].at, change), num))
             if key:
                 use_key(db, num, key, head, len(facts))
 
@@ -250,13 +252,13 @@ class SqliteLog(Log):
         self, db: sqlite3.Connection, claim: Claim, expected_seq: int | None
     ) -> ClaimLost | PositionMoved | NotFound:
         """Why nothing was written with this claim; `PositionMoved` when the claim itself holds."""
-        row = row_of(db, f"SELECT num, epoch, owner, {HEAD} FROM sessions WHERE id = ?", claim.session_id)
+        row = fetch_row(db, f"SELECT num, epoch, owner, {HEAD} FROM sessions WHERE id = ?", claim.session_id)
         if row is not None and (row[1], row[2]) == (claim.epoch, claim.owner):
             return PositionMoved(
                 f"session {claim.session_id} is at {row[3]}, not at {expected_seq}: nothing was written; "
                 "read what is new and decide again"
             )
-        self._hub.released(claim.session_id, claim.epoch)
+        self._hub.mark_released(claim.session_id, claim.epoch)
         if row is None:
             self._numbers.pop(claim.session_id, None)
             return _unknown(claim.session_id)
@@ -279,24 +281,24 @@ class SqliteLog(Log):
 
     def watch(self, session_id: str, after: int = 0) -> Watch:
         with self._store.reading as db:
-            row = row_of(db, f"SELECT {HEAD} FROM sessions WHERE id = ?", session_id)
+            row = fetch_row(db, f"SELECT {HEAD} FROM sessions WHERE id = ?", session_id)
         if row is None:
             raise _unknown(session_id)
         return self._hub.watch(session_id, after, row[0])
 
     def publish(self, session_id: str, delta: AnyDelta) -> None:
         if self._hub.publish(session_id, delta) and self.observer is not None:
-            self.observer.began(session_id)
+            self.observer.on_first_delta(session_id)
 
     async def info(self, session_id: str) -> SessionInfo:
         with self._store.reading as db:
-            row = row_of(db, f"SELECT {LINE} FROM sessions WHERE id = ?", session_id)
+            row = fetch_row(db, f"SELECT {LINE} FROM sessions WHERE id = ?", session_id)
         if row is None:
             raise _unknown(session_id)
-        return line_of(row)
+        return build_session_info(row)
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
-        updated_at, num = place_of(query.cursor) if query.cursor else (float("inf"), 0)
+        updated_at, num = parse_cursor(query.cursor) if query.cursor else (float("inf"), 0)
         with self._store.reading as db:
             values = {
                 **msgspec.structs.asdict(query),
@@ -307,7 +309,7 @@ class SqliteLog(Log):
             rows = db.execute(_PAGE, values).fetchall()
         page = rows[: query.limit]
         cursor = cursor_after(page[-1][5], page[-1][13]) if len(rows) > len(page) and page else ""
-        return SessionPage(tuple(line_of(row) for row in page), cursor)
+        return SessionPage(tuple(build_session_info(row) for row in page), cursor)
 
     async def search(self, text: str, limit: int = 20) -> list[Hit]:
         match = match_words(text)
@@ -329,7 +331,7 @@ class SqliteLog(Log):
     def _index_some(self) -> bool:
         """Index some of what is new; True when there may be more."""
         with self._store.reading as db:
-            if row_of(db, f"SELECT 1 FROM sessions WHERE {HEAD} > indexed LIMIT 1") is None:
+            if fetch_row(db, f"SELECT 1 FROM sessions WHERE {HEAD} > indexed LIMIT 1") is None:
                 return False
         room = INDEXED_AT_ONCE
         with self._store.write as db:
@@ -390,7 +392,7 @@ class SqliteLog(Log):
         self._store.close()
 
     def _exists(self, db: sqlite3.Connection, session_id: str) -> int:
-        row = row_of(db, "SELECT num FROM sessions WHERE id = ?", session_id)
+        row = fetch_row(db, "SELECT num FROM sessions WHERE id = ?", session_id)
         if row is None:
             raise _unknown(session_id)
         return row[0]
@@ -432,7 +434,7 @@ class SqliteLog(Log):
                 self._data_version = version
 
     def _look(self, db: sqlite3.Connection, session_id: str, channel: Channel) -> None:
-        row = row_of(db, f"SELECT num, {HEAD} FROM sessions WHERE id = ?", session_id)
+        row = fetch_row(db, f"SELECT num, {HEAD} FROM sessions WHERE id = ?", session_id)
         if row is None:
             self._hub.end(session_id)
             return

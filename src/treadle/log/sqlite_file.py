@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal
 
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
-from treadle.log.schema import MIGRATIONS, Migration, prepare, version_of
+from treadle.log.schema import MIGRATIONS, Migration, prepare, read_version
 
 Durability = Literal["process", "power"]
 
@@ -26,7 +26,7 @@ NETWORK_FILESYSTEMS = (
 )
 
 
-class Store:
+class SqliteFile:
     """An open store. `write` is a transaction, `reading` only explains errors; both give the connection."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Store:
 class _Reading:
     __slots__ = ("_store",)
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SqliteFile) -> None:
         self._store = store
 
     def __enter__(self) -> sqlite3.Connection:
@@ -102,7 +102,7 @@ class _Reading:
 class _Write:
     __slots__ = ("_store",)
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SqliteFile) -> None:
         self._store = store
 
     def __enter__(self) -> sqlite3.Connection:
@@ -191,7 +191,7 @@ def _open(
     while True:
         db = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, cached_statements=64)
         try:
-            version_of(db, path, migrations)  # before anything of it is changed
+            read_version(db, path, migrations)  # before anything of it is changed
             _configure(db, path, durability)
             if 0 < size < QUICK_CHECK_BELOW:
                 _check(db, path, "quick_check")

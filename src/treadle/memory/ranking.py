@@ -24,7 +24,7 @@ def nearest(vector: Sequence[float], vectors: Mapping[str, Sequence[float]]) -> 
     return [name for _, name in sorted(found)]
 
 
-def fused(*orders: Sequence[str]) -> list[str]:
+def fuse_rankings(*orders: Sequence[str]) -> list[str]:
     """One order from several: what stands high in more of them comes first."""
     scores: dict[str, float] = {}
     for order in orders:

@@ -36,7 +36,7 @@ class Vectors(Protocol):
         """Keep vectors, but for memories whose text has changed meanwhile."""
         ...
 
-    def kept(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
+    def load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
         """The vectors of this embedding by the memories' ids."""
         ...
 
@@ -52,7 +52,7 @@ async def alike(vectors: Vectors, embed: Embed, text: str, scopes: Sequence[str]
         return []
     await _make_more(vectors, embed, name, scopes)
     # A sum over some million numbers: in a thread, so that no other session waits for it.
-    return await asyncio.to_thread(nearest, wanted, vectors.kept(name, scopes))
+    return await asyncio.to_thread(nearest, wanted, vectors.load_vectors(name, scopes))
 
 
 async def _make_more(vectors: Vectors, embed: Embed, name: str, scopes: Sequence[str] | None) -> None:

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from treadle.errors import NotFound
 from treadle.log.base import Embed, Memories, Memory, MemoryKind
-from treadle.log.full_text import for_index, sought, words_in
+from treadle.log.full_text import for_index, parse_query, words_in
 from treadle.log.schema import IN_BODY
-from treadle.log.sqlite_file import Store
-from treadle.memory.ranking import fused
+from treadle.log.sqlite_file import SqliteFile
+from treadle.memory.ranking import fuse_rankings
 from treadle.memory.search import MOST, alike
 
 _decoder = msgspec.json.Decoder(Memory)
@@ -44,7 +44,7 @@ class Searched(Memories):
         near = await alike(self, embed, text, scopes) if embed is not None and text.strip() else []
         if not near:
             return found
-        best = fused([memory.id for memory in found], near)[:limit]
+        best = fuse_rankings([memory.id for memory in found], near)[:limit]
         known = {memory.id: memory for memory in (*found, *self._those(best))}
         return [known[one] for one in best if one in known]
 
@@ -63,7 +63,7 @@ class Searched(Memories):
     def keep(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None: ...
 
     @abstractmethod
-    def kept(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]: ...
+    def load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]: ...
 
 
 class PlainMemories(Searched):
@@ -109,7 +109,7 @@ class PlainMemories(Searched):
         return (memory for memory in self._kept.values() if scopes is None or memory.scope in scopes)
 
     def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
-        wanted = sought(text).items()
+        wanted = parse_query(text).items()
         found: list[tuple[int, int, Memory]] = []
         for number, memory in enumerate(self._within(scopes)):
             words = set(words_in(memory.text, index=True))
@@ -138,7 +138,7 @@ class PlainMemories(Searched):
     def _is_there(self, memory: Memory) -> bool:
         return memory.id in self._kept and self._kept[memory.id].text == memory.text
 
-    def kept(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
+    def load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
         made = ((memory.id, self._vectors.get(memory.id, ("", ()))) for memory in self._within(scopes))
         return {memory_id: vector for memory_id, (by, vector) in made if by == name and vector}
 
@@ -146,7 +146,7 @@ class PlainMemories(Searched):
 class SqliteMemories(Searched):
     """Memories in the file of an SQLite log."""
 
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(self, store: SqliteFile, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
 
     async def _put(self, memory: Memory) -> Memory:
@@ -195,7 +195,7 @@ class SqliteMemories(Searched):
             return [_decoder.decode(body) for (body,) in rows]
 
     def _find(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
-        match = " OR ".join(f'"{word}"{"*" if begins else ""}' for word, begins in sought(text).items())
+        match = " OR ".join(f'"{word}"{"*" if begins else ""}' for word, begins in parse_query(text).items())
         if not match:
             return []
         where, values = _within(scopes)
@@ -233,7 +233,7 @@ class SqliteMemories(Searched):
                     values = (row[0], name, array("f", vector).tobytes())
                     db.execute("INSERT OR REPLACE INTO memory_vectors (num, name, vector) VALUES (?, ?, ?)", values)
 
-    def kept(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
+    def load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
         where, values = _within(scopes)
         query = f"""SELECT id, vector FROM memories JOIN memory_vectors ON memory_vectors.num = memories.num
             WHERE name = ? AND {where} ORDER BY memories.num DESC LIMIT ?"""

@@ -29,18 +29,18 @@ from treadle.messages import (
 from treadle.models.anthropic_reader import AnthropicReader
 from treadle.models.request_parts import (
     ANTHROPIC_IDS,
-    Written,
-    arguments_object,
+    MessageBuffer,
+    decode_own_state,
+    decode_text_file,
+    describe_unreadable_file,
     encode,
-    estimate,
-    file_text,
-    fit_name,
-    named_tools,
-    note_for,
-    own_state,
-    written,
+    encode_arguments,
+    estimate_tokens,
+    fit_tool_name,
+    get_buffer,
+    list_called_tools,
 )
-from treadle.models.strict_schema import narrowed
+from treadle.models.strict_schema import narrow_schema
 
 _MARK = b',"cache_control":{"type":"ephemeral"}}'
 _IMAGES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
@@ -83,7 +83,7 @@ class _State(NamedTuple):
     loop: Literal["", "thoughtful", "thoughtless"] = ""
 
 
-class Anthropic:
+class AnthropicMessages:
     """The wire format of one model behind the Messages API.
 
     A thinking block is sent back only where system, tools and messages before it are what they were when it
@@ -92,19 +92,21 @@ class Anthropic:
 
     path = "/messages"
 
-    def __init__(self, provider: str, model: str, *, max_output: int | None = None, samples: bool = True) -> None:
+    def __init__(
+        self, provider: str, model: str, *, max_output: int | None = None, accepts_sampling: bool = True
+    ) -> None:
         self._model = model
         self._owner = f"{provider}:{model}"
         self._key = f"anthropic:{self._owner}"
         self._max_output = max_output
-        self._samples = samples
+        self._samples = accepts_sampling
 
-    def body(self, request: Request, window: int | None) -> bytes:
+    def build_body(self, request: Request, window: int | None) -> bytes:
         head = self._head(request)
         known, state = self._written(request, head)
         is_open = state.turn == "open"
-        data = known.upto(len(request.messages))
-        room = window - estimate(len(data)) if window is not None else None
+        data = known.take_prefix(len(request.messages))
+        room = window - estimate_tokens(len(data)) if window is not None else None
         pieces = [
             head.data[:-1],
             b",",
@@ -115,18 +117,18 @@ class Anthropic:
         ]
         return b"".join(pieces)
 
-    def reader(self, request: Request, sent: int) -> AnthropicReader:
+    def open_reader(self, request: Request, sent: int) -> AnthropicReader:
         head = self._head(request)
         _, state = self._written(request, head)
         return AnthropicReader(self._owner, sent=sent, prefix=_prefix(head.digest, state.seen))
 
-    def _written(self, request: Request, head: _Head) -> tuple[Written, _State]:
+    def _written(self, request: Request, head: _Head) -> tuple[MessageBuffer, _State]:
         """The messages serialised for this head: another one may need another choice of thinking."""
-        known = written(request, f"{self._key}:{head.digest.hex()}")
+        known = get_buffer(request, f"{self._key}:{head.digest.hex()}")
         write = partial(self._fragment, head.digest)
         return known, known.extend(request.messages, write, _State("start", b""))
 
-    def _marks(self, messages: Sequence[Message], known: Written, is_open: bool) -> list[int]:
+    def _marks(self, messages: Sequence[Message], known: MessageBuffer, is_open: bool) -> list[int]:
         """Where the last user turn ends, and the one before it.
 
         The cache looks back only some twenty blocks from a mark, and a turn with many calls is longer.
@@ -175,7 +177,7 @@ class Anthropic:
             fields["stop_sequences"] = stops
         fields |= {k: v for k, v in sampling.extra.items() if k not in _OURS}
         if request.output_schema is not None:
-            form = {"type": "json_schema", "schema": narrowed(request.output_schema)}
+            form = {"type": "json_schema", "schema": narrow_schema(request.output_schema)}
             fields["output_config"] = {**fields.get("output_config", {}), "format": form}
         wanted = fields.pop("tool_choice", request.tool_choice)
         wanted = "none" if not request.tools or request.tool_choice == "none" else wanted
@@ -224,8 +226,8 @@ class Anthropic:
 
     def _model_blocks(self, message: ModelMessage, prefix: str) -> tuple[list[bytes], bool]:
         """A reply's blocks, and whether there is thinking among them."""
-        calls = [_tool_use(call.id, call.tool, arguments_object(call)) for call in message.calls]
-        own = own_state(message, self._key)
+        calls = [_tool_use(call.id, call.tool, encode_arguments(call)) for call in message.calls]
+        own = decode_own_state(message, self._key)
         if own is None or own.prefix != prefix:
             text = [encode({"type": "text", "text": message.text})] if message.text.strip() else []
             return text + calls, False
@@ -250,7 +252,7 @@ def _prefix(bound: bytes, seen: bytes) -> str:
 
 def _guessed(messages: Sequence[Message]) -> tuple[ToolSpec, ...]:
     """Stand-ins for tools that were called when nobody says any more what they look like."""
-    return tuple(ToolSpec(fit_name(name), "", {"type": "object"}) for name in named_tools(messages))
+    return tuple(ToolSpec(fit_tool_name(name), "", {"type": "object"}) for name in list_called_tools(messages))
 
 
 def _marked(data: bytearray, marks: Sequence[int]) -> list[bytes | bytearray]:
@@ -269,7 +271,12 @@ def _tool(tool: ToolSpec) -> dict[str, Json]:
 
 
 def _tool_use(call_id: str, name: str, arguments: bytes) -> bytes:
-    fitted = {"type": "tool_use", "id": ANTHROPIC_IDS.fit(call_id), "name": fit_name(name), "input": Raw(arguments)}
+    fitted = {
+        "type": "tool_use",
+        "id": ANTHROPIC_IDS.fit(call_id),
+        "name": fit_tool_name(name),
+        "input": Raw(arguments),
+    }
     return encode(fitted)
 
 
@@ -302,9 +309,9 @@ def _part(part: Part) -> dict[str, Json] | None:
             source = {"type": "base64", "media_type": "application/pdf", "data": part.data}
             return {"type": "document", "source": source, "title": part.name}
         case FilePart():
-            text = file_text(part)
+            text = decode_text_file(part)
             if text is None or not text.strip():
-                return {"type": "text", "text": note_for(part)}
+                return {"type": "text", "text": describe_unreadable_file(part)}
             source = {"type": "text", "media_type": "text/plain", "data": text}
             return {"type": "document", "source": source, "title": part.name}
 

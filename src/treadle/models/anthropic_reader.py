@@ -10,11 +10,11 @@ from msgspec import Raw, Struct
 from treadle.errors import ModelError
 from treadle.messages import FinishReason, Reply, Usage
 from treadle.models.base import ModelEvent
-from treadle.models.prices import priced
-from treadle.models.reply_builder import Gather, Slot
-from treadle.models.reports import Reported
-from treadle.models.request_parts import NONE, Opaque, estimate, given, opaque_text
-from treadle.models.sse import Kind, Malformed, Stream
+from treadle.models.prices import add_cost
+from treadle.models.reply_builder import PendingCall, ReplyBuilder
+from treadle.models.reports import ReportedFailure
+from treadle.models.request_parts import MISSING, OpaqueState, encode_state, estimate_tokens, read_raw
+from treadle.models.sse import MalformedStream, MessageDecoder, MessageStream
 
 
 class _OutputDetails(Struct, gc=False):
@@ -38,7 +38,7 @@ class _Delta(Struct, gc=False):
     thinking: str | None = None
     partial_json: str | None = None
     signature: str | None = None
-    citation: Raw = NONE
+    citation: Raw = MISSING
     stop_reason: str | None = None
     stop_details: _StopDetails | None = None
 
@@ -54,7 +54,7 @@ class _Event(Struct, gc=False):
     type: str = ""
     index: int = 0
     delta: _Delta | None = None
-    content_block: Raw = NONE
+    content_block: Raw = MISSING
     message: _Message | None = None
     usage: _Usage | None = None
     error: Any = None
@@ -68,10 +68,10 @@ class _Start(Struct):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: Raw = NONE
+    input: Raw = MISSING
 
 
-_EVENTS = Kind(
+_EVENTS = MessageDecoder(
     _Event,
     frozenset(
         ("message_start", "content_block_start", "content_block_delta", "message_delta", "message_stop", "error")
@@ -95,7 +95,7 @@ class _Block:
 
     __slots__ = ("citations", "json", "raw", "signature", "slot", "text", "type")
 
-    def __init__(self, kind: str, raw: bytes, slot: Slot | None) -> None:
+    def __init__(self, kind: str, raw: bytes, slot: PendingCall | None) -> None:
         self.type = kind
         self.raw = raw
         self.slot = slot
@@ -137,8 +137,8 @@ class AnthropicReader:
         self._owner = owner
         self._prefix = prefix
         self._sent = sent
-        self._stream = Stream(_EVENTS)
-        self._made = Gather()
+        self._stream = MessageStream(_EVENTS)
+        self._made = ReplyBuilder()
         self._blocks: dict[int, _Block] = {}
         self._stop = ""
         self._why = ""
@@ -149,23 +149,23 @@ class AnthropicReader:
 
     @property
     def text(self) -> str:
-        return self._made.so_far()
+        return self._made.join_text()
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self._done
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._done or bool(self._stop)
 
     def feed(self, data: bytes) -> list[ModelEvent]:
         for event in self._stream.feed(data):
             self._read(event)
-        return self._made.take()
+        return self._made.take_deltas()
 
     def finish(self) -> list[ModelEvent]:
-        if (document := self._stream.document()) is not None:
+        if (document := self._stream.join_document()) is not None:
             self._read_whole(document)
         for event in self._stream.finish():
             self._read(event)
@@ -173,18 +173,18 @@ class AnthropicReader:
             # Arguments that came with the beginning of a call count where no pieces followed.
             if block.slot is not None and block.json and not block.slot.arguments:
                 block.slot.arguments += block.json
-                self._made.touch(block.slot)
+                self._made.mark_changed(block.slot)
         events = self._made.finish()
-        if not self.ended:
+        if not self.has_ended:
             raise ModelError(
                 f"{self._owner} ended its stream before the reply was complete", kind="network", retryable=True
             )
         return events
 
-    def reply(self) -> Reply:
-        text, thought = self._made.texts()
+    def build_reply(self) -> Reply:
+        text, thought = self._made.join_texts()
         finish = _FINISH.get(self._stop, "other") if self._stop else "stop"
-        calls = self._made.calls(cut=finish == "length")
+        calls = self._made.build_calls(is_cut_off=finish == "length")
         if calls and finish == "stop":
             finish = "calls"
         size = len(text) + len(thought) + sum(len(call.arguments) for call in calls)
@@ -204,7 +204,7 @@ class AnthropicReader:
                 if event.delta is not None:
                     self._grow(event.index, event.delta)
             case "content_block_start":
-                self._begin(event.index, given(event.content_block) or b"{}")
+                self._begin(event.index, read_raw(event.content_block) or b"{}")
             case "message_start" if event.message is not None:
                 self._model = event.message.model or ""
                 self._count(event.message.usage)
@@ -217,48 +217,48 @@ class AnthropicReader:
             case "message_stop":
                 self._done = True
             case "error":
-                raise Reported(event.error)
+                raise ReportedFailure(event.error)
             case _ if event.error:  # as proxies say it whatever they stand before
-                raise Reported(event.error)
+                raise ReportedFailure(event.error)
             case _:
                 pass
 
     def _begin(self, index: int, raw: bytes) -> None:
         start = _start.decode(raw)
-        slot: Slot | None = None
+        slot: PendingCall | None = None
         if start.type == "tool_use":
-            slot = self._made.new_slot()
+            slot = self._made.start_call()
             slot.id, slot.name = start.id or "", start.name or ""
-            self._made.touch(slot)
+            self._made.mark_changed(slot)
         block = self._blocks[index] = _Block(start.type or "", raw, slot)
-        if slot is not None and (whole := given(start.input)) not in (b"", b"{}"):
+        if slot is not None and (whole := read_raw(start.input)) not in (b"", b"{}"):
             block.json.append(whole.decode())
         if start.text:
             block.text.append(start.text)
-            self._made.say(start.text)
+            self._made.add_text(start.text)
         if start.thinking:
             block.text.append(start.thinking)
-            self._made.think(start.thinking)
+            self._made.add_reasoning(start.thinking)
 
     def _grow(self, index: int, delta: _Delta) -> None:
         block = self._blocks.get(index)
         if block is None:
-            raise Malformed(f"a piece of block {index}, which did not begin")
+            raise MalformedStream(f"a piece of block {index}, which did not begin")
         if delta.text is not None:
             block.text.append(delta.text)
-            self._made.say(delta.text)
+            self._made.add_text(delta.text)
         elif delta.partial_json is not None:
             if block.slot is None:
                 block.json.append(delta.partial_json)
             elif delta.partial_json:
                 block.slot.arguments.append(delta.partial_json)
-                self._made.touch(block.slot)
+                self._made.mark_changed(block.slot)
         elif delta.thinking is not None:
             block.text.append(delta.thinking)
-            self._made.think(delta.thinking)
+            self._made.add_reasoning(delta.thinking)
         elif delta.signature is not None:
             block.signature.append(delta.signature)
-        elif citation := given(delta.citation):
+        elif citation := read_raw(delta.citation):
             block.citations.append(Raw(citation))
 
     def _read_whole(self, body: bytes) -> None:
@@ -267,7 +267,7 @@ class AnthropicReader:
             self._read(_EVENTS.one.decode(body))
             message = _message.decode(body)
         except msgspec.DecodeError as error:
-            raise Malformed(f"{error}: {body[:200].decode('utf-8', 'replace')!r}") from None
+            raise MalformedStream(f"{error}: {body[:200].decode('utf-8', 'replace')!r}") from None
         for index, raw in enumerate(message.content or ()):
             self._begin(index, bytes(raw))
         self._model = message.model or ""
@@ -288,7 +288,7 @@ class AnthropicReader:
     def _counts(self, size: int) -> Usage:
         usage = self._usage
         if not self._counted:
-            return priced(self._owner, Usage(estimate(self._sent), estimate(size), estimated=True))
+            return add_cost(self._owner, Usage(estimate_tokens(self._sent), estimate_tokens(size), estimated=True))
         read, made = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
         details = usage.output_tokens_details
         count = Usage(
@@ -297,7 +297,7 @@ class AnthropicReader:
             cached_tokens=read,
             reasoning_tokens=(details.thinking_tokens if details is not None else None) or 0,
         )
-        return priced(self._owner, count, made)
+        return add_cost(self._owner, count, made)
 
     def _opaque(self) -> str:
         """The blocks as they came, where they are more than text and calls."""
@@ -305,7 +305,7 @@ class AnthropicReader:
         if all(block.type in ("text", "tool_use") for block in blocks):
             return ""
         items = [Raw(whole) for block in blocks if (whole := block.whole()) is not None]
-        return opaque_text(Opaque(owner=f"anthropic:{self._owner}", items=items, prefix=self._prefix))
+        return encode_state(OpaqueState(owner=f"anthropic:{self._owner}", items=items, prefix=self._prefix))
 
 
 def _raw(value: Any) -> Raw:

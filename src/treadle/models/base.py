@@ -31,15 +31,15 @@ class Model(Protocol):
 
 
 @runtime_checkable
-class SumsUp(Protocol):
+class Summarizer(Protocol):
     """A model that says whether its summaries are worth reading; those that do not say so are taken to be."""
 
     @property
-    def sums_up(self) -> bool: ...
+    def can_summarize(self) -> bool: ...
 
 
 @runtime_checkable
-class Embeds(Protocol):
+class Embedder(Protocol):
     """A model that can also place texts in a space of meaning; few can, and a search does without."""
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]: ...

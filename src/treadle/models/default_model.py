@@ -9,25 +9,25 @@ from typing import NamedTuple
 
 from treadle.errors import BadInput, NotFound
 from treadle.messages import Request
-from treadle.models.base import Model, ModelEvent, SumsUp
-from treadle.models.catalog import embedded, resolve
+from treadle.models.base import Model, ModelEvent, Summarizer
+from treadle.models.catalog import open_embedded_model, resolve_model
 from treadle.models.http import Transport
 from treadle.models.providers import PROVIDERS
 from treadle.models.remote import RemoteModel, close
-from treadle.models.window_sizes import listed_models
+from treadle.models.window_sizes import list_model_names
 
 _SERVERS: Mapping[str, str] = {"ollama": "/api/tags", "llamacpp": "/v1/models", "lmstudio": "/v1/models"}
 _PATIENCE = 0.5
 
 
-class Choice(NamedTuple):
+class ChosenModel(NamedTuple):
     """The model that was chosen, and why this one."""
 
     model: Model
     reason: str
 
 
-async def choose(*, default: str | None = None) -> Choice:
+async def choose_model(*, default: str | None = None) -> ChosenModel:
     """The first model that works. Raises `NotFound`, with what was tried, when there is none."""
     tried: list[str] = []
     if choice := _configured(default, tried):
@@ -40,51 +40,53 @@ async def choose(*, default: str | None = None) -> Choice:
             continue
         if names:
             reason = f"{provider} is running on this machine and has {names[0]}"
-            return Choice(resolve(f"{provider}:{names[0]}"), reason)
+            return ChosenModel(resolve_model(f"{provider}:{names[0]}"), reason)
         what = "is not running here" if names is None else "is running here without a model"
         tried.append(f"{provider} {what}")
     try:
-        return Choice(embedded(), "no key is set and no model server is running, so the embedded model it is")
+        return ChosenModel(
+            open_embedded_model(), "no key is set and no model server is running, so the embedded model it is"
+        )
     except NotFound as error:
         tried.append(str(error))
     raise NotFound(f"no model was found: {'; '.join(tried)}. Set a key, start a server, or name a model")
 
 
-def _configured(default: str | None, tried: list[str]) -> Choice | None:
+def _configured(default: str | None, tried: list[str]) -> ChosenModel | None:
     """What can be told without asking anybody."""
     if name := default or os.environ.get("TREADLE_MODEL", "").strip():
         source = "the configuration names it" if default else "TREADLE_MODEL names it"
-        return Choice(resolve(name), source)
+        return ChosenModel(resolve_model(name), source)
     for provider in ("anthropic", "openai"):
         row = PROVIDERS[provider]
         try:
-            model = resolve(f"{provider}:{row.default}")
+            model = resolve_model(f"{provider}:{row.default_model}")
         except BadInput:
-            tried.append(f"{row.key[0]} is not set")
+            tried.append(f"{row.key_variables[0]} is not set")
         else:
-            return Choice(model, f"{row.key[0]} is set")
+            return ChosenModel(model, f"{row.key_variables[0]} is set")
     return None
 
 
 async def _reachable(provider: str, path: str) -> list[str] | None:
     """The models of a server on this machine, or None when there is no such server."""
-    model = resolve(f"{provider}:any")
+    model = resolve_model(f"{provider}:any")
     assert isinstance(model, RemoteModel)
     transport = Transport(model.endpoint)
     try:
-        listed = await transport.ask(path, timeout=_PATIENCE)
+        listed = await transport.fetch_json(path, timeout=_PATIENCE)
     finally:
         await transport.close()
-    return None if listed is None else listed_models(listed)
+    return None if listed is None else list_model_names(listed)
 
 
-class Routed:
+class DefaultModel:
     """A model that is chosen when it is first needed; `reason` says why it was this one."""
 
     def __init__(self, *, base_url: str | None = None, api_key_env: str | None = None) -> None:
         self._base_url = base_url
         self._api_key_env = api_key_env
-        self._chosen: Choice | None = None if base_url else _configured(None, [])
+        self._chosen: ChosenModel | None = None if base_url else _configured(None, [])
 
     @property
     def name(self) -> str:
@@ -99,18 +101,18 @@ class Routed:
         return self._chosen.reason if self._chosen is not None else ""
 
     @property
-    def sums_up(self) -> bool:
+    def can_summarize(self) -> bool:
         model = self._chosen.model if self._chosen is not None else None
-        return model.sums_up if isinstance(model, SumsUp) else True
+        return model.can_summarize if isinstance(model, Summarizer) else True
 
-    async def chosen(self) -> Model:
+    async def resolve(self) -> Model:
         """The model that stands behind this one."""
         if self._chosen is None:
-            self._chosen = await (self._of_server(self._base_url) if self._base_url else choose())
+            self._chosen = await (self._of_server(self._base_url) if self._base_url else choose_model())
         return self._chosen.model
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        model = await self.chosen()
+        model = await self.resolve()
         async with aclosing(model.stream(request)) as events:
             async for event in events:
                 yield event
@@ -119,15 +121,15 @@ class Routed:
         if self._chosen is not None:
             await close(self._chosen.model)
 
-    async def _of_server(self, base_url: str) -> Choice:
-        probe = resolve("any", base_url=base_url, api_key_env=self._api_key_env)
+    async def _of_server(self, base_url: str) -> ChosenModel:
+        probe = resolve_model("any", base_url=base_url, api_key_env=self._api_key_env)
         assert isinstance(probe, RemoteModel)
         transport = Transport(probe.endpoint)
         try:
-            names = listed_models(await transport.ask("/models", root=False))
+            names = list_model_names(await transport.fetch_json("/models", from_root=False))
         finally:
             await transport.close()
         if not names:
-            raise NotFound(f"{probe.endpoint.where} lists no models — name one")
-        model = resolve(names[0], base_url=base_url, api_key_env=self._api_key_env)
-        return Choice(model, f"{probe.endpoint.where} lists it first")
+            raise NotFound(f"{probe.endpoint.address} lists no models — name one")
+        model = resolve_model(names[0], base_url=base_url, api_key_env=self._api_key_env)
+        return ChosenModel(model, f"{probe.endpoint.address} lists it first")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.errors import BadInput
-from treadle.models.base import Embeds, Model
-from treadle.models.catalog import resolve
+from treadle.models.base import Embedder, Model
+from treadle.models.catalog import resolve_model
 from treadle.models.providers import PROVIDERS
 
 
@@ -17,7 +17,7 @@ class Embedding:
     """Vectors from one model. Nothing is loaded or sent before the first text."""
 
     def __init__(self, model: Model) -> None:
-        if not isinstance(model, Embeds):
+        if not isinstance(model, Embedder):
             raise BadInput(f"{model.name} gives no embeddings; name a model that does, such as local")
         self.name = model.name
         self._model = model
@@ -26,8 +26,10 @@ class Embedding:
         return await self._model.embed(texts)
 
 
-def embedding(name: str, *, base_url: str | None = None, api_key_env: str | None = None) -> Embedding:
+def resolve_embedding(name: str, *, base_url: str | None = None, api_key_env: str | None = None) -> Embedding:
     """The embedding of that name; the base URL is for a name that says no provider."""
     provider = name.partition(":")[0]
     known = provider in PROVIDERS or provider == "local"
-    return Embedding(resolve(name, base_url=None if known else base_url, api_key_env=None if known else api_key_env))
+    return Embedding(
+        resolve_model(name, base_url=None if known else base_url, api_key_env=None if known else api_key_env)
+    )

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from treadle.errors import ModelError, ModelErrorKind
-from treadle.models.reports import Source
+from treadle.models.reports import ErrorSource
 
 LONGEST_WAIT = 3600.0
 """A provider that asks for a longer wait than this has run out of quota, not of breath."""
@@ -52,11 +52,11 @@ _PIECE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+)", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "mil": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def classify(status: int, headers: Mapping[str, str], body: bytes, source: Source) -> ModelError:
+def classify_response(status: int, headers: Mapping[str, str], body: bytes, source: ErrorSource) -> ModelError:
     """The error for an HTTP answer other than 200."""
-    said = said_in(body) or f"HTTP {status}"
+    said = extract_message(body) or f"HTTP {status}"
     text = body[:20_000].decode("utf-8", "replace")
-    wait = retry_after(headers, text)
+    wait = parse_retry_after(headers, text)
     kind, retryable = _kind(status, text)
     if status == 429 and kind in ("overloaded", "quota") and wait is not None:
         # Gemini says "quota" for its limit a minute, others say "rate limit" for one that ends in days.
@@ -66,7 +66,7 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, source: Sourc
     return ModelError(source.redact(message), kind=kind, retryable=retryable, retry_after=wait)
 
 
-def from_stream(error: object, source: Source) -> ModelError:
+def classify_stream_error(error: object, source: ErrorSource) -> ModelError:
     """The error for a failure reported in the middle of a stream that began well."""
     body = msgspec.json.encode(error)
     status = 0
@@ -79,7 +79,7 @@ def from_stream(error: object, source: Source) -> ModelError:
     text = body.decode("utf-8", "replace")
     if not status:
         status = next((code for word, code in _STATUS_OF.items() if word in text), 500)
-    failure = classify(status, {}, body, source)
+    failure = classify_response(status, {}, body, source)
     failure.retryable = failure.retryable or failure.kind == "internal"
     return failure
 
@@ -131,8 +131,8 @@ def _kind(status: int, text: str) -> tuple[ModelErrorKind, bool]:
             return "bad_request", False
 
 
-def _sentence(kind: ModelErrorKind, status: int, said: str, wait: float | None, source: Source) -> str:
-    who = f"{source.provider} ({source.where})"
+def _sentence(kind: ModelErrorKind, status: int, said: str, wait: float | None, source: ErrorSource) -> str:
+    who = f"{source.provider} ({source.address})"
     said = said if len(said) <= 600 else said[:600] + "…"
     match kind:
         case "auth" if status == 407:
@@ -168,7 +168,7 @@ def _sentence(kind: ModelErrorKind, status: int, said: str, wait: float | None, 
     return f"{what}: {said} — {todo}"
 
 
-def said_in(body: bytes) -> str:
+def extract_message(body: bytes) -> str:
     """The provider's own words in an error body, whatever its shape."""
     text = body[:20_000].decode("utf-8", "replace").strip()
     try:
@@ -205,7 +205,7 @@ def _words(value: Any) -> str:
             return ""
 
 
-def retry_after(headers: Mapping[str, str], text: str = "") -> float | None:
+def parse_retry_after(headers: Mapping[str, str], text: str = "") -> float | None:
     """How many seconds the provider asks to wait: from its headers, or from what its message says."""
     if milliseconds := headers.get("retry-after-ms"):
         try:

@@ -16,11 +16,11 @@ _REST = 60.0
 
 def fallback(*models: Model | str) -> Model:
     """A model that asks the first of `models`, and the others in turn where it fails; names are looked up."""
-    from treadle.models.catalog import resolve
+    from treadle.models.catalog import resolve_model
 
     if not models:
         raise BadInput("fallback needs at least one model")
-    known = tuple(resolve(model) if isinstance(model, str) else model for model in models)
+    known = tuple(resolve_model(model) if isinstance(model, str) else model for model in models)
     return known[0] if len(known) == 1 else Fallback(known)
 
 

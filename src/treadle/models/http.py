@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle.errors import ModelError, ModelErrorKind
-from treadle.models.reports import Source
+from treadle.models.reports import ErrorSource
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, StreamReader
@@ -75,19 +75,19 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     timeouts: Timeouts = Timeouts()
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         """The address without anything secret in it."""
         parts = urlsplit(self.base_url)
         host = parts.hostname or self.base_url
         return f"{host}:{parts.port}" if parts.port else host
 
     @property
-    def source(self) -> Source:
+    def error_source(self) -> ErrorSource:
         parts = urlsplit(self.base_url)
         secrets = (self.key.reveal() if self.key else "", parts.password or "")
-        return Source(self.provider, self.where, self.key_variable, secrets)
+        return ErrorSource(self.provider, self.address, self.key_variable, secrets)
 
-    def all_headers(self) -> dict[str, str]:
+    def build_headers(self) -> dict[str, str]:
         # Compressed events would wait in some proxy's buffer until there are enough of them.
         headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "treadle"}
         headers |= dict(self.headers)
@@ -115,16 +115,16 @@ class Transport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.source = endpoint.source
-        self._headers = endpoint.all_headers()
+        self.error_source = endpoint.error_source
+        self._headers = endpoint.build_headers()
         self._key = tuple(sorted(self._headers.items()))
         self._urls: dict[str, Any] = {}
         self._pool: _Pool | None = None
 
-    def exchange(self) -> Exchange:
-        return Exchange(self)
+    def open_exchange(self) -> HttpExchange:
+        return HttpExchange(self)
 
-    async def session(self) -> ClientSession:
+    async def get_session(self) -> ClientSession:
         """The running loop's session; it is closed by `close`, or else when the loop ends."""
         loop, pool = asyncio.get_running_loop(), self._pool
         if pool is None or pool.loop is not loop or pool.session.closed:
@@ -133,7 +133,7 @@ class Transport:
             pool.users.add(self)
         return pool.session
 
-    def url(self, path: str) -> Any:
+    def build_url(self, path: str) -> Any:
         """The address as an object that aiohttp need not parse again for every request."""
         found = self._urls.get(path)
         if found is None:
@@ -142,7 +142,9 @@ class Transport:
             found = self._urls[path] = URL(self.endpoint.base_url.rstrip("/") + path)
         return found
 
-    async def ask(self, path: str, *, body: bytes | None = None, root: bool = True, timeout: float = 2.0) -> Any:
+    async def fetch_json(
+        self, path: str, *, body: bytes | None = None, from_root: bool = True, timeout: float = 2.0
+    ) -> Any:
         """A small JSON document from the server, or None when it does not give one in time.
 
         `root` leaves out the version at the end of the base URL.
@@ -150,10 +152,10 @@ class Transport:
         import aiohttp
 
         base = self.endpoint.base_url.rstrip("/")
-        url = (re.sub(r"/v\d+$", "", base) if root else base) + path
+        url = (re.sub(r"/v\d+$", "", base) if from_root else base) + path
         method = "GET" if body is None else "POST"
         try:
-            session = await self.session()
+            session = await self.get_session()
             async with (
                 asyncio.timeout(timeout),
                 session.request(method, url, data=body, allow_redirects=False) as response,
@@ -162,21 +164,21 @@ class Transport:
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, ModelError):
             return None
 
-    async def status(self, path: str, *, timeout: float) -> int:
+    async def fetch_status(self, path: str, *, timeout: float) -> int:
         """The status that a GET is answered with, whichever it is. Raises `ModelError` when nothing answers."""
         import aiohttp
 
         failure: BaseException
         try:
-            session = await self.session()
-            async with asyncio.timeout(timeout), session.get(self.url(path), allow_redirects=False) as response:
+            session = await self.get_session()
+            async with asyncio.timeout(timeout), session.get(self.build_url(path), allow_redirects=False) as response:
                 return response.status
         except TimeoutError:
-            where = f"{self.endpoint.provider} ({self.endpoint.where})"
+            where = f"{self.endpoint.provider} ({self.endpoint.address})"
             raise ModelError(f"{where} does not answer within {timeout:g} s", kind="network", retryable=True) from None
         except (aiohttp.ClientError, OSError) as error:
             failure = error
-        raise self.exchange().failed(failure)
+        raise self.open_exchange().build_error(failure)
 
     async def close(self) -> None:
         self._pool = None
@@ -233,16 +235,16 @@ def _proxy(endpoint: Endpoint) -> str | None:
     except ValueError:
         is_address = False
     if kind not in ("http", "https") or not is_address:
-        what = f"a {kind} proxy for {endpoint.where}, and only HTTP proxies work here"
+        what = f"a {kind} proxy for {endpoint.address}, and only HTTP proxies work here"
         raise ModelError(
-            f"the environment names {what if is_address else f'a proxy for {endpoint.where} that is no address'} — "
+            f"the environment names {what if is_address else f'a proxy for {endpoint.address} that is no address'} — "
             "set HTTPS_PROXY to an HTTP proxy, or NO_PROXY for this host",
             kind="network",
         )
     return proxy
 
 
-class Exchange:
+class HttpExchange:
     """One request and its response, read as it arrives. Every failure is a `ModelError`."""
 
     __slots__ = (
@@ -276,11 +278,11 @@ class Exchange:
         limits = self._timeouts
         self._deadline = now + limits.total
         self._first = now + limits.connect + limits.first_byte
-        session = await self._transport.session()
+        session = await self._transport.get_session()
         try:
             async with asyncio.timeout_at(min(self._first, self._deadline)):
                 response = self._response = await session.post(
-                    self._transport.url(path),
+                    self._transport.build_url(path),
                     data=body if len(body) < _LARGE else io.BytesIO(body),
                     allow_redirects=False,
                 )
@@ -291,11 +293,11 @@ class Exchange:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.status == 200 and kind != "text/html":
                 return
-            from treadle.models.failures import classify
+            from treadle.models.failures import classify_response
 
             said = await _beginning(response.content)
-            raise classify(response.status, response.headers, said, self._transport.source)
-        raise self.failed(failure)
+            raise classify_response(response.status, response.headers, said, self._transport.error_source)
+        raise self.build_error(failure)
 
     async def read(self) -> bytes:
         """All that has arrived, waiting only when there is nothing; empty at the end."""
@@ -316,7 +318,7 @@ class Exchange:
             return data
         except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError) as error:
             failure = error
-        raise self.failed(failure)
+        raise self.build_error(failure)
 
     async def drain(self, seconds: float = 0.1) -> None:
         """Read the last bytes, so that the connection can be used again; not worth a long wait."""
@@ -357,15 +359,15 @@ class Exchange:
         since = self._waits_since or self._loop.time()
         return min(self._first or since + self._timeouts.idle, self._deadline)
 
-    def failed(self, error: BaseException) -> ModelError:
+    def build_error(self, error: BaseException) -> ModelError:
         """What went wrong, in words of ours."""
         kind, retryable, message = self._explain(error)
-        return ModelError(self._transport.source.redact(message), kind=kind, retryable=retryable)
+        return ModelError(self._transport.error_source.redact(message), kind=kind, retryable=retryable)
 
     def _explain(self, error: BaseException) -> tuple[ModelErrorKind, bool, str]:
         import aiohttp
 
-        where = f"{self._transport.endpoint.provider} ({self._transport.endpoint.where})"
+        where = f"{self._transport.endpoint.provider} ({self._transport.endpoint.address})"
         limits = self._timeouts
         match error:
             case aiohttp.ClientConnectorCertificateError():

@@ -30,25 +30,25 @@ from treadle.messages import (
     UserMessage,
 )
 from treadle.models.base import ModelEvent
-from treadle.models.reply_builder import Gather, written_calls
-from treadle.models.reports import Reported
+from treadle.models.reply_builder import ReplyBuilder, extract_text_calls
+from treadle.models.reports import ReportedFailure
 from treadle.models.request_parts import (
-    Carry,
-    Written,
-    arguments_object,
+    CarriedParts,
+    MessageBuffer,
+    decode_text_file,
+    describe_unreadable_file,
     encode,
-    estimate,
-    file_text,
-    fit_name,
-    note_for,
-    written,
+    encode_arguments,
+    estimate_tokens,
+    fit_tool_name,
+    get_buffer,
 )
-from treadle.models.sse import Kind, Stream
+from treadle.models.sse import MessageDecoder, MessageStream
 
 _OURS = frozenset(("model", "messages", "stream", "tools", "options", "tool_choice", "parallel_tool_calls"))
 
 
-class Ollama:
+class OllamaChat:
     """The wire format of one model behind an Ollama server. `num_ctx` is the window that was asked for."""
 
     path = "/api/chat"
@@ -58,21 +58,21 @@ class Ollama:
         self._owner = f"{provider}:{model}"
         self._key = f"ollama:{self._owner}"
 
-    def body(self, request: Request, window: int | None) -> bytes:
-        known = written(request, self._key)
-        known.extend(request.messages, self._fragment, Carry())
-        data = known.upto(len(request.messages))
+    def build_body(self, request: Request, window: int | None) -> bytes:
+        known = get_buffer(request, self._key)
+        known.extend(request.messages, self._fragment, CarriedParts())
+        data = known.take_prefix(len(request.messages))
         system = encode({"role": "system", "content": request.system}) if request.system.strip() else b""
         head = self._head(request, known, window)
         return b"".join((head, b',"messages":[', system, data if system else data[1:], b"]}"))
 
-    def reader(self, request: Request, sent: int) -> OllamaReader:
+    def open_reader(self, request: Request, sent: int) -> OllamaReader:
         return OllamaReader(self._owner, request.tools if request.tool_choice != "none" else (), sent)
 
-    def _head(self, request: Request, known: Written, window: int | None) -> bytes:
+    def _head(self, request: Request, known: MessageBuffer, window: int | None) -> bytes:
         key = (request.tools, request.tool_choice, request.sampling, request.output_schema, request.max_tokens, window)
-        if known.head_of != key:
-            known.head, known.head_of = encode(self._fields(request, window))[:-1], key
+        if known.head_key != key:
+            known.head, known.head_key = encode(self._fields(request, window))[:-1], key
         return known.head
 
     def _fields(self, request: Request, window: int | None) -> dict[str, Json]:
@@ -106,7 +106,7 @@ class Ollama:
             fields["tools"] = [_tool(tool) for tool in tools]
         return fields
 
-    def _fragment(self, message: Message, carry: Carry) -> tuple[bytes, Carry]:
+    def _fragment(self, message: Message, carry: CarriedParts) -> tuple[bytes, CarriedParts]:
         match message:
             case UserMessage():
                 return b"," + encode(_user(message.parts)), carry
@@ -115,10 +115,10 @@ class Ollama:
                 if message.calls:
                     fields["tool_calls"] = [_call(call) for call in message.calls]
                 empty = not message.text and not message.calls
-                return b"" if empty else b"," + encode(fields), Carry(len(message.calls))
+                return b"" if empty else b"," + encode(fields), CarriedParts(len(message.calls))
             case ResultMessage():
-                result = {"role": "tool", "tool_name": fit_name(message.tool), "content": message.text}
-                due, carry = carry.after(message)
+                result = {"role": "tool", "tool_name": fit_tool_name(message.tool), "content": message.text}
+                due, carry = carry.add_result(message)
                 more = b"," + encode(_user(due)) if due else b""
                 return b"," + encode(result) + more, carry
 
@@ -135,8 +135,8 @@ def _user(parts: Sequence[Part]) -> dict[str, Json]:
             case ImagePart():
                 texts.append(f"[an image at {part.url}, which cannot be fetched from here]")
             case FilePart():
-                text = file_text(part)
-                texts.append(f"{part.name}:\n{text}" if text is not None else note_for(part))
+                text = decode_text_file(part)
+                texts.append(f"{part.name}:\n{text}" if text is not None else describe_unreadable_file(part))
     fields: dict[str, Json] = {"role": "user", "content": "\n".join(texts)}
     if images:
         fields["images"] = images
@@ -144,7 +144,7 @@ def _user(parts: Sequence[Part]) -> dict[str, Json]:
 
 
 def _call(call: Call) -> dict[str, Json]:
-    return {"function": {"name": fit_name(call.tool), "arguments": Raw(arguments_object(call))}}
+    return {"function": {"name": fit_tool_name(call.tool), "arguments": Raw(encode_arguments(call))}}
 
 
 def _tool(tool: ToolSpec) -> dict[str, Json]:
@@ -178,7 +178,7 @@ class _Line(Struct, gc=False):
     error: Any = None
 
 
-_LINES = Kind(_Line)
+_LINES = MessageDecoder(_Line)
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "load": "other", "unload": "other"}
 
 
@@ -189,25 +189,25 @@ class OllamaReader:
         self._owner = owner
         self._tools = tools
         self._sent = sent
-        self._stream = Stream(_LINES, framed=False)
-        self._made = Gather(think_tags=True)
+        self._stream = MessageStream(_LINES, is_framed=False)
+        self._made = ReplyBuilder(think_tags=True)
         self._last: _Line | None = None
 
     @property
     def text(self) -> str:
-        return self._made.so_far()
+        return self._made.join_text()
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self._last is not None
 
     @property
-    def ended(self) -> bool:
-        return self.done
+    def has_ended(self) -> bool:
+        return self.is_done
 
     def feed(self, data: bytes) -> list[ModelEvent]:
         self._read(self._stream.feed(data))
-        return self._made.take()
+        return self._made.take_deltas()
 
     def finish(self) -> list[ModelEvent]:
         self._read(self._stream.finish())
@@ -218,13 +218,13 @@ class OllamaReader:
             )
         return events
 
-    def reply(self) -> Reply:
+    def build_reply(self) -> Reply:
         last = self._last or _Line()
-        text, thought = self._made.texts()
+        text, thought = self._made.join_texts()
         finish = _FINISH.get(last.done_reason or "stop", "other")
-        calls = self._made.calls(cut=finish == "length")
+        calls = self._made.build_calls(is_cut_off=finish == "length")
         if not calls and self._tools:
-            text, calls = written_calls(text, self._tools)
+            text, calls = extract_text_calls(text, self._tools)
         if calls and finish != "length":
             finish = "calls"
         size = len(text) + len(thought) + sum(len(call.arguments) for call in calls)
@@ -235,8 +235,8 @@ class OllamaReader:
             calls=calls,
             finish=finish,
             usage=Usage(
-                input_tokens=last.prompt_eval_count or estimate(self._sent),
-                output_tokens=last.eval_count or (0 if counted else estimate(size)),
+                input_tokens=last.prompt_eval_count or estimate_tokens(self._sent),
+                output_tokens=last.eval_count or (0 if counted else estimate_tokens(size)),
                 estimated=not counted or last.prompt_eval_count is None,
             ),
             model=last.model or self._owner.partition(":")[2],
@@ -246,13 +246,13 @@ class OllamaReader:
         made = self._made
         for line in lines:
             if line.error:
-                raise Reported(line.error)
+                raise ReportedFailure(line.error)
             message = line.message
             if message is not None:
                 if message.thinking:
-                    made.think(message.thinking)
+                    made.add_reasoning(message.thinking)
                 if message.content:
-                    made.say(message.content)
+                    made.add_text(message.content)
                 for call in message.tool_calls or ():
                     self._call(call)
             if line.done:
@@ -260,9 +260,9 @@ class OllamaReader:
 
     def _call(self, call: _ToolCall) -> None:
         function = call.function or _Function()
-        slot = self._made.new_slot()
+        slot = self._made.start_call()
         slot.id, slot.name = call.id or "", function.name or ""
         given = function.arguments
         text = given if isinstance(given, str) else msgspec.json.encode(given or {}).decode()
         slot.arguments.append(text)
-        self._made.touch(slot)
+        self._made.mark_changed(slot)

@@ -27,14 +27,14 @@ from treadle.messages import (
 )
 from treadle.models.request_parts import (
     IdRule,
-    Written,
-    arguments_object,
+    MessageBuffer,
+    decode_own_state,
+    decode_text_file,
+    describe_unreadable_file,
     encode,
-    file_text,
-    fit_name,
-    note_for,
-    own_state,
-    written,
+    encode_arguments,
+    fit_tool_name,
+    get_buffer,
 )
 from treadle.models.responses_reader import ResponsesReader
 from treadle.models.strict_schema import is_strict
@@ -50,7 +50,7 @@ class _Item(Struct):
 _type = msgspec.json.Decoder(_Item)
 
 
-class Responses:
+class OpenAIResponses:
     """The wire format of one model behind the Responses API. `seed` and `stop` have no place in it."""
 
     path = "/responses"
@@ -61,31 +61,31 @@ class Responses:
         model: str,
         *,
         max_output: int | None = None,
-        samples: bool = True,
-        encrypted: bool = True,
+        accepts_sampling: bool = True,
+        asks_encrypted_reasoning: bool = True,
     ) -> None:
         self._model = model
         self._owner = f"{provider}:{model}"
         self._key = f"responses:{self._owner}"
         self._max_output = max_output
-        self._samples = samples
-        self._encrypted = encrypted
+        self._samples = accepts_sampling
+        self._encrypted = asks_encrypted_reasoning
 
-    def body(self, request: Request, window: int | None) -> bytes:
-        known = written(request, self._key)
+    def build_body(self, request: Request, window: int | None) -> bytes:
+        known = get_buffer(request, self._key)
         known.extend(request.messages, self._fragment, None)
         limit = request.max_tokens
         if limit is not None and self._max_output is not None:
             limit = min(limit, self._max_output)
         # The provider refuses a limit below 16.
         cap = b"" if limit is None else b',"max_output_tokens":%d' % max(limit, 16)
-        data = known.upto(len(request.messages))
+        data = known.take_prefix(len(request.messages))
         return b"".join((self._head(request, known)[:-1], cap, b',"input":[', data[1:], b"]}"))
 
-    def reader(self, request: Request, sent: int) -> ResponsesReader:
+    def open_reader(self, request: Request, sent: int) -> ResponsesReader:
         return ResponsesReader(self._owner, sent=sent)
 
-    def _head(self, request: Request, known: Written) -> bytes:
+    def _head(self, request: Request, known: MessageBuffer) -> bytes:
         key = (
             request.system,
             request.tools,
@@ -94,8 +94,8 @@ class Responses:
             request.output_schema,
             request.session_id,
         )
-        if known.head_of != key:
-            known.head, known.head_of = encode(self._fields(request)), key
+        if known.head_key != key:
+            known.head, known.head_key = encode(self._fields(request)), key
         return known.head
 
     def _fields(self, request: Request) -> dict[str, Json]:
@@ -136,7 +136,7 @@ class Responses:
 
     def _model_items(self, message: ModelMessage) -> list[bytes]:
         calls = [_call(call) for call in message.calls]
-        state = own_state(message, self._key)
+        state = decode_own_state(message, self._key)
         if state is None:
             said = [encode({"role": "assistant", "content": message.text})] if message.text.strip() else []
             return said + calls
@@ -160,8 +160,8 @@ def _call(call: Call) -> bytes:
         {
             "type": "function_call",
             "call_id": _IDS.fit(call.id),
-            "name": fit_name(call.tool),
-            "arguments": arguments_object(call).decode(),
+            "name": fit_tool_name(call.tool),
+            "arguments": encode_arguments(call).decode(),
         }
     )
 
@@ -191,8 +191,8 @@ def _part(part: Part) -> dict[str, Json]:
             data = f"data:{part.media_type};base64,{part.data}"
             return {"type": "input_file", "filename": part.name, "file_data": data}
         case FilePart():
-            text = file_text(part)
-            shown = f"{part.name}:\n{text}" if text is not None else note_for(part)
+            text = decode_text_file(part)
+            shown = f"{part.name}:\n{text}" if text is not None else describe_unreadable_file(part)
             return {"type": "input_text", "text": shown}
 
 

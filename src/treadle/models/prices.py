@@ -38,14 +38,14 @@ class _Table(Struct):
     models: tuple[Price, ...]
 
 
-def price_of(name: str) -> Price | None:
+def find_price(name: str) -> Price | None:
     """The row for a model's full name: the most exact one."""
     return _find(name, os.environ.get("TREADLE_PRICES", ""))
 
 
-def priced(name: str, usage: Usage, cache_write: int = 0) -> Usage:
+def add_cost(name: str, usage: Usage, cache_write: int = 0) -> Usage:
     """`usage` with what it costs."""
-    price = price_of(name)
+    price = find_price(name)
     if price is None or not (price.input or price.output):
         return usage
     fresh = max(0, usage.input_tokens - usage.cached_tokens - cache_write)

@@ -9,11 +9,11 @@ from msgspec import Struct
 from treadle.models.chat_completions import Quirks
 from treadle.models.request_parts import MISTRAL_IDS
 
-Protocol = Literal["chat", "anthropic", "responses", "ollama"]
-Asked = Literal["", "props", "studio", "show", "models"]
+ProtocolName = Literal["chat", "anthropic", "responses", "ollama"]
+WindowSource = Literal["", "props", "studio", "show", "models"]
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class Provider(Struct, frozen=True, kw_only=True):
     """How one provider is reached.
 
     `key` names the variables that may hold its key and `address` one that may hold another base URL. `elsewhere`
@@ -21,108 +21,112 @@ class Row(Struct, frozen=True, kw_only=True):
     """
 
     base_url: str
-    key: tuple[str, ...] = ()
-    address: str = ""
-    protocol: Protocol = "chat"
-    elsewhere: Protocol | None = None
+    key_variables: tuple[str, ...] = ()
+    url_variable: str = ""
+    protocol: ProtocolName = "chat"
+    compatible_protocol: ProtocolName | None = None
     quirks: Quirks = Quirks()
     headers: tuple[tuple[str, str], ...] = ()
-    window: Asked = ""
-    local: bool = False
-    default: str = ""
+    window_source: WindowSource = ""
+    is_local: bool = False
+    default_model: str = ""
 
 
 _OPENAI = Quirks(
-    max_tokens="max_completion_tokens",
-    text_calls=False,
-    think_tags=False,
-    cache_key=True,
-    files=True,
+    limit_field="max_completion_tokens",
+    recovers_text_calls=False,
+    splits_think_tags=False,
+    sends_cache_key=True,
+    accepts_files=True,
 )
-_REPLAYING = Quirks(replay_reasoning=True)
+_REPLAYING = Quirks(replays_reasoning=True)
 
-PROVIDERS: dict[str, Row] = {
-    "anthropic": Row(
+PROVIDERS: dict[str, Provider] = {
+    "anthropic": Provider(
         base_url="https://api.anthropic.com/v1",
-        key=("ANTHROPIC_API_KEY",),
-        address="ANTHROPIC_BASE_URL",
+        key_variables=("ANTHROPIC_API_KEY",),
+        url_variable="ANTHROPIC_BASE_URL",
         protocol="anthropic",
         headers=(("anthropic-version", "2023-06-01"),),
-        default="claude-sonnet-5-5",
+        default_model="claude-sonnet-5-5",
     ),
-    "openai": Row(
+    "openai": Provider(
         base_url="https://api.openai.com/v1",
-        key=("OPENAI_API_KEY",),
-        address="OPENAI_BASE_URL",
+        key_variables=("OPENAI_API_KEY",),
+        url_variable="OPENAI_BASE_URL",
         protocol="responses",
-        elsewhere="chat",
-        default="gpt-6.1-sol",
+        compatible_protocol="chat",
+        default_model="gpt-6.1-sol",
     ),
-    "openai-chat": Row(base_url="https://api.openai.com/v1", key=("OPENAI_API_KEY",), quirks=_OPENAI),
-    "openai-responses": Row(base_url="https://api.openai.com/v1", key=("OPENAI_API_KEY",), protocol="responses"),
-    "openrouter": Row(
+    "openai-chat": Provider(base_url="https://api.openai.com/v1", key_variables=("OPENAI_API_KEY",), quirks=_OPENAI),
+    "openai-responses": Provider(
+        base_url="https://api.openai.com/v1", key_variables=("OPENAI_API_KEY",), protocol="responses"
+    ),
+    "openrouter": Provider(
         base_url="https://openrouter.ai/api/v1",
-        key=("OPENROUTER_API_KEY",),
-        quirks=Quirks(replay_reasoning=True, files=True),
+        key_variables=("OPENROUTER_API_KEY",),
+        quirks=Quirks(replays_reasoning=True, accepts_files=True),
     ),
-    "gemini": Row(
+    "gemini": Provider(
         base_url="https://generativelanguage.googleapis.com/v1beta/openai",
-        key=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-        quirks=Quirks(thought_signatures=True),
+        key_variables=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+        quirks=Quirks(needs_thought_signatures=True),
     ),
-    "mistral": Row(
+    "mistral": Provider(
         base_url="https://api.mistral.ai/v1",
-        key=("MISTRAL_API_KEY",),
-        quirks=Quirks(seed="random_seed", stream_usage=False, ids=MISTRAL_IDS),
+        key_variables=("MISTRAL_API_KEY",),
+        quirks=Quirks(seed_field="random_seed", accepts_stream_options=False, id_rule=MISTRAL_IDS),
     ),
-    "deepseek": Row(
+    "deepseek": Provider(
         base_url="https://api.deepseek.com/v1",
-        key=("DEEPSEEK_API_KEY",),
-        quirks=Quirks(replay_reasoning=True, schema="json_object"),
+        key_variables=("DEEPSEEK_API_KEY",),
+        quirks=Quirks(replays_reasoning=True, schema_mode="json_object"),
     ),
-    "moonshot": Row(base_url="https://api.moonshot.ai/v1", key=("MOONSHOT_API_KEY",), quirks=_REPLAYING),
-    "zai": Row(
+    "moonshot": Provider(base_url="https://api.moonshot.ai/v1", key_variables=("MOONSHOT_API_KEY",), quirks=_REPLAYING),
+    "zai": Provider(
         base_url="https://api.z.ai/api/paas/v4",
-        key=("ZAI_API_KEY",),
-        quirks=Quirks(replay_reasoning=True, schema="json_object"),
+        key_variables=("ZAI_API_KEY",),
+        quirks=Quirks(replays_reasoning=True, schema_mode="json_object"),
     ),
-    "groq": Row(base_url="https://api.groq.com/openai/v1", key=("GROQ_API_KEY",)),
-    "together": Row(base_url="https://api.together.xyz/v1", key=("TOGETHER_API_KEY",)),
-    "fireworks": Row(base_url="https://api.fireworks.ai/inference/v1", key=("FIREWORKS_API_KEY",)),
-    "cerebras": Row(base_url="https://api.cerebras.ai/v1", key=("CEREBRAS_API_KEY",)),
-    "xai": Row(base_url="https://api.x.ai/v1", key=("XAI_API_KEY",)),
-    "deepinfra": Row(base_url="https://api.deepinfra.com/v1/openai", key=("DEEPINFRA_API_KEY",)),
-    "nvidia": Row(base_url="https://integrate.api.nvidia.com/v1", key=("NVIDIA_API_KEY",)),
-    "huggingface": Row(base_url="https://router.huggingface.co/v1", key=("HF_TOKEN",)),
-    "ollama": Row(
+    "groq": Provider(base_url="https://api.groq.com/openai/v1", key_variables=("GROQ_API_KEY",)),
+    "together": Provider(base_url="https://api.together.xyz/v1", key_variables=("TOGETHER_API_KEY",)),
+    "fireworks": Provider(base_url="https://api.fireworks.ai/inference/v1", key_variables=("FIREWORKS_API_KEY",)),
+    "cerebras": Provider(base_url="https://api.cerebras.ai/v1", key_variables=("CEREBRAS_API_KEY",)),
+    "xai": Provider(base_url="https://api.x.ai/v1", key_variables=("XAI_API_KEY",)),
+    "deepinfra": Provider(base_url="https://api.deepinfra.com/v1/openai", key_variables=("DEEPINFRA_API_KEY",)),
+    "nvidia": Provider(base_url="https://integrate.api.nvidia.com/v1", key_variables=("NVIDIA_API_KEY",)),
+    "huggingface": Provider(base_url="https://router.huggingface.co/v1", key_variables=("HF_TOKEN",)),
+    "ollama": Provider(
         base_url="http://127.0.0.1:11434",
-        key=("OLLAMA_API_KEY",),
-        address="OLLAMA_HOST",
+        key_variables=("OLLAMA_API_KEY",),
+        url_variable="OLLAMA_HOST",
         protocol="ollama",
-        window="show",
-        local=True,
+        window_source="show",
+        is_local=True,
     ),
-    "llamacpp": Row(
+    "llamacpp": Provider(
         base_url="http://127.0.0.1:8080/v1",
-        address="LLAMACPP_BASE_URL",
+        url_variable="LLAMACPP_BASE_URL",
         quirks=_REPLAYING,
-        window="props",
-        local=True,
+        window_source="props",
+        is_local=True,
     ),
-    "lmstudio": Row(base_url="http://127.0.0.1:1234/v1", address="LMSTUDIO_BASE_URL", window="studio", local=True),
-    "vllm": Row(
+    "lmstudio": Provider(
+        base_url="http://127.0.0.1:1234/v1", url_variable="LMSTUDIO_BASE_URL", window_source="studio", is_local=True
+    ),
+    "vllm": Provider(
         base_url="http://127.0.0.1:8000/v1",
-        key=("VLLM_API_KEY",),
-        address="VLLM_BASE_URL",
-        window="models",
-        local=True,
+        key_variables=("VLLM_API_KEY",),
+        url_variable="VLLM_BASE_URL",
+        window_source="models",
+        is_local=True,
     ),
 }
 
-UNNAMED = Row(base_url="", window="models", local=True)
+UNNAMED_PROVIDER = Provider(base_url="", window_source="models", is_local=True)
 """Any OpenAI-compatible server that is only known by its address. Taken for slow, as those at home are."""
 
-HINTS = {
+NAME_HINTS = {
     "gpt": "openai",
     "o1": "openai",
     "o3": "openai",

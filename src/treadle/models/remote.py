@@ -12,16 +12,16 @@ from msgspec import Struct
 from treadle.errors import ModelError
 from treadle.messages import ModelMessage, Reply, Request, TextPart
 from treadle.models.base import Model, ModelEvent
-from treadle.models.http import Endpoint, Exchange, Transport
-from treadle.models.reports import Reported
-from treadle.models.request_parts import estimate
-from treadle.models.sse import Malformed
+from treadle.models.http import Endpoint, HttpExchange, Transport
+from treadle.models.reports import ReportedFailure
+from treadle.models.request_parts import estimate_tokens
+from treadle.models.sse import MalformedStream
 
 _ASKED_AT_MOST = 3
 
 _EMBED_SECONDS = 60.0
 
-Probe = Callable[[Transport, str], Awaitable[int | None]]
+WindowProbe = Callable[[Transport, str], Awaitable[int | None]]
 """Asks a server how large the window of the model of that name really is."""
 
 
@@ -34,7 +34,7 @@ class _Embeddings(Struct):
     data: list[_Embedded]
 
 
-class Reader(Protocol):
+class ReplyReader(Protocol):
     """Makes deltas, and at last one reply, out of a response's bytes."""
 
     @property
@@ -43,12 +43,12 @@ class Reader(Protocol):
         ...
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the reply is complete, though the connection may still be open."""
         ...
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the model has said why it stopped, so that at most its count of tokens is missing."""
         ...
 
@@ -58,18 +58,18 @@ class Reader(Protocol):
         """What is left when the last byte has come; the reply is complete after it, or it raises."""
         ...
 
-    def reply(self) -> Reply: ...
+    def build_reply(self) -> Reply: ...
 
 
-class Wire(Protocol):
+class WireFormat(Protocol):
     """A protocol: how a request is written and a response read, for one model."""
 
     @property
     def path(self) -> str: ...
 
-    def body(self, request: Request, window: int | None) -> bytes: ...
+    def build_body(self, request: Request, window: int | None) -> bytes: ...
 
-    def reader(self, request: Request, sent: int) -> Reader: ...
+    def open_reader(self, request: Request, sent: int) -> ReplyReader: ...
 
 
 @runtime_checkable
@@ -85,12 +85,12 @@ async def close(model: Model) -> None:
         await model.close()
 
 
-async def _more(exchange: Exchange, reader: Reader) -> bytes:
+async def _more(exchange: HttpExchange, reader: ReplyReader) -> bytes:
     """The next bytes; what breaks or stalls behind the end of a reply takes nothing from it."""
     try:
         return await exchange.read()
     except ModelError:
-        if not reader.ended:
+        if not reader.has_ended:
             raise
         return b""
 
@@ -100,13 +100,13 @@ class RemoteModel:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: WireFormat,
         endpoint: Endpoint,
         model: str,
         *,
         name: str = "",
         window: int | None = None,
-        probe: Probe | None = None,
+        probe: WindowProbe | None = None,
     ) -> None:
         self._wire = wire
         self._model = model
@@ -127,13 +127,13 @@ class RemoteModel:
         return self._window
 
     def __repr__(self) -> str:
-        return f"<{self.name} at {self.endpoint.where}>"
+        return f"<{self.name} at {self.endpoint.address}>"
 
-    async def status(self, timeout: float) -> int:
+    async def fetch_status(self, timeout: float) -> int:
         """The status that the server's list of models is answered with. Raises `ModelError` when nothing answers."""
-        return await self._transport.status("/models", timeout=timeout)
+        return await self._transport.fetch_status("/models", timeout=timeout)
 
-    async def window_of(self) -> int | None:
+    async def fetch_window(self) -> int | None:
         """The window, asked from the server where the server can tell; one that does not say is asked again, twice."""
         if self._probe is not None:
             found = await self._probe(self._transport, self._model)
@@ -146,28 +146,28 @@ class RemoteModel:
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         """The reply to `request`, as it comes."""
         if self._probe is not None:
-            await self.window_of()
+            await self.fetch_window()
         wire = self._wire
-        body = wire.body(request, self._window)
+        body = wire.build_body(request, self._window)
         if self._checks:
             self._check_fit(request, body)
-        exchange = self._transport.exchange()
-        reader: Reader | None = None
+        exchange = self._transport.open_exchange()
+        reader: ReplyReader | None = None
         try:
             sent = len(body)
             await exchange.start(wire.path, body)
             del body  # a long conversation would be held twice for as long as the model writes
-            reader = wire.reader(request, sent)
+            reader = wire.open_reader(request, sent)
             while data := await _more(exchange, reader):
                 for event in reader.feed(data):
                     yield event
-                if reader.done:
+                if reader.is_done:
                     await exchange.drain()
                     break
             for event in reader.finish():
                 yield event
-            yield reader.reply()
-        except (ModelError, Malformed, Reported, msgspec.DecodeError, UnicodeDecodeError) as error:
+            yield reader.build_reply()
+        except (ModelError, MalformedStream, ReportedFailure, msgspec.DecodeError, UnicodeDecodeError) as error:
             failure = self._failure(error)
             failure.partial = reader.text if reader is not None else ""
             raise failure from None
@@ -179,18 +179,20 @@ class RemoteModel:
         versioned = bool(urlsplit(self.endpoint.base_url).path)
         body = msgspec.json.encode({"model": self._model, "input": list(texts)})
         path = "/embeddings" if versioned else "/v1/embeddings"
-        answer = await self._transport.ask(path, body=body, root=False, timeout=_EMBED_SECONDS)
+        answer = await self._transport.fetch_json(path, body=body, from_root=False, timeout=_EMBED_SECONDS)
         try:
             found = msgspec.convert(answer, _Embeddings).data
             by_index = {each.index: each.embedding for each in found}
             return [by_index[number] for number in range(len(texts))]
         except (msgspec.ValidationError, KeyError):
-            raise ModelError(f"{self.name} at {self.endpoint.where} gives no embeddings", kind="bad_request") from None
+            raise ModelError(
+                f"{self.name} at {self.endpoint.address} gives no embeddings", kind="bad_request"
+            ) from None
 
     def _check_fit(self, request: Request, body: bytes) -> None:
         """Refuse what cannot fit: some servers cut it silently, and the model forgets who it is."""
         window = self._window
-        if window is None or estimate(len(body)) <= window:
+        if window is None or estimate_tokens(len(body)) <= window:
             return
         pictures = sum(
             len(part.data)
@@ -199,7 +201,7 @@ class RemoteModel:
             for part in message.parts
             if not isinstance(part, TextPart)
         )
-        tokens = estimate(len(body) - pictures)
+        tokens = estimate_tokens(len(body) - pictures)
         if tokens > window:
             raise ModelError(
                 f"the request has about {tokens} tokens and the window of {self.name} has {window} — compact the "
@@ -208,16 +210,16 @@ class RemoteModel:
             )
 
     def _failure(self, error: Exception) -> ModelError:
-        source = self._transport.source
+        source = self._transport.error_source
         match error:
             case ModelError():
                 return error
-            case Reported():
-                from treadle.models.failures import from_stream
+            case ReportedFailure():
+                from treadle.models.failures import classify_stream_error
 
-                return from_stream(error.error, source)
+                return classify_stream_error(error.error, source)
             case _:
-                message = f"{source.provider} ({source.where}) does not speak its protocol: {error}"
+                message = f"{source.provider} ({source.address}) does not speak its protocol: {error}"
                 return ModelError(source.redact(message), kind="network", retryable=True)
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Reported(Exception):
+class ReportedFailure(Exception):
     """A provider reported a failure in the middle of a stream that began well; `error` is what it sent."""
 
     def __init__(self, error: object) -> None:
@@ -13,16 +13,16 @@ class Reported(Exception):
         self.error = error
 
 
-class Source(Struct, frozen=True):
+class ErrorSource(Struct, frozen=True):
     """Whom an error message is about."""
 
     provider: str
-    where: str
+    address: str
     key_variable: str = ""
     secrets: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"Source({self.provider!r}, {self.where!r})"
+        return f"Source({self.provider!r}, {self.address!r})"
 
     def redact(self, text: str) -> str:
         """`text` without any secret in it."""

@@ -23,20 +23,20 @@ _object = msgspec.json.Decoder(dict[str, Raw])
 S = TypeVar("S")
 
 
-class Written:
+class MessageBuffer:
     """The fragments of a context that grows, one after the other in one buffer.
 
     `ends` says where each message's fragment ends, so that any shorter context is a prefix of the buffer;
     `states` what the wire format had to remember after each.
     """
 
-    __slots__ = ("_kept", "_states", "data", "ends", "head", "head_of")
+    __slots__ = ("_kept", "_states", "data", "ends", "head", "head_key")
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.ends: list[int] = []
         self.head = b""
-        self.head_of: tuple[Any, ...] = ()
+        self.head_key: tuple[Any, ...] = ()
         self._kept: list[Message] = []
         self._states: list[Any] = []
 
@@ -60,7 +60,7 @@ class Written:
                 self._states.append(state)
         return self._states[len(messages) - 1] if messages else start
 
-    def upto(self, count: int) -> bytearray:
+    def take_prefix(self, count: int) -> bytearray:
         """The fragments of the first `count` messages."""
         if count == len(self.ends):
             return self.data
@@ -78,15 +78,15 @@ class Written:
         del self.data[self.ends[-1] if self.ends else 0 :]
 
 
-def written(request: Request, key: str) -> Written:
+def get_buffer(request: Request, key: str) -> MessageBuffer:
     """What was serialised for earlier turns of the same context."""
     found = request.scratch.get(key)
-    if not isinstance(found, Written):
-        found = request.scratch[key] = Written()
+    if not isinstance(found, MessageBuffer):
+        found = request.scratch[key] = MessageBuffer()
     return found
 
 
-class Carry(NamedTuple):
+class CarriedParts(NamedTuple):
     """What tool results showed beside text, for formats where it may only follow in a user message.
 
     Such a message may not stand between the results of one reply, so it waits for the last of them.
@@ -95,17 +95,17 @@ class Carry(NamedTuple):
     open_calls: int = 0
     parts: tuple[Part, ...] = ()
 
-    def after(self, result: ResultMessage) -> tuple[tuple[Part, ...], Carry]:
+    def add_result(self, result: ResultMessage) -> tuple[tuple[Part, ...], CarriedParts]:
         """What is due behind this result, and what is still waiting."""
         parts = self.parts
         if result.parts:
             parts = (*parts, TextPart(f"What {result.tool} gave:"), *result.parts)
         if self.open_calls > 1:
-            return (), Carry(self.open_calls - 1, parts)
+            return (), CarriedParts(self.open_calls - 1, parts)
         return parts, NOTHING_CARRIED
 
 
-NOTHING_CARRIED = Carry()
+NOTHING_CARRIED = CarriedParts()
 
 
 class IdRule(Struct, frozen=True):
@@ -129,12 +129,12 @@ ANTHROPIC_IDS = IdRule(longest=64)
 MISTRAL_IDS = IdRule(pattern=r"[a-zA-Z0-9]{9}", shortest=9, longest=9)
 
 
-def fit_name(name: str) -> str:
+def fit_tool_name(name: str) -> str:
     """A tool's name as every provider takes it; a model may have called something no tool is named."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "unknown"
 
 
-def arguments_object(call: Call) -> bytes:
+def encode_arguments(call: Call) -> bytes:
     """A call's arguments as the JSON of an object, which servers insist on even where a model failed to."""
     text = call.arguments
     try:
@@ -144,17 +144,17 @@ def arguments_object(call: Call) -> bytes:
     return text.encode()
 
 
-NONE = Raw(b"")
+MISSING = Raw(b"")
 """The default of a raw field: msgspec cannot tell `Raw | None` apart from any other value."""
 
 
-def given(raw: Raw) -> bytes:
+def read_raw(raw: Raw) -> bytes:
     """The JSON in a raw field, or nothing where it is missing or null."""
     text = bytes(raw)
     return b"" if text == b"null" else text
 
 
-class Opaque(Struct, omit_defaults=True):
+class OpaqueState(Struct, omit_defaults=True):
     """State that only the model named in `owner` may see again, such as signed reasoning.
 
     `prefix` stands for all that came before it, where a provider accepts it behind nothing else.
@@ -166,10 +166,10 @@ class Opaque(Struct, omit_defaults=True):
     prefix: str = ""
 
 
-_opaque = msgspec.json.Decoder(Opaque)
+_opaque = msgspec.json.Decoder(OpaqueState)
 
 
-def own_state(message: ModelMessage, owner: str) -> Opaque | None:
+def decode_own_state(message: ModelMessage, owner: str) -> OpaqueState | None:
     """What `owner` gave with this message, or None when the message is another model's."""
     if not message.opaque:
         return None
@@ -180,11 +180,11 @@ def own_state(message: ModelMessage, owner: str) -> Opaque | None:
     return state if state.owner == owner else None
 
 
-def opaque_text(state: Opaque) -> str:
+def encode_state(state: OpaqueState) -> str:
     return encode(state).decode()
 
 
-def file_text(part: FilePart) -> str | None:
+def decode_text_file(part: FilePart) -> str | None:
     """The text of a file that is text, or None."""
     kind = part.media_type
     if not (kind.startswith("text/") or kind.endswith(("json", "xml", "yaml", "toml", "javascript"))):
@@ -195,16 +195,16 @@ def file_text(part: FilePart) -> str | None:
         return None
 
 
-def note_for(part: FilePart) -> str:
+def describe_unreadable_file(part: FilePart) -> str:
     """What a model is told in place of a file it cannot read."""
     return f"[file {part.name} ({part.media_type}) cannot be shown to this model]"
 
 
-def estimate(size: int) -> int:
+def estimate_tokens(size: int) -> int:
     """About how many tokens `size` bytes of text or JSON are."""
     return size // 4 + 1
 
 
-def named_tools(messages: Sequence[Message]) -> list[str]:
+def list_called_tools(messages: Sequence[Message]) -> list[str]:
     """The tools called in a conversation, for providers that want them declared when none is offered."""
     return sorted({call.tool for m in messages if isinstance(m, ModelMessage) for call in m.calls})

@@ -10,11 +10,11 @@ from msgspec import Raw, Struct
 from treadle.errors import ModelError
 from treadle.messages import FinishReason, Reply, Usage
 from treadle.models.base import ModelEvent
-from treadle.models.prices import priced
-from treadle.models.reply_builder import Gather, Slot
-from treadle.models.reports import Reported
-from treadle.models.request_parts import NONE, Opaque, estimate, given, opaque_text
-from treadle.models.sse import Kind, Malformed, Stream
+from treadle.models.prices import add_cost
+from treadle.models.reply_builder import PendingCall, ReplyBuilder
+from treadle.models.reports import ReportedFailure
+from treadle.models.request_parts import MISSING, OpaqueState, encode_state, estimate_tokens, read_raw
+from treadle.models.sse import MalformedStream, MessageDecoder, MessageStream
 
 
 class _InputDetails(Struct, gc=False):
@@ -51,7 +51,7 @@ class _Event(Struct, gc=False):
     delta: Any = None
     output_index: int | None = 0
     summary_index: int | None = 0
-    item: Raw = NONE
+    item: Raw = MISSING
     response: _Response | None = None
     code: Any = None
     message: Any = None
@@ -74,7 +74,7 @@ class _Item(Struct):
     summary: list[_Text] | None = None
 
 
-_EVENTS = Kind(
+_EVENTS = MessageDecoder(
     _Event,
     frozenset(
         (
@@ -105,9 +105,9 @@ class ResponsesReader:
     def __init__(self, owner: str, *, sent: int = 0) -> None:
         self._owner = owner
         self._sent = sent
-        self._stream = Stream(_EVENTS)
-        self._made = Gather()
-        self._slots: dict[int, Slot] = {}
+        self._stream = MessageStream(_EVENTS)
+        self._made = ReplyBuilder()
+        self._slots: dict[int, PendingCall] = {}
         self._items: dict[int, bytes] = {}
         self._streamed: set[int] = set()
         self._refused: list[str] = []
@@ -115,29 +115,29 @@ class ResponsesReader:
 
     @property
     def text(self) -> str:
-        return self._made.so_far()
+        return self._made.join_text()
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self._response is not None
 
     @property
-    def ended(self) -> bool:
-        return self.done
+    def has_ended(self) -> bool:
+        return self.is_done
 
     def feed(self, data: bytes) -> list[ModelEvent]:
         for event in self._stream.feed(data):
             self._read(event)
-        return self._made.take()
+        return self._made.take_deltas()
 
     def finish(self) -> list[ModelEvent]:
-        if (document := self._stream.document()) is not None:
+        if (document := self._stream.join_document()) is not None:
             try:
                 whole = _response.decode(document)
             except msgspec.DecodeError as error:
-                raise Malformed(str(error)) from None
+                raise MalformedStream(str(error)) from None
             if whole.output is None and not whole.error:
-                raise Malformed(repr(document[:200].decode()))
+                raise MalformedStream(repr(document[:200].decode()))
             self._end(whole)
         for event in self._stream.finish():
             self._read(event)
@@ -148,12 +148,12 @@ class ResponsesReader:
             )
         return events
 
-    def reply(self) -> Reply:
+    def build_reply(self) -> Reply:
         response = self._response or _Response()
-        text, thought = self._made.texts()
+        text, thought = self._made.join_texts()
         why = response.incomplete_details.reason if response.incomplete_details is not None else None
         finish = _FINISH.get(why or "", "other") if why or response.status == "incomplete" else "stop"
-        calls = self._made.calls(cut=finish == "length")
+        calls = self._made.build_calls(is_cut_off=finish == "length")
         if calls and finish == "stop":
             finish = "calls"
         elif self._refused:
@@ -176,21 +176,21 @@ class ResponsesReader:
                 self._grow(event, place)
             case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
                 self._streamed.add(place)
-                self._made.think(str(event.delta))
+                self._made.add_reasoning(str(event.delta))
             case "response.reasoning_summary_part.added" if event.summary_index:
-                self._made.think("\n\n")
-            case "response.output_item.added" if given(event.item):
+                self._made.add_reasoning("\n\n")
+            case "response.output_item.added" if read_raw(event.item):
                 item = _item.decode(event.item)
                 if item.type == "function_call":
                     self._call(place, item)
-            case "response.output_item.done" if given(event.item):
+            case "response.output_item.done" if read_raw(event.item):
                 self._item_done(place, event.item)
             case "response.completed" | "response.incomplete" | "response.failed":
                 self._end(event.response or _Response(status=event.type.removeprefix("response.")))
             case "error":
-                raise Reported(event.error or {"code": event.code, "message": event.message})
+                raise ReportedFailure(event.error or {"code": event.code, "message": event.message})
             case _ if event.error:  # as proxies say it whatever they stand before
-                raise Reported(event.error)
+                raise ReportedFailure(event.error)
             case _:
                 pass
 
@@ -198,20 +198,20 @@ class ResponsesReader:
         self._streamed.add(place)
         text = str(event.delta)
         if event.type == "response.output_text.delta":
-            self._made.say(text)
+            self._made.add_text(text)
         elif event.type == "response.refusal.delta":
             self._refused.append(text)
         else:
             slot = self._slots.get(place) or self._call(place, _Item())
             slot.arguments.append(text)
-            self._made.touch(slot)
+            self._made.mark_changed(slot)
 
-    def _call(self, place: int, item: _Item) -> Slot:
+    def _call(self, place: int, item: _Item) -> PendingCall:
         slot = self._slots.get(place)
         if slot is None:
-            slot = self._slots[place] = self._made.new_slot()
+            slot = self._slots[place] = self._made.start_call()
         slot.id, slot.name = item.call_id or slot.id, item.name or slot.name
-        self._made.touch(slot)
+        self._made.mark_changed(slot)
         return slot
 
     def _item_done(self, place: int, raw: Raw) -> None:
@@ -227,15 +227,15 @@ class ResponsesReader:
             for part in item.content or ():
                 if item.type == "message":
                     self._refused += [part.refusal] if part.refusal else []
-                    self._made.say(part.text or "")
+                    self._made.add_text(part.text or "")
                 elif item.type == "reasoning":
-                    self._made.think(part.text or "")
+                    self._made.add_reasoning(part.text or "")
             if item.type == "reasoning" and item.summary:
-                self._made.think("\n\n".join(part.text or "" for part in item.summary))
+                self._made.add_reasoning("\n\n".join(part.text or "" for part in item.summary))
 
     def _end(self, response: _Response) -> None:
         if response.status not in ("completed", "incomplete") and (response.error or response.status == "failed"):
-            raise Reported(response.error or {"message": "the response failed, and nothing says why"})
+            raise ReportedFailure(response.error or {"message": "the response failed, and nothing says why"})
         if not self._items:
             for place, raw in enumerate(response.output or ()):
                 self._item_done(place, raw)
@@ -243,7 +243,7 @@ class ResponsesReader:
 
     def _counts(self, usage: _Usage | None, size: int) -> Usage:
         if usage is None or (not usage.input_tokens and not usage.output_tokens):
-            return priced(self._owner, Usage(estimate(self._sent), estimate(size), estimated=True))
+            return add_cost(self._owner, Usage(estimate_tokens(self._sent), estimate_tokens(size), estimated=True))
         inside, outside = usage.input_tokens_details, usage.output_tokens_details
         count = Usage(
             input_tokens=usage.input_tokens or 0,
@@ -251,7 +251,7 @@ class ResponsesReader:
             cached_tokens=(inside.cached_tokens if inside is not None else None) or 0,
             reasoning_tokens=(outside.reasoning_tokens if outside is not None else None) or 0,
         )
-        return priced(self._owner, count, (inside.cache_write_tokens if inside is not None else None) or 0)
+        return add_cost(self._owner, count, (inside.cache_write_tokens if inside is not None else None) or 0)
 
     def _opaque(self) -> str:
         """The items as they came, where there is reasoning among them.
@@ -271,4 +271,4 @@ class ResponsesReader:
                 items.append(Raw(msgspec.json.encode(fields)))
             elif kinds[place] != "reasoning" or b'"encrypted_content"' in self._items[place]:
                 items.append(Raw(self._items[place]))
-        return opaque_text(Opaque(owner=f"responses:{self._owner}", items=items))
+        return encode_state(OpaqueState(owner=f"responses:{self._owner}", items=items))

@@ -19,21 +19,21 @@ _BEFORE = b"\xef\xbb\xbf \t\r\n"
 """What may stand before the first event and means nothing: a byte order mark, and blanks."""
 
 
-class Malformed(ValueError):
+class MalformedStream(ValueError):
     """The stream holds something that is not a message of this protocol."""
 
 
-class Stream(Generic[T]):
+class MessageStream(Generic[T]):
     """The messages in a stream of bytes, whatever the borders at which the bytes arrive.
 
     `done` is set when `[DONE]` came by. `framed=False` is for streams of bare JSON lines. Where events should be and
     one JSON document comes instead, whatever the response calls itself, `document` gives it.
     """
 
-    __slots__ = ("_begun", "_framed", "_held", "_kind", "_many", "_one", "_parts", "_unfinished", "_whole", "done")
+    __slots__ = ("_begun", "_framed", "_held", "_kind", "_many", "_one", "_parts", "_unfinished", "_whole", "is_done")
 
-    def __init__(self, kind: Kind[T], *, framed: bool = True) -> None:
-        self._framed = framed
+    def __init__(self, kind: MessageDecoder[T], *, is_framed: bool = True) -> None:
+        self._framed = is_framed
         self._begun = False
         self._held = 0
         self._whole = False
@@ -42,7 +42,7 @@ class Stream(Generic[T]):
         self._many = kind.many
         self._parts: list[bytes] = []
         self._unfinished = b""
-        self.done = False
+        self.is_done = False
 
     def feed(self, data: bytes) -> Iterable[T]:
         """The messages that are complete with `data`; what is wrong is raised behind those that came before it."""
@@ -55,7 +55,7 @@ class Stream(Generic[T]):
             self._parts.append(data)
             self._held += len(data)
             if self._held > _MOST:
-                raise Malformed(f"{self._held} bytes and no end of it")
+                raise MalformedStream(f"{self._held} bytes and no end of it")
             return []
         self._held = len(data) - cut
         if self._parts:
@@ -76,10 +76,10 @@ class Stream(Generic[T]):
         self._parts.clear()
         found = list(self._decode(self._payloads(rest))) if rest.strip() else []
         if self._unfinished:
-            raise Malformed(_quote(self._unfinished))
+            raise MalformedStream(_quote(self._unfinished))
         return found
 
-    def document(self) -> bytes | None:
+    def join_document(self) -> bytes | None:
         """The whole of a response that is one JSON document, or None where it is a stream."""
         return b"".join(self._parts).decode("utf-8", "replace").encode() if self._whole else None
 
@@ -96,7 +96,7 @@ class Stream(Generic[T]):
         if self._framed:
             for place in range(len(payloads) - 1, max(len(payloads) - 3, -1), -1):
                 if payloads[place].strip() == b"[DONE]":
-                    self.done = True
+                    self.is_done = True
                     del payloads[place:]
                     break
         if not payloads:
@@ -112,7 +112,7 @@ class Stream(Generic[T]):
         """The slow way: for events over several `data` lines, and to say which message is bad."""
         for payload in payloads:
             if payload.strip() == b"[DONE]":
-                self.done = True
+                self.is_done = True
                 return
             if not payload.strip():
                 continue
@@ -123,7 +123,7 @@ class Stream(Generic[T]):
                 self._unfinished = b""
                 yield message
             elif self._unfinished and (payload.startswith(b" {") or len(text) > _LONGEST):
-                raise Malformed(_quote(self._unfinished))
+                raise MalformedStream(_quote(self._unfinished))
             else:
                 self._unfinished = text
 
@@ -132,9 +132,9 @@ class Stream(Generic[T]):
         try:
             return self._one.decode(text)
         except msgspec.ValidationError as error:
-            if self._kind.is_news(text):
+            if self._kind.is_unknown_type(text):
                 return self._kind.shape()
-            raise Malformed(f"{error}: {_quote(text)}") from None
+            raise MalformedStream(f"{error}: {_quote(text)}") from None
         except msgspec.DecodeError:
             pass
         except UnicodeDecodeError:
@@ -148,7 +148,7 @@ class Stream(Generic[T]):
         try:
             return self._one.decode(clean)
         except msgspec.DecodeError as error:
-            raise Malformed(f"{error}: {_quote(text)}") from None
+            raise MalformedStream(f"{error}: {_quote(text)}") from None
 
 
 class _Typed(msgspec.Struct):
@@ -158,7 +158,7 @@ class _Typed(msgspec.Struct):
 _typed = msgspec.json.Decoder(_Typed)
 
 
-class Kind(Generic[T]):
+class MessageDecoder(Generic[T]):
     """The shape of one message of a protocol; made once, since building decoders is slow.
 
     `known` are the types of messages that are read; a provider may add others, of any shape.
@@ -172,7 +172,7 @@ class Kind(Generic[T]):
         self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
         self.many: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(list[shape])
 
-    def is_news(self, text: bytes) -> bool:
+    def is_unknown_type(self, text: bytes) -> bool:
         """Whether a message is of a type that came later than this program."""
         try:
             kind = _typed.decode(text).type

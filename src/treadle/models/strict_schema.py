@@ -22,18 +22,18 @@ def is_strict(schema: Mapping[str, Any]) -> bool:
     return all(is_strict(inner) for inner in _inside(schema))
 
 
-def narrowed(schema: Mapping[str, Any]) -> dict[str, Json]:
+def narrow_schema(schema: Mapping[str, Any]) -> dict[str, Json]:
     """The same schema without what a constrained decoder cannot keep; that is told in the description."""
     out: dict[str, Json] = {name: schema[name] for name in _KEPT if name in schema}
     left: list[str] = []
     for name, value in schema.items():
         match name:
             case "properties" | "$defs" | "definitions":
-                out[name] = {key: narrowed(inner) for key, inner in value.items()}
+                out[name] = {key: narrow_schema(inner) for key, inner in value.items()}
             case "anyOf" | "oneOf" | "allOf":
-                out["allOf" if name == "allOf" else "anyOf"] = [narrowed(inner) for inner in value]
+                out["allOf" if name == "allOf" else "anyOf"] = [narrow_schema(inner) for inner in value]
             case "items" if isinstance(value, Mapping):
-                out[name] = narrowed(cast("Mapping[str, Any]", value))
+                out[name] = narrow_schema(cast("Mapping[str, Any]", value))
             case "format" if value in _FORMATS:
                 out[name] = value
             case "additionalProperties":

@@ -23,7 +23,7 @@ class TextCall(NamedTuple):
     arguments: str
 
 
-Pair = tuple[str, Mapping[str, Any] | str]
+CallCandidate = tuple[str, Mapping[str, Any] | str]
 """A name and arguments that may be a call: an object, or text in which they are marked up."""
 
 _NAMES = ("name", "tool", "tool_name", "function", "function_name", "action")
@@ -62,7 +62,7 @@ _WRAPPERS = re.compile(
 )
 
 
-def recover(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[TextCall]]:
+def recover_calls(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[TextCall]]:
     """The text without the calls written in it, and those calls in their order."""
     if not tools or len(text) > _LONGEST or not ("{" in text or "<" in text or "[" in text):
         return text, []
@@ -76,13 +76,13 @@ def recover(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[TextCall]]:
     return text, []
 
 
-Found = Iterator[tuple[tuple[int, int], Sequence[Pair]]]
+Matches = Iterator[tuple[tuple[int, int], Sequence[CallCandidate]]]
 
 
-def _marked(text: str, offered: Mapping[str, ToolSpec]) -> Found:
+def _marked(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
     """Calls between marks that mean nothing else; the outermost mark counts."""
     taken = bytearray(len(text))
-    found: list[tuple[tuple[int, int], Sequence[Pair]]] = []
+    found: list[tuple[tuple[int, int], Sequence[CallCandidate]]] = []
     for start, end, read in _marks(text, offered):
         if taken.find(1, start, end) < 0 and _fitting(pairs := read(), offered):
             taken[start:end] = b"\x01" * (end - start)
@@ -90,9 +90,11 @@ def _marked(text: str, offered: Mapping[str, ToolSpec]) -> Found:
     yield from sorted(found, key=lambda item: item[0])
 
 
-def _marks(text: str, offered: Mapping[str, ToolSpec]) -> Iterator[tuple[int, int, Callable[[], Sequence[Pair]]]]:
+def _marks(
+    text: str, offered: Mapping[str, ToolSpec]
+) -> Iterator[tuple[int, int, Callable[[], Sequence[CallCandidate]]]]:
     """Where something stands between marks, and how it is read."""
-    recognisers: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Sequence[Pair]]], ...] = (
+    recognisers: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Sequence[CallCandidate]]], ...] = (
         (_TAGGED, lambda m: _inside(m["inner"])),
         (_FUNCTION, _named),
         (_INVOKE, _named),
@@ -133,7 +135,7 @@ def _elements(text: str, opening: re.Pattern[str], closing: str = "") -> Iterato
             yield _Element(tag["key"], inner, tag.start(), at)
 
 
-def _fenced(text: str, offered: Mapping[str, ToolSpec]) -> Found:
+def _fenced(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
         if opened is None:
@@ -143,7 +145,7 @@ def _fenced(text: str, offered: Mapping[str, ToolSpec]) -> Found:
             opened = None
 
 
-def _bare(text: str, offered: Mapping[str, ToolSpec]) -> Found:
+def _bare(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
     """JSON that begins a line and reaches to the end of the text."""
     tried = 0
     for match in islice(_BARE.finditer(text), 50):
@@ -156,15 +158,15 @@ def _bare(text: str, offered: Mapping[str, ToolSpec]) -> Found:
             return
 
 
-def _named(match: re.Match[str]) -> Sequence[Pair]:
+def _named(match: re.Match[str]) -> Sequence[CallCandidate]:
     return _called(match["name"], match["inner"])
 
 
-def _called(name: str, inner: str) -> Sequence[Pair]:
+def _called(name: str, inner: str) -> Sequence[CallCandidate]:
     return [(name, _loads(inner) or inner)]
 
 
-def _inside(inner: str) -> Sequence[Pair]:
+def _inside(inner: str) -> Sequence[CallCandidate]:
     """What stands in a tag: JSON, a nested function form, or a name followed by marked-up arguments."""
     if pairs := _from_json(inner):
         return pairs
@@ -177,7 +179,7 @@ def _inside(inner: str) -> Sequence[Pair]:
     return [(name.strip(), _loads(rest) or rest)]
 
 
-def _from_json(text: str) -> Sequence[Pair]:
+def _from_json(text: str) -> Sequence[CallCandidate]:
     """The calls in one JSON value, or in several one after the other; nothing where one is something else."""
     whole = _loads(text)
     values: list[Any] = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
@@ -203,7 +205,7 @@ def _several(text: str) -> list[Any]:
     return values
 
 
-def _pair(value: Any) -> Pair | None:
+def _pair(value: Any) -> CallCandidate | None:
     if not isinstance(value, Mapping):
         return None
     fields = cast("Mapping[str, Any]", value)
@@ -220,7 +222,7 @@ def _pair(value: Any) -> Pair | None:
     return (name, cast("Mapping[str, Any]", arguments)) if isinstance(arguments, Mapping) else None
 
 
-def _pythonic(text: str) -> Sequence[Pair]:
+def _pythonic(text: str) -> Sequence[CallCandidate]:
     """`[add(a=1, b=2)]`, as some models write calls."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
@@ -228,7 +230,7 @@ def _pythonic(text: str) -> Sequence[Pair]:
         return []
     if not isinstance(tree, ast.List):
         return []
-    pairs: list[Pair] = []
+    pairs: list[CallCandidate] = []
     for node in tree.elts:
         match node:
             case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
@@ -241,7 +243,7 @@ def _pythonic(text: str) -> Sequence[Pair]:
     return pairs
 
 
-def _fitting(pairs: Sequence[Pair], offered: Mapping[str, ToolSpec]) -> list[TextCall]:
+def _fitting(pairs: Sequence[CallCandidate], offered: Mapping[str, ToolSpec]) -> list[TextCall]:
     """The calls, if every one of them fits a tool; else none."""
     calls: list[TextCall] = []
     for name, arguments in pairs:

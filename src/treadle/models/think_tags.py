@@ -67,7 +67,7 @@ def _tail(text: str) -> int:
     return 0
 
 
-def without_opening(text: str) -> tuple[str, str]:
+def split_unopened_block(text: str) -> tuple[str, str]:
     """`(thought, said)` of a whole reply whose template swallowed the opening tag."""
     thought, tag, said = text.partition(_CLOSE)
     return (thought.strip(), said.lstrip()) if tag and _OPEN not in thought else ("", text)

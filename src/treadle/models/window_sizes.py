@@ -10,20 +10,20 @@ import msgspec
 
 from treadle.models.http import Transport
 
-LARGEST_UNASKED = 32_768
+LARGEST_OLLAMA_WINDOW = 32_768
 """The window asked of Ollama where nothing says how much: it takes memory, and the default is far too small."""
 
 _NAMES = ("max_model_len", "loaded_context_length", "context_length", "context_window", "max_context_length", "n_ctx")
 
 
-async def from_props(transport: Transport, model: str) -> int | None:
+async def probe_llama_server(transport: Transport, model: str) -> int | None:
     """llama-server: the window of one slot, which is what a request gets."""
-    return await _in_props(transport) or await from_models(transport, model)
+    return await _in_props(transport) or await probe_model_list(transport, model)
 
 
-async def from_show(transport: Transport, model: str) -> int | None:
+async def probe_ollama(transport: Transport, model: str) -> int | None:
     """Ollama: what the model's file sets, else what the model can do, up to a bound."""
-    shown = await transport.ask("/api/show", body=msgspec.json.encode({"model": model}))
+    shown = await transport.fetch_json("/api/show", body=msgspec.json.encode({"model": model}))
     if not isinstance(shown, Mapping):
         return None
     fields = cast("Mapping[str, Any]", shown)
@@ -31,18 +31,18 @@ async def from_show(transport: Transport, model: str) -> int | None:
         return int(found[1])
     info = _mapping(fields.get("model_info"))
     lengths = [value for key, value in info.items() if key.endswith(".context_length") and _is_size(value)]
-    return min(lengths[0], LARGEST_UNASKED) if lengths else None
+    return min(lengths[0], LARGEST_OLLAMA_WINDOW) if lengths else None
 
 
-async def from_studio(transport: Transport, model: str) -> int | None:
+async def probe_lm_studio(transport: Transport, model: str) -> int | None:
     """LM Studio: the window the model is loaded with."""
-    listed = await transport.ask("/api/v0/models")
-    return _listed(listed, model) or await from_models(transport, model)
+    listed = await transport.fetch_json("/api/v0/models")
+    return _listed(listed, model) or await probe_model_list(transport, model)
 
 
-async def from_models(transport: Transport, model: str) -> int | None:
+async def probe_model_list(transport: Transport, model: str) -> int | None:
     """Any OpenAI-compatible server that says so in its list of models."""
-    listed = await transport.ask("/models", root=False)
+    listed = await transport.fetch_json("/models", from_root=False)
     if window := _listed(listed, model):
         return window
     # A llama-server lists what the model was made for, which may be far more than it was started with.
@@ -51,7 +51,7 @@ async def from_models(transport: Transport, model: str) -> int | None:
 
 
 async def _in_props(transport: Transport) -> int | None:
-    match await transport.ask("/props"):
+    match await transport.fetch_json("/props"):
         case {"default_generation_settings": {"n_ctx": int(window)}} if window > 0:
             return window
         case {"n_ctx": int(window)} if window > 0:
@@ -85,7 +85,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def listed_models(listed: Any) -> list[str]:
+def list_model_names(listed: Any) -> list[str]:
     """The names in a list of models, whichever server gave it."""
     rows: list[Any]
     match listed:

@@ -61,9 +61,9 @@ class Glob:
         """Whether the pattern is all of the text."""
         if self._runs < 2 or len(text) ** self._runs <= _FEW:
             return self._regex.fullmatch(text) is not None
-        return self.follows(text)
+        return self.matches_without_backtracking(text)
 
-    def follows(self, text: str) -> bool:
+    def matches_without_backtracking(self, text: str) -> bool:
         """The same without trying: each bit of `here` is a place of the pattern that the text so far can lead to."""
         leaping = [
             (length, sum(1 << place for place, way in enumerate(self._ways) if length in way.leaps))
@@ -109,13 +109,13 @@ def _left(here: int, leaping: list[tuple[int, int]]) -> int:
 
 
 @lru_cache(maxsize=1024)
-def name_glob(pattern: str) -> Glob:
+def compile_name_glob(pattern: str) -> Glob:
     """A pattern for names."""
     return Glob(pattern, run=_ANY, one=_SLASHLESS if "/" in pattern else _ANY)
 
 
 @lru_cache(maxsize=1024)
-def text_glob(pattern: str) -> Glob:
+def compile_text_glob(pattern: str) -> Glob:
     """A pattern for text. `git *` means git with or without more words, as a person would read it."""
     if pattern.endswith(" *"):
         return Glob(pattern[:-2], run=_ANY, one=_ANY, tail="[ \t\n]")
@@ -123,7 +123,7 @@ def text_glob(pattern: str) -> Glob:
 
 
 @lru_cache(maxsize=1024)
-def path_glob(pattern: str) -> Glob:
+def compile_path_glob(pattern: str) -> Glob:
     """A pattern for paths, where `*` stays within a folder. `src/**` means src too."""
     if pattern.endswith("/**"):
         return Glob(pattern[:-3], run=_SLASHLESS, one=_SLASHLESS, tail="/")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from treadle.events import Decision, Grant, Safety, Tier
 from treadle.messages import Json
-from treadle.permissions.patterns import name_glob, path_glob, text_glob
+from treadle.permissions.patterns import compile_name_glob, compile_path_glob, compile_text_glob
 
 Action = Literal["allow", "ask", "deny"]
 _STRICTNESS: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
@@ -49,7 +49,7 @@ _WITH_VERBS = re.compile(
 )
 _VERB = re.compile(r"[a-z][\w-]*")
 
-UNKNOWN = "? "
+UNREADABLE_MARK = "? "
 """How a command begins, in an assessment, of which nobody can tell what it would run."""
 
 Posture = Literal["cautious", "balanced", "trusting"]
@@ -58,21 +58,21 @@ Posture = Literal["cautious", "balanced", "trusting"]
 class Verdict(Struct, frozen=True):
     """What is decided, and the rule that decided it.
 
-    A `firm` question takes no answer but one to this very call, or one that was given beforehand; one whether the call
+    A `is_once_only` question takes no answer but one to this very call, or one that was given beforehand; one whether the call
     is `forbidden` not even that.
     """
 
     action: Action
     why: str
-    firm: bool = False
-    forbidden: bool = False
+    is_once_only: bool = False
+    may_be_forbidden: bool = False
 
 
 class Assessment(Struct, frozen=True):
     """What a call would do, as far as its tool can tell; `why` is the reason for its class.
 
     `commands` are the simple commands it would run, redirections (`> path`) and assignments (`NAME=value`) among
-    them. `doubts` are reasons to ask that lie outside of the call. `each_time` is a tool's own word that no yes to
+    them. `doubts` are reasons to ask that lie outside of the call. `asks_each_time` is a tool's own word that no yes to
     such a call may be remembered. After one that `moves` later calls of its tool may mean something else, so they are
     judged when it has ended.
     """
@@ -81,33 +81,35 @@ class Assessment(Struct, frozen=True):
     why: str = ""
     commands: tuple[str, ...] | None = None
     doubts: tuple[str, ...] = ()
-    each_time: bool = False
-    moves: bool = False
+    asks_each_time: bool = False
+    affects_later_calls: bool = False
 
     @property
-    def unread(self) -> str | None:
+    def unreadable_command(self) -> str | None:
         """The first command that could not be read."""
-        return next((one.removeprefix(UNKNOWN) for one in self.commands or () if one.startswith(UNKNOWN)), None)
+        return next(
+            (one.removeprefix(UNREADABLE_MARK) for one in self.commands or () if one.startswith(UNREADABLE_MARK)), None
+        )
 
     @property
-    def once(self) -> bool:
+    def is_once_only(self) -> bool:
         """Whether no yes may be remembered: a dangerous command, one that nobody can read, or when its tool says so."""
-        dangerous = self.commands is not None and (self.safety == "destructive" or self.unread is not None)
-        return dangerous or self.each_time
+        dangerous = self.commands is not None and (self.safety == "destructive" or self.unreadable_command is not None)
+        return dangerous or self.asks_each_time
 
 
-class Remembered(Struct, frozen=True):
+class RememberedAnswer(Struct, frozen=True):
     """A person's answer that holds for more than one call; `beforehand` as with --approve, before any was asked."""
 
     pattern: str
     decision: Decision
     by: str = ""
-    beforehand: bool = False
+    was_given_beforehand: bool = False
 
 
-def decide(
+def decide_call(
     grants: Sequence[Grant],
-    remembered: Sequence[Remembered],
+    remembered: Sequence[RememberedAnswer],
     tool: str,
     arguments: Mapping[str, Json],
     assessment: Assessment,
@@ -116,16 +118,19 @@ def decide(
     first, *narrower = grants or (Grant(),)
     verdict = _by_grant(first, tool, arguments, assessment)
     for grant in narrower:
-        verdict = strictest(verdict, _by_grant(grant, tool, arguments, assessment))
+        verdict = choose_strictest(verdict, _by_grant(grant, tool, arguments, assessment))
     if verdict.action == "deny":
         return verdict
     commands = assessment.commands
     for answer in remembered:
-        if answer.decision == "deny" and (part := touched(answer.pattern, tool, arguments, commands)) is not None:
+        if (
+            answer.decision == "deny"
+            and (part := find_touched_part(answer.pattern, tool, arguments, commands)) is not None
+        ):
             return Verdict("deny", f"{answer.by or 'a person'} denied {answer.pattern} for this session{_told(part)}")
-    if verdict.action == "ask" and not verdict.forbidden:
+    if verdict.action == "ask" and not verdict.may_be_forbidden:
         yes = [answer for answer in remembered if answer.decision == "allow"]
-        allowed = [answer for answer in yes if answer.beforehand or not verdict.firm]
+        allowed = [answer for answer in yes if answer.was_given_beforehand or not verdict.is_once_only]
         rules = _covering([answer.pattern for answer in allowed], tool, arguments, commands)
         if rules:
             who = next(answer.by for answer in allowed if answer.pattern == rules[0])
@@ -133,7 +138,7 @@ def decide(
     return verdict
 
 
-def tier_of(grants: Sequence[Grant]) -> Tier:
+def find_narrowest_tier(grants: Sequence[Grant]) -> Tier:
     """The narrowest tier of a chain of grants."""
     if len(grants) == 1:
         return grants[0].tier
@@ -141,12 +146,14 @@ def tier_of(grants: Sequence[Grant]) -> Tier:
     return min(tiers, key=_WIDTH.index)
 
 
-def strictest(*verdicts: Verdict) -> Verdict:
+def choose_strictest(*verdicts: Verdict) -> Verdict:
     """The one that allows least; the first of equals."""
-    return max(verdicts, key=lambda verdict: (_STRICTNESS[verdict.action], verdict.firm, verdict.forbidden))
+    return max(
+        verdicts, key=lambda verdict: (_STRICTNESS[verdict.action], verdict.is_once_only, verdict.may_be_forbidden)
+    )
 
 
-def with_posture(grant: Grant, posture: Posture) -> Grant:
+def apply_posture(grant: Grant, posture: Posture) -> Grant:
     """A grant as an agent of this posture has it: cautious ones ask for all that is not safe, trusting ones only for
     what must be asked for each time. Only the user's own configuration may make an agent trusting.
     """
@@ -155,7 +162,7 @@ def with_posture(grant: Grant, posture: Posture) -> Grant:
     return replace(grant, always=(*grant.always, "*")) if posture == "trusting" else grant
 
 
-def with_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
+def apply_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
     """A grant whose patterns also mean a tool by its other names: who forbids `bash` means `shell`."""
     if not aliases:
         return grant
@@ -166,7 +173,7 @@ def with_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
             for pattern in patterns
             for name in [pattern.partition("(")[0]]
             for alias, real in aliases.items()
-            if name_glob(name).matches(alias) and not name_glob(name).matches(real)
+            if compile_name_glob(name).matches(alias) and not compile_name_glob(name).matches(real)
         )
         return (*patterns, *more)
 
@@ -180,30 +187,30 @@ def with_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
     )
 
 
-def pinned(pattern: str, version: str) -> str:
+def pin_version(pattern: str, version: str) -> str:
     """A pattern that holds only for this version of its tool: `git__log@1f3a…(path=src/**)`."""
     name, bracket, rest = pattern.partition("(")
     return f"{name}@{version}{bracket}{rest}" if version else pattern
 
 
-def unpinned(pattern: str) -> str:
+def unpin_version(pattern: str) -> str:
     """A pattern for its tool in whatever version."""
     name, bracket, rest = pattern.partition("(")
     return f"{name.partition('@')[0]}{bracket}{rest}"
 
 
-def holding(patterns: Sequence[str], version: str) -> tuple[str, ...]:
+def select_for_version(patterns: Sequence[str], version: str) -> tuple[str, ...]:
     """The patterns that hold for a version of a tool, unpinned: those that were made for another are left out."""
-    plain = {one: unpinned(one) for one in patterns}
-    return tuple(bare for one, bare in plain.items() if one in (bare, pinned(bare, version)))
+    plain = {one: unpin_version(one) for one in patterns}
+    return tuple(bare for one, bare in plain.items() if one in (bare, pin_version(bare, version)))
 
 
 def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment: Assessment) -> Verdict:
     commands = assessment.commands
-    if "*" not in grant.tools and not any(name_glob(pattern).matches(tool) for pattern in grant.tools):
+    if "*" not in grant.tools and not any(compile_name_glob(pattern).matches(tool) for pattern in grant.tools):
         return Verdict("deny", f"{tool} is not among the tools that may be used here")
     for pattern in grant.forbid:
-        if (part := touched(pattern, tool, arguments, commands)) is not None:
+        if (part := find_touched_part(pattern, tool, arguments, commands)) is not None:
             return Verdict("deny", f"forbidden by {pattern}{_told(part)}")
     action = _TIERS[grant.tier][assessment.safety]
     why = _WHY[grant.tier, assessment.safety] + (f": {assessment.why}" if assessment.why else "")
@@ -211,27 +218,31 @@ def _by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment
         return Verdict("deny", why)
     for pattern in grant.forbid:
         if (part := _perhaps(pattern, tool, arguments, commands)) is not None:
-            unsure = f"it cannot be told whether {pattern} forbids this: {shown(part)}"
-            return Verdict("ask", unsure, firm=True, forbidden=True)
+            unsure = f"it cannot be told whether {pattern} forbids this: {make_printable(part)}"
+            return Verdict("ask", unsure, is_once_only=True, may_be_forbidden=True)
     for pattern in grant.ask:
-        if (part := touched(pattern, tool, arguments, commands)) is not None:
-            asked = Verdict("ask", f"asked for by {pattern}{_told(part)}", firm=assessment.once)
+        if (part := find_touched_part(pattern, tool, arguments, commands)) is not None:
+            asked = Verdict("ask", f"asked for by {pattern}{_told(part)}", is_once_only=assessment.is_once_only)
             return Verdict("allow", "approved by --yes") if grant.yes else asked
     asking = _reason_to_ask(grant, action, why, assessment)
     if asking is None:
         return Verdict("allow", why)
-    patterns = grant.approve if assessment.once else (*grant.approve, *grant.always)
+    patterns = grant.approve if assessment.is_once_only else (*grant.approve, *grant.always)
     rules = _covering(patterns, tool, arguments, commands)
     if rules:
         return Verdict("allow", f"approved by {' and '.join(rules)}")
-    return Verdict("allow", "approved by --yes") if grant.yes else Verdict("ask", asking, firm=assessment.once)
+    return (
+        Verdict("allow", "approved by --yes")
+        if grant.yes
+        else Verdict("ask", asking, is_once_only=assessment.is_once_only)
+    )
 
 
 def _reason_to_ask(grant: Grant, action: Action, why: str, assessment: Assessment) -> str | None:
     if action == "ask":
         return why
-    if assessment.unread is not None:
-        return f"it cannot be told what this would run: {shown(assessment.unread)}"
+    if assessment.unreadable_command is not None:
+        return f"it cannot be told what this would run: {make_printable(assessment.unreadable_command)}"
     if assessment.doubts:
         return assessment.doubts[0]
     if grant.ask_all:
@@ -242,10 +253,10 @@ def _reason_to_ask(grant: Grant, action: Action, why: str, assessment: Assessmen
 
 
 def _told(part: str) -> str:
-    return f" ({shown(part)})" if part else ""
+    return f" ({make_printable(part)})" if part else ""
 
 
-def shown(text: str, most: int = 200) -> str:
+def make_printable(text: str, most: int = 200) -> str:
     """A piece of a call for a person to read: short, and with nothing in it that a screen would hide or turn round."""
     visible = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:most])
     return f"{visible}…" if len(text) > most else visible
@@ -257,14 +268,16 @@ def _covering(
     """The patterns that together speak for the whole call; none when a part of it is left over."""
     rules: list[str] = []
     for part in [(one,) for one in commands] if commands else [None]:
-        rule = next((pattern for pattern in patterns if covers(pattern, tool, arguments, part)), None)
+        rule = next((pattern for pattern in patterns if covers_call(pattern, tool, arguments, part)), None)
         if rule is None:
             return []
         rules.append(rule)
     return list(dict.fromkeys(rules))
 
 
-def covers(pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None) -> bool:
+def covers_call(
+    pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None
+) -> bool:
     """Whether the pattern speaks for the whole call, so that it may be allowed by it.
 
     Where the simple commands are known, it must speak for each. Where they are not, a command with shell operators
@@ -283,7 +296,7 @@ def covers(pattern: str, tool: str, arguments: Mapping[str, Json], commands: tup
     return all(_covers_value(glob, one, _kind_of(argument), commands) for one in plain)
 
 
-def touched(
+def find_touched_part(
     pattern: str, tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None
 ) -> str | None:
     """The part of the call that the pattern speaks of, so that it may be denied or asked by it; None if there is none.
@@ -299,7 +312,7 @@ def touched(
     kind = _kind_of(argument)
     for one in _values(arguments.get(argument) if argument else None)[1]:
         for piece in _pieces(one, kind, commands):
-            if (path_glob(_normal(glob)) if kind == "path" else text_glob(glob)).matches(piece):
+            if (compile_path_glob(_normal(glob)) if kind == "path" else compile_text_glob(glob)).matches(piece):
                 return piece if kind == "command" and piece != one else ""
     return None
 
@@ -311,8 +324,8 @@ def _perhaps(pattern: str, tool: str, arguments: Mapping[str, Json], commands: t
         return None
     globs = found[1].split(" ")
     for command in commands or ():
-        if command.startswith(UNKNOWN):
-            return command.removeprefix(UNKNOWN)
+        if command.startswith(UNREADABLE_MARK):
+            return command.removeprefix(UNREADABLE_MARK)
         if any(_may_match(globs, one.split(" ")) for one in (command, *_without_options(command))):
             return command
     return None
@@ -320,14 +333,14 @@ def _perhaps(pattern: str, tool: str, arguments: Mapping[str, Json], commands: t
 
 def _may_match(globs: Sequence[str], words: Sequence[str]) -> bool:
     known = next((number for number, word in enumerate(words) if _LOOSE.search(word)), len(words))
-    agree = all(text_glob(glob).matches(word) for glob, word in zip(globs, words[:known], strict=False))
+    agree = all(compile_text_glob(glob).matches(word) for glob, word in zip(globs, words[:known], strict=False))
     return known < len(words) and agree and (len(globs) > known or "*" in "".join(globs[:known]))
 
 
 def _bracket(pattern: str, tool: str, arguments: Mapping[str, Json]) -> tuple[str, str] | None:
     """The argument that a pattern is about and its glob, both empty for all of the call; None for another tool."""
     name, bracket, rest = pattern.partition("(")
-    if not name_glob(name).matches(tool):
+    if not compile_name_glob(name).matches(tool):
         return None
     return _argument(rest.removesuffix(")"), arguments) if bracket else ("", "")
 
@@ -355,15 +368,15 @@ def _kind_of(argument: str) -> Literal["path", "command", "text"]:
 def _covers_value(glob: str, value: str, kind: str, commands: tuple[str, ...] | None) -> bool:
     if kind == "path":
         path, glob = _normal(value), _normal(glob)
-        return _root(path) == _root(glob) and path_glob(glob).matches(path)
+        return _root(path) == _root(glob) and compile_path_glob(glob).matches(path)
     if kind == "command" and glob not in ("*", "**"):
         if len(glob) >= len(value) and glob == _literal(value):
             return True
         if commands:
-            return all(not one.startswith(UNKNOWN) and text_glob(glob).matches(one) for one in commands)
+            return all(not one.startswith(UNREADABLE_MARK) and compile_text_glob(glob).matches(one) for one in commands)
         straight = _BLANKS.sub(" ", value).strip()
-        return not _SHELL_OPERATORS.search(value) and text_glob(glob).matches(straight)
-    return text_glob(glob).matches(value)
+        return not _SHELL_OPERATORS.search(value) and compile_text_glob(glob).matches(straight)
+    return compile_text_glob(glob).matches(value)
 
 
 def _pieces(value: str, kind: str, commands: tuple[str, ...] | None) -> list[str]:
@@ -372,9 +385,9 @@ def _pieces(value: str, kind: str, commands: tuple[str, ...] | None) -> list[str
         return _readings(_normal(value))
     if kind == "text":
         return [value]
-    plain = [command.removeprefix(UNKNOWN) for command in commands or ()]
+    plain = [command.removeprefix(UNREADABLE_MARK) for command in commands or ()]
     named = [posixpath.basename(name) + blank + rest for name, blank, rest in (one.partition(" ") for one in plain)]
-    if not commands or any(command.startswith(UNKNOWN) for command in commands):
+    if not commands or any(command.startswith(UNREADABLE_MARK) for command in commands):
         plain += [part.strip(_AROUND) for part in _SHELL_OPERATORS.split(value)]
     told = [reading for one in named for reading in _without_options(one)]
     return [value, *plain, *named, *told, *(_BLANKS.sub(" ", piece).strip() for piece in (value, *plain))]
@@ -418,7 +431,7 @@ def _literal(value: str) -> str:
     return re.sub(r"[*?]", r"[\g<0>]", value)
 
 
-def generalise(tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None) -> str:
+def suggest_pattern(tool: str, arguments: Mapping[str, Json], commands: tuple[str, ...] | None = None) -> str:
     """The rule that scope `pattern` would remember for this call; shown to the person before it is saved."""
     argument = next(iter(arguments), "")
     value = arguments.get(argument)

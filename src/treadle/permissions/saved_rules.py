@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from treadle.errors import BadInput, StoreDamaged
 from treadle.events import Decision, Grant
-from treadle.permissions.policy import unpinned
+from treadle.permissions.policy import unpin_version
 
-FILE = "rules.json"
+RULES_FILE = "rules.json"
 
 
-class Rule(Struct, frozen=True, omit_defaults=True):
+class SavedRule(Struct, frozen=True, omit_defaults=True):
     """One answer: a pattern as in a grant, and the workspace it is for (empty: everywhere).
 
     A yes to a tool that others may change is for its version: `git__log@1f3a…` does not hold for another one.
@@ -34,45 +34,47 @@ class Rule(Struct, frozen=True, omit_defaults=True):
 
 
 class _Kept(Struct, forbid_unknown_fields=True):
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[SavedRule, ...] = ()
     version: Literal[1] = 1
 
 
-def load_rules(data_folder: Path, workspace: Path | None = None) -> tuple[Rule, ...]:
+def load_rules(data_folder: Path, workspace: Path | None = None) -> tuple[SavedRule, ...]:
     """The rules that hold in a workspace; all that hold everywhere without one."""
     here = str(_real(workspace)) if workspace is not None else ""
-    return tuple(rule for rule in _read(data_folder / FILE) if rule.workspace in ("", here))
+    return tuple(rule for rule in _read(data_folder / RULES_FILE) if rule.workspace in ("", here))
 
 
-def all_rules(data_folder: Path) -> tuple[Rule, ...]:
+def load_all_rules(data_folder: Path) -> tuple[SavedRule, ...]:
     """Every rule, of whatever workspace."""
-    return _read(data_folder / FILE)
+    return _read(data_folder / RULES_FILE)
 
 
-def with_rules(grant: Grant, rules: tuple[Rule, ...]) -> Grant:
+def apply_rules(grant: Grant, rules: tuple[SavedRule, ...]) -> Grant:
     """A grant with what was said for good: a no forbids, a yes is for what may be remembered at all."""
     yes = tuple(rule.pattern for rule in rules if rule.decision == "allow")
     no = tuple(rule.pattern for rule in rules if rule.decision == "deny")
     return replace(grant, always=(*grant.always, *yes), forbid=(*grant.forbid, *no))
 
 
-def save_rule(data_folder: Path, pattern: str, decision: Decision = "allow", workspace: Path | None = None) -> Rule:
+def save_rule(
+    data_folder: Path, pattern: str, decision: Decision = "allow", workspace: Path | None = None
+) -> SavedRule:
     """Remember an answer for good, in one workspace or everywhere; what was said of the same pattern is replaced.
 
     A no holds for every version of a tool.
     """
     if not pattern.strip():
         raise BadInput("There is no rule to remember: this can only be allowed once. Nothing was saved.")
-    pattern = unpinned(pattern) if decision == "deny" else pattern
-    rule = Rule(pattern, decision, str(_real(workspace)) if workspace is not None else "")
-    same = (unpinned(pattern), rule.workspace)
+    pattern = unpin_version(pattern) if decision == "deny" else pattern
+    rule = SavedRule(pattern, decision, str(_real(workspace)) if workspace is not None else "")
+    same = (unpin_version(pattern), rule.workspace)
     with _locked(data_folder) as file:
-        others = (one for one in _read(file) if (unpinned(one.pattern), one.workspace) != same)
+        others = (one for one in _read(file) if (unpin_version(one.pattern), one.workspace) != same)
         _write(file, (*others, rule))
     return rule
 
 
-def forget_rule(data_folder: Path, rule: Rule) -> bool:
+def forget_rule(data_folder: Path, rule: SavedRule) -> bool:
     """Take an answer back; whether there was one."""
     with _locked(data_folder) as file:
         rules = _read(file)
@@ -84,7 +86,7 @@ def _real(path: Path) -> Path:
     return path.expanduser().resolve()
 
 
-def _read(file: Path) -> tuple[Rule, ...]:
+def _read(file: Path) -> tuple[SavedRule, ...]:
     try:
         return msgspec.json.decode(file.read_bytes(), type=_Kept).rules
     except FileNotFoundError:
@@ -96,7 +98,7 @@ def _read(file: Path) -> tuple[Rule, ...]:
         ) from None
 
 
-def _write(file: Path, rules: tuple[Rule, ...]) -> None:
+def _write(file: Path, rules: tuple[SavedRule, ...]) -> None:
     data = msgspec.json.format(msgspec.json.encode(_Kept(rules)), indent=2)
     new = file.with_name(f".{file.name}.{os.getpid()}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -113,9 +115,9 @@ def _locked(data_folder: Path) -> Generator[Path]:
     import fcntl
 
     data_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(data_folder / f".{FILE}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(data_folder / f".{RULES_FILE}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield data_folder / FILE
+        yield data_folder / RULES_FILE
     finally:
         os.close(descriptor)

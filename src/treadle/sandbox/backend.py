@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from treadle.errors import BadInput
-from treadle.sandbox.base import INSTALL_HINT, Ended, Job, OnOutput, Probe, SandboxUnavailable
+from treadle.sandbox.base import INSTALL_HINT, CommandResult, Job, OnOutput, ProbeResult, SandboxUnavailable
 
 _LONGEST = 128 * 1024
 _MOST = 1 << 40
@@ -19,44 +19,44 @@ _ELSEWHERE = (
 
 
 @lru_cache(maxsize=1)
-def probe() -> Probe:
+def probe() -> ProbeResult:
     """Which walls hold on this machine, and why not more."""
     if sys.platform != "linux":
-        return Probe("none", _ELSEWHERE)
+        return ProbeResult("none", _ELSEWHERE)
     from treadle.sandbox import bubblewrap, landlock
 
-    missing = bubblewrap.missing()
+    missing = bubblewrap.explain_unavailable()
     if not missing:
-        return Probe("bubblewrap", "bubblewrap, seccomp and limits hold", network=True)
-    if landlock.version() >= landlock.OLDEST:
+        return ProbeResult("bubblewrap", "bubblewrap, seccomp and limits hold", network=True)
+    if landlock.read_landlock_version() >= landlock.OLDEST_VERSION:
         why = (
             f"Only Landlock and seccomp hold: {missing} Other processes can be seen, and there is no network to grant."
         )
-        return Probe("landlock", why, INSTALL_HINT)
-    return Probe("none", f"No sandbox: {missing} The kernel has no Landlock that could stand in.", INSTALL_HINT)
+        return ProbeResult("landlock", why, INSTALL_HINT)
+    return ProbeResult("none", f"No sandbox: {missing} The kernel has no Landlock that could stand in.", INSTALL_HINT)
 
 
-async def run_in_sandbox(job: Job, on_output: OnOutput) -> Ended:
+async def run_in_sandbox(job: Job, on_output: OnOutput) -> CommandResult:
     """Run a command behind the best walls there are; raises `SandboxUnavailable` when there are none."""
     _check(job)
     found = probe()
     if found.level == "bubblewrap":
         from treadle.sandbox import bubblewrap, network
 
-        return await bubblewrap.run(job, on_output, network.opened)
+        return await bubblewrap.run_in_bubblewrap(job, on_output, network.open_network)
     if found.level == "landlock":
         from treadle.sandbox import landlock
 
-        return await landlock.run(job, on_output)
+        return await landlock.run_in_landlock(job, on_output)
     raise SandboxUnavailable(f"The command was not run. {found.why} {found.hint}")
 
 
-async def run_on_host(job: Job, on_output: OnOutput) -> Ended:
+async def run_on_host(job: Job, on_output: OnOutput) -> CommandResult:
     """Run a command without walls, for users who chose that; its bounds hold, and none of it outlives it."""
     from treadle.sandbox import host
 
     _check(job)
-    return await host.run(job, on_output)
+    return await host.run_on_host(job, on_output)
 
 
 def _check(job: Job) -> None:

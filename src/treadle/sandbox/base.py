@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from treadle.errors import TreadleError
 
-Level = Literal["bubblewrap", "landlock", "none"]
+SandboxLevel = Literal["bubblewrap", "landlock", "none"]
 """Which walls hold: all of them, the reduced ones of the kernel alone, or none. As it stands in `call_started`."""
 
-Reason = Literal["exited", "signalled", "wall", "memory", "processes", "output", "disk"]
+EndReason = Literal["exited", "signalled", "wall", "memory", "processes", "output", "disk"]
 """Why a command ended: by itself, by a signal, or because it went over a bound and was killed."""
 
 OnOutput = Callable[[bytes], None]
@@ -33,10 +33,10 @@ INSTALL_HINT = (
 PROTECTED = (".git", ".treadle")
 """What a command may read and never write in its workspace, whether it exists or not."""
 
-STORE_ENDINGS = ("", "-wal", "-shm", "-journal")
+LOG_FILE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 """A log in a file is these, while it is open; the second is always there then."""
 
-STORE_HEAD = 64 * 1024
+LOG_HEAD_BYTES = 64 * 1024
 """How much of a log and of its `-wal` must be read to know it: a new one has its mark only in the second."""
 
 _STORE = re.compile(rb"SQLite format 3\0.{52}trdl", re.DOTALL)
@@ -80,24 +80,24 @@ class Job(Struct, frozen=True):
     bounds: Bounds = Bounds()
     env: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     read_only: tuple[Path, ...] = ()
-    env_files: bool = False
+    show_env_files: bool = False
     writable: bool = True
 
 
-class Ended(Struct, frozen=True):
+class CommandResult(Struct, frozen=True):
     """How a command ended. `code` is None when it was killed for a bound; 128 + n when signal n ended it."""
 
     code: int | None
-    reason: Reason
+    reason: EndReason
     signal: int | None
     seconds: float
     output_bytes: int
 
 
-class Probe(Struct, frozen=True):
+class ProbeResult(Struct, frozen=True):
     """Which walls hold here, why not more, and what to do about it; `network` is whether it can be granted."""
 
-    level: Level
+    level: SandboxLevel
     why: str
     hint: str = ""
     network: bool = False
@@ -106,15 +106,15 @@ class Probe(Struct, frozen=True):
 class Sandbox(Protocol):
     """Where commands run. The module `treadle.sandbox.backend` is one."""
 
-    def probe(self) -> Probe:
+    def probe(self) -> ProbeResult:
         """Which walls hold on this machine; found out once a process."""
         ...
 
-    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> Ended:
+    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> CommandResult:
         """Run a command behind the walls to its end. Cancelling kills all of it, and returns when it is gone."""
         ...
 
-    async def run_on_host(self, job: Job, on_output: OnOutput) -> Ended:
+    async def run_on_host(self, job: Job, on_output: OnOutput) -> CommandResult:
         """Run a command without walls, but with its bounds, a clean environment, and nothing left behind."""
         ...
 
@@ -125,12 +125,12 @@ def is_env_file(name: str) -> bool:
     return name in (".env", ".envrc") or (name.startswith(".env.") and not name.endswith(_HARMLESS_ENV))
 
 
-def is_store(head: bytes) -> bool:
+def is_log_file(head: bytes) -> bool:
     """Whether a file that begins so is a log of sessions: who can write it can say yes in a person's name."""
     return _STORE.search(head) is not None
 
 
-def own_places() -> tuple[Path, ...]:
+def list_own_folders() -> tuple[Path, ...]:
     """Where rules, tokens and logs of this user are, and their settings: what is written there widens rights."""
     environ, home = os.environ, Path(os.path.expanduser("~"))
     data = environ.get("TREADLE_DATA_DIR") or Path(environ.get("XDG_DATA_HOME") or home / ".local/share", "treadle")

@@ -18,14 +18,29 @@ import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.sandbox.base import PROTECTED, Ended, Job, OnOutput, SandboxUnavailable
-from treadle.sandbox.environment import interpreter_folders, walled_environment
-from treadle.sandbox.guarded_paths import guarded, look_through, real_workspace, working_folder
-from treadle.sandbox.network import proxy_environment
-from treadle.sandbox.process import Following, Output, Tree, limit, limits_of, memory_file, pipe, readable, spawn
-from treadle.sandbox.resource_usage import descendants
-from treadle.sandbox.runtime_folder import empty_file, prepared_etc
-from treadle.sandbox.seccomp import Machine, program
+from treadle.sandbox.base import PROTECTED, CommandResult, Job, OnOutput, SandboxUnavailable
+from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
+from treadle.sandbox.guarded_paths import (
+    find_guarded_paths,
+    hold_protected_paths,
+    resolve_sandbox_workspace,
+    resolve_working_folder,
+)
+from treadle.sandbox.network import build_proxy_environment
+from treadle.sandbox.process import (
+    CommandOutput,
+    ProcessFollower,
+    ProcessTree,
+    build_limits,
+    create_memory_file,
+    open_pipe,
+    set_limits,
+    spawn_process,
+    wait_until_readable,
+)
+from treadle.sandbox.resource_usage import find_descendants
+from treadle.sandbox.runtime_folder import make_empty_file, prepare_etc
+from treadle.sandbox.seccomp import Machine, build_program
 
 BWRAP = "/usr/bin/bwrap"
 """That exact path: distributions give it, and no other, the right to make user namespaces."""
@@ -54,45 +69,50 @@ _READY = b"\x06"
 # the end of its input and is never run: bubblewrap's own way to wait would let it go then.
 _GATE = """printf '\\006'; read -r go || exit 125; exec "$@" </dev/null"""
 
-OpenWay = Callable[[int, Job], AbstractAsyncContextManager[None]]
+OpenNetwork = Callable[[int, Job], AbstractAsyncContextManager[None]]
 """Opens the network of a sandbox, known by its first process, for as long as its command runs."""
 
 
-class Plan(Struct, frozen=True):
+class BubblewrapPlan(Struct, frozen=True):
     """All that stands in a sandbox's arguments. What is `opened` is read-only, but for `ways`, which only stay."""
 
     job: Job
     workspace: Path
     cwd: Path
-    opened: Mapping[str, int]
-    ways: frozenset[str]
+    descriptors: Mapping[str, int]
+    parent_folders: frozenset[str]
     masked: tuple[Path, ...]
     environment: Mapping[str, str]
 
 
-async def run(job: Job, on_output: OnOutput, open_way: OpenWay) -> Ended:
+async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNetwork) -> CommandResult:
     """Run a command to its end behind all walls; `open_way` is how a granted network is reached."""
-    workspace = real_workspace(job)
-    cwd = working_folder(job, workspace)
-    found = await asyncio.to_thread(look_through, workspace)
-    masked = (*found.own, *(() if job.env_files else found.env_files))
+    workspace = resolve_sandbox_workspace(job)
+    cwd = resolve_working_folder(job, workspace)
+    found = await asyncio.to_thread(find_guarded_paths, workspace)
+    masked = (*found.own_files, *(() if job.show_env_files else found.env_files))
     if len(masked) + len(found.repositories) > _MOST_MOUNTS:
         raise BadInput(
             f"{workspace} holds {len(masked)} env files and logs and {len(found.repositories)} repositories, and no "
             f"more than {_MOST_MOUNTS} can be protected from a command. Nothing was run. Choose a folder with fewer."
         )
     with ExitStack() as held:
-        ways = found.ways(workspace) if job.writable else ()
-        opened = held.enter_context(guarded(workspace, (*ways, *(found.repositories if job.writable else ()))))
+        ways = found.find_parent_folders(workspace) if job.writable else ()
+        opened = held.enter_context(
+            hold_protected_paths(workspace, (*ways, *(found.repositories if job.writable else ())))
+        )
         if not opened.keys() >= set(PROTECTED):
             # We may not make it, but a command might later, by giving itself the right: it may change nothing then.
             job = msgspec.structs.replace(job, writable=False)
-        seen = (Path("/usr"), workspace, *job.read_only, *interpreter_folders())
-        environment = {**(proxy_environment() if job.network else {}), **walled_environment(job, HOME, seen)}
-        box = _Box(Plan(job, workspace, cwd, opened, frozenset(map(str, ways)), masked, environment), held)
+        seen = (Path("/usr"), workspace, *job.read_only, *find_interpreter_folders())
+        environment = {
+            **(build_proxy_environment() if job.network else {}),
+            **build_sandbox_environment(job, HOME, seen),
+        }
+        box = _Box(BubblewrapPlan(job, workspace, cwd, opened, frozenset(map(str, ways)), masked, environment), held)
         try:
             pid = await box.set_up()
-            async with open_way(pid, job):
+            async with open_network(pid, job):
                 return await box.follow(pid, on_output)
         finally:
             box.abandon()
@@ -101,33 +121,33 @@ async def run(job: Job, on_output: OnOutput, open_way: OpenWay) -> Ended:
 class _Box:
     """A bubblewrap that was started and waits with its command until it is let go."""
 
-    def __init__(self, plan: Plan, held: ExitStack) -> None:
+    def __init__(self, plan: BubblewrapPlan, held: ExitStack) -> None:
         self._plan = plan
         self._held = held
         self._said = b""
         self._first: int | None = None
         with ExitStack() as given:
-            self._status, status = pipe(held, given)
-            written, output = pipe(held, given)
-            waiting, self._go = pipe(given, held)
-            filtering = memory_file("seccomp", program(machine()), given)
-            options = [*arguments(plan), "--json-status-fd", str(status), "--seccomp", str(filtering)]
-            listed = memory_file("arguments", b"\0".join(map(os.fsencode, options)), given)
+            self._status, status = open_pipe(held, given)
+            written, output = open_pipe(held, given)
+            waiting, self._go = open_pipe(given, held)
+            filtering = create_memory_file("seccomp", build_program(detect_machine()), given)
+            options = [*build_arguments(plan), "--json-status-fd", str(status), "--seccomp", str(filtering)]
+            listed = create_memory_file("arguments", b"\0".join(map(os.fsencode, options)), given)
             command = [BWRAP, "--args", str(listed), "--", "/bin/sh", "-c", _GATE, "sh", *plan.job.argv]
             # One that bubblewrap does not take would stay open in the command, and lead around the mount.
-            mounted = plan.opened.values() if _binds_descriptors() else ()
-            self._process = spawn(command, waiting, output, (status, filtering, listed, *mounted))
+            mounted = plan.descriptors.values() if _binds_descriptors() else ()
+            self._process = spawn_process(command, waiting, output, (status, filtering, listed, *mounted))
         os.set_blocking(self._status, False)
-        self._output = Output(written, plan.job.bounds.output_bytes)
+        self._output = CommandOutput(written, plan.job.bounds.output_bytes)
         held.callback(self._output.stop)
 
     async def set_up(self) -> int:
         """Wait until all walls stand; the first process in the sandbox's namespace, as we see it."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                ready = await self._output.greeting(_READY)
+                ready = await self._output.wait_for_mark(_READY)
                 while ready and b"\n" not in self._said:
-                    await readable(self._status)
+                    await wait_until_readable(self._status)
                     ready = self._hear()
         except TimeoutError:
             raise self._failed(f"it was not ready within {_PATIENCE:g} s") from None
@@ -136,14 +156,14 @@ class _Box:
         pid = cast("dict[str, int]", json.loads(self._said.partition(b"\n")[0]))["child-pid"]
         self._first = os.pidfd_open(pid)
         self._held.callback(os.close, self._first)
-        for waiting in descendants(pid):
-            limit(waiting, limits_of(self._plan.job.bounds, counted_apart=True))
+        for waiting in find_descendants(pid):
+            set_limits(waiting, build_limits(self._plan.job.bounds, per_namespace=True))
             self._check_protected(waiting)
         return pid
 
     def _check_protected(self, pid: int) -> None:
         """Another command may have put a link in the way of a repository further down, between looking and mounting."""
-        for name, opened in self._plan.opened.items():
+        for name, opened in self._plan.descriptors.items():
             if name in PROTECTED or _binds_descriptors():
                 continue
             try:
@@ -153,14 +173,14 @@ class _Box:
             if not os.path.samestat(seen, os.fstat(opened)):
                 raise self._failed(f"{name} was exchanged meanwhile. Run it again.")
 
-    async def follow(self, pid: int, on_output: OnOutput) -> Ended:
+    async def follow(self, pid: int, on_output: OnOutput) -> CommandResult:
         """Let the command go, and follow it to its end."""
         assert self._first is not None
         outer = os.pidfd_open(self._process.pid)
         self._held.callback(os.close, outer)
-        tree = Tree(pid, self._kill, (outer, self._first))
-        following = Following(self._process, tree, self._plan.job.bounds, (self._plan.workspace,))
-        return await following.to_the_end(self._output, on_output, self._let_go)
+        tree = ProcessTree(pid, self._kill, (outer, self._first))
+        following = ProcessFollower(self._process, tree, self._plan.job.bounds, (self._plan.workspace,))
+        return await following.follow(self._output, on_output, self._let_go)
 
     def _let_go(self) -> None:
         os.write(self._go, b"go\n")
@@ -176,7 +196,7 @@ class _Box:
         pid = self._process.pid
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # from here on it makes no other child
-        for child in descendants(pid):
+        for child in find_descendants(pid):
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         self._process.kill()
@@ -201,12 +221,12 @@ class _Box:
         return SandboxUnavailable(f"The sandbox could not be set up, so the command was not run: {why}")
 
 
-def missing() -> str:
+def explain_unavailable() -> str:
     """Why this back-end cannot be used here, as a sentence; empty when it can, which is found out by using it."""
     if not os.access(BWRAP, os.X_OK):
         return f"{BWRAP} is not installed."
     try:
-        machine()
+        detect_machine()
     except SandboxUnavailable as error:
         return str(error)
     trial = [BWRAP, *(f"--unshare-{name}" for name in _NAMESPACES), "--cap-drop", "ALL", "--die-with-parent"]
@@ -218,7 +238,7 @@ def missing() -> str:
     return "" if done.returncode == 0 else f"{BWRAP} does not work here ({done.stderr.strip() or done.returncode})."
 
 
-def machine() -> Machine:
+def detect_machine() -> Machine:
     """The architecture whose calls are filtered."""
     name = platform.machine()
     if name in ("x86_64", "aarch64"):
@@ -226,9 +246,9 @@ def machine() -> Machine:
     raise SandboxUnavailable(f"There is no list of system calls for {name}, so nothing was run. Use x86_64 or aarch64.")
 
 
-def arguments(plan: Plan) -> list[str]:
+def build_arguments(plan: BubblewrapPlan) -> list[str]:
     """What bubblewrap is told, up to its descriptors. Later mounts lie on top of earlier ones."""
-    uid, gid = inner_ids()
+    uid, gid = choose_inner_ids()
     size = str(plan.job.bounds.tmp_mb * 1024 * 1024)
     return [
         *(f"--unshare-{name}" for name in _NAMESPACES),
@@ -237,7 +257,7 @@ def arguments(plan: Plan) -> list[str]:
         *(word for item in plan.environment.items() for word in ("--setenv", *item)),
         *("--ro-bind", "/usr", "/usr"),
         *_system_folders(),
-        *("--ro-bind", str(prepared_etc(uid, gid)), "/etc"),
+        *("--ro-bind", str(prepare_etc(uid, gid)), "/etc"),
         *("--proc", "/proc"),
         *_hidden_from_root(),
         *("--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
@@ -248,12 +268,12 @@ def arguments(plan: Plan) -> list[str]:
         *(word for name, opened in _outer_first(plan) for word in _mounted(plan, plan.workspace / name, opened)),
         *(word for path in plan.masked for word in _hidden(path)),
         # On top of the workspace: the code that runs us stays as it is even when it lies in there.
-        *(word for folder in interpreter_folders() for word in _read_only(folder)),
+        *(word for folder in find_interpreter_folders() for word in _read_only(folder)),
         *("--remount-ro", "/", "--chdir", str(plan.cwd)),
     ]
 
 
-def inner_ids() -> tuple[int, int]:
+def choose_inner_ids() -> tuple[int, int]:
     """Who the command is, in its own eyes: the same user, but never root."""
     return os.getuid() or 1000, os.getgid() or 1000
 
@@ -273,16 +293,16 @@ def _hidden_from_root() -> Iterator[str]:
     if os.getuid() == 0:
         for name in _HIDDEN_FROM_ROOT:
             if Path("/proc", name).exists():
-                yield from ("--ro-bind", str(empty_file()), f"/proc/{name}")
+                yield from ("--ro-bind", str(make_empty_file()), f"/proc/{name}")
 
 
-def _outer_first(plan: Plan) -> list[tuple[str, int]]:
+def _outer_first(plan: BubblewrapPlan) -> list[tuple[str, int]]:
     """What is mounted from descriptors, the folders on the way to our own before what may lie in them."""
-    return sorted(plan.opened.items(), key=lambda item: str(plan.workspace / item[0]) not in plan.ways)
+    return sorted(plan.descriptors.items(), key=lambda item: str(plan.workspace / item[0]) not in plan.parent_folders)
 
 
-def _mounted(plan: Plan, path: Path, opened: int) -> tuple[str, ...]:
-    how = "--bind" if str(path) in plan.ways else "--ro-bind"
+def _mounted(plan: BubblewrapPlan, path: Path, opened: int) -> tuple[str, ...]:
+    how = "--bind" if str(path) in plan.parent_folders else "--ro-bind"
     if _binds_descriptors():
         return (f"{how}-fd", str(opened), str(path))
     return (how, str(path), str(path))
@@ -291,7 +311,7 @@ def _mounted(plan: Plan, path: Path, opened: int) -> tuple[str, ...]:
 def _hidden(path: Path) -> tuple[str, ...]:
     if path.is_dir():
         return ("--tmpfs", str(path), "--remount-ro", str(path))
-    return ("--ro-bind", str(empty_file()), str(path))
+    return ("--ro-bind", str(make_empty_file()), str(path))
 
 
 def _read_only(path: Path) -> tuple[str, ...]:

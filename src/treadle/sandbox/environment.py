@@ -15,7 +15,7 @@ _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/
 _SECRET_FOLDERS = {".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config", ".password-store"}
 
 
-def walled_environment(job: Job, home: str, seen: tuple[Path, ...]) -> dict[str, str]:
+def build_sandbox_environment(job: Job, home: str, seen: tuple[Path, ...]) -> dict[str, str]:
     """What a sandboxed command gets; `seen` are the folders whose programs it can see."""
     mine = _named(_PASSED_ON)
     return {
@@ -31,12 +31,12 @@ def walled_environment(job: Job, home: str, seen: tuple[Path, ...]) -> dict[str,
     }
 
 
-def host_environment(job: Job) -> dict[str, str]:
+def build_host_environment(job: Job) -> dict[str, str]:
     """What a command on the host gets: the user's own places, and none of their secrets."""
     return {"PATH": os.pathsep.join(_SYSTEM_PATH), **_named(_PASSED_ON + _OF_THE_USER), **job.env}
 
 
-def interpreter_folders() -> tuple[Path, ...]:
+def find_interpreter_folders() -> tuple[Path, ...]:
     """Where the Python that runs us lives, unless the system has it or secrets may lie beside it."""
     folders = {Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()}
     home = Path.home().resolve()

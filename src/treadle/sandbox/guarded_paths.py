@@ -19,8 +19,16 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.sandbox.base import PROTECTED, STORE_ENDINGS, STORE_HEAD, Job, is_env_file, is_store, own_places
-from treadle.sandbox.runtime_folder import runtime_folder
+from treadle.sandbox.base import (
+    LOG_FILE_SUFFIXES,
+    LOG_HEAD_BYTES,
+    PROTECTED,
+    Job,
+    is_env_file,
+    is_log_file,
+    list_own_folders,
+)
+from treadle.sandbox.runtime_folder import make_runtime_folder
 
 _NEVER = {
     "/",
@@ -46,20 +54,20 @@ _ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class Found(Struct, frozen=True):
+class GuardedPaths(Struct, frozen=True):
     """What lies in a workspace that a command may not see, or not change."""
 
     env_files: tuple[Path, ...]
-    own: tuple[Path, ...]
+    own_files: tuple[Path, ...]
     repositories: tuple[Path, ...]
 
-    def ways(self, workspace: Path) -> tuple[Path, ...]:
+    def find_parent_folders(self, workspace: Path) -> tuple[Path, ...]:
         """The folders on the way to what is our own: were one moved away, another could be put in its place."""
-        ways = {parent for place in self.own for parent in place.parents if workspace in parent.parents}
-        return tuple(sorted(ways - set(self.repositories) - set(self.own)))
+        ways = {parent for place in self.own_files for parent in place.parents if workspace in parent.parents}
+        return tuple(sorted(ways - set(self.repositories) - set(self.own_files)))
 
 
-def existing_workspace(job: Job) -> Path:
+def resolve_workspace(job: Job) -> Path:
     """The folder itself, without links on the way."""
     try:
         folder = job.workspace.resolve(strict=True)
@@ -70,12 +78,12 @@ def existing_workspace(job: Job) -> Path:
     return folder
 
 
-def real_workspace(job: Job) -> Path:
+def resolve_sandbox_workspace(job: Job) -> Path:
     """The same for a command behind walls; refused when it could leave by this folder."""
-    folder = existing_workspace(job)
+    folder = resolve_workspace(job)
     home = Path.home().resolve()
-    below = any(folder.is_relative_to(top) for top in _NOT_BELOW) or folder in own_places()
-    if str(folder) in _NEVER or below or home.is_relative_to(folder) or runtime_folder().is_relative_to(folder):
+    below = any(folder.is_relative_to(top) for top in _NOT_BELOW) or folder in list_own_folders()
+    if str(folder) in _NEVER or below or home.is_relative_to(folder) or make_runtime_folder().is_relative_to(folder):
         raise BadInput(
             f"{folder} cannot be a workspace: commands could read keys there or change what runs outside. Nothing was "
             "run. Choose the folder of one project."
@@ -83,7 +91,7 @@ def real_workspace(job: Job) -> Path:
     return folder
 
 
-def working_folder(job: Job, workspace: Path) -> Path:
+def resolve_working_folder(job: Job, workspace: Path) -> Path:
     """Where the command starts."""
     folder = workspace / job.cwd
     if ".." in Path(job.cwd).parts or not folder.resolve().is_relative_to(workspace) or not folder.is_dir():
@@ -91,13 +99,13 @@ def working_folder(job: Job, workspace: Path) -> Path:
     return folder
 
 
-def look_through(workspace: Path) -> Found:
+def find_guarded_paths(workspace: Path) -> GuardedPaths:
     """Find files that hold secrets by custom, our own logs and settings, and repositories further down.
 
     Near ones come first. In a huge tree the search ends after so many entries.
     """
     env_files, repositories = list[Path](), list[Path]()
-    own = [place for place in own_places() if place.exists() and place.is_relative_to(workspace)]
+    own = [place for place in list_own_folders() if place.exists() and place.is_relative_to(workspace)]
     folders, seen = deque([workspace]), 0
     while folders and seen < _ENTRIES:
         folder = folders.popleft()
@@ -110,7 +118,7 @@ def look_through(workspace: Path) -> Found:
                 continue
             for entry in here:
                 if f"{entry.name}-wal" in names and _is_store(folder / entry.name):
-                    own += [folder / f"{entry.name}{end}" for end in STORE_ENDINGS if f"{entry.name}{end}" in names]
+                    own += [folder / f"{entry.name}{end}" for end in LOG_FILE_SUFFIXES if f"{entry.name}{end}" in names]
                 if is_env_file(entry.name):
                     env_files += filter(Path.is_file, _inside(Path(entry.path), workspace))
                 elif entry.name in PROTECTED and folder != workspace:
@@ -118,11 +126,11 @@ def look_through(workspace: Path) -> Found:
                 elif entry.name not in _NOT_SEARCHED and entry.is_dir(follow_symlinks=False):
                     if Path(entry.path) not in own:
                         folders.append(Path(entry.path))
-    return Found(tuple(env_files), tuple(own), tuple(dict.fromkeys(repositories)))
+    return GuardedPaths(tuple(env_files), tuple(own), tuple(dict.fromkeys(repositories)))
 
 
 def _is_store(path: Path) -> bool:
-    return is_store(_head(path)) or is_store(_head(path.with_name(f"{path.name}-wal")))
+    return is_log_file(_head(path)) or is_log_file(_head(path.with_name(f"{path.name}-wal")))
 
 
 def _head(path: Path) -> bytes:
@@ -131,7 +139,7 @@ def _head(path: Path) -> bytes:
     except OSError:
         return b""
     try:
-        return os.read(opened, STORE_HEAD) if stat.S_ISREG(os.fstat(opened).st_mode) else b""
+        return os.read(opened, LOG_HEAD_BYTES) if stat.S_ISREG(os.fstat(opened).st_mode) else b""
     finally:
         os.close(opened)
 
@@ -150,13 +158,13 @@ def _inside(path: Path, workspace: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def guarded(workspace: Path, below: Iterable[Path] = ()) -> Generator[dict[str, int]]:
+def hold_protected_paths(workspace: Path, below: Iterable[Path] = ()) -> Generator[dict[str, int]]:
     """Hold what is protected: an open descriptor for each name, made with a placeholder where it is missing.
 
     One that cannot be made in a workspace that is not ours to change is left out. What is further `below` is held as it
     is, by its place in the workspace.
     """
-    path = runtime_folder() / lock_name(workspace)
+    path = make_runtime_folder() / build_lock_name(workspace)
     lock = _shared_lock(path)
     opened: dict[str, int] = {}
     try:
@@ -189,7 +197,7 @@ def _open_below(workspace: Path, name: str) -> int:
         raise BadInput(f"{workspace / name} was moved or exchanged just now. Nothing was run. Run it again.") from error
 
 
-def lock_name(workspace: Path) -> str:
+def build_lock_name(workspace: Path) -> str:
     """The file in our runtime folder that every process locks which runs a command in this workspace."""
     return f"{hashlib.blake2b(os.fsencode(workspace), digest_size=12).hexdigest()}.lock"
 

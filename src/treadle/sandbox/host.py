@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from treadle.sandbox import supervised
-from treadle.sandbox.base import Ended, Job, OnOutput
-from treadle.sandbox.environment import host_environment
-from treadle.sandbox.guarded_paths import existing_workspace, working_folder
+from treadle.sandbox.base import CommandResult, Job, OnOutput
+from treadle.sandbox.environment import build_host_environment
+from treadle.sandbox.guarded_paths import resolve_working_folder, resolve_workspace
 
 
-async def run(job: Job, on_output: OnOutput) -> Ended:
+async def run_on_host(job: Job, on_output: OnOutput) -> CommandResult:
     """Run a command to its end without walls."""
-    workspace = existing_workspace(job)
-    launch = supervised.Launch(argv=job.argv, cwd=str(working_folder(job, workspace)), env=host_environment(job))
-    return await supervised.run(launch, job, (workspace,), on_output)
+    workspace = resolve_workspace(job)
+    launch = supervised.SupervisorConfig(
+        argv=job.argv, cwd=str(resolve_working_folder(job, workspace)), env=build_host_environment(job)
+    )
+    return await supervised.run_supervised(launch, job, (workspace,), on_output)

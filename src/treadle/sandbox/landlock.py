@@ -16,14 +16,14 @@ from pathlib import Path
 
 from treadle.errors import BadInput
 from treadle.sandbox import supervised
-from treadle.sandbox.base import PROTECTED, Ended, Job, OnOutput
-from treadle.sandbox.bubblewrap import machine
-from treadle.sandbox.environment import interpreter_folders, walled_environment
-from treadle.sandbox.guarded_paths import look_through, real_workspace, working_folder
-from treadle.sandbox.runtime_folder import ETC, runtime_folder
-from treadle.sandbox.seccomp import program
+from treadle.sandbox.base import PROTECTED, CommandResult, Job, OnOutput
+from treadle.sandbox.bubblewrap import detect_machine
+from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
+from treadle.sandbox.guarded_paths import find_guarded_paths, resolve_sandbox_workspace, resolve_working_folder
+from treadle.sandbox.runtime_folder import ETC_PATTERNS, make_runtime_folder
+from treadle.sandbox.seccomp import build_program
 
-OLDEST = 3
+OLDEST_VERSION = 3
 """Before its third version, Landlock let a process empty files that it may not write."""
 
 _EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
@@ -38,59 +38,59 @@ Rule = tuple[str, int]
 
 
 @lru_cache(maxsize=1)
-def version() -> int:
+def read_landlock_version() -> int:
     """Which Landlock the kernel has; 0 for none."""
     libc = ctypes.CDLL(None, use_errno=True)
     return max(0, int(libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
 
 
-async def run(job: Job, on_output: OnOutput) -> Ended:
+async def run_in_landlock(job: Job, on_output: OnOutput) -> CommandResult:
     """Run a command to its end behind the reduced walls."""
     if job.network:
         raise BadInput(
             "The reduced sandbox cannot grant the network, so the command was not run. Install bubblewrap for that."
         )
-    workspace = real_workspace(job)
-    cwd = working_folder(job, workspace)
-    folder = Path(tempfile.mkdtemp(prefix="tmp-", dir=runtime_folder()))
+    workspace = resolve_sandbox_workspace(job)
+    cwd = resolve_working_folder(job, workspace)
+    folder = Path(tempfile.mkdtemp(prefix="tmp-", dir=make_runtime_folder()))
     try:
-        launch = supervised.Launch(
+        launch = supervised.SupervisorConfig(
             argv=job.argv,
             cwd=str(cwd),
             env=_environment(job, workspace, folder),
             rules=[*_rules(job, workspace, folder)],
-            handled=handled(version()),
-            scoped=_SCOPES if version() >= 6 else 0,
-            seccomp=program(machine(), sockets=False),
+            handled=build_handled_rights(read_landlock_version()),
+            scoped=_SCOPES if read_landlock_version() >= 6 else 0,
+            seccomp=build_program(detect_machine(), sockets=False),
         )
-        return await supervised.run(launch, job, (workspace, folder), on_output)
+        return await supervised.run_supervised(launch, job, (workspace, folder), on_output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def handled(abi: int) -> int:
+def build_handled_rights(abi: int) -> int:
     """Every right that this version of Landlock knows, so that each must be given to be had."""
     return (1 << 13) - 1 | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0) | (_DEVICES if abi >= 5 else 0)
 
 
 def _environment(job: Job, workspace: Path, folder: Path) -> dict[str, str]:
-    seen = (Path("/usr"), workspace, *job.read_only, *interpreter_folders())
-    return {**walled_environment(job, str(folder), seen), "TMPDIR": str(folder), **job.env}
+    seen = (Path("/usr"), workspace, *job.read_only, *find_interpreter_folders())
+    return {**build_sandbox_environment(job, str(folder), seen), "TMPDIR": str(folder), **job.env}
 
 
 def _rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
-    for path in (*_SYSTEM, *map(str, job.read_only), *map(str, interpreter_folders())):
+    for path in (*_SYSTEM, *map(str, job.read_only), *map(str, find_interpreter_folders())):
         yield os.path.realpath(path), _READ_ONLY
-    for pattern in (*ETC, "passwd", "group", "hosts", "host.conf", "nsswitch.conf"):
+    for pattern in (*ETC_PATTERNS, "passwd", "group", "hosts", "host.conf", "nsswitch.conf"):
         for path in Path("/etc").glob(pattern):
             yield str(path.resolve()), _READ_ONLY
     for path in _DEVICE_FILES:
         yield path, _READ | _WRITE | _TRUNCATE
-    everything = handled(version()) & ~_MAKE_DEVICES & ~_DEVICES
+    everything = build_handled_rights(read_landlock_version()) & ~_MAKE_DEVICES & ~_DEVICES
     yield str(folder), everything
-    found = look_through(workspace)
+    found = find_guarded_paths(workspace)
     special = dict.fromkeys(found.repositories, _READ_ONLY)
-    special |= dict.fromkeys((*found.own, *(() if job.env_files else found.env_files)), 0)
+    special |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
     yield from _split(workspace, special, everything if job.writable else _READ_ONLY)
 
 

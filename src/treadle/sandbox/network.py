@@ -15,43 +15,43 @@ from pathlib import Path
 
 from treadle.sandbox import proxy
 from treadle.sandbox.base import Job, SandboxUnavailable
-from treadle.sandbox.process import readable, spawn
-from treadle.sandbox.public_addresses import is_public
+from treadle.sandbox.process import spawn_process, wait_until_readable
+from treadle.sandbox.public_addresses import is_public_address
 
-PORT = 3128
+PROXY_PORT = 3128
 _LISTEN = Path(__file__).with_name("listener.py")
 _PATIENCE = 20.0
 
 
-def proxy_environment() -> dict[str, str]:
+def build_proxy_environment() -> dict[str, str]:
     """How programs learn of the proxy."""
-    address = f"http://127.0.0.1:{PORT}"
+    address = f"http://127.0.0.1:{PROXY_PORT}"
     names = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     return {**dict.fromkeys(names, address), **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1")}
 
 
 @asynccontextmanager
-async def opened(
-    pid: int, job: Job, resolve: proxy.Resolve | None = None, public: proxy.IsPublic = is_public
+async def open_network(
+    pid: int, job: Job, resolve: proxy.Resolve | None = None, public: proxy.IsPublic = is_public_address
 ) -> AsyncGenerator[None]:
     """The way out of the sandbox of process `pid`, as far as its job grants one."""
     if not job.network:
         yield
         return
     with await _listener(pid) as listener:
-        async with proxy.serving(listener, proxy.Gate(job.allow_hosts, resolve, public)):
+        async with proxy.serve_proxy(listener, proxy.ProxyRules(job.allow_hosts, resolve, public)):
             yield
 
 
 async def _listener(pid: int) -> socket.socket:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-I", "-S", "-B", str(_LISTEN), str(pid), str(PORT), str(theirs.fileno())]
-        process = spawn(command, subprocess.DEVNULL, subprocess.DEVNULL, (theirs.fileno(),))
+        command = [sys.executable, "-I", "-S", "-B", str(_LISTEN), str(pid), str(PROXY_PORT), str(theirs.fileno())]
+        process = spawn_process(command, subprocess.DEVNULL, subprocess.DEVNULL, (theirs.fileno(),))
         theirs.close()
         try:
             async with asyncio.timeout(_PATIENCE):
-                await readable(ours.fileno())
+                await wait_until_readable(ours.fileno())
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
         except TimeoutError:
             descriptors = []

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from treadle.sandbox.base import Bounds, Ended, OnOutput, Reason
-from treadle.sandbox.resource_usage import DiskWatch, tree_use
+from treadle.sandbox.base import Bounds, CommandResult, EndReason, OnOutput
+from treadle.sandbox.resource_usage import DiskWatch, measure_tree
 
 _LOOK_EVERY = 0.1
 _MEGABYTE = 1024 * 1024
@@ -27,7 +27,7 @@ _CHUNK = 65536
 Result = TypeVar("Result")
 
 
-class Tree(Struct, frozen=True):
+class ProcessTree(Struct, frozen=True):
     """The processes of a command: all are below `root`, `kill` ends them, and all `handles` are readable then."""
 
     root: int
@@ -35,7 +35,7 @@ class Tree(Struct, frozen=True):
     handles: tuple[int, ...]
 
 
-class Output:
+class CommandOutput:
     """The merged output of a process, read as it comes. Until `open`, it is kept for a message of our own."""
 
     def __init__(self, descriptor: int, limit: int) -> None:
@@ -53,7 +53,7 @@ class Output:
         os.set_blocking(descriptor, False)
         self._loop.add_reader(descriptor, self._read)
 
-    async def greeting(self, mark: bytes) -> bool:
+    async def wait_for_mark(self, mark: bytes) -> bool:
         """Wait for the mark that comes last before the command's own output; False when the output ends without."""
         while not self.head.endswith(mark):
             if self._ended:
@@ -62,7 +62,7 @@ class Output:
             await self._news.wait()
         return True
 
-    def open(self, on_output: OnOutput, on_excess: Callable[[], None]) -> None:
+    def forward_to(self, on_output: OnOutput, on_excess: Callable[[], None]) -> None:
         """From now on output is the command's own."""
         self._on_output, self._on_excess = on_output, on_excess
 
@@ -104,21 +104,23 @@ class Output:
             self.failure = error
 
 
-class Following:
+class ProcessFollower:
     """Follow a process until it ends or goes over a bound, and leave nothing of it behind."""
 
-    def __init__(self, process: subprocess.Popen[bytes], tree: Tree, bounds: Bounds, folders: tuple[Path, ...]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], tree: ProcessTree, bounds: Bounds, folders: tuple[Path, ...]
+    ) -> None:
         self._process = process
         self._tree = tree
         self._bounds = bounds
         self._disk = DiskWatch(folders, bounds.disk_mb * _MEGABYTE)
-        self._over: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[EndReason] = asyncio.get_running_loop().create_future()
         self._began = time.perf_counter()
 
-    async def to_the_end(self, output: Output, on_output: OnOutput, let_go: Callable[[], None]) -> Ended:
+    async def follow(self, output: CommandOutput, on_output: OnOutput, let_go: Callable[[], None]) -> CommandResult:
         """Let the command go, and follow it. When this is cancelled, everything is killed first."""
         loop = asyncio.get_running_loop()
-        output.open(on_output, lambda: self._stop("output"))
+        output.forward_to(on_output, lambda: self._stop("output"))
         clock = loop.call_later(self._bounds.wall_s, self._stop, "wall")
         handle = self._tree.handles[0]
         loop.add_reader(handle, self._stop, "exited")
@@ -130,24 +132,24 @@ class Following:
             clock.cancel()
             looking.cancel()
             loop.remove_reader(handle)
-            await undisturbed(self._end(looking))
+            await finish_despite_cancel(self._end(looking))
             output.drain()
         if output.failure is not None:
             raise output.failure
         return self._ended("output" if output.is_cut and reason == "exited" else reason, output.total)
 
-    def _ended(self, reason: Reason, output_bytes: int) -> Ended:
+    def _ended(self, reason: EndReason, output_bytes: int) -> CommandResult:
         seconds = time.perf_counter() - self._began
         if reason != "exited":
-            return Ended(None, reason, None, seconds, output_bytes)
+            return CommandResult(None, reason, None, seconds, output_bytes)
         code = self._process.returncode
         # A shell and bubblewrap say the same of a child that a signal ended: 128 and its number.
         code = 128 - code if code < 0 else code
         if 128 < code <= 192:
-            return Ended(code, "signalled", code - 128, seconds, output_bytes)
-        return Ended(code, "exited", None, seconds, output_bytes)
+            return CommandResult(code, "signalled", code - 128, seconds, output_bytes)
+        return CommandResult(code, "exited", None, seconds, output_bytes)
 
-    def _stop(self, reason: Reason) -> None:
+    def _stop(self, reason: EndReason) -> None:
         if not self._over.done():
             self._over.set_result(reason)
 
@@ -158,7 +160,7 @@ class Following:
     async def _look_at_processes(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY)
-            use = tree_use(self._tree.root)
+            use = measure_tree(self._tree.root)
             if use.memory > self._bounds.memory_mb * _MEGABYTE:
                 self._stop("memory")
             if use.processes > self._bounds.processes:
@@ -167,7 +169,7 @@ class Following:
     async def _look_at_disk(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY)
-            if self._disk.is_suspicious() and await asyncio.to_thread(self._disk.has_outgrown, self._tree.root):
+            if self._disk.is_suspicious() and await asyncio.to_thread(self._disk.is_over_limit, self._tree.root):
                 self._stop("disk")
 
     async def _end(self, looking: asyncio.Task[None]) -> None:
@@ -176,7 +178,7 @@ class Following:
         if not looking.cancelled():
             looking.result()
         for handle in self._tree.handles:
-            await readable(handle)
+            await wait_until_readable(handle)
         self._process.wait()
         _bury(self._tree.root)
 
@@ -187,7 +189,7 @@ def _bury(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-async def readable(descriptor: int) -> None:
+async def wait_until_readable(descriptor: int) -> None:
     """Wait until there is something to read, or, for a handle of a process, until it has ended."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
@@ -198,7 +200,7 @@ async def readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-async def undisturbed(work: Coroutine[Any, Any, Result]) -> Result:
+async def finish_despite_cancel(work: Coroutine[Any, Any, Result]) -> Result:
     """Finish something even when cancelled meanwhile; the cancelling comes after it."""
     task = asyncio.ensure_future(work)
     cancelled = False
@@ -212,11 +214,11 @@ async def undisturbed(work: Coroutine[Any, Any, Result]) -> Result:
     return task.result()
 
 
-def spawn(argv: Sequence[str], given: int, output: int, descriptors: Iterable[int]) -> subprocess.Popen[bytes]:
+def spawn_process(argv: Sequence[str], stdin: int, output: int, descriptors: Iterable[int]) -> subprocess.Popen[bytes]:
     """Start a program of ours: without variables, outside every workspace, in a session of its own."""
     return subprocess.Popen(
         argv,
-        stdin=given,
+        stdin=stdin,
         stdout=output,
         stderr=output,
         env={},
@@ -226,7 +228,7 @@ def spawn(argv: Sequence[str], given: int, output: int, descriptors: Iterable[in
     )
 
 
-def limits_of(bounds: Bounds, *, counted_apart: bool) -> dict[int, int]:
+def build_limits(bounds: Bounds, *, per_namespace: bool) -> dict[int, int]:
     """What the kernel itself holds each process to. Not its address space: node, Go and Java reserve far more."""
     limits = {
         resource.RLIMIT_DATA: bounds.memory_mb * _MEGABYTE,
@@ -234,7 +236,7 @@ def limits_of(bounds: Bounds, *, counted_apart: bool) -> dict[int, int]:
         resource.RLIMIT_NOFILE: bounds.open_files,
         resource.RLIMIT_CORE: 0,
     }
-    if counted_apart and _counts_apart():
+    if per_namespace and _counts_apart():
         limits[resource.RLIMIT_NPROC] = bounds.processes * 4  # the kernel counts threads
     return limits
 
@@ -245,7 +247,7 @@ def _counts_apart() -> bool:
     return (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
 
 
-def limit(pid: int, limits: dict[int, int]) -> None:
+def set_limits(pid: int, limits: dict[int, int]) -> None:
     """Set limits on a process that waits to be let go; none is raised."""
     for kind, value in limits.items():
         _, hard = resource.prlimit(pid, kind)
@@ -253,7 +255,7 @@ def limit(pid: int, limits: dict[int, int]) -> None:
         resource.prlimit(pid, kind, (top, top))
 
 
-def pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
+def open_pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
     """A pipe with an end for each side."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     ours.callback(os.close, reading)
@@ -261,7 +263,7 @@ def pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
     return reading, writing
 
 
-def memory_file(name: str, data: bytes, held: ExitStack) -> int:
+def create_memory_file(name: str, data: bytes, held: ExitStack) -> int:
     """A descriptor to read `data` from, whatever its size."""
     descriptor = os.memfd_create(name)
     held.callback(os.close, descriptor)

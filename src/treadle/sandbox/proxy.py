@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from treadle.sandbox.public_addresses import is_public
+from treadle.sandbox.public_addresses import is_public_address
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 IsPublic = Callable[[str], bool]
@@ -25,7 +25,7 @@ _PATIENCE = 30.0
 _CHUNK = 65536
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that goes nowhere; the text is for the command's output."""
 
 
@@ -37,15 +37,15 @@ class Target(Struct, frozen=True):
     first: bytes = b""
 
 
-class Gate(Struct, frozen=True):
+class ProxyRules(Struct, frozen=True):
     """Which hosts may be reached; without any, every public one. How names are resolved can be replaced."""
 
     hosts: tuple[str, ...] = ()
     resolve: Resolve | None = None
-    is_public: IsPublic = is_public
+    is_public: IsPublic = is_public_address
 
 
-def allows(hosts: Sequence[str], host: str, port: int) -> bool:
+def is_host_allowed(hosts: Sequence[str], host: str, port: int) -> bool:
     """Whether a list of `example.org`, `*.example.org` or `example.org:8443` names a host at a port."""
     return any(_names(entry, host.rstrip(".").lower(), port) for entry in hosts or ("*",))
 
@@ -65,15 +65,15 @@ def read_request(head: bytes) -> Target:
     words = lines[0].split(" ")
     # To some servers these end a line, too, and what follows is a header that was not seen here.
     if len(words) != 3 or any("\r" in line or "\n" in line or "\0" in line for line in lines):
-        raise Refused("this is not a request to a proxy")
+        raise RequestRefused("this is not a request to a proxy")
     method, address, protocol = words
     try:
         parts = urlsplit(f"//{address}" if method == "CONNECT" else address)
         host, port = parts.hostname, parts.port or (443 if method == "CONNECT" else 80)
     except ValueError:
-        raise Refused("the address cannot be read") from None
+        raise RequestRefused("the address cannot be read") from None
     if not host or (method != "CONNECT" and parts.scheme != "http"):
-        raise Refused("the address names no host that a proxy can reach")
+        raise RequestRefused("the address names no host that a proxy can reach")
     if method == "CONNECT":
         return Target(host, port)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -85,7 +85,7 @@ def read_request(head: bytes) -> Target:
 
 
 @asynccontextmanager
-async def serving(listener: socket.socket, gate: Gate) -> AsyncGenerator[None]:
+async def serve_proxy(listener: socket.socket, gate: ProxyRules) -> AsyncGenerator[None]:
     """Serve the proxy on a socket; leaving ends every connection."""
     tasks: set[asyncio.Task[None]] = set()
 
@@ -105,13 +105,13 @@ async def serving(listener: socket.socket, gate: Gate) -> AsyncGenerator[None]:
             await asyncio.wait(tasks)
 
 
-async def _serve(gate: Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _serve(gate: ProxyRules, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError, asyncio.IncompleteReadError, TimeoutError), _closing(writer):
         try:
             async with asyncio.timeout(_PATIENCE):
                 target = read_request(await reader.readuntil(b"\r\n\r\n"))
                 far_reader, far_writer = await _connect(gate, target)
-        except (Refused, asyncio.LimitOverrunError) as error:
+        except (RequestRefused, asyncio.LimitOverrunError) as error:
             said = f"treadle: {error}\n".encode()
             writer.write(
                 b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(said), said)
@@ -138,20 +138,20 @@ def _closing(writer: asyncio.StreamWriter) -> Generator[None]:
         writer.close()
 
 
-async def _connect(gate: Gate, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    if not allows(gate.hosts, target.host, target.port):
-        raise Refused(f"{target.host}:{target.port} is not among the hosts that this command may reach")
+async def _connect(gate: ProxyRules, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if not is_host_allowed(gate.hosts, target.host, target.port):
+        raise RequestRefused(f"{target.host}:{target.port} is not among the hosts that this command may reach")
     resolve = gate.resolve or _resolve
     try:
         addresses = [address for address in await resolve(target.host, target.port) if gate.is_public(address)]
     except (OSError, UnicodeError):  # the second when it is no name at all
-        raise Refused(f"{target.host} has no address") from None
+        raise RequestRefused(f"{target.host} has no address") from None
     if not addresses:
-        raise Refused(f"{target.host} is not a public host")
+        raise RequestRefused(f"{target.host} is not a public host")
     for address in addresses:
         with suppress(OSError):
             return await asyncio.open_connection(address, target.port)
-    raise Refused(f"{target.host}:{target.port} does not answer")
+    raise RequestRefused(f"{target.host}:{target.port} does not answer")
 
 
 async def _resolve(host: str, port: int) -> list[str]:

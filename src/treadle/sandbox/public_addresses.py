@@ -13,7 +13,7 @@ _CARRIERS = tuple(
 )
 
 
-def is_public(address: str) -> bool:
+def is_public_address(address: str) -> bool:
     """Whether an address is surely somewhere else: not this machine, its network, a cloud's metadata or a group."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])

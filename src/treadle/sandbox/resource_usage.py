@@ -15,14 +15,14 @@ _INODE = 4096
 """What a file counts for besides its content: millions of empty ones fill a disk too."""
 
 
-class TreeUse(Struct, frozen=True):
+class TreeUsage(Struct, frozen=True):
     """How many processes there are, and the bytes of memory that belong to them."""
 
     processes: int
     memory: int
 
 
-def descendants(root: int) -> list[int]:
+def find_descendants(root: int) -> list[int]:
     """The processes below one, itself not among them."""
     found: list[int] = []
     parents = deque([root])
@@ -33,10 +33,10 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def tree_use(root: int) -> TreeUse:
+def measure_tree(root: int) -> TreeUsage:
     """What all processes below one use together."""
-    below = descendants(root)
-    return TreeUse(len(below), sum(map(_memory, below)))
+    below = find_descendants(root)
+    return TreeUsage(len(below), sum(map(_memory, below)))
 
 
 def _children(pid: int) -> list[int]:
@@ -85,7 +85,7 @@ class DiskWatch:
         self._last = used
         return self._filled > self._limit
 
-    def has_outgrown(self, root: int) -> bool:
+    def is_over_limit(self, root: int) -> bool:
         """Whether it was the command; reads all of the folders. What others wrote is not asked about again.
 
         Where a command has put things out of our sight, all that was written meanwhile counts as its own.
@@ -149,7 +149,7 @@ def _is_foreign(folder: str) -> bool:
 def _unlinked(root: int, devices: set[int]) -> int:
     """What is held open without a name: it takes room until it is closed."""
     held: dict[int, int] = {}
-    for pid in descendants(root):
+    for pid in find_descendants(root):
         with suppress(OSError):
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):

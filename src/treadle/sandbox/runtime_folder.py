@@ -14,7 +14,7 @@ from pathlib import Path
 from treadle.sandbox.base import SandboxUnavailable
 
 # What programs read in /etc to work at all. No passwords, no keys, no addresses, no names of this machine.
-ETC = (
+ETC_PATTERNS = (
     "alternatives",
     "ca-certificates",
     "crypto-policies",
@@ -40,7 +40,7 @@ ETC = (
 _SECRET_ENDINGS = (".key", ".p12", ".pfx")
 
 
-def runtime_folder() -> Path:
+def make_runtime_folder() -> Path:
     """A folder of this user alone, the same for every process of theirs; made when it is missing."""
     uid = os.getuid()
     parent = Path(f"/run/user/{uid}")
@@ -54,20 +54,20 @@ def runtime_folder() -> Path:
     return folder
 
 
-def empty_file() -> Path:
+def make_empty_file() -> Path:
     """An empty file that nobody can write, to be shown instead of another."""
-    path = runtime_folder() / "empty"
+    path = make_runtime_folder() / "empty"
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o444))
     return path
 
 
-def prepared_etc(uid: int, gid: int) -> Path:
+def prepare_etc(uid: int, gid: int) -> Path:
     """The /etc that commands see; made once, and again when the system's own has changed."""
-    ready = runtime_folder() / f"etc-{uid}-{_state_of_etc()}"
+    ready = make_runtime_folder() / f"etc-{uid}-{_state_of_etc()}"
     if ready.is_dir():
         return ready
-    building = runtime_folder() / f"{ready.name}.{os.getpid()}.{os.urandom(4).hex()}"
+    building = make_runtime_folder() / f"{ready.name}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
         _build_etc(building, uid, gid)
         building.rename(ready)
@@ -92,14 +92,17 @@ def _state_of_etc() -> str:
 
     etc = Path("/etc")
     seen = [
-        (str(path), path.stat().st_mtime_ns) for pattern in ETC for path in sorted(etc.glob(pattern)) if path.exists()
+        (str(path), path.stat().st_mtime_ns)
+        for pattern in ETC_PATTERNS
+        for path in sorted(etc.glob(pattern))
+        if path.exists()
     ]
     return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
 
 
 def _build_etc(folder: Path, uid: int, gid: int) -> None:
     folder.mkdir(mode=0o755)
-    for pattern in ETC:
+    for pattern in ETC_PATTERNS:
         for source in Path("/etc").glob(pattern):
             _copy(source, folder / source.relative_to("/etc"))
     written = {

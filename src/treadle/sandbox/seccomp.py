@@ -125,21 +125,21 @@ class Instruction(Struct, frozen=True):
     """One step of the program: what to do, how far to jump when true and when false, and its operand."""
 
     code: int
-    true: int
-    false: int
+    jump_true: int
+    jump_false: int
     operand: int
 
 
 @lru_cache(maxsize=4)
-def program(machine: Machine, *, sockets: bool = True) -> bytes:
+def build_program(machine: Machine, *, sockets: bool = True) -> bytes:
     """The filter for a machine, as the kernel takes it. Without `sockets` only pairs of them can be made."""
     return b"".join(
-        struct.pack("<HBBI", step.code, step.true, step.false, step.operand)
-        for step in instructions(machine, sockets=sockets)
+        struct.pack("<HBBI", step.code, step.jump_true, step.jump_false, step.operand)
+        for step in build_instructions(machine, sockets=sockets)
     )
 
 
-def instructions(machine: Machine, *, sockets: bool = True) -> list[Instruction]:
+def build_instructions(machine: Machine, *, sockets: bool = True) -> list[Instruction]:
     """The same program, step by step."""
     column = 0 if machine == "x86_64" else 1
     steps = [

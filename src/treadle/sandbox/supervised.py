@@ -12,13 +12,21 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from treadle.sandbox.base import Ended, Job, OnOutput
-from treadle.sandbox.process import Following, Output, Tree, limits_of, memory_file, pipe, spawn
+from treadle.sandbox.base import CommandResult, Job, OnOutput
+from treadle.sandbox.process import (
+    CommandOutput,
+    ProcessFollower,
+    ProcessTree,
+    build_limits,
+    create_memory_file,
+    open_pipe,
+    spawn_process,
+)
 
 _LAUNCH = Path(__file__).with_name("supervisor.py")
 
 
-class Launch(Struct, frozen=True):
+class SupervisorConfig(Struct, frozen=True):
     """What launch.py is told: the command, and the rights it keeps; without rules it keeps all."""
 
     argv: tuple[str, ...]
@@ -30,22 +38,26 @@ class Launch(Struct, frozen=True):
     seccomp: bytes = b""
 
 
-async def run(launch: Launch, job: Job, folders: tuple[Path, ...], on_output: OnOutput) -> Ended:
+async def run_supervised(
+    launch: SupervisorConfig, job: Job, folders: tuple[Path, ...], on_output: OnOutput
+) -> CommandResult:
     """Run it to its end; `folders` are those whose growth is watched."""
-    limits = [*limits_of(job.bounds, counted_apart=False).items()]
+    limits = [*build_limits(job.bounds, per_namespace=False).items()]
     with ExitStack() as held:
         with ExitStack() as given:
-            control, keep = pipe(given, held)
-            written, output = pipe(held, given)
-            told = memory_file("launch", marshal.dumps({**msgspec.structs.asdict(launch), "limits": limits}), given)
+            control, keep = open_pipe(given, held)
+            written, output = open_pipe(held, given)
+            told = create_memory_file(
+                "launch", marshal.dumps({**msgspec.structs.asdict(launch), "limits": limits}), given
+            )
             command = [sys.executable, "-I", "-S", "-B", str(_LAUNCH), str(told), str(control)]
-            process = spawn(command, subprocess.DEVNULL, output, (told, control))
-        merged = Output(written, job.bounds.output_bytes)
+            process = spawn_process(command, subprocess.DEVNULL, output, (told, control))
+        merged = CommandOutput(written, job.bounds.output_bytes)
         held.callback(merged.stop)
         handle = os.pidfd_open(process.pid)
         held.callback(os.close, handle)
-        tree = Tree(process.pid, lambda: _say_stop(keep), (handle,))
-        return await Following(process, tree, job.bounds, folders).to_the_end(merged, on_output, lambda: None)
+        tree = ProcessTree(process.pid, lambda: _say_stop(keep), (handle,))
+        return await ProcessFollower(process, tree, job.bounds, folders).follow(merged, on_output, lambda: None)
 
 
 def _say_stop(control: int) -> None:

@@ -43,7 +43,7 @@ _BITS = 4.2
 """Random letters and digits have about five bits each, words and names under four."""
 
 
-def secret_in(text: str) -> str:
+def find_secret(text: str) -> str:
     """What a text seems to give away, in words, or nothing."""
     text = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
     for what, form in _FORMS:

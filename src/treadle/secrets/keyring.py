@@ -16,14 +16,14 @@ _LEAST = 12
 _DUMPABLE = 4  # PR_SET_DUMPABLE
 
 
-def redactor_for(secrets: tuple[str, ...] = ()) -> Redactor:
+def build_redactor(secrets: tuple[str, ...] = ()) -> Redactor:
     """Hides these values, and those of variables whose names say that they are secret."""
     taken: dict[str, str] = getattr(sys.modules.get("treadle.models.catalog"), "taken", {})
     values = [taken.get(name) or os.environ.get(name, "") for name in filter(_NAMES.search, (*os.environ, *taken))]
     return _redactor(frozenset((*secrets, *(value for value in values if len(value) >= _LEAST))))
 
 
-def shut_away(*more: str) -> None:
+def hide_keys(*more: str) -> None:
     """For a program of its own, at its start: keys leave the environment, and no other process can look into this one.
 
     Models still find their keys. `more` names further variables to take out.
@@ -31,7 +31,7 @@ def shut_away(*more: str) -> None:
     from treadle.models import catalog
     from treadle.models.providers import PROVIDERS
 
-    names = {name for row in PROVIDERS.values() for name in row.key} | set(more)
+    names = {name for row in PROVIDERS.values() for name in row.key_variables} | set(more)
     catalog.taken.update(take_secrets(os.environ, names))
     if sys.platform == "linux":
         import ctypes

@@ -14,17 +14,17 @@ from urllib.parse import quote, quote_plus
 
 from treadle.messages import Json
 
-SHORTEST = 6
+MIN_SECRET_LENGTH = 6
 """Shorter values are not hidden: they would be found everywhere, and are too short to be secrets."""
 
-HIDDEN = "[secret]"
+PLACEHOLDER = "[secret]"
 
 
 class Redactor:
     """Hides the secrets it was made with. Cheap where there are none."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        known = [secret for secret in secrets if len(secret.strip()) >= SHORTEST]
+        known = [secret for secret in secrets if len(secret.strip()) >= MIN_SECRET_LENGTH]
         self._plain = {form for secret in known for form in _forms(secret)}
         self._folded = {form for secret in known for form in _in_base64(secret.encode("utf-8", "surrogateescape"))}
         written = {form: re.escape(form) for form in self._plain}
@@ -35,27 +35,29 @@ class Redactor:
         self._firsts = {form[0] for form in written}
         self._longest = max((2 * len(form) if form in self._folded else len(form) for form in written), default=0)
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """The text without secrets."""
-        return self._pattern.sub(HIDDEN, text) if self._pattern is not None else text
+        return self._pattern.sub(PLACEHOLDER, text) if self._pattern is not None else text
 
-    def value(self, value: Json) -> Json:
+    def redact_value(self, value: Json) -> Json:
         """The same for everything inside of a JSON value, names included."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, list):
-            return [self.value(one) for one in cast("list[Json]", value)]
+            return [self.redact_value(one) for one in cast("list[Json]", value)]
         if isinstance(value, dict):
-            return {self.text(name): self.value(one) for name, one in cast("dict[str, Json]", value).items()}
+            return {
+                self.redact_text(name): self.redact_value(one) for name, one in cast("dict[str, Json]", value).items()
+            }
         return value
 
-    def stream(self) -> RedactedStream:
+    def start_stream(self) -> RedactedStream:
         """For text that comes in pieces: a secret may be cut anywhere."""
         return RedactedStream(self)
 
-    def split(self, text: str) -> tuple[str, str]:
+    def split_text(self, text: str) -> tuple[str, str]:
         """What of a text can be passed on, without secrets, and the end that may be the beginning of one."""
         if self._pattern is None:
             return text, ""
@@ -63,7 +65,7 @@ class Redactor:
         for found in self._pattern.finditer(text):
             if found.start() >= cut:
                 break
-            told += (text[at : found.start()], HIDDEN)
+            told += (text[at : found.start()], PLACEHOLDER)
             at = found.end()
             if at > cut:
                 cut = self._beginning(text, at)
@@ -91,13 +93,13 @@ class RedactedStream:
 
     def feed(self, text: str) -> str:
         """What can be passed on now."""
-        told, self._held = self._redactor.split(self._held + text)
+        told, self._held = self._redactor.split_text(self._held + text)
         return told
 
     def finish(self) -> str:
         """The rest, when nothing more comes."""
         held, self._held = self._held, ""
-        return self._redactor.text(held)
+        return self._redactor.redact_text(held)
 
 
 def take_secrets(environ: MutableMapping[str, str], names: Iterable[str]) -> dict[str, str]:

@@ -58,14 +58,14 @@ class Bus:
         self.metrics = metrics
         self.subscriptions: set[Subscription] = set()
 
-    def stored(self, session_id: str, facts: Sequence[AnyFact], seconds: float) -> None:
-        self.metrics.stored(session_id, facts, seconds)
+    def on_stored(self, session_id: str, facts: Sequence[AnyFact], seconds: float) -> None:
+        self.metrics.on_stored(session_id, facts, seconds)
         for subscription in self.subscriptions:
             for fact in facts:
                 subscription.give(session_id, fact)
 
-    def began(self, session_id: str) -> None:
-        self.metrics.began(session_id)
+    def on_first_delta(self, session_id: str) -> None:
+        self.metrics.on_first_delta(session_id)
 
     def subscribe(self) -> Subscription:
         """A watcher of everything, as a block."""

@@ -122,7 +122,7 @@ async def tools(service: TheService, token: Viewer) -> list[ToolView]:
             if name in found:
                 found[name].agents.append(agent.name)
                 continue
-            shown: dict[str, Any] = {"class": tool.safety_of({}), "schema": tool.spec.parameters}
+            shown: dict[str, Any] = {"class": tool.assess_safety({}), "schema": tool.spec.parameters}
             found[name] = ToolView(name=name, description=tool.spec.description, agents=[agent.name], **shown)
     return list(found.values())
 
@@ -161,7 +161,7 @@ async def agents(service: TheService, token: Viewer) -> list[AgentView]:
     about: dict[str, str] = {}
     for agent in service.runtime.agents.values():
         if isinstance(agent.knowledge, FileKnowledge) and agent.name not in about:
-            about.update((one.name, one.description) for one in agent.knowledge.written(workspace).agents.values())
+            about.update((one.name, one.description) for one in agent.knowledge.read_all(workspace).agents.values())
     return [
         AgentView(
             name=agent.name,

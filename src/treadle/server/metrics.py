@@ -48,7 +48,7 @@ class Metrics:
         self._asked: OrderedDict[str, float] = OrderedDict()
         self._tools: set[str] = set()
 
-    def stored(self, session_id: str, facts: Sequence[AnyFact], seconds: float) -> None:
+    def on_stored(self, session_id: str, facts: Sequence[AnyFact], seconds: float) -> None:
         """Count facts that were just stored."""
         self._append.add(seconds)
         self._facts += len(facts)
@@ -71,7 +71,7 @@ class Metrics:
                 case _:
                     pass
 
-    def began(self, session_id: str) -> None:
+    def on_first_delta(self, session_id: str) -> None:
         """The first fragment of a reply is there."""
         asked = self._asked.pop(session_id, None)
         if asked is not None:

@@ -51,7 +51,7 @@ from treadle.events import (
 )
 from treadle.messages import Reply
 from treadle.messages import Request as ModelRequest
-from treadle.models.base import Embeds, Model
+from treadle.models.base import Embedder, Model
 from treadle.server.follow import Following, followed
 from treadle.server.guard import Refusal
 from treadle.server.problems import body_of, invalid, told
@@ -174,7 +174,7 @@ async def responses(service: TheService, token: Sender, request: Request) -> Any
 async def embeddings(service: TheService, token: Sender, body: EmbeddingsBody) -> EmbeddingsView:
     """Embeddings, where the model can."""
     model = service.model(body.model)
-    if not isinstance(model, Embeds):
+    if not isinstance(model, Embedder):
         raise Refusal(400, "cannot_embed", f"{model.name} gives no embeddings", "ask a model that does: local")
     texts = [body.input] if isinstance(body.input, str) else body.input
     if not texts or not all(texts):

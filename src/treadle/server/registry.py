@@ -18,7 +18,7 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.log.base import Log, SessionInfo, Status
-from treadle.messages import text_of
+from treadle.messages import render_parts
 
 RunStatus = Literal["running", "awaiting_approval", "completed", "failed", "cancelled"]
 STATUSES: dict[Status, RunStatus] = {
@@ -69,7 +69,7 @@ class Tally:
         match fact:
             case MessageReceived():
                 if self.objective is None:
-                    self.objective = text_of(fact.parts)[:_LONGEST]
+                    self.objective = render_parts(fact.parts)[:_LONGEST]
             case RunStarted():
                 self.most = fact.limits.turns
             case TurnStarted():

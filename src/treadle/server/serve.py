@@ -13,7 +13,7 @@ from treadle.app.settings import Settings, build_agents, choose_model, data_fold
 from treadle.engine.session_name import name_session
 from treadle.errors import BadInput
 from treadle.knowledge.skill_drafts import Drafts
-from treadle.secrets.keyring import shut_away
+from treadle.secrets.keyring import hide_keys
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.server.serve_app import is_loopback, serve_app
@@ -42,7 +42,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     if os.geteuid() == 0 and not options.allow_root:
         raise BadInput("serving as root gives a mistake the whole machine; use another user, or --allow-root")
     file, config = _config(settings, options)
-    shut_away(*filter(None, [settings.api_key_env]))
+    hide_keys(*filter(None, [settings.api_key_env]))
     model, reason = await choose_model(settings)
     log = open_store(settings)
     try:

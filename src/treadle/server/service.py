@@ -199,7 +199,7 @@ class Service:
 
     def classes(self, agent: Agent) -> Mapping[str, str]:
         """Each tool's class as far as it is known without arguments."""
-        return {name: tool.safety_of({}) for name, tool in agent.toolbox.items()}
+        return {name: tool.assess_safety({}) for name, tool in agent.toolbox.items()}
 
     # ── the state of things ────────────────────────────────────────────────────────────────────────────
 

@@ -20,7 +20,7 @@ from treadle.errors import Conflict, NotFound, TreadleError
 from treadle.events import MessageReceived, ModelFailed, RunStarted, SessionConfigured, SignalDetected, TurnStarted
 from treadle.export.transcript import Form, export
 from treadle.log.base import SessionInfo, SessionQuery, Status
-from treadle.messages import text_of
+from treadle.messages import render_parts
 from treadle.server.follow import Following, settled
 from treadle.server.service import Approver, Sender, Service, TheService, Token, Viewer, beforehand
 from treadle.server.streams import LEAVING, Stream, Translated, position
@@ -118,7 +118,7 @@ async def _said(session: Session) -> list[MessageView]:
     for entry in (*state.entries, *state.queue):
         match entry:
             case MessageReceived():
-                said.append(MessageView(role="user", content=text_of(entry.parts), at=entry.at, seq=entry.seq))
+                said.append(MessageView(role="user", content=render_parts(entry.parts), at=entry.at, seq=entry.seq))
             case SignalDetected() | TurnStarted() | ModelFailed() | RunStarted():
                 pass
             case turn:

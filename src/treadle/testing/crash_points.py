@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from treadle.events import AnyFact, SessionCreated, decode_fact, encode, type_of
+from treadle.events import AnyFact, SessionCreated, decode_fact, encode, fact_type
 from treadle.log.base import Log
 from treadle.session import Session
 
@@ -20,7 +20,7 @@ class CrashPoint:
     facts: tuple[AnyFact, ...]
 
     def __str__(self) -> str:
-        return f"after {len(self.facts)} facts, the last a {type_of(self.facts[-1])}"
+        return f"after {len(self.facts)} facts, the last a {fact_type(self.facts[-1])}"
 
     async def plant(self, log: Log) -> str:
         """Make a session of this prefix in another log, as a new process would find it; its id."""

@@ -8,7 +8,7 @@ import msgspec
 
 from treadle.events import Question, Safety
 from treadle.messages import Json, ToolSpec
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, decoded
+from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolError, ToolInputError, decode_arguments
 
 
 class _Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,19 +41,19 @@ class AskUser(Tool):
         examples=(("ask me which colour I like", {"question": "Which colour do you like?"}),),
     )
 
-    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return "safe"
 
-    def parse(self, arguments: str) -> Parsed:
-        asked = decoded(self.name, arguments, _Asked)
+    def parse(self, arguments: str) -> ParsedArguments:
+        asked = decode_arguments(self.name, arguments, _Asked)
         if not asked.question.strip():
             raise ToolInputError("ask_user: the question is empty.")
         values = {"question": asked.question, "options": asked.options}
-        return Parsed(values, values)
+        return ParsedArguments(values, values)
 
-    def questions(self, parsed: Parsed) -> tuple[Question, ...]:
+    def questions(self, parsed: ParsedArguments) -> tuple[Question, ...]:
         options = parsed.arguments["options"]
         return (Question(parsed.arguments["question"], tuple(options)),)
 
-    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+    async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         raise ToolError("ask_user is answered by a person, not run")

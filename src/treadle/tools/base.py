@@ -23,7 +23,7 @@ from treadle.permissions.policy import Assessment
 DEFAULT_TIMEOUT = 120.0
 DEFAULT_CAP = 16 * 1024
 
-Wanted = TypeVar("Wanted", bound=Struct)
+ArgumentStruct = TypeVar("Wanted", bound=Struct)
 
 Recovery = Literal["tell", "retry", "stop"]
 """What follows a failed call: tell the model, run it again, or end the run as failed."""
@@ -40,15 +40,17 @@ class ToolInputError(BadInput):
     """The arguments of a call cannot be used; the text says which and why."""
 
 
-def decoded(tool: str, arguments: str, wanted: type[Wanted], *, strict: bool = True) -> Wanted:
+def decode_arguments(
+    tool: str, arguments: str, struct_type: type[ArgumentStruct], *, strict: bool = True
+) -> ArgumentStruct:
     """The JSON text that a model wrote, as the struct that a tool takes; raises `ToolInputError`."""
     try:
-        return msgspec.json.decode(arguments or "{}", type=wanted, strict=strict)
+        return msgspec.json.decode(arguments or "{}", type=struct_type, strict=strict)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ToolInputError(f"The arguments of {tool} do not fit: {error}.") from None
 
 
-class Parsed(Struct, frozen=True):
+class ParsedArguments(Struct, frozen=True):
     """A call's arguments: as JSON for the log, in the order of the parameters, and as the tool takes them."""
 
     arguments: dict[str, Json]
@@ -81,7 +83,7 @@ class HelperTask(Struct, frozen=True):
     read_only: bool = False
 
 
-class Helpers(ABC):
+class HelperRunner(ABC):
     """Who can give a call's work to another session."""
 
     @abstractmethod
@@ -89,19 +91,21 @@ class Helpers(ABC):
         """Have it done, or go on with it where the same call was broken off. Cancelling this cancels the work."""
 
 
-class Desk:
+class ToolServices:
     """What a running call may do to its session's log, and nothing else of it. This one, for tests, forgets it all.
 
     `memories` is what is remembered across sessions, `helpers` who can do a part of the work; a call may have neither.
     """
 
     memories: Memories | None = None
-    helpers: Helpers | None = None
+    helpers: HelperRunner | None = None
 
-    async def note(self, name: str, data: Json) -> None:
+    async def save_note(self, name: str, data: Json) -> None:
         """Keep something for later calls of this session, also after a restart; the last of each name counts."""
 
-    async def keep(self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()) -> None:
+    async def record_kept_files(
+        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+    ) -> None:
         """Record, before files are changed, where their old contents are kept."""
 
     async def read_artifact(self, artifact_id: str) -> bytes:
@@ -127,7 +131,7 @@ class ToolContext:
     cancelled: bool = False
     tier: Tier = "sandbox"
     notes: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    desk: Desk = field(default_factory=Desk)
+    services: ToolServices = field(default_factory=ToolServices)
 
     @property
     def key(self) -> str:
@@ -148,7 +152,7 @@ class Tool(ABC):
     polling: bool = False
     on_error: Recovery | None = None
     aliases: tuple[str, ...] = ()
-    lets_go: bool = False
+    ends_when_cancelled: bool = False
     """Whether `run` surely ends by itself when it is cancelled; one that may not is left behind after a second."""
     resumes: bool = False
     """Whether a call that a crash broke off, run again, goes on with what it had begun, however often that happens."""
@@ -163,40 +167,40 @@ class Tool(ABC):
         return ""
 
     @abstractmethod
-    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         """How dangerous the call would be with these arguments."""
 
     @abstractmethod
-    def parse(self, arguments: str) -> Parsed:
+    def parse(self, arguments: str) -> ParsedArguments:
         """Check the JSON text that the model wrote; raises `ToolInputError`."""
 
-    def stands_for(self, parsed: Parsed, notes: Mapping[str, Json]) -> tuple[Tool, Parsed]:
+    def resolve_call(self, parsed: ParsedArguments, notes: Mapping[str, Json]) -> tuple[Tool, ParsedArguments]:
         """The call that this one really is, after what earlier calls noted; that one is judged, shown and run.
 
         Raises `ToolInputError`.
         """
         return self, parsed
 
-    def behind(self, name: str) -> Tool | None:
+    def find_hidden_tool(self, name: str) -> Tool | None:
         """The tool of that name, where calls of this one can stand for it."""
         return None
 
-    def questions(self, parsed: Parsed) -> tuple[Question, ...]:
+    def questions(self, parsed: ParsedArguments) -> tuple[Question, ...]:
         """What a person must answer; a tool that asks is not run, the answers are its result."""
         return ()
 
-    def sandbox_of(self, tier: Tier) -> str:
+    def describe_sandbox(self, tier: Tier) -> str:
         """How a call is walled in, as the log tells it."""
         return "none"
 
-    def assess(self, parsed: Parsed, workspace: Path, tier: Tier = "sandbox") -> Assessment:
+    def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         """What a call would do, for the policy; a tool that runs commands says which."""
-        return Assessment(self.safety_of(parsed.arguments))
+        return Assessment(self.assess_safety(parsed.arguments))
 
-    def traits_of(self, tier: Tier) -> frozenset[Trait]:
+    def list_traits(self, tier: Tier) -> frozenset[Trait]:
         """What a call lets in or out, whatever its arguments."""
         return frozenset()
 
     @abstractmethod
-    def run(self, parsed: Parsed, context: ToolContext) -> Coroutine[Any, Any, object]:
+    def run(self, parsed: ParsedArguments, context: ToolContext) -> Coroutine[Any, Any, object]:
         """Do it. Text, JSON, a pydantic model or a `ToolResult`; an exception is an error told to the model."""

@@ -10,17 +10,17 @@ import msgspec
 
 from treadle.errors import BadInput
 from treadle.messages import Json
-from treadle.tools.mcp.connection import Health
+from treadle.tools.mcp.connection import McpHealth
 from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.servers import McpServers
 
 if TYPE_CHECKING:
     from treadle.tools.base import Tool
 
-__all__ = ["Health", "McpServer", "McpServers", "default_tools", "mcp_servers"]
+__all__ = ["McpHealth", "McpServer", "McpServers", "build_default_tools", "read_mcp_servers"]
 
 
-def default_tools(
+def build_default_tools(
     *,
     shell: bool = True,
     web: bool | str = False,
@@ -40,12 +40,12 @@ def default_tools(
     from treadle.tools.ask_user import AskUser
     from treadle.tools.calculate import calculate
     from treadle.tools.current_time import current_time
-    from treadle.tools.files.file_tools import file_tools
+    from treadle.tools.files.file_tools import build_file_tools
     from treadle.tools.read_output import read_output
     from treadle.tools.todo import todo
 
     old = KeptFiles(kept)
-    tools: list[Tool] = [*file_tools(old, granted=granted), calculate, current_time, read_output, todo]
+    tools: list[Tool] = [*build_file_tools(old, granted=granted), calculate, current_time, read_output, todo]
     if shell:
         from treadle.sandbox import backend as run
         from treadle.tools.shell import Shell
@@ -53,16 +53,16 @@ def default_tools(
         hosts = () if "*" in network else tuple(network)
         tools.append(Shell(run, old, network=bool(network), allow_hosts=hosts))
     if web:
-        from treadle.sandbox.public_addresses import is_public
+        from treadle.sandbox.public_addresses import is_public_address
         from treadle.tools.web import FetchUrl
 
-        tools.append(FetchUrl(is_public, proxy=web if isinstance(web, str) else ""))
+        tools.append(FetchUrl(is_public_address, proxy=web if isinstance(web, str) else ""))
     if ask:
         tools.append(AskUser())
     return tools
 
 
-def mcp_servers(config: Mapping[str, Mapping[str, Json]]) -> list[McpServer]:
+def read_mcp_servers(config: Mapping[str, Mapping[str, Json]]) -> list[McpServer]:
     """The servers of a config's `mcp` table, by name: `{"git": {"command": "git-mcp", "args": ["--fast"]}}`."""
     servers: list[McpServer] = []
     for name, given in config.items():

@@ -17,9 +17,9 @@ from treadle.tools.base import ToolError
 from treadle.tools.function import tool
 
 Number = Fraction | float
-LONGEST = 1000
-DEEPEST = 50
-MOST_BITS = 14_000
+MAX_CHARACTERS = 1000
+MAX_DEPTH = 50
+MAX_BITS = 14_000
 """Of an exact number: about 4 200 digits."""
 
 EXACT_PLACES = 20
@@ -46,7 +46,7 @@ _SAME = {
 _BY = re.compile(r"\s+by\b", re.IGNORECASE)
 
 
-class Problem(ToolError):
+class CalculationError(ToolError):
     """What is wrong with an expression, in words that help to write it again."""
 
 
@@ -62,9 +62,9 @@ def evaluate(expression: str) -> str:
     try:
         return _written(_Parser(expression).value())
     except ZeroDivisionError:
-        raise Problem(f"{expression!r} divides by zero, so it has no value.") from None
+        raise CalculationError(f"{expression!r} divides by zero, so it has no value.") from None
     except OverflowError:
-        raise Problem(f"{expression!r} is too large to work out.") from None
+        raise CalculationError(f"{expression!r} is too large to work out.") from None
 
 
 @tool(
@@ -94,8 +94,10 @@ class _Parser:
     """Precedence climbing: sums, products, signs, powers, values. What is read is worked out at once."""
 
     def __init__(self, expression: str) -> None:
-        if len(expression) > LONGEST:
-            raise Problem(f"The expression has {len(expression)} characters; at most {LONGEST} are read. Split it up.")
+        if len(expression) > MAX_CHARACTERS:
+            raise CalculationError(
+                f"The expression has {len(expression)} characters; at most {MAX_CHARACTERS} are read. Split it up."
+            )
         self._text = expression
         self._tokens = _tokens(expression)
         self._next = 0
@@ -103,7 +105,7 @@ class _Parser:
 
     def value(self) -> Number:
         if not self._tokens:
-            raise Problem("There is no expression. Write one, such as `2 * (3 + 4)`.")
+            raise CalculationError("There is no expression. Write one, such as `2 * (3 + 4)`.")
         value = self._sum()
         if (token := self._peek()) is not None:
             raise self._unexpected(token)
@@ -117,7 +119,9 @@ class _Parser:
             right = self._product()
             if self._next - begin == 2 and self._tokens[begin + 1].text == "%":
                 part = self._tokens[begin].text
-                raise Problem(f"{part}% of what? Write `A {sign} {part}% of A`, or the fraction as a decimal number.")
+                raise CalculationError(
+                    f"{part}% of what? Write `A {sign} {part}% of A`, or the fraction as a decimal number."
+                )
             value = _checked(value + right if sign == "+" else value - right)
         self._depth -= 1
         return value
@@ -155,7 +159,7 @@ class _Parser:
     def _atom(self) -> Number:
         token = self._peek()
         if token is None:
-            raise Problem(f"{self._text!r} ends where a number is expected.")
+            raise CalculationError(f"{self._text!r} ends where a number is expected.")
         self._next += 1
         if token.kind == "number":
             return _number(token.text)
@@ -173,9 +177,9 @@ class _Parser:
             return _CONSTANTS[name]
         if name not in _FUNCTIONS:
             known = ", ".join(sorted([*_FUNCTIONS, *_CONSTANTS]))
-            raise Problem(f"{name!r} is not known here. There are numbers, operators and: {known}.")
+            raise CalculationError(f"{name!r} is not known here. There are numbers, operators and: {known}.")
         if not self._take("("):
-            raise Problem(f"{name} needs brackets, such as {name}(2).")
+            raise CalculationError(f"{name} needs brackets, such as {name}(2).")
         values: list[Number] = [] if self._follows(")") else [self._sum()]
         while values and self._take(","):
             values.append(self._sum())
@@ -184,12 +188,14 @@ class _Parser:
 
     def _deeper(self) -> None:
         self._depth += 1
-        if self._depth > DEEPEST:
-            raise Problem(f"More than {DEEPEST} brackets or powers stand in one another. Split the expression up.")
+        if self._depth > MAX_DEPTH:
+            raise CalculationError(
+                f"More than {MAX_DEPTH} brackets or powers stand in one another. Split the expression up."
+            )
 
     def _close(self) -> None:
         if not self._take(")"):
-            raise Problem(f"A bracket is not closed in {self._text!r}.")
+            raise CalculationError(f"A bracket is not closed in {self._text!r}.")
 
     def _is_remainder(self) -> bool:
         """Whether the `%` that comes next divides (`7 % 3`) or means hundredths (`15% of 80`, `50% * 3`)."""
@@ -214,9 +220,11 @@ class _Parser:
         self._next += 1
         return token.text
 
-    def _unexpected(self, token: _Token) -> Problem:
+    def _unexpected(self, token: _Token) -> CalculationError:
         missing = " An operator such as * may be missing." if token.kind != "sign" or token.text == "(" else ""
-        return Problem(f"{token.text!r} is not expected at character {token.at + 1} of {self._text!r}.{missing}")
+        return CalculationError(
+            f"{token.text!r} is not expected at character {token.at + 1} of {self._text!r}.{missing}"
+        )
 
 
 def _tokens(expression: str) -> list[_Token]:
@@ -230,7 +238,7 @@ def _tokens(expression: str) -> list[_Token]:
         match = _TOKEN.match(expression, at, end)
         if match is None or match.lastgroup is None:
             at += len(expression[at:end]) - len(expression[at:end].lstrip())
-            raise Problem(f"{expression[at]!r} at character {at + 1} of {expression!r} is not arithmetic.")
+            raise CalculationError(f"{expression[at]!r} at character {at + 1} of {expression!r} is not arithmetic.")
         kind, text, begin, stop = match.lastgroup, match[match.lastgroup], match.start(match.lastgroup), match.end()
         if kind == "number" and calls and calls[-1] and "," in text:
             plain = _PLAIN_NUMBER.match(expression, begin, end)
@@ -255,8 +263,8 @@ def _tokens(expression: str) -> list[_Token]:
 
 def _number(text: str) -> Fraction:
     digits, _, exponent = text.replace(",", "").lower().partition("e")
-    if abs(int(exponent or 0)) > MOST_BITS // 4:
-        raise Problem(f"{text} is too large or too small to work with.")
+    if abs(int(exponent or 0)) > MAX_BITS // 4:
+        raise CalculationError(f"{text} is too large or too small to work with.")
     return Fraction(digits.rstrip(".")) * Fraction(10) ** int(exponent or 0)
 
 
@@ -267,8 +275,8 @@ def _exact(value: Number) -> Number:
 def _checked(value: Number) -> Number:
     """A value that is a number and not too large to go on with."""
     if isinstance(value, Fraction):
-        if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
-            raise Problem("The result has thousands of digits, which is too large to work out here.")
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+            raise CalculationError("The result has thousands of digits, which is too large to work out here.")
     elif not math.isfinite(value):
         raise OverflowError
     return value
@@ -277,11 +285,11 @@ def _checked(value: Number) -> Number:
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
         size = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if abs(base) not in (0, 1) and size * abs(exponent.numerator) > 2 * MOST_BITS:
-            raise Problem(f"A power of {_written(exponent)} is too large to work out here.")
+        if abs(base) not in (0, 1) and size * abs(exponent.numerator) > 2 * MAX_BITS:
+            raise CalculationError(f"A power of {_written(exponent)} is too large to work out here.")
         return _checked(_exact(base**exponent.numerator))
     if base < 0 and exponent != int(exponent):
-        raise Problem("A negative number has no real power that is not whole.")
+        raise CalculationError("A negative number has no real power that is not whole.")
     return _checked(float(base) ** float(exponent))
 
 
@@ -289,12 +297,12 @@ def _applied(name: str, values: list[Number]) -> Number:
     fewest, most, function = _FUNCTIONS[name]
     if not fewest <= len(values) <= most:
         takes = str(fewest) if fewest == most else f"{fewest} or more" if most > 2 else f"{fewest} or {most}"
-        raise Problem(f"{name} takes {takes} numbers, and was given {len(values)}.")
+        raise CalculationError(f"{name} takes {takes} numbers, and was given {len(values)}.")
     try:
         return _checked(_exact(function(*values)))
     except ValueError:
         given = ", ".join(_written(value) for value in values)
-        raise Problem(f"{name}({given}) has no value: it is not defined there.") from None
+        raise CalculationError(f"{name}({given}) has no value: it is not defined there.") from None
 
 
 def _sqrt(value: Number) -> Number:

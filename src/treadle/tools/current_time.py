@@ -28,10 +28,10 @@ def current_time(zone: str = "") -> str:
     Args:
         zone: a time zone such as `Europe/Paris`, `UTC` or `+02:00`; empty for the one of this machine
     """
-    return told(datetime.now(UTC), zone)
+    return format_moment(datetime.now(UTC), zone)
 
 
-def told(moment: datetime, zone: str = "") -> str:
+def format_moment(moment: datetime, zone: str = "") -> str:
     """A moment in words and digits, in a zone; raises `ToolError` when there is no such zone."""
     there = moment.astimezone(_zone(zone.strip()) if zone.strip() else None)
     offset, name = there.strftime("%z"), there.tzname() or ""

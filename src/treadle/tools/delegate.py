@@ -12,7 +12,7 @@ _ABOUT = """Give a part of the work to a helper that knows nothing but what you 
 Say all that it needs: the goal, the files, what to answer with. Several calls in one reply run at the same time."""
 
 
-def delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
+def build_delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
     """The tool; `agents` are those it can be told to take, with what they are for."""
     listed = "".join(f"\n- {name}: {' '.join(about.split())[:120]}" for name, about in sorted((agents or {}).items()))
 
@@ -37,11 +37,11 @@ def delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
         """
         if not task.strip():
             raise ToolError("The task is empty. Say what the helper is to do.")
-        if context.desk.helpers is None:
+        if context.services.helpers is None:
             raise ToolError("There are no helpers here. Do it yourself.")
-        return await context.desk.helpers.run(HelperTask(task, agent, folder, read_only), context)
+        return await context.services.helpers.run(HelperTask(task, agent, folder, read_only), context)
 
     # One who is stopped waits until the helper has stopped too: one left behind would be taken up at the next start.
-    delegated.lets_go = True
+    delegated.ends_when_cancelled = True
     delegated.resumes = True  # with the same helper, which may wait for its answer for days
     return delegated

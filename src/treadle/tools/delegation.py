@@ -30,27 +30,27 @@ from treadle.events import (
     SessionCreated,
     SessionRenamed,
     TurnStarted,
-    checked,
+    validate_fact,
 )
 from treadle.session import Session
-from treadle.tools.base import Helpers, HelperTask, ToolContext, ToolError, ToolResult
+from treadle.tools.base import HelperRunner, HelperTask, ToolContext, ToolError, ToolResult
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
     from treadle.runtime import Runtime
 
-AT_ONCE = 5
-DEEPEST = 3
-TRIES = 3
+MAX_PARALLEL_HELPERS = 5
+MAX_DEPTH = 3
+MAX_ATTEMPTS = 3
 Number = TypeVar("Number", int, float)
 
 
-class Delegation(Helpers):
+class Delegation(HelperRunner):
     """Runs helpers for one session; several at once, within a limit."""
 
     def __init__(self, runtime: Runtime, created: SessionCreated, setup: Setup) -> None:
         self._runtime, self._created, self._setup = runtime, created, setup
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_PARALLEL_HELPERS)
 
     async def run(self, task: HelperTask, context: ToolContext) -> ToolResult:
         agent = self._agent(task.agent)
@@ -60,12 +60,12 @@ class Delegation(Helpers):
                 try:
                     outcome = await self._outcome(session, task, context)
                 except asyncio.CancelledError:
-                    if not self._runtime.coordinator.closed:  # then it is only to be resumed
+                    if not self._runtime.coordinator.is_closed:  # then it is only to be resumed
                         await session.cancel(by="delegate", why="its parent was stopped")
                     raise
             # What it answers may be made of what it has seen.
             heard = tools_seen(await session.state())
-            await context.desk.note(f"{SEEN}{context.call_id}", sorted(heard))
+            await context.services.save_note(f"{SEEN}{context.call_id}", sorted(heard))
         return _told(outcome)
 
     def _agent(self, name: str) -> Agent:
@@ -76,10 +76,10 @@ class Delegation(Helpers):
 
     async def _open(self, task: HelperTask, agent: Agent, context: ToolContext) -> str:
         """The session of this very call: made now, or by an attempt that was broken off."""
-        child_id = helper_id(context.session_id, context.call_id)
-        parent = await self._runtime.coordinator.state(context.session_id)
-        if await self._depth() >= DEEPEST:
-            raise ToolError(f"Helpers may have helpers {DEEPEST} deep, and no deeper. Do this part yourself.")
+        child_id = derive_helper_id(context.session_id, context.call_id)
+        parent = await self._runtime.coordinator.load_state(context.session_id)
+        if await self._depth() >= MAX_DEPTH:
+            raise ToolError(f"Helpers may have helpers {MAX_DEPTH} deep, and no deeper. Do this part yourself.")
         narrower = (Grant(tier="read-only"),) if task.read_only else ()
         created = SessionCreated(
             session_id=child_id,
@@ -98,16 +98,16 @@ class Delegation(Helpers):
         if seen := tools_seen(parent):
             facts.append(Custom(name=f"{SEEN}parent", data=sorted(seen)))
         try:
-            await self._runtime.log.create(child_id, [checked(fact) for fact in facts])
+            await self._runtime.log.create(child_id, [validate_fact(fact) for fact in facts])
         except Conflict:
             return child_id
         note = {"session_id": child_id, "call_id": context.call_id, "agent": agent.name, "task": task.text[:500]}
-        await context.desk.note(f"treadle.helper.{context.call_id}", note)
+        await context.services.save_note(f"treadle.helper.{context.call_id}", note)
         return child_id
 
     async def _depth(self) -> int:
         depth, parent = 0, self._created.parent
-        while parent is not None and parent.call_id and depth < DEEPEST:
+        while parent is not None and parent.call_id and depth < MAX_DEPTH:
             depth += 1
             try:
                 parent = (await self._runtime.log.info(parent.session_id)).parent
@@ -134,7 +134,7 @@ class Delegation(Helpers):
 
     async def _outcome(self, session: Session, task: HelperTask, context: ToolContext) -> RunFinished:
         name, broken = session.agent.name, 0
-        while broken < TRIES:
+        while broken < MAX_ATTEMPTS:
             async with session.run(task.text, key="task") as run:
                 async for event in run:
                     if said := _progress(name, event):
@@ -146,10 +146,10 @@ class Delegation(Helpers):
                 await _until_answered(session)
             else:
                 broken += 1
-        raise ToolError(f"The helper broke off {TRIES} times. What it did is in session {session.id}.")
+        raise ToolError(f"The helper broke off {MAX_ATTEMPTS} times. What it did is in session {session.id}.")
 
 
-def helper_id(session_id: str, call_id: str) -> str:
+def derive_helper_id(session_id: str, call_id: str) -> str:
     """The id of the session that a call starts: the same for the same call, and as hard to guess as its parent's."""
     import hashlib
 

@@ -17,7 +17,7 @@ from treadle.messages import Json, ToolSpec
 from treadle.tools.base import (
     DEFAULT_CAP,
     DEFAULT_TIMEOUT,
-    Parsed,
+    ParsedArguments,
     Recovery,
     Tool,
     ToolContext,
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 Function = Callable[..., Any]
-Classify = Callable[[Mapping[str, Json]], Safety]
+ClassifySafety = Callable[[Mapping[str, Json]], Safety]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SAFETIES: tuple[Safety, ...] = get_args(Safety)
 _PROBLEMS = 5
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What `@tool(...)` may be told; see the fields of `Tool`."""
 
     name: str = ""
     description: str = ""
-    safety: Safety | Classify = "caution"
+    safety: Safety | ClassifySafety = "caution"
     timeout: float | None = DEFAULT_TIMEOUT
     cap: int = DEFAULT_CAP
     polling: bool = False
@@ -51,14 +51,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class FunctionTool(Tool):
     """A function as a tool. It can still be called as the function it is."""
 
-    def __init__(self, function: Function, options: Options) -> None:
+    def __init__(self, function: Function, options: ToolOptions) -> None:
         self.function = function
         self.timeout, self.cap = options.timeout, options.cap
         self.polling, self.on_error = options.polling, options.on_error
         safety = options.safety
-        self._classify: Classify = safety if callable(safety) else lambda arguments: safety
+        self._classify: ClassifySafety = safety if callable(safety) else lambda arguments: safety
         self._is_async = inspect.iscoroutinefunction(function)
-        self.lets_go = not self._is_async
+        self.ends_when_cancelled = not self._is_async
         name = options.name or getattr(function, "__name__", "")
         if not _NAME.fullmatch(name):
             raise ToolDefinitionError(
@@ -88,22 +88,22 @@ class FunctionTool(Tool):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
-    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         try:
             safety = self._classify(arguments)
         except Exception:  # who cannot say how dangerous a call is has not said that it is harmless
             return "destructive"
         return safety if safety in _SAFETIES else "destructive"
 
-    def parse(self, arguments: str) -> Parsed:
+    def parse(self, arguments: str) -> ParsedArguments:
         try:
             model = self._validate(arguments or "{}")
             parsed = self._dump(model, mode="json", by_alias=True, warnings=False)
         except Exception as error:
             raise ToolInputError(_problem(self.name, error, self.spec.parameters)) from None
-        return Parsed(parsed, {parameter: getattr(model, field) for parameter, field in self._fields})
+        return ParsedArguments(parsed, {parameter: getattr(model, field) for parameter, field in self._fields})
 
-    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+    async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         values = dict(parsed.values)
         if self._context_parameter:
             values[self._context_parameter] = context
@@ -118,15 +118,15 @@ def tool(function: Function, /) -> FunctionTool: ...
 @overload
 def tool(**options: Any) -> Callable[[Function], FunctionTool]: ...
 def tool(function: Function | None = None, /, **options: Any) -> FunctionTool | Callable[[Function], FunctionTool]:
-    """Make a tool of a function: `@tool`, or `@tool(safety="safe", timeout=10)` with the fields of `Options`.
+    """Make a tool of a function: `@tool`, or `@tool(safety="safe", timeout=10)` with the fields of `ToolOptions`.
 
     The name, the parameters and their description come from the function itself. A parameter annotated
     with `ToolContext` is filled in by the runtime and not shown to the model.
     """
     try:
-        chosen = Options(**options)
+        chosen = ToolOptions(**options)
     except TypeError as error:
-        known = ", ".join(Options.__struct_fields__)
+        known = ", ".join(ToolOptions.__struct_fields__)
         raise ToolDefinitionError(f"@tool: {error}. It takes {known}.") from None
     if function is not None:
         return FunctionTool(_function(function), chosen)

@@ -22,7 +22,7 @@ _BLOCKS = re.compile(
 _LINES = re.compile(r"br|li|tr")
 
 
-def text_of_html(source: str, base: str) -> str:
+def convert_html(source: str, base: str) -> str:
     """The text of a page; links are made whole with the page's own address."""
     reader = _Reader(source, base)
     reader.read()

@@ -15,10 +15,10 @@ from treadle.tools.function import tool
 ArtifactId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """As the log makes them; a file's name, which small models take for one, is not."""
 
-WIDEST = 2000
+MAX_LINE_CHARACTERS = 2000
 """Characters of a line. A longer one is folded, so that every part of it has a number and can be asked for."""
 
-MOST_LINES = 2000
+MAX_LINES = 2000
 _ROOM = DEFAULT_CAP - 1024
 _ID = "9f86d081884c7d659a2feaa0c55ad015"
 _OPTIONS = ("--no-config", "--color=never", "--no-heading", "--line-number", "--text", "--no-messages")
@@ -46,11 +46,11 @@ async def read_output(
         limit: how many lines to show at most
         pattern: a regular expression; only lines that match it are shown
     """
-    if offset < 1 or not 1 <= limit <= MOST_LINES:
-        raise ToolInputError(f"read_output: offset starts at 1, and limit is 1 to {MOST_LINES}.")
-    lines = folded((await context.desk.read_artifact(artifact)).decode("utf-8", "replace"))
+    if offset < 1 or not 1 <= limit <= MAX_LINES:
+        raise ToolInputError(f"read_output: offset starts at 1, and limit is 1 to {MAX_LINES}.")
+    lines = fold_lines((await context.services.read_artifact(artifact)).decode("utf-8", "replace"))
     if pattern:
-        numbers = [number for number in await matching(lines, pattern) if number >= offset]
+        numbers = [number for number in await find_matching_lines(lines, pattern) if number >= offset]
         what = f"{len(numbers)} of {len(lines)} lines match"
     else:
         numbers, what = range(offset, len(lines) + 1), f"{len(lines)} lines"
@@ -67,16 +67,16 @@ async def read_output(
     return "\n".join([*shown, f"[{what}.{more}]"])
 
 
-def folded(text: str) -> list[str]:
-    """The lines of a text, none longer than `WIDEST`."""
+def fold_lines(text: str) -> list[str]:
+    """The lines of a text, none longer than `MAX_LINE_CHARACTERS`."""
     return [
-        line[start : start + WIDEST]
+        line[start : start + MAX_LINE_CHARACTERS]
         for line in text.removesuffix("\n").split("\n")
-        for start in range(0, max(len(line), 1), WIDEST)
+        for start in range(0, max(len(line), 1), MAX_LINE_CHARACTERS)
     ]
 
 
-async def matching(lines: Sequence[str], pattern: str) -> list[int]:
+async def find_matching_lines(lines: Sequence[str], pattern: str) -> list[int]:
     """The numbers of the lines that match, by ripgrep: its time is linear whatever pattern a model writes."""
     process = await asyncio.create_subprocess_exec(
         find_ripgrep(),

@@ -17,19 +17,28 @@ from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
 from treadle.history.kept_files import KeptFiles
-from treadle.history.snapshot import keeping
+from treadle.history.snapshot import record_changes
 from treadle.messages import Json, ToolSpec
-from treadle.permissions.paths import is_instruction
+from treadle.permissions.paths import is_instruction_path
 from treadle.permissions.policy import Assessment
-from treadle.permissions.shell.classify import classify
-from treadle.permissions.shell.parse import commands_of, parts_of
-from treadle.sandbox.base import Bounds, Ended, Job, Sandbox, SandboxUnavailable
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, ToolResult, Trait, decoded
+from treadle.permissions.shell.classify import classify_command
+from treadle.permissions.shell.parse import parse_command, render_commands
+from treadle.sandbox.base import Bounds, CommandResult, Job, Sandbox, SandboxUnavailable
+from treadle.tools.base import (
+    ParsedArguments,
+    Tool,
+    ToolContext,
+    ToolError,
+    ToolInputError,
+    ToolResult,
+    Trait,
+    decode_arguments,
+)
 
-FOLDER = "treadle.folder"
+FOLDER_NOTE = "treadle.folder"
 """The note that says in which folder of the workspace the last command ended."""
 
-LONGEST = 600.0
+MAX_TIMEOUT = 600.0
 _MOST_CHARACTERS = 100_000
 _NAMED = 5
 _OVER = {
@@ -49,7 +58,7 @@ class Shell(Tool):
     """Run commands. `network` lets them reach public hosts, or only `allow_hosts`; `kept` makes changes rewindable."""
 
     aliases = ("bash",)
-    timeout = LONGEST + 60
+    timeout = MAX_TIMEOUT + 60
     on_error = "tell"  # a command that fails has been run: it is never repeated unasked
     spec = ToolSpec(
         name="shell",
@@ -65,7 +74,7 @@ class Shell(Tool):
                 "command": {"type": "string", "description": "what to run; several lines are fine"},
                 "timeout_s": {
                     "type": "number",
-                    "description": f"seconds until it is stopped, {LONGEST:g} at most (default 120)",
+                    "description": f"seconds until it is stopped, {MAX_TIMEOUT:g} at most (default 120)",
                 },
             },
             "required": ["command"],
@@ -77,7 +86,7 @@ class Shell(Tool):
         ),
     )
 
-    readable: Sequence[Path] = ()
+    readable_folders: Sequence[Path] = ()
     """Folders besides the workspace that commands may read, such as that of the user's skills."""
 
     def __init__(
@@ -98,50 +107,50 @@ class Shell(Tool):
             said = self.spec.description.replace("there is no network", f"the network reaches only {hosts}")
             self.spec = replace(self.spec, description=said)
 
-    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
-        return classify(parts_of(str(arguments.get("command", ""))), "")[0]
+    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
+        return classify_command(parse_command(str(arguments.get("command", ""))), "")[0]
 
-    def assess(self, parsed: Parsed, workspace: Path, tier: Tier = "sandbox") -> Assessment:
-        parts = parts_of(parsed.arguments["command"])
+    def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
+        parts = parse_command(parsed.arguments["command"])
         folder, walls = parsed.arguments.get("folder", ""), tier != "full"
-        safety, why = classify(parts, os.path.realpath(workspace), folder, walls=walls)
+        safety, why = classify_command(parts, os.path.realpath(workspace), folder, walls=walls)
         moves = safety != "safe" or any(part.name == "cd" for part in parts)
-        return Assessment(safety, why, commands_of(parts), moves=moves)
+        return Assessment(safety, why, render_commands(parts), affects_later_calls=moves)
 
-    def stands_for(self, parsed: Parsed, notes: Mapping[str, Json]) -> tuple[Tool, Parsed]:
+    def resolve_call(self, parsed: ParsedArguments, notes: Mapping[str, Json]) -> tuple[Tool, ParsedArguments]:
         """The command in the folder where the last one ended: that is shown with it, and a yes holds for it there."""
-        folder = str(notes.get(FOLDER) or "")
+        folder = str(notes.get(FOLDER_NOTE) or "")
         values = {**parsed.arguments, "folder": folder} if folder else parsed.arguments
-        return self, Parsed(values, values)
+        return self, ParsedArguments(values, values)
 
-    def traits_of(self, tier: Tier) -> frozenset[Trait]:
+    def list_traits(self, tier: Tier) -> frozenset[Trait]:
         if tier == "full" or self._network:
             strangers = self._network and not self._allow_hosts
             return frozenset(("private", "way_out", "untrusted") if strangers else ("private", "way_out"))
         return frozenset(("private",))
 
-    def sandbox_of(self, tier: Tier) -> str:
+    def describe_sandbox(self, tier: Tier) -> str:
         return "none" if tier == "full" else self._sandbox.probe().level
 
-    def parse(self, arguments: str) -> Parsed:
-        asked = decoded(self.name, arguments, _Asked, strict=False)
+    def parse(self, arguments: str) -> ParsedArguments:
+        asked = decode_arguments(self.name, arguments, _Asked, strict=False)
         if not asked.command.strip():
             raise ToolInputError("shell: the command is empty.")
         if "\0" in asked.command or len(asked.command) > _MOST_CHARACTERS:
             raise ToolInputError(
                 f"shell: a command holds no NUL and at most {_MOST_CHARACTERS} characters. Put the rest into a file."
             )
-        if not 0 < asked.timeout_s <= LONGEST:
-            raise ToolInputError(f"shell: timeout_s is more than 0 and at most {LONGEST:g}.")
+        if not 0 < asked.timeout_s <= MAX_TIMEOUT:
+            raise ToolInputError(f"shell: timeout_s is more than 0 and at most {MAX_TIMEOUT:g}.")
         values: dict[str, Json] = {"command": asked.command, "timeout_s": asked.timeout_s}
-        return Parsed(values, values)
+        return ParsedArguments(values, values)
 
-    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+    async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         command, bounds = parsed.arguments["command"], replace(self._bounds, wall_s=parsed.arguments["timeout_s"])
         workspace = _real(context.workspace)
         folder = await _starting_folder(parsed.arguments.get("folder", ""), context, workspace)
         output = _Output(context)
-        reads = classify(parts_of(command), str(workspace), folder)[0] == "safe"
+        reads = classify_command(parse_command(command), str(workspace), folder)[0] == "safe"
         job = Job(
             argv=("bash", "-c", output.reporting(command)),
             workspace=workspace,
@@ -149,12 +158,14 @@ class Shell(Tool):
             network=self._network,
             allow_hosts=self._allow_hosts,
             bounds=bounds,
-            read_only=tuple(folder for folder in self.readable if folder.is_dir()),
-            env_files=self._env_files,
+            read_only=tuple(folder for folder in self.readable_folders if folder.is_dir()),
+            show_env_files=self._env_files,
             writable=not reads,  # should it do more than it was judged by, it cannot
         )
         try:
-            async with keeping(self.kept, context) if self.kept and not reads else contextlib.nullcontext() as taken:
+            async with (
+                record_changes(self.kept, context) if self.kept and not reads else contextlib.nullcontext() as taken
+            ):
                 if context.tier == "full":
                     ended = await self._sandbox.run_on_host(job, output.feed)
                 else:
@@ -175,7 +186,7 @@ async def _starting_folder(folder: str, context: ToolContext, workspace: Path) -
     """The folder that was judged, and no other: what was meant for one that is gone would hit something else."""
     place = workspace / folder
     if folder and (place.resolve() != place or not place.is_relative_to(workspace) or not place.is_dir()):
-        await context.desk.note(FOLDER, "")
+        await context.services.save_note(FOLDER_NOTE, "")
         raise ToolError(
             f"Not run: the folder {folder}, in which the last command ended, is gone. "
             "The next command starts in the workspace itself."
@@ -191,7 +202,7 @@ async def _moved(context: ToolContext, workspace: Path, before: str, ended_in: s
     inside = place.is_relative_to(workspace)
     folder = str(place.relative_to(workspace)) if inside and place != workspace and shown == ended_in else ""
     if folder != before:
-        await context.desk.note(FOLDER, folder)
+        await context.services.save_note(FOLDER_NOTE, folder)
     if not inside or shown != ended_in:
         why = "has a name that is not UTF-8" if inside else "is outside the workspace"
         return f"{shown} {why}: the next command starts in the workspace again"
@@ -200,7 +211,7 @@ async def _moved(context: ToolContext, workspace: Path, before: str, ended_in: s
 
 def _instructed(changed: Iterable[str]) -> str:
     """A word about changed files that speak to agents or programs of later days: no command says all that it writes."""
-    files = sorted(filter(is_instruction, changed))
+    files = sorted(filter(is_instruction_path, changed))
     if not files:
         return ""
     more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
@@ -210,7 +221,7 @@ def _instructed(changed: Iterable[str]) -> str:
     )
 
 
-def _ending(ended: Ended, bounds: Bounds) -> str:
+def _ending(ended: CommandResult, bounds: Bounds) -> str:
     match ended.reason:
         case "exited":
             return f"exit code {ended.code}" if ended.code else ""

@@ -10,8 +10,8 @@ from treadle.engine.compaction import TODO
 from treadle.tools.base import ToolContext, ToolError
 from treadle.tools.function import tool
 
-MOST = 100
-LONGEST = 500
+MAX_ITEMS = 100
+MAX_CHARACTERS = 500
 _MARKS = {"pending": "[ ]", "doing": "[>]", "done": "[x]"}
 
 
@@ -41,16 +41,16 @@ async def todo(items: list[TodoItem | str], context: ToolContext) -> str:
         items: all things to do, in order, each with a text and a status (pending, doing or done)
     """
     plan = [item if isinstance(item, TodoItem) else TodoItem(item) for item in items]
-    if len(plan) > MOST:
-        raise ToolError(f"The plan has {len(plan)} items; keep it to {MOST}. Nothing was changed.")
+    if len(plan) > MAX_ITEMS:
+        raise ToolError(f"The plan has {len(plan)} items; keep it to {MAX_ITEMS}. Nothing was changed.")
     for number, item in enumerate(plan, 1):
-        if not 0 < len(item.text.strip()) <= LONGEST:
-            raise ToolError(f"Item {number} needs a text of at most {LONGEST} characters. Nothing was changed.")
-    await context.desk.note(TODO, [asdict(item) for item in plan])
-    return shown(plan)
+        if not 0 < len(item.text.strip()) <= MAX_CHARACTERS:
+            raise ToolError(f"Item {number} needs a text of at most {MAX_CHARACTERS} characters. Nothing was changed.")
+    await context.services.save_note(TODO, [asdict(item) for item in plan])
+    return render_plan(plan)
 
 
-def shown(plan: Sequence[TodoItem]) -> str:
+def render_plan(plan: Sequence[TodoItem]) -> str:
     """A plan as lines with a mark for what is open, begun and done."""
     if not plan:
         return "The plan is empty."

@@ -7,7 +7,7 @@ from treadle.tools.base import Tool, ToolContext, ToolError
 from treadle.tools.function import tool
 
 
-def skill_tool(knowledge: Knowledge) -> Tool:
+def build_skill_tool(knowledge: Knowledge) -> Tool:
     """The tool that reads the skills of `knowledge`."""
 
     @tool(

@@ -65,13 +65,13 @@ def _text(text: str, encoding: str) -> Text:
     return Text(text.replace("\r\n", "\n") if crlf else text, encoding, crlf)
 
 
-def lines_of(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Lines as editors and ripgrep count them: ended by a line feed and nothing else."""
     lines = text.split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def places_of(block: Sequence[str], lines: Sequence[str], start: int = 0) -> Iterator[int]:
+def find_block(block: Sequence[str], lines: Sequence[str], start: int = 0) -> Iterator[int]:
     """Where the lines of a block stand together, from `start` on.
 
     In one pass (Knuth, Morris and Pratt): in a file whose lines are all alike, comparing the block anew at each of
@@ -101,7 +101,7 @@ def _with_ends(text: str) -> list[str]:
 
 def count_lines(text: str) -> str:
     """How many lines, in words."""
-    count = len(lines_of(text))
+    count = len(split_lines(text))
     return "1 line" if count == 1 else f"{count} lines"
 
 

@@ -18,8 +18,8 @@ from typing import Literal, Self
 
 from msgspec import Struct
 
-from treadle.permissions.paths import is_protected, is_secret
-from treadle.sandbox.base import STORE_ENDINGS, STORE_HEAD, is_store, own_places
+from treadle.permissions.paths import is_protected_path, is_secret_path
+from treadle.sandbox.base import LOG_FILE_SUFFIXES, LOG_HEAD_BYTES, is_log_file, list_own_folders
 from treadle.tools.base import ToolError
 from treadle.workspace.beneath import O_PATH, open_beneath
 
@@ -72,7 +72,7 @@ class Folder:
             raise PathRefused(f"the workspace {self.root} cannot be opened: {error.strerror}") from None
         real = os.path.realpath(self.root)
         self._names = [f"{name.rstrip('/')}/" for name in (os.path.abspath(self.root), real)]
-        self._own = [os.path.relpath(place, real) for place in own_places() if place.is_relative_to(real)]
+        self._own = [os.path.relpath(place, real) for place in list_own_folders() if place.is_relative_to(real)]
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +111,7 @@ class Folder:
         name = self.relative(path)
         if name == ".":
             raise PathRefused("The workspace itself cannot be written: name a file in it.")
-        if is_protected(name):
+        if is_protected_path(name):
             raise PathRefused(f"{name}: what lies in .git or .treadle is never written by a tool. The user can.")
         if repository := self._repository_of(name):
             raise PathRefused(f"{name}: {repository} is a repository of git, and what lies in it is never written.")
@@ -131,17 +131,17 @@ class Folder:
 
     def _is_store(self, name: str) -> bool:
         """Whether this is a log that somebody has open, or a part of one."""
-        logs = {name.removesuffix(end) for end in STORE_ENDINGS}
+        logs = {name.removesuffix(end) for end in LOG_FILE_SUFFIXES}
         for part in (f"{log}{end}" for log in logs if self.look(f"{log}-wal") for end in ("", "-wal")):
             with suppress(ToolError), self._found(part, links=False) as (opened, _):
-                if is_store(_content(opened, STORE_HEAD)):
+                if is_log_file(_content(opened, LOG_HEAD_BYTES)):
                     return True
         return False
 
     def _mask(self, name: str) -> None:
         if any(own == "." or f"{name}/".startswith(f"{own}/") for own in self._own):
             raise PathRefused(f"{name} belongs to treadle itself, so it is neither shown nor changed. The user can.")
-        if is_secret(name, self.granted):
+        if is_secret_path(name, self.granted):
             raise PathRefused(
                 f"{name} may hold secrets, so it is neither shown nor changed. Do without it, or ask the user for "
                 "what you need from it."
@@ -176,7 +176,7 @@ class Folder:
         return Entry(_kind(about.st_mode), about.st_size)
 
     @contextmanager
-    def opened(self, path: str) -> Generator[tuple[int, str, Kind]]:
+    def open_for_program(self, path: str) -> Generator[tuple[int, str, Kind]]:
         """A descriptor of a file or folder to hand to a program, where it really lies, and which of both it is."""
         name = self.relative(path)
         with self._found(name, links=True, folders=True) as (opened, about):

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from treadle.errors import described
+from treadle.errors import describe_error
 
 
 class _Job:
@@ -88,7 +88,7 @@ def _deliver(future: asyncio.Future[Any], result: object, error: BaseException |
     elif isinstance(error, Exception) and not isinstance(error, StopIteration):
         future.set_exception(error)
     else:  # means something of its own to an event loop
-        future.set_exception(RuntimeError(f"the tool raised {described(error)}"))
+        future.set_exception(RuntimeError(f"the tool raised {describe_error(error)}"))
 
 
 async def run_in_thread(function: Callable[..., Any], values: Mapping[str, object]) -> Any:

@@ -30,7 +30,9 @@ class Listening(LocalModel):
                 yield event
 
 
-@pytest.mark.skipif(weights.find(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights")
+@pytest.mark.skipif(
+    weights.find_weights(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights"
+)
 async def test_a_session_longer_than_the_window_goes_on_and_is_asked_with_its_first_message() -> None:
     model = Listening(context=WINDOW)
     model.asked = []

@@ -55,7 +55,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalModel]:
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("no embedded model: xllamacpp is not installed (pip install 'treadle[local]')")
     try:
-        path = weights.ensure(None)
+        path = weights.ensure_weights(None)
     except TreadleError as error:
         pytest.skip(f"no embedded model: {error}")
     before = os.environ.get("TREADLE_DATA_DIR")

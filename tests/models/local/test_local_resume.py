@@ -47,7 +47,9 @@ def killed(program: str, folder: Path) -> bool:
     return done.returncode == -signal.SIGKILL
 
 
-@pytest.mark.skipif(weights.find(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights")
+@pytest.mark.skipif(
+    weights.find_weights(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights"
+)
 @pytest.mark.parametrize("kind", ["TurnStarted", "CallFinished"])
 async def test_a_run_goes_on_after_kill_9_and_notes_nothing_twice(kind: str, tmp_path: Path) -> None:
     program = WORKER.format(here=str(Path(__file__).parent), kind=kind)

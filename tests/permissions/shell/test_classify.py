@@ -5,13 +5,13 @@ import time
 import pytest
 
 from treadle.events import Grant
-from treadle.permissions.policy import Assessment, decide
-from treadle.permissions.shell.classify import classify
-from treadle.permissions.shell.parse import commands_of, parts_of
+from treadle.permissions.policy import Assessment, decide_call
+from treadle.permissions.shell.classify import classify_command
+from treadle.permissions.shell.parse import parse_command, render_commands
 
 
 def safety(command: str) -> str:
-    return classify(parts_of(command), "/work/project")[0]
+    return classify_command(parse_command(command), "/work/project")[0]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def safety(command: str) -> str:
     ],
 )
 def test_reading_is_safe(command: str) -> None:
-    assert safety(command) == "safe", parts_of(command)
+    assert safety(command) == "safe", parse_command(command)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_reading_is_safe(command: str) -> None:
     ],
 )
 def test_what_is_neither_known_to_read_nor_to_hurt_is_caution(command: str) -> None:
-    assert safety(command) == "caution", classify(parts_of(command), "/work/project")
+    assert safety(command) == "caution", classify_command(parse_command(command), "/work/project")
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_what_is_neither_known_to_read_nor_to_hurt_is_caution(command: str) -> N
     ],
 )
 def test_what_is_known_to_hurt_is_destructive(command: str) -> None:
-    assert safety(command) == "destructive", [part.text for part in parts_of(command)]
+    assert safety(command) == "destructive", [part.text for part in parse_command(command)]
 
 
 @pytest.mark.parametrize(
@@ -424,13 +424,15 @@ def test_what_is_known_to_hurt_is_destructive(command: str) -> None:
     ],
 )
 def test_paths_are_from_the_folder_in_which_a_command_starts(command: str, expected: str) -> None:
-    assert classify(parts_of(command), "/work/project", "sub/deep")[0] == expected
+    assert classify_command(parse_command(command), "/work/project", "sub/deep")[0] == expected
     if ".." in command and expected != "destructive":
-        assert classify(parts_of(command), "/work/project")[0] != expected, "not so from the workspace itself"
+        assert classify_command(parse_command(command), "/work/project")[0] != expected, (
+            "not so from the workspace itself"
+        )
 
 
 def test_the_reason_names_the_part_that_hurts() -> None:
-    assert classify(parts_of("ls && git push --force"), "/w") == (
+    assert classify_command(parse_command("ls && git push --force"), "/w") == (
         "destructive",
         "it overwrites or deletes what others have (git push --force)",
     )
@@ -453,14 +455,14 @@ def test_the_reason_names_the_part_that_hurts() -> None:
 )
 def test_no_command_takes_long_to_judge(command: str) -> None:
     begun = time.process_time()
-    parts = parts_of(command)
-    safety, why = classify(parts, "/work")
+    parts = parse_command(command)
+    safety, why = classify_command(parts, "/work")
     grant = Grant(ask_all=True, approve=("shell(echo *)", "shell(ls *)"), forbid=("shell(git push *)",))
-    decide((grant,), (), "shell", {"command": command}, Assessment(safety, why, commands_of(parts)))
+    decide_call((grant,), (), "shell", {"command": command}, Assessment(safety, why, render_commands(parts)))
     assert time.process_time() - begun < 10  # one that is not linear takes minutes
 
 
 @pytest.mark.parametrize("command", ["rm -rf /tmp/x", "echo x > /var/tmp/y", "mv a /tmp", "cd /tmp && rm -rf x"])
 def test_what_is_in_tmp_is_a_commands_own_only_inside_the_sandbox(command: str) -> None:
-    assert classify(parts_of(command), "/work/project")[0] == "caution"
-    assert classify(parts_of(command), "/work/project", walls=False)[0] == "destructive"
+    assert classify_command(parse_command(command), "/work/project")[0] == "caution"
+    assert classify_command(parse_command(command), "/work/project", walls=False)[0] == "destructive"

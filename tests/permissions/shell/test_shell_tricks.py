@@ -7,9 +7,9 @@ import pytest
 
 from tests.kit.shell import run_to_the_end
 from treadle.events import Grant
-from treadle.permissions.policy import Assessment, decide
-from treadle.permissions.shell.classify import classify
-from treadle.permissions.shell.parse import commands_of, parts_of
+from treadle.permissions.policy import Assessment, decide_call
+from treadle.permissions.shell.classify import classify_command
+from treadle.permissions.shell.parse import parse_command, render_commands
 
 TRICKS = Path(__file__).with_name("tricks.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n%%\n")
 GROUPS = [TRICKS[start : start + 60] for start in range(0, len(TRICKS), 60)]
@@ -38,23 +38,23 @@ def runs_alpha(command: str, stub: Path) -> bool:
 def test_no_trick_runs_what_was_not_read(tricks: list[str], stub: Path) -> None:
     ran = 0
     for command in tricks:
-        parts = parts_of(command)
-        read = any(text.partition(" ")[0].endswith("alpha") for text in commands_of(parts))
+        parts = parse_command(command)
+        read = any(text.partition(" ")[0].endswith("alpha") for text in render_commands(parts))
         asked = any(part.kind == "unknown" or part.name == "$((" for part in parts)
         if runs_alpha(command, stub):
             ran += 1
-            assert read or asked, (command, commands_of(parts))
-            assert classify(parts, str(stub))[0] != "safe", command
+            assert read or asked, (command, render_commands(parts))
+            assert classify_command(parts, str(stub))[0] != "safe", command
     assert ran > len(tricks) / 2, "most of these do run it, or they would prove nothing"
 
 
 def test_a_number_made_of_text_is_no_part_of_what_was_allowed_or_may_hide_what_was_forbidden() -> None:
     for command in ("[[ $(cat f) -eq 1 ]]", "echo $(( $(cat f) ))", "for x in $(cat f); do ((x)); done"):
-        parts = parts_of(command)
-        assessment = Assessment(classify(parts, "/workspace")[0], "", commands_of(parts))
+        parts = parse_command(command)
+        assessment = Assessment(classify_command(parts, "/workspace")[0], "", render_commands(parts))
         allowed = Grant(tier="read-only", approve=("shell(cat *)", "shell(echo *)"))
         for grant in (allowed, Grant(forbid=("shell(rm *)",))):
-            assert decide([grant], [], "shell", {"command": command}, assessment).action == "ask", command
+            assert decide_call([grant], [], "shell", {"command": command}, assessment).action == "ask", command
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,15 @@ def test_a_number_made_of_text_is_no_part_of_what_was_allowed_or_may_hide_what_w
     ],
 )
 def test_numbers_that_are_numbers_are_harmless(command: str) -> None:
-    assert classify(parts_of(command), "/workspace")[0] == "safe"
+    assert classify_command(parse_command(command), "/workspace")[0] == "safe"
 
 
 @pytest.mark.parametrize(("start", "again", "end"), [("echo ", "a[", ""), ("for x in ", "$a ", "; do ls; done")])
 def test_a_long_command_holds_nobody_up(start: str, again: str, end: str) -> None:
     command = start + again * (90_000 // len(again)) + end
-    assert classify(parts_of(command), "/workspace")[0], "where its words are gone through for each word, it takes long"
+    assert classify_command(parse_command(command), "/workspace")[0], (
+        "where its words are gone through for each word, it takes long"
+    )
 
 
 def test_the_tricks_are_many_and_each_is_its_own() -> None:

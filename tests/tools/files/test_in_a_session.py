@@ -8,10 +8,10 @@ import pytest
 from tests.kit.sessions import Store, agent_of, either_store, ended, finished_calls, go, of, questions
 from treadle import Answer, CallFinished, Grant, later
 from treadle.errors import BadInput
-from treadle.events import CallStarted, FilesKept, type_of
+from treadle.events import CallStarted, FilesKept, fact_type
 from treadle.history.kept_files import KeptFiles
 from treadle.testing import call
-from treadle.tools.files.file_tools import file_tools
+from treadle.tools.files.file_tools import build_file_tools
 
 store = either_store
 
@@ -31,11 +31,11 @@ def workspace(tmp_path: Path) -> Path:
 
 
 async def test_the_old_content_is_in_the_log_before_the_result(store: Store, kept: KeptFiles, workspace: Path) -> None:
-    agent, _ = agent_of(call("write_file", path="a.txt", content="hi"), "ok", tools=file_tools(kept))
+    agent, _ = agent_of(call("write_file", path="a.txt", content="hi"), "ok", tools=build_file_tools(kept))
     async with agent.session(store.open(), workspace=workspace) as session:
         await ended(session)
         facts = await session.facts()
-    order = [type_of(fact) for fact in facts if isinstance(fact, CallStarted | FilesKept | CallFinished)]
+    order = [fact_type(fact) for fact in facts if isinstance(fact, CallStarted | FilesKept | CallFinished)]
     assert order == ["call_started", "files_kept", "call_finished"]
 
 
@@ -45,7 +45,7 @@ async def test_instruction_files_are_asked_for_and_ordinary_ones_are_not(
     writes = [
         call("write_file", path=path, content="x") for path in ("notes.md", "AGENTS.md", ".github/workflows/a.yml")
     ]
-    agent, _ = agent_of(writes, "ok", tools=file_tools(kept), gate=later)
+    agent, _ = agent_of(writes, "ok", tools=build_file_tools(kept), gate=later)
     async with agent.session(store.open(), workspace=workspace) as session:
         assert await go(session) is None
         asked = await questions(session)
@@ -57,7 +57,7 @@ async def test_a_yes_to_one_instruction_file_is_no_yes_to_the_next(
     store: Store, kept: KeptFiles, workspace: Path
 ) -> None:
     writes = [call("write_file", id=path, path=path, content="x") for path in ("AGENTS.md", "SKILL.md")]
-    agent, _ = agent_of(writes, "ok", tools=file_tools(kept), gate=later, grant=Grant(always=("*",)))
+    agent, _ = agent_of(writes, "ok", tools=build_file_tools(kept), gate=later, grant=Grant(always=("*",)))
     async with agent.session(store.open(), workspace=workspace) as session:
         assert await go(session) is None
         await session.approve("AGENTS.md", Answer("allow", "session"))
@@ -67,7 +67,10 @@ async def test_a_yes_to_one_instruction_file_is_no_yes_to_the_next(
 async def test_rules_on_paths_hold_for_patches_too(store: Store, kept: KeptFiles, workspace: Path) -> None:
     patch = "--- /dev/null\n+++ b/locked/a.txt\n@@ -0,0 +1 @@\n+x\n"
     agent, _ = agent_of(
-        call("apply_patch", patch=patch), "ok", tools=file_tools(kept), grant=Grant(forbid=("*_patch(locked/**)",))
+        call("apply_patch", patch=patch),
+        "ok",
+        tools=build_file_tools(kept),
+        grant=Grant(forbid=("*_patch(locked/**)",)),
     )
     async with agent.session(store.open(), workspace=workspace) as session:
         await ended(session)
@@ -78,7 +81,7 @@ async def test_rules_on_paths_hold_for_patches_too(store: Store, kept: KeptFiles
 async def test_a_read_only_session_writes_nothing(store: Store, kept: KeptFiles, workspace: Path) -> None:
     script = ([call("read_file", path="a.txt"), call("write_file", path="a.txt", content="x")], "ok")
     (workspace / "a.txt").write_text("old")
-    agent, _ = agent_of(*script, tools=file_tools(kept), grant=Grant(tier="read-only"))
+    agent, _ = agent_of(*script, tools=build_file_tools(kept), grant=Grant(tier="read-only"))
     async with agent.session(store.open(), workspace=workspace) as session:
         await ended(session)
         done = {fact.tool: fact.status for fact in of(await session.facts(), CallFinished)}
@@ -88,11 +91,11 @@ async def test_a_read_only_session_writes_nothing(store: Store, kept: KeptFiles,
 
 async def test_what_was_read_is_remembered_across_a_restart(tmp_path: Path, kept: KeptFiles, workspace: Path) -> None:
     (workspace / "a.txt").write_text("one\n")
-    first, _ = agent_of(call("read_file", path="a.txt"), "ok", tools=file_tools(kept))
+    first, _ = agent_of(call("read_file", path="a.txt"), "ok", tools=build_file_tools(kept))
     async with first.session(tmp_path / "store.db", workspace=workspace) as session:
         await ended(session)
     (workspace / "a.txt").write_text("one\nmore by the user\n")
-    second, _ = agent_of(call("edit_file", path="a.txt", old="one", new="1"), "ok", tools=file_tools(kept))
+    second, _ = agent_of(call("edit_file", path="a.txt", old="one", new="1"), "ok", tools=build_file_tools(kept))
     async with second.session(tmp_path / "store.db") as session:
         await ended(session)
         last = of(await session.facts(), CallFinished)[-1]
@@ -101,7 +104,7 @@ async def test_what_was_read_is_remembered_across_a_restart(tmp_path: Path, kept
 
 
 async def test_arguments_that_do_not_fit_are_explained(kept: KeptFiles) -> None:
-    tools = {tool.name: tool for tool in file_tools(kept)}
+    tools = {tool.name: tool for tool in build_file_tools(kept)}
     for name, wrong in (("read_file", '{"file": "x"}'), ("edit_file", '{"path": "x"}'), ("apply_patch", "{}")):
         with pytest.raises(BadInput, match=f"The arguments of {name} do not fit"):
             tools[name].parse(wrong)
@@ -110,7 +113,7 @@ async def test_arguments_that_do_not_fit_are_explained(kept: KeptFiles) -> None:
 def test_every_tool_has_examples_that_its_own_schema_takes(kept: KeptFiles) -> None:
     import json
 
-    for tool in file_tools(kept):
+    for tool in build_file_tools(kept):
         assert tool.spec.examples and "xample" in tool.spec.description
         for request, arguments in tool.spec.examples:
             assert request and tool.parse(json.dumps(arguments))

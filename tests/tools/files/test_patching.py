@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.kit.file_tools import Bench, some_bench
 from treadle.tools.base import ToolError
-from treadle.tools.files.unified_diff import patched, read_patch
+from treadle.tools.files.unified_diff import apply_hunks, read_patch
 from treadle.workspace.encoding import diff
 from treadle.workspace.folder import Folder
 
@@ -122,9 +122,9 @@ def test_the_policy_sees_the_files_of_a_patch(bench: Bench) -> None:
     tool = bench.tools["apply_patch"]
     parsed = tool.parse(json.dumps({"patch": EDIT + RENAME}))
     assert parsed.arguments["files"] == ["a.txt", "d.txt", "e/d.txt"]
-    assert tool.safety_of(parsed.arguments) == "caution"
+    assert tool.assess_safety(parsed.arguments) == "caution"
     hostile = tool.parse(json.dumps({"patch": EDIT + MAKE.replace("new/b.txt", "AGENTS.md")}))
-    assert tool.safety_of(hostile.arguments) == "destructive"
+    assert tool.assess_safety(hostile.arguments) == "destructive"
 
 
 async def test_a_file_changed_since_it_was_read_is_not_patched(bench: Bench) -> None:
@@ -145,7 +145,7 @@ def test_what_difflib_writes_is_applied_exactly(old: str, new: str) -> None:
         assert old == new
         return
     (patch,) = read_patch(made)
-    assert patched(old, patch.hunks, "f") == new
+    assert apply_hunks(old, patch.hunks, "f") == new
 
 
 @given(texts, texts)
@@ -153,7 +153,7 @@ def test_without_context_difflib_is_applied_exactly_too(old: str, new: str) -> N
     ended = [text if not text or text.endswith("\n") else text + "\n" for text in (old, new)]
     made = "".join(difflib.unified_diff(*(text.splitlines(keepends=True) for text in ended), "a/f", "b/f", n=0))
     if made:
-        assert patched(ended[0], read_patch(made)[0].hunks, "f") == ended[1]
+        assert apply_hunks(ended[0], read_patch(made)[0].hunks, "f") == ended[1]
 
 
 async def test_what_git_writes_is_applied_exactly(bench: Bench, tmp_path: Path) -> None:

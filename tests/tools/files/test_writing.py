@@ -10,7 +10,7 @@ import pytest
 from tests.kit.file_tools import Bench, some_bench
 from treadle.events import Grant, KeptFile
 from treadle.log.open_log import open_log
-from treadle.permissions.policy import decide
+from treadle.permissions.policy import decide_call
 
 bench = some_bench
 
@@ -140,7 +140,7 @@ async def test_a_granted_secret_is_written_but_never_kept(bench: Bench) -> None:
 )
 def test_instruction_files_and_what_leaves_the_workspace_are_asked_for(bench: Bench, path: str, safety: str) -> None:
     for name in ("write_file", "edit_file"):
-        assert bench.tools[name].safety_of({"path": path}) == safety
+        assert bench.tools[name].assess_safety({"path": path}) == safety
 
 
 def test_an_absolute_path_is_judged_by_where_the_workspace_lies(bench: Bench) -> None:
@@ -158,7 +158,7 @@ def test_an_absolute_path_is_judged_by_where_the_workspace_lies(bench: Bench) ->
 
 
 def test_what_shows_the_contents_of_files_is_private(bench: Bench) -> None:
-    private = {name for name, tool in bench.tools.items() if "private" in tool.traits_of("sandbox")}
+    private = {name for name, tool in bench.tools.items() if "private" in tool.list_traits("sandbox")}
     assert private == {"read_file", "write_file", "edit_file", "apply_patch", "search_files"}
 
 
@@ -180,7 +180,7 @@ def test_what_the_users_shell_or_desktop_would_run_is_asked_for(
         monkeypatch.setenv("HOME", str(home))
         tool = bench.tools["write_file"]
         parsed = tool.parse(json.dumps({"path": path, "content": "x"}))
-        return decide([Grant()], [], tool.name, parsed.arguments, tool.assess(parsed, bench.workspace)).action
+        return decide_call([Grant()], [], tool.name, parsed.arguments, tool.assess(parsed, bench.workspace)).action
 
     assert judged(bench.workspace, path) == action
     assert judged(bench.workspace / "anna", f"anna/{path}") == action

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from treadle.errors import BadInput
-from treadle.tools.mcp.mcp_tool import tool_name
+from treadle.tools.mcp.mcp_tool import build_tool_name
 from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.servers import McpServers
 
@@ -47,8 +47,8 @@ def test_a_config_never_shows_its_secrets() -> None:
         name="b", url="https://x/", headers={"Authorization": "Bearer sk-secret-2", "Accept": "text/plain"}
     )
     assert "secret" not in repr(local) + repr(remote) + str([local, remote])
-    assert local.secrets() == ("pg://me:secret@db", "sk-secret-1")
-    assert remote.secrets() == ("Bearer sk-secret-2", "sk-secret-2")
+    assert local.find_secrets() == ("pg://me:secret@db", "sk-secret-1")
+    assert remote.find_secrets() == ("Bearer sk-secret-2", "sk-secret-2")
 
 
 def test_two_servers_of_one_name_are_refused() -> None:
@@ -59,8 +59,8 @@ def test_two_servers_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize("tool", ["plain", "with space", "ü", "x" * 200, "a/b", "a.b"])
 def test_a_tools_name_fits_every_provider_and_stays_the_same(tool: str) -> None:
-    name = tool_name("server", tool)
-    assert name == tool_name("server", tool)
+    name = build_tool_name("server", tool)
+    assert name == build_tool_name("server", tool)
     assert name.startswith("server__") and len(name) <= 64
     assert all(letter.isascii() and (letter.isalnum() or letter in "_-") for letter in name)
-    assert name != tool_name("server", tool + "!")
+    assert name != build_tool_name("server", tool + "!")

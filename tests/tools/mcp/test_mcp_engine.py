@@ -24,13 +24,13 @@ def calls(*wanted: tuple[str, dict[str, Any]]) -> Reply:
 async def test_a_call_is_allowed_asked_or_denied_as_any_other(tmp_path: Path) -> None:
     async with McpServers([child()]) as servers:
         script = calls(("served__add", {"a": 1, "b": 2}), ("served__wipe", {})), Reply("done")
-        agent, _ = agent_of(*script, tools=await servers.tools())
+        agent, _ = agent_of(*script, tools=await servers.list_tools())
         async with agent.session(workspace=tmp_path) as session:
             await go(session)
             done = await finished_calls(session)
             assert (done["c1"].status, done["c1"].output) == ("ok", "3")
             assert done["c2"].status == "denied" and "destructive in tier sandbox" in done["c2"].output
-        agent, _ = agent_of(*script, tools=await servers.tools(), grant=Grant(tier="read-only"), gate=later)
+        agent, _ = agent_of(*script, tools=await servers.list_tools(), grant=Grant(tier="read-only"), gate=later)
         async with agent.session(workspace=tmp_path) as session:
             assert await go(session) is None
             (asked,) = of(await session.facts(), ApprovalRequested)
@@ -44,7 +44,7 @@ async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Pa
             calls(("served__wait", {"path": str(trace)})),
             calls(("served__append", {"path": str(trace), "word": "after"})),
             Reply("done"),
-            tools=await servers.tools(),
+            tools=await servers.list_tools(),
         )
         async with agent.session(workspace=tmp_path) as session, session.run("go") as run:
             await until(lambda: trace.exists() and trace.read_text() == "waiting\n")
@@ -58,7 +58,7 @@ async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Pa
 async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     async with McpServers([child(safety="caution")]) as servers:
-        agent, _ = agent_of(calls(("served__wait", {"path": str(trace)})), tools=await servers.tools())
+        agent, _ = agent_of(calls(("served__wait", {"path": str(trace)})), tools=await servers.list_tools())
         async with agent.session(workspace=tmp_path) as session:
             seen = asyncio.create_task(wait_for(session, Progress))
             await asyncio.sleep(0)  # from here on it watches: what was said before is not told again
@@ -69,14 +69,14 @@ async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(tmp
                 outcome = await run.wait()
                 assert outcome is not None and outcome.reason == "cancelled"
         await until(lambda: "cancelled" in trace.read_text())
-        (served,) = servers.health()
+        (served,) = servers.get_health()
         assert served.state == "up"
     assert trace.read_text().splitlines() == ["waiting", "cancelled"]
 
 
 async def test_two_hundred_tools_are_searched_for_and_called_under_their_own_names(tmp_path: Path) -> None:
     async with McpServers([child("served", "--many", "200", safety="caution")]) as servers:
-        tools = await servers.tools()
+        tools = await servers.list_tools()
         assert [tool.name for tool in tools] == ["search_tools", "call_tool"]
         agent, model = agent_of(
             calls(("search_tools", {"query": "topic77"})),
@@ -109,11 +109,11 @@ async def test_two_hundred_tools_are_searched_for_and_called_under_their_own_nam
 
 
 async def test_a_destructive_tool_is_asked_for_by_its_own_name_also_when_it_was_searched_for(tmp_path: Path) -> None:
-    async with McpServers([odd("plain", safety="destructive")], most_tools=3) as servers:
+    async with McpServers([odd("plain", safety="destructive")], max_tools=3) as servers:
         agent, _ = agent_of(
             calls(("call_tool", {"name": "odd__ok", "arguments": {"n": 1}})),
             Reply("done"),
-            tools=await servers.tools(),
+            tools=await servers.list_tools(),
             gate=later,
         )
         async with agent.session(workspace=tmp_path) as session:
@@ -125,6 +125,6 @@ async def test_a_destructive_tool_is_asked_for_by_its_own_name_also_when_it_was_
 @pytest.mark.parametrize("limits", [{"most_tools": 4}, {"most_bytes": 500}])
 async def test_either_limit_makes_tools_searched_for(limits: dict[str, int], tmp_path: Path) -> None:
     async with McpServers([odd("plain")]) as servers:
-        assert len(await servers.tools()) == 5
+        assert len(await servers.list_tools()) == 5
     async with McpServers([odd("plain")], **limits) as servers:
-        assert [tool.name for tool in await servers.tools()] == ["search_tools", "call_tool"]
+        assert [tool.name for tool in await servers.list_tools()] == ["search_tools", "call_tool"]

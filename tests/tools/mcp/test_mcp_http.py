@@ -19,9 +19,9 @@ ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 @ERAS
 async def test_tools_are_listed_and_called_over_http_in_both_eras(era: str, web: Web, call: Caller) -> None:
     async with McpServers([web.server(protocol=era)]) as servers:
-        tools = await servers.tools()
-        assert len(tools) == servers.health()[0].tools == 8
-        assert (servers.health()[0].protocol >= "2026") == (era == "auto")
+        tools = await servers.list_tools()
+        assert len(tools) == servers.get_health()[0].tools == 8
+        assert (servers.get_health()[0].protocol >= "2026") == (era == "auto")
         assert (await call(tools, "served__add", a=1, b=2)).text == "3"
         assert not (await call(tools, "served__fail", why="no")).ok
 
@@ -31,13 +31,13 @@ async def test_a_server_that_was_restarted_has_forgotten_us_and_the_call_still_w
     era: str, web: Web, call: Caller, tmp_path: Path
 ) -> None:
     async with McpServers([web.server(protocol=era)]) as servers:
-        tools = await servers.tools()
+        tools = await servers.list_tools()
         await call(tools, "served__append", path=str(tmp_path / "trace"), word="one")
         web.stop()
         web.start()
         await call(tools, "served__append", path=str(tmp_path / "trace"), word="two")
         assert (tmp_path / "trace").read_text() == "one\ntwo\n"
-        assert servers.health()[0].state == "up"
+        assert servers.get_health()[0].state == "up"
 
 
 @ERAS
@@ -45,7 +45,7 @@ async def test_a_call_whose_connection_is_lost_is_not_sent_again(
     era: str, web: Web, call: Caller, tmp_path: Path
 ) -> None:
     async with McpServers([web.server(protocol=era)]) as servers:
-        tools = await servers.tools()
+        tools = await servers.list_tools()
         with pytest.raises(ToolError, match="outcome unknown, it may have run"):
             await call(tools, "served__die", path=str(tmp_path / "trace"))
         assert (tmp_path / "trace").read_text() == "died\n"
@@ -56,14 +56,14 @@ async def test_a_server_that_is_away_is_told_as_not_run_and_found_again(
 ) -> None:
     monkeypatch.setattr(connection, "BACKOFF", 0.01)
     async with McpServers([web.server()]) as servers:
-        tools = await servers.tools()
+        tools = await servers.list_tools()
         web.stop()
         with pytest.raises(ToolError, match=r"served is down: the server cannot be reached .* Not run"):
             await call(tools, "served__add", a=1, b=2)
-        assert servers.health()[0].state == "down"
+        assert servers.get_health()[0].state == "down"
         web.start()
         assert (await call(tools, "served__add", a=1, b=2)).text == "3"
-        assert servers.health()[0].state == "up"
+        assert servers.get_health()[0].state == "up"
 
 
 class Grumpy(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ async def test_a_server_that_refuses_us_is_down_and_says_why(
     address = f"http://127.0.0.1:{grumpy.server_address[1]}/mcp"
     server = McpServer(name="grumpy", url=address, headers={"Authorization": "Bearer sk-secret"})
     async with McpServers([server]) as servers:
-        assert await servers.tools() == []
-        (health,) = servers.health()
+        assert await servers.list_tools() == []
+        (health,) = servers.get_health()
     assert health.state == "down" and words in health.error and "secret" not in health.error
     assert set(Grumpy.seen) == {"Bearer sk-secret"}

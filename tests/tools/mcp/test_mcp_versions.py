@@ -15,9 +15,9 @@ from treadle import Answer, CallStarted, RunFinished, Session
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, CallFinished, Grant
 from treadle.messages import Call, Reply
-from treadle.permissions.policy import holding, pinned, unpinned
-from treadle.permissions.saved_rules import all_rules, load_rules, save_rule, with_rules
-from treadle.tools.mcp.connection import version_of
+from treadle.permissions.policy import pin_version, select_for_version, unpin_version
+from treadle.permissions.saved_rules import apply_rules, load_all_rules, load_rules, save_rule
+from treadle.tools.mcp.connection import compute_version
 from treadle.tools.mcp.servers import McpServers
 
 READ = Grant(tier="read-only")
@@ -39,8 +39,10 @@ async def process(says: str, call_id: str, store: Path | str = ":memory:", **opt
     """A session as a new process has it: the server is started anew, and says this of its tool."""
     options = {"grant": READ, "gate": later, "most_tools": 30, **options}
     most = options.pop("most_tools")
-    async with McpServers([odd(f"says {says}")], most_tools=most) as servers:
-        agent, _ = agent_of(one_call(call_id, found=not most), Reply("done"), tools=await servers.tools(), **options)
+    async with McpServers([odd(f"says {says}")], max_tools=most) as servers:
+        agent, _ = agent_of(
+            one_call(call_id, found=not most), Reply("done"), tools=await servers.list_tools(), **options
+        )
         async with agent.session(store) as session:
             yield session
 
@@ -100,7 +102,7 @@ async def test_a_yes_for_good_is_asked_for_again_when_the_tool_changed_and_then_
     data = tmp_path / "data"
 
     def granted() -> dict[str, Any]:
-        return {"grant": with_rules(Grant(), load_rules(data)), "most_tools": most_tools}
+        return {"grant": apply_rules(Grant(), load_rules(data)), "most_tools": most_tools}
 
     async with process("Adds.", "a", most_tools=most_tools) as session:
         asked = await asked_in(session, "a")
@@ -112,7 +114,7 @@ async def test_a_yes_for_good_is_asked_for_again_when_the_tool_changed_and_then_
         asked = await asked_in(session, "c")
         assert asked is not None and asked.why == SINCE and not asked.once
         new = save_rule(data, asked.rule)
-    assert all_rules(data) == (new,) and old != new
+    assert load_all_rules(data) == (new,) and old != new
     async with process("Adds, and sends it home.", "d", **granted()) as session:
         assert await asked_in(session, "d") is None
 
@@ -125,15 +127,15 @@ async def test_the_operators_own_word_is_for_a_tool_by_its_name(tmp_path: Path) 
 
 def test_a_no_for_good_is_for_every_version(tmp_path: Path) -> None:
     save_rule(tmp_path, "odd__ok@1f(n=1)")
-    assert [rule.pattern for rule in all_rules(tmp_path)] == ["odd__ok@1f(n=1)"]
+    assert [rule.pattern for rule in load_all_rules(tmp_path)] == ["odd__ok@1f(n=1)"]
     save_rule(tmp_path, "odd__ok@1f(n=1)", "deny")
-    assert [(rule.pattern, rule.decision) for rule in all_rules(tmp_path)] == [("odd__ok(n=1)", "deny")]
+    assert [(rule.pattern, rule.decision) for rule in load_all_rules(tmp_path)] == [("odd__ok(n=1)", "deny")]
 
 
 def test_patterns_hold_for_the_version_they_were_made_for_or_for_all() -> None:
-    assert pinned("a(b=c@d)", "1f") == "a@1f(b=c@d)" and unpinned("a@1f(b=c@d)") == "a(b=c@d)"
-    assert pinned("a", "") == unpinned("a") == "a"
-    assert holding(("a@1f", "a@2f(x)", "b", "c@1f(y@z)"), "1f") == ("a", "b", "c(y@z)")
+    assert pin_version("a(b=c@d)", "1f") == "a@1f(b=c@d)" and unpin_version("a@1f(b=c@d)") == "a(b=c@d)"
+    assert pin_version("a", "") == unpin_version("a") == "a"
+    assert select_for_version(("a@1f", "a@2f(x)", "b", "c@1f(y@z)"), "1f") == ("a", "b", "c(y@z)")
 
 
 def test_the_order_in_which_a_server_says_something_does_not_matter_but_every_word_does() -> None:
@@ -143,5 +145,5 @@ def test_the_order_in_which_a_server_says_something_does_not_matter_but_every_wo
     one = listed(properties={"a": {"type": "string", "title": "A"}, "b": {}}, required=["a"])
     same = listed(required=["a"], properties={"b": {}, "a": {"title": "A", "type": "string"}})
     other = listed(properties={"a": {"type": "string", "title": "B"}, "b": {}}, required=["a"])
-    assert version_of(one) == version_of(same) != version_of(other)
-    assert version_of(one) != version_of(one.model_copy(update={"description": "Adds!"}))
+    assert compute_version(one) == compute_version(same) != compute_version(other)
+    assert compute_version(one) != compute_version(one.model_copy(update={"description": "Adds!"}))

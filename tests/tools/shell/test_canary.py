@@ -14,7 +14,7 @@ from treadle import RunFinished, Session
 from treadle.events import CallFinished, CallStarted, Event, Grant, OutputDelta, encode
 from treadle.log.sqlite import SqliteLog
 from treadle.testing import call
-from treadle.tools.builtin import default_tools
+from treadle.tools.builtin import build_default_tools
 
 ENVIRONMENT, CONFIGURED, FILE = "canary-of-the-environment-1", "canary/of+the config 2", "canary-of-the-file-3"
 
@@ -68,7 +68,7 @@ async def leaks(store: Path, secrets: list[str], *calls: Any, **options: Any) ->
     agent, _ = agent_of(
         *calls,
         "done",
-        tools=default_tools(kept=store.parent / "kept", ask=False),
+        tools=build_default_tools(kept=store.parent / "kept", ask=False),
         grant=Grant(tier=options.pop("tier", "sandbox"), yes=True),
         secrets=(CONFIGURED,),
     )

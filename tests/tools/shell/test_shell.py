@@ -14,7 +14,7 @@ from tests.kit.shell import Terminal, needs_bubblewrap, needs_walls, note_of
 from treadle.events import Tier
 from treadle.history.kept_files import KeptFiles
 from treadle.sandbox import backend as sandbox
-from treadle.sandbox.base import Bounds, Ended, Job, OnOutput, Probe, SandboxUnavailable
+from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput, ProbeResult, SandboxUnavailable
 from treadle.tools.base import ToolContext, ToolError, ToolInputError
 from treadle.tools.shell import Shell, _Output
 
@@ -173,9 +173,9 @@ async def test_a_command_cannot_write_outside_nor_into_git(workspace: Path) -> N
 
 
 async def test_the_sandbox_that_holds_is_told(workspace: Path) -> None:
-    assert Shell(sandbox).sandbox_of("sandbox") == sandbox.probe().level
-    assert Shell(sandbox).sandbox_of("read-only") == sandbox.probe().level
-    assert Shell(sandbox).sandbox_of("full") == "none"
+    assert Shell(sandbox).describe_sandbox("sandbox") == sandbox.probe().level
+    assert Shell(sandbox).describe_sandbox("read-only") == sandbox.probe().level
+    assert Shell(sandbox).describe_sandbox("full") == "none"
 
 
 def test_with_full_access_what_is_in_tmp_is_asked_for() -> None:
@@ -188,13 +188,13 @@ def test_with_full_access_what_is_in_tmp_is_asked_for() -> None:
 class NoWalls:
     """A machine on which nothing holds."""
 
-    def probe(self) -> Probe:
-        return Probe("none", "nothing works", "install it")
+    def probe(self) -> ProbeResult:
+        return ProbeResult("none", "nothing works", "install it")
 
-    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> Ended:
+    async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> CommandResult:
         raise SandboxUnavailable("The command was not run. nothing works install it")
 
-    async def run_on_host(self, job: Job, on_output: OnOutput) -> Ended:
+    async def run_on_host(self, job: Job, on_output: OnOutput) -> CommandResult:
         raise AssertionError("went without walls unasked")
 
 

@@ -12,7 +12,7 @@ from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant
 from treadle.messages import Call, Reply
 from treadle.sandbox import backend as sandbox
-from treadle.tools.shell import FOLDER, Shell
+from treadle.tools.shell import FOLDER_NOTE, Shell
 
 CAREFUL = Grant(tier="full", cautious=True)
 """Whatever does more than read is asked for; on the host, because what is tested here is not the walls."""
@@ -65,7 +65,7 @@ async def test_a_yes_is_for_the_folder_that_was_shown_and_for_no_other(workspace
     agent = asking(commands("rm -rf out"))
     async with agent.session(workspace=workspace) as session:
         assert await go(session) is None
-        await session.note(FOLDER, "sub")
+        await session.note(FOLDER_NOTE, "sub")
         await session.approve("c1")
         await wait_for(session, RunFinished)
         done = (await finished_calls(session))["c1"]
@@ -146,7 +146,7 @@ async def test_a_fork_starts_in_the_folder_of_its_position_and_a_rewind_goes_bac
         await ended(session)
         assert (await finished_calls(session))["c3"].output == str(workspace)
         await session.undo_rewind()
-        assert (await session.state()).notes[FOLDER] == "sub"
+        assert (await session.state()).notes[FOLDER_NOTE] == "sub"
 
 
 async def test_a_folder_whose_name_cannot_be_recorded_is_left_again_and_that_is_said(workspace: Path) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from treadle.messages import Json, ToolSpec
 from treadle.models.local import request_text as text
 
-Kind = Literal["number", "path", "sum", "word", "span", "open"]
+ValueKind = Literal["number", "path", "sum", "word", "span", "open"]
 
 _ENDS = " \t\n.,;:!?"
 _EDGES = _ENDS + "\"'`()"
@@ -29,7 +29,7 @@ MOST_SPANS = 160
 LONGEST_VALUE = 200
 
 
-class Field(Struct, frozen=True):
+class ArgumentField(Struct, frozen=True):
     """One argument, and how its value is found.
 
     `joins` stand between the numbers of a sum; `cues` are the words right before the value in the examples, and
@@ -37,64 +37,64 @@ class Field(Struct, frozen=True):
     """
 
     name: str
-    kind: Kind
-    required: bool
-    used: bool = True
-    to_end: bool = False
+    kind: ValueKind
+    is_required: bool
+    is_used: bool = True
+    reaches_end: bool = False
     cues: tuple[str, ...] = ()
     joins: tuple[str, ...] = _JOINS
 
 
-class Sources(Struct, frozen=True):
+class ValueSources(Struct, frozen=True):
     """Where values may come from: the clause itself, then what was found or said before, newest first."""
 
     clause: str
     results: tuple[str, ...] = ()
     earlier: tuple[str, ...] = ()
-    refers: bool = False
+    refers_back: bool = False
 
     @classmethod
-    def of(cls, clause: str, found: Sequence[str], said: Sequence[str]) -> Sources:
+    def collect(cls, clause: str, found: Sequence[str], said: Sequence[str]) -> ValueSources:
         """`found` are the results so far, oldest first; `said` is the conversation, newest first."""
-        refers = bool(found) and text.refers(clause)
-        clause = text.resolved(clause, found[-1]) if found else clause
+        refers = bool(found) and text.refers_back(clause)
+        clause = text.insert_result(clause, found[-1]) if found else clause
         return cls(clause, tuple(reversed(found)), tuple(said), refers)
 
-    def texts(self) -> list[str]:
+    def list_texts(self) -> list[str]:
         return [self.clause, *self.results, *self.earlier]
 
 
-def fields(tool: ToolSpec) -> list[Field]:
+def list_fields(tool: ToolSpec) -> list[ArgumentField]:
     """The arguments of a tool."""
     properties: dict[str, Json] = tool.parameters.get("properties", {})
     required = tool.parameters.get("required", ())
     return [_field(tool, name, schema, name in required) for name, schema in properties.items()]
 
 
-def _field(tool: ToolSpec, name: str, schema: Json, required: bool) -> Field:
+def _field(tool: ToolSpec, name: str, schema: Json, required: bool) -> ArgumentField:
     schema = _plain(schema)
     kind = schema.get("type")
     if "enum" in schema or "const" in schema or kind not in ("string", "integer", "number"):
-        return Field(name, "open", required, used=any(name in arguments for _, arguments in tool.examples))
+        return ArgumentField(name, "open", required, is_used=any(name in arguments for _, arguments in tool.examples))
     if kind != "string":
-        return Field(name, "number", required)
+        return ArgumentField(name, "number", required)
     samples = [(request, str(arguments[name])) for request, arguments in tool.examples if name in arguments]
     if not samples:
         hint = f"{name} {schema.get('description', '')}"
-        found: Kind = "path" if _PATH_HINT.search(hint) else "sum" if _SUM_HINT.search(hint) else "span"
-        return Field(name, found, required, used=found == "path" and not tool.examples)
+        found: ValueKind = "path" if _PATH_HINT.search(hint) else "sum" if _SUM_HINT.search(hint) else "span"
+        return ArgumentField(name, found, required, is_used=found == "path" and not tool.examples)
     values = [value for _, value in samples]
     if all(text.SUM.fullmatch(value) for value in values):
         joins = [join for value in values for join in re.split(r"[\d.]+", value) if join]
-        return Field(name, "sum", required, joins=tuple(dict.fromkeys(joins)))
+        return ArgumentField(name, "sum", required, joins=tuple(dict.fromkeys(joins)))
     if all(text.PATH.fullmatch(value) for value in values):
-        return Field(name, "path", required)
+        return ArgumentField(name, "path", required)
     if not all(value.lower() in request.lower() for request, value in samples):
-        return Field(name, "open", required)
+        return ArgumentField(name, "open", required)
     if all(re.fullmatch(r"[\w-]+", value) for value in values):
-        return Field(name, "word", required)
+        return ArgumentField(name, "word", required)
     to_end = all(request.lower().rstrip(_EDGES).endswith(value.lower()) for request, value in samples)
-    return Field(name, "span", required, to_end=to_end, cues=_cues(samples))
+    return ArgumentField(name, "span", required, reaches_end=to_end, cues=_cues(samples))
 
 
 def _cues(samples: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def _plain(schema: Json) -> Json:
     return {**schema, **others[0]} if len(others) == 1 else schema
 
 
-def choices(tool: ToolSpec, field: Field, sources: Sources) -> list[Json] | None:
+def find_values(tool: ToolSpec, field: ArgumentField, sources: ValueSources) -> list[Json] | None:
     """The values that the argument may take, or None when only its schema limits them."""
     schema = _plain(tool.parameters["properties"][field.name])
     found = _found(tool, field, sources)
@@ -127,29 +127,29 @@ def _fits(schema: Json, value: Json) -> bool:
     return above and value <= schema.get("maximum", value) and value < schema.get("exclusiveMaximum", value + 1)
 
 
-def _found(tool: ToolSpec, field: Field, sources: Sources) -> list[Json] | None:
+def _found(tool: ToolSpec, field: ArgumentField, sources: ValueSources) -> list[Json] | None:
     match field.kind:
         case "open":
             return None
         case "number":
-            found = _nearest(text.numbers, sources)
+            found = _nearest(text.find_numbers, sources)
             return list(dict.fromkeys(float(number) if "." in number else int(number) for number in found))
         case "path":
-            return list(_nearest(text.paths, sources))
+            return list(_nearest(text.find_paths, sources))
         case "sum":
             return _sums(field.joins, sources)
         case "word":
             framed = {word for request, arguments in tool.examples for word in _frame(request, arguments)}
-            taken = framed | set(text.words(tool.description)) | text.COMMON
+            taken = framed | set(text.extract_words(tool.description)) | text.COMMON
             spoken = [word.strip(_EDGES) for word in sources.clause.split()]
             return list(dict.fromkeys(word for word in spoken if word and word.lower() not in taken))
         case "span":
             return _spans(field, sources)
 
 
-def _nearest(find: Callable[[str], list[str]], sources: Sources) -> list[str]:
+def _nearest(find: Callable[[str], list[str]], sources: ValueSources) -> list[str]:
     """What `find` finds in the first text in which it finds anything."""
-    for each in sources.texts():
+    for each in sources.list_texts():
         if found := find(each):
             return found
     return []
@@ -157,15 +157,15 @@ def _nearest(find: Callable[[str], list[str]], sources: Sources) -> list[str]:
 
 def _frame(request: str, arguments: dict[str, Json]) -> list[str]:
     values = {str(value).lower() for value in arguments.values()}
-    return [word for word in text.words(request) if word not in values]
+    return [word for word in text.extract_words(request) if word not in values]
 
 
-def _sums(joins: Sequence[str], sources: Sources) -> list[Json]:
+def _sums(joins: Sequence[str], sources: ValueSources) -> list[Json]:
     if written := text.SUM.search(sources.clause):
         return [written.group()]
-    terms = text.numbers(sources.clause)
+    terms = text.find_numbers(sources.clause)
     if len(terms) == 1 and sources.results:
-        terms = text.numbers(sources.results[0])[:1] + terms
+        terms = text.find_numbers(sources.results[0])[:1] + terms
     if not 2 <= len(terms) <= 6:
         return []
     orders = permutations(terms) if len(terms) == 2 else [terms]
@@ -176,8 +176,8 @@ def _sums(joins: Sequence[str], sources: Sources) -> list[Json]:
     ]
 
 
-def _spans(field: Field, sources: Sources) -> list[Json]:
-    if sources.refers:
+def _spans(field: ArgumentField, sources: ValueSources) -> list[Json]:
+    if sources.refers_back:
         result = sources.results[0].strip()
         return list(dict.fromkeys([result, *(line.strip() for line in result.splitlines() if line.strip())]))
     clause = sources.clause.rstrip(_ENDS)
@@ -185,7 +185,7 @@ def _spans(field: Field, sources: Sources) -> list[Json]:
     cued = [i + 1 for i, (start, end) in enumerate(marks[:-1]) if clause[start:end].lower() in field.cues]
     if not cued and (quoted := re.findall(r"\"([^\"]+)\"|“([^”]+)”|(?<!\w)'([^']+)'(?!\w)", clause)):
         return ["".join(groups) for groups in quoted]
-    if field.to_end:
+    if field.reaches_end:
         spans = [clause[marks[i][0] :] for i in cued[:1] or range(1, len(marks))]
     else:
         spans = [clause[marks[i][0] : end] for i in cued or range(len(marks)) for _, end in marks[i : i + LONGEST_SPAN]]
@@ -196,31 +196,31 @@ def _unquoted(span: str) -> str:
     return span[1:-1] if len(span) > 2 and span[0] + span[-1] in ('""', "''", "“”", "``") else span
 
 
-def possible(tool: ToolSpec, sources: Sources) -> bool:
+def can_fill(tool: ToolSpec, sources: ValueSources) -> bool:
     """Whether a value can be found for every argument that the tool must have."""
-    return all(choices(tool, field, sources) != [] for field in fields(tool) if field.required)
+    return all(find_values(tool, field, sources) != [] for field in list_fields(tool) if field.is_required)
 
 
-def named(tool: ToolSpec, sources: Sources) -> bool:
+def needs_only_named_file(tool: ToolSpec, sources: ValueSources) -> bool:
     """Whether the clause names a file, and a file is all that this tool needs.
 
     A tool with examples has shown by them which requests are its own, and is not helped by this.
     """
-    kinds = {field.kind for field in fields(tool) if field.required}
-    return not tool.examples and kinds == {"path"} and bool(text.paths(sources.clause))
+    kinds = {field.kind for field in list_fields(tool) if field.is_required}
+    return not tool.examples and kinds == {"path"} and bool(text.find_paths(sources.clause))
 
 
-def narrowed(tool: ToolSpec, sources: Sources) -> tuple[dict[str, Json], dict[str, list[Json]]]:
+def narrow_arguments(tool: ToolSpec, sources: ValueSources) -> tuple[dict[str, Json], dict[str, list[Json]]]:
     """The tool's schema with only the arguments worth asking for, and the values they may take."""
-    clause = Sources(sources.clause)
+    clause = ValueSources(sources.clause)
     values: dict[str, list[Json]] = {}
     kept: dict[str, Json] = {}
-    paths = text.paths(sources.clause) if any(field.kind == "path" for field in fields(tool)) else []
-    for field in fields(tool):
-        found = choices(tool, field, sources if field.required else clause)
+    paths = text.find_paths(sources.clause) if any(field.kind == "path" for field in list_fields(tool)) else []
+    for field in list_fields(tool):
+        found = find_values(tool, field, sources if field.is_required else clause)
         if found and field.kind == "span":
             found = [value for value in found if value not in paths] or found
-        if field.required or (field.used and found != []):
+        if field.is_required or (field.is_used and found != []):
             kept[field.name] = tool.parameters["properties"][field.name]
             if found is not None:
                 values[field.name] = found
@@ -229,7 +229,7 @@ def narrowed(tool: ToolSpec, sources: Sources) -> tuple[dict[str, Json], dict[st
     return {**tool.parameters, "properties": kept}, values
 
 
-def settled(schema: dict[str, Json], values: dict[str, list[Json]]) -> dict[str, Json] | None:
+def find_only_arguments(schema: dict[str, Json], values: dict[str, list[Json]]) -> dict[str, Json] | None:
     """The arguments, when there is only one way to give them."""
     names = schema["properties"]
     if all(name in schema.get("required", ()) and len(values.get(name, ())) == 1 for name in names):

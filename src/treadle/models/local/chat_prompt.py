@@ -9,16 +9,16 @@ from msgspec import Struct
 
 from treadle.engine.context import own_text
 from treadle.messages import Call, Message, ModelMessage, ResultMessage, UserMessage
-from treadle.models.local.llama_process import Engine, EngineFacts
+from treadle.models.local.llama_process import EngineFacts, LlamaEngine
 
 Role = Literal["system", "user", "assistant"]
 Turn = tuple[Role, str]
 
 
-class Chat:
+class ChatPrompt:
     """Writes turns as the loaded model expects them."""
 
-    def __init__(self, engine: Engine, facts: EngineFacts) -> None:
+    def __init__(self, engine: LlamaEngine, facts: EngineFacts) -> None:
         self._engine = engine
         self._chatml = "<|im_start|>" in facts.template or not facts.template
 
@@ -36,18 +36,18 @@ class Chat:
             written = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in merged)
             return f"{written}<|im_start|>assistant\n"
         messages = [{"role": role, "content": text} for role, text in merged]
-        return (await self._engine.ask("/apply-template", {"messages": messages}))["prompt"]
+        return (await self._engine.post("/apply-template", {"messages": messages}))["prompt"]
 
 
-class Exchange(Struct, frozen=True):
+class Conversation(Struct, frozen=True):
     """A conversation as a small model can take it: what went before, what is asked now, what was done about it."""
 
-    before: tuple[Turn, ...]
-    asked: str
-    done: tuple[tuple[Call, ResultMessage], ...] = ()
+    earlier_turns: tuple[Turn, ...]
+    request: str
+    finished_calls: tuple[tuple[Call, ResultMessage], ...] = ()
 
 
-def exchange(messages: Sequence[Message]) -> Exchange:
+def split_conversation(messages: Sequence[Message]) -> Conversation:
     """Find the last request in `messages`, and the calls made since with their results."""
     asked_at = max((i for i, each in enumerate(messages) if isinstance(each, UserMessage)), default=0)
     first = asked_at
@@ -64,10 +64,10 @@ def exchange(messages: Sequence[Message]) -> Exchange:
                 done.append((calls[call_id], message))
             case _:
                 pass
-    return Exchange(tuple(turns(messages[:first])), "\n\n".join(asked), tuple(done))
+    return Conversation(tuple(build_turns(messages[:first])), "\n\n".join(asked), tuple(done))
 
 
-def turns(messages: Sequence[Message]) -> list[Turn]:
+def build_turns(messages: Sequence[Message]) -> list[Turn]:
     """The messages as turns; a call and its result stand as one line of what was found."""
     written: list[Turn] = []
     for message in messages:

@@ -23,10 +23,10 @@ from treadle.models.local import free_text as writing
 from treadle.models.local import gbnf as grammar
 from treadle.models.local import quote_result as answer
 from treadle.models.local import request_text as text
-from treadle.models.local.chat_prompt import Chat, Exchange, Turn, exchange
-from treadle.models.local.llama_process import Engine, Progress
-from treadle.models.local.model_cache import Store
-from treadle.models.local.tool_choice import Chooser, requests
+from treadle.models.local.chat_prompt import ChatPrompt, Conversation, Turn, split_conversation
+from treadle.models.local.llama_process import LlamaEngine, Progress
+from treadle.models.local.model_cache import ModelCache
+from treadle.models.local.tool_choice import ToolChooser, list_example_requests
 
 ANSWER_TOKENS = 400
 MOST_TOOL_SETS = 8
@@ -41,75 +41,79 @@ AGAINST_LOOPS: dict[str, Json] = {
     "dry_sequence_breakers": ['"'],  # a line's end is one by default, and these loops go on line by line
 }
 
-Step = tuple[str, str]
+ClauseResult = tuple[str, str]
 """A clause of the request and what was found for it, if anything."""
 
 
-class Plan(Struct):
+class RequestPlan(Struct):
     """How far a request has come. `wanted` is the tool to call next, for the clause in `sources`."""
 
-    steps: list[Step]
-    sources: fill.Sources
-    wanted: ToolSpec | None = None
+    steps: list[ClauseResult]
+    sources: fill.ValueSources
+    next_tool: ToolSpec | None = None
 
 
 class ChooseThenFill:
     """Drives a small model. Holds nothing of a session: each decision follows from the messages."""
 
-    def __init__(self, engine: Engine, chat: Chat, store: Store, name: str, progress: Progress | None) -> None:
+    def __init__(
+        self, engine: LlamaEngine, chat: ChatPrompt, store: ModelCache, name: str, progress: Progress | None
+    ) -> None:
         self._engine = engine
         self._chat = chat
         self._store = store
         self._name = name
         self._progress = progress
-        self._choosers: dict[str, Chooser] = {}
+        self._choosers: dict[str, ToolChooser] = {}
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         """The next call, or the answer."""
-        now = exchange(request.messages)
+        now = split_conversation(request.messages)
         plan = await self._plan(() if request.tool_choice == "none" else request.tools, now)
-        if request.tool_choice == "required" and not plan.wanted and not now.done:
-            plan.sources = fill.Sources.of(now.asked, [], [said for _, said in reversed(now.before)])
-            plan.wanted = await self._pick(request.tools, plan.sources, required=True)
-        if plan.wanted:
+        if request.tool_choice == "required" and not plan.next_tool and not now.finished_calls:
+            plan.sources = fill.ValueSources.collect(now.request, [], [said for _, said in reversed(now.earlier_turns)])
+            plan.next_tool = await self._pick(request.tools, plan.sources, required=True)
+        if plan.next_tool:
             limit = ARGUMENT_TOKENS if request.max_tokens is None else min(ARGUMENT_TOKENS, request.max_tokens)
-            arguments, usage = await self._arguments(plan.wanted, plan.sources, limit)
+            arguments, usage = await self._arguments(plan.next_tool, plan.sources, limit)
             if arguments is None:
                 yield Reply(finish="length", usage=usage, model=self._name)
                 return
-            yield CallDelta(index=0, tool=plan.wanted.name, arguments=arguments)
-            call = Call(f"call_{secrets.token_hex(6)}", plan.wanted.name, arguments)
+            yield CallDelta(index=0, tool=plan.next_tool.name, arguments=arguments)
+            call = Call(f"call_{secrets.token_hex(6)}", plan.next_tool.name, arguments)
             yield Reply(calls=(call,), finish="calls", usage=usage, model=self._name)
             return
         async with aclosing(self._answer(request, now, plan.steps)) as events:
             async for event in events:
                 yield event
 
-    async def _plan(self, tools: Sequence[ToolSpec], now: Exchange) -> Plan:
+    async def _plan(self, tools: Sequence[ToolSpec], now: Conversation) -> RequestPlan:
         """What was found for each clause so far, and the tool that the first open clause calls for."""
-        plan = Plan(steps=[], sources=fill.Sources(""))
+        plan = RequestPlan(steps=[], sources=fill.ValueSources(""))
         if not tools:
-            plan.steps = [(now.asked, _told(result)) for _, result in now.done]
+            plan.steps = [(now.request, _told(result)) for _, result in now.finished_calls]
             return plan
-        starters = {request.split(" ", 1)[0].lower() for tool in tools for request in requests(tool)}
-        waiting = list(now.done)
-        for clause in text.clauses(now.asked, starters):
-            said = (now.asked, *(words for _, words in reversed(now.before)))
-            plan.sources = fill.Sources.of(clause, [found for _, found in plan.steps if found], said)
+        starters = {request.split(" ", 1)[0].lower() for tool in tools for request in list_example_requests(tool)}
+        waiting = list(now.finished_calls)
+        for clause in text.split_clauses(now.request, starters):
+            said = (now.request, *(words for _, words in reversed(now.earlier_turns)))
+            plan.sources = fill.ValueSources.collect(clause, [found for _, found in plan.steps if found], said)
             tool = await self._pick(tools, plan.sources)
             if tool and not waiting:
-                plan.wanted = tool
+                plan.next_tool = tool
                 return plan
             plan.steps.append((clause, _told(waiting.pop(0)[1]) if tool else ""))
-        plan.steps += [(now.asked, _told(result)) for _, result in waiting]
+        plan.steps += [(now.request, _told(result)) for _, result in waiting]
         return plan
 
-    async def _answer(self, request: Request, now: Exchange, steps: list[Step]) -> AsyncGenerator[ModelEvent, None]:
+    async def _answer(
+        self, request: Request, now: Conversation, steps: list[ClauseResult]
+    ) -> AsyncGenerator[ModelEvent, None]:
         """What was found, step by step; freely where nothing was."""
         found = [result for _, result in steps if result]
         if not found or request.output_schema is not None:
-            steps = [("\n\n".join([now.asked, *found]), "")]
-        options = AGAINST_LOOPS | writing.options(request, temperature=0, tokens=ANSWER_TOKENS)
+            steps = [("\n\n".join([now.request, *found]), "")]
+        options = AGAINST_LOOPS | writing.build_options(request, temperature=0, tokens=ANSWER_TOKENS)
         system: list[Turn] = [("system", request.system)] if 0 < len(request.system) <= LONGEST_SYSTEM else []
         told = Reply(model=self._name)
         for asked, result in steps:
@@ -119,14 +123,14 @@ class ChooseThenFill:
                 break
             limits: dict[str, Json] = {"n_predict": left}
             if result:
-                quote = answer.quote(result, asked)
-                prompt = answer.prompt(asked, quote)
-                limits |= {"temperature": 0, "grammar": answer.rule(asked, quote)}
+                quote = answer.shorten_result(result, asked)
+                prompt = answer.build_prompt(asked, quote)
+                limits |= {"temperature": 0, "grammar": answer.build_grammar(asked, quote)}
             else:
-                prompt = await self._chat.render([*system, *now.before, ("user", asked)])
+                prompt = await self._chat.render([*system, *now.earlier_turns, ("user", asked)])
             if told.text:
                 yield TextDelta(text="\n")
-            async with aclosing(writing.write(self._engine, prompt, options | limits, told)) as events:
+            async with aclosing(writing.stream_text(self._engine, prompt, options | limits, told)) as events:
                 async for event in events:
                     if isinstance(event, Reply):
                         told = event
@@ -134,38 +138,42 @@ class ChooseThenFill:
                         yield event
         yield told
 
-    def _chooser(self, tools: Sequence[ToolSpec]) -> Chooser:
+    def _chooser(self, tools: Sequence[ToolSpec]) -> ToolChooser:
         key = repr(tools)
         if key not in self._choosers:
             if len(self._choosers) >= MOST_TOOL_SETS:
                 self._choosers.clear()
-            self._choosers[key] = Chooser(self._engine, self._chat, tools, self._store)
+            self._choosers[key] = ToolChooser(self._engine, self._chat, tools, self._store)
         return self._choosers[key]
 
-    async def _pick(self, tools: Sequence[ToolSpec], sources: fill.Sources, required: bool = False) -> ToolSpec | None:
+    async def _pick(
+        self, tools: Sequence[ToolSpec], sources: fill.ValueSources, required: bool = False
+    ) -> ToolSpec | None:
         """The likeliest tool whose arguments can be found, unless a plain answer is likelier."""
         chooser = self._chooser(tools)
         offered = {tool.name: tool for tool in tools}
         answered = False
-        for label in await chooser.rank(sources.clause, self._progress):
-            if label == chooser.answer:
+        for label in await chooser.rank_tools(sources.clause, self._progress):
+            if label == chooser.answer_label:
                 answered = not required
-            elif fill.possible(offered[label], sources) and (not answered or fill.named(offered[label], sources)):
+            elif fill.can_fill(offered[label], sources) and (
+                not answered or fill.needs_only_named_file(offered[label], sources)
+            ):
                 return offered[label]
         return None
 
-    async def _arguments(self, tool: ToolSpec, sources: fill.Sources, limit: int) -> tuple[str | None, Usage]:
+    async def _arguments(self, tool: ToolSpec, sources: fill.ValueSources, limit: int) -> tuple[str | None, Usage]:
         """The arguments as JSON; none when they were not finished within the limit."""
-        schema, values = fill.narrowed(tool, sources)
-        if (only := fill.settled(schema, values)) is not None:
+        schema, values = fill.narrow_arguments(tool, sources)
+        if (only := fill.find_only_arguments(schema, values)) is not None:
             return _json(only), Usage()
         shots = "".join(f"Request: {request}\n{_json(arguments)}\n\n" for request, arguments in tool.examples)
-        rules = {name: grammar.one_of(each) for name, each in values.items()}
+        rules = {name: grammar.build_choice(each) for name, each in values.items()}
         piece = await self._engine.complete(
             f"{tool.description}\n\n{shots}Request: {sources.clause}\n",
-            {"grammar": grammar.from_schema(schema, rules), "temperature": 0, "n_predict": limit},
+            {"grammar": grammar.build_schema_grammar(schema, rules), "temperature": 0, "n_predict": limit},
         )
-        return None if writing.finish(piece) == "length" else piece.content, writing.usage(piece)
+        return None if writing.read_finish(piece) == "length" else piece.content, writing.read_usage(piece)
 
 
 def _told(result: ResultMessage) -> str:

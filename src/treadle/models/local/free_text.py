@@ -9,10 +9,10 @@ from treadle.errors import ModelError
 from treadle.events import TextDelta
 from treadle.messages import FinishReason, Json, Reply, Request, Usage
 from treadle.models.local import gbnf as grammar
-from treadle.models.local.llama_process import Engine, Piece
+from treadle.models.local.llama_process import CompletionPiece, LlamaEngine
 
 
-def options(request: Request, *, temperature: float, tokens: int) -> dict[str, Json]:
+def build_options(request: Request, *, temperature: float, tokens: int) -> dict[str, Json]:
     """What the engine is told about sampling; `temperature` and `tokens` are used where the request is silent."""
     sampling = request.sampling
     chosen: dict[str, Json] = {
@@ -26,19 +26,19 @@ def options(request: Request, *, temperature: float, tokens: int) -> dict[str, J
     if sampling.stop:
         chosen["stop"] = list(sampling.stop)
     if request.output_schema is not None:
-        chosen["grammar"] = grammar.from_schema(request.output_schema)
+        chosen["grammar"] = grammar.build_schema_grammar(request.output_schema)
     return chosen | sampling.extra
 
 
-async def write(
-    engine: Engine, prompt: str, options: dict[str, Json], before: Reply
+async def stream_text(
+    engine: LlamaEngine, prompt: str, options: dict[str, Json], before: Reply
 ) -> AsyncGenerator[TextDelta | Reply, None]:
     """Continue `prompt`: the text as it comes, then the reply, which goes on on a new line after `before`."""
     text = ""
-    last = Piece()
+    last = CompletionPiece()
     earlier = f"{before.text}\n" if before.text else ""
     try:
-        async with aclosing(engine.pieces(prompt, options)) as pieces:
+        async with aclosing(engine.stream_pieces(prompt, options)) as pieces:
             async for last in pieces:
                 if words := last.content if text else last.content.lstrip():
                     text += words
@@ -46,7 +46,9 @@ async def write(
     except ModelError as error:
         error.partial = earlier + text
         raise
-    yield Reply(text=earlier + text, finish=finish(last), usage=_both(before.usage, usage(last)), model=before.model)
+    yield Reply(
+        text=earlier + text, finish=read_finish(last), usage=_both(before.usage, read_usage(last)), model=before.model
+    )
 
 
 def _both(first: Usage, second: Usage) -> Usage:
@@ -55,9 +57,9 @@ def _both(first: Usage, second: Usage) -> Usage:
     return Usage(longer.input_tokens, first.output_tokens + second.output_tokens, longer.cached_tokens)
 
 
-def finish(piece: Piece) -> FinishReason:
+def read_finish(piece: CompletionPiece) -> FinishReason:
     return "length" if piece.stop_type == "limit" else "stop"
 
 
-def usage(piece: Piece) -> Usage:
+def read_usage(piece: CompletionPiece) -> Usage:
     return Usage(piece.tokens_evaluated, piece.tokens_predicted, piece.cached_tokens)

@@ -36,34 +36,34 @@ _BASICS = {
 }
 
 
-def from_schema(schema: Schema, fields: Mapping[str, str] | None = None) -> str:
+def build_schema_grammar(schema: Schema, fields: Mapping[str, str] | None = None) -> str:
     """The grammar of the JSON texts that fit `schema`; `fields` replaces the rules of its properties."""
     rules = _Rules(schema)
     return rules.text(rules.of(schema, fields))
 
 
-def of_calls(calls: Sequence[tuple[str, Schema]], otherwise: str | None) -> str:
+def build_call_grammar(calls: Sequence[tuple[str, Schema]], otherwise: str | None) -> str:
     """The grammar of `{"tool": name, "arguments": …}` for each of `calls`, or the text `otherwise` if given."""
     texts: dict[str, str] = {}
     names: list[str] = []
     for index, (tool, schema) in enumerate(calls):
         rules = _Rules(schema, f"t{index}-")
         arguments = rules.of(schema)
-        opening = literal(f'{{"tool": {_json(tool)}, "arguments": ')
+        opening = quote_literal(f'{{"tool": {_json(tool)}, "arguments": ')
         names.append(rules.name("call", f'{opening} {arguments} "}}"'))
         texts |= rules.used()
-    return _text(" | ".join(names if otherwise is None else [*names, literal(otherwise)]), texts)
+    return _text(" | ".join(names if otherwise is None else [*names, quote_literal(otherwise)]), texts)
 
 
-def literal(text: str) -> str:
+def quote_literal(text: str) -> str:
     """A rule that admits exactly `text`."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'
 
 
-def one_of(values: Iterable[Json]) -> str:
+def build_choice(values: Iterable[Json]) -> str:
     """A rule that admits exactly the JSON of these values."""
-    return _group([literal(_json(value)) for value in values])
+    return _group([quote_literal(_json(value)) for value in values])
 
 
 def _json(value: Json) -> str:
@@ -113,9 +113,9 @@ class _Rules:
         if "$ref" in schema:
             return self._reference(schema["$ref"])
         if "const" in schema:
-            return one_of([schema["const"]])
+            return build_choice([schema["const"]])
         if "enum" in schema:
-            return one_of(schema["enum"])
+            return build_choice(schema["enum"])
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 return _group([self.of(each) for each in schema[key]])
@@ -167,7 +167,7 @@ class _Rules:
         required = [name for name in properties if name in schema.get("required", ())]
         optional = [name for name in properties if name not in required]
         members = {
-            name: f"{literal(_json(name) + ': ')} {fields.get(name) or self.of(schema)}"
+            name: f"{quote_literal(_json(name) + ': ')} {fields.get(name) or self.of(schema)}"
             for name, schema in properties.items()
         }
         rest = [f'(", " {members[name]})?' for name in optional]
@@ -215,7 +215,7 @@ def _from_to(low: int, high: int, kind: str) -> list[str]:
     if kind == "integer":
         return _digits(low, high)
     whole = [f'{_group(_digits(low, high - 1))} ("." [0-9]{{1,15}})?'] if low < high else []
-    return [*whole, literal(str(high))]
+    return [*whole, quote_literal(str(high))]
 
 
 def _digits(low: int, high: int) -> list[str]:
@@ -228,12 +228,12 @@ def _digits(low: int, high: int) -> list[str]:
 
 def _same_length(low: str, high: str) -> str:
     if low == high:
-        return literal(low)
+        return quote_literal(low)
     rest = len(low) - 1
     if set(low[1:]) <= {"0"} and set(high[1:]) <= {"9"}:
         return f"[{low[0]}-{high[0]}]" + (f" [0-9]{{{rest},{rest}}}" if rest else "")
     if low[0] == high[0]:
-        return f"{literal(low[0])} {_same_length(low[1:], high[1:])}"
+        return f"{quote_literal(low[0])} {_same_length(low[1:], high[1:])}"
     middle = [_same_length(f"{int(low[0]) + 1}{'0' * rest}", f"{int(high[0]) - 1}{'9' * rest}")]
     ends = [_same_length(low, low[0] + "9" * rest), _same_length(high[0] + "0" * rest, high)]
     return _group([*(middle if int(high[0]) - int(low[0]) > 1 else []), *ends])

@@ -23,35 +23,37 @@ from treadle.messages import (
     ResultMessage,
     ToolSpec,
     UserMessage,
-    text_of,
+    render_parts,
 )
 from treadle.models.base import ModelEvent
 from treadle.models.local import free_text as writing
 from treadle.models.local import gbnf as grammar
-from treadle.models.local.chat_prompt import Chat, Turn
-from treadle.models.local.llama_process import Engine
+from treadle.models.local.chat_prompt import ChatPrompt, Turn
+from treadle.models.local.llama_process import LlamaEngine
 
 ANSWER = '{"tool": "answer"}'
 TEMPERATURE = 0.3
 MOST_EXAMPLES = 12
 
 
-class Union:
+class JsonTools:
     """Drives a model by a grammar that admits the offered calls or an answer."""
 
-    def __init__(self, engine: Engine, chat: Chat, name: str) -> None:
+    def __init__(self, engine: LlamaEngine, chat: ChatPrompt, name: str) -> None:
         self._engine = engine
         self._chat = chat
         self._name = name
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         """One call, or the answer."""
-        prompt = await self._chat.render([*opening(request.system, request.tools), *turns(request.messages)])
-        options = writing.options(request, temperature=TEMPERATURE, tokens=-1)
+        prompt = await self._chat.render(
+            [*build_instructions(request.system, request.tools), *build_json_turns(request.messages)]
+        )
+        options = writing.build_options(request, temperature=TEMPERATURE, tokens=-1)
         if request.tools and request.tool_choice != "none":
             calls = [(tool.name, tool.parameters) for tool in request.tools]
             limits: dict[str, Json] = {
-                "grammar": grammar.of_calls(calls, None if request.tool_choice == "required" else ANSWER),
+                "grammar": grammar.build_call_grammar(calls, None if request.tool_choice == "required" else ANSWER),
                 "stop": [],
             }
             line = await self._engine.complete(prompt, options | limits)
@@ -61,13 +63,13 @@ class Union:
                 return
         if request.tools:
             prompt += f"{ANSWER}\n"
-        async with aclosing(writing.write(self._engine, prompt, options, Reply(model=self._name))) as events:
+        async with aclosing(writing.stream_text(self._engine, prompt, options, Reply(model=self._name))) as events:
             async for event in events:
                 yield event
 
 
-def _called(line: str, name: str, piece: writing.Piece) -> list[ModelEvent]:
-    usage = writing.usage(piece)
+def _called(line: str, name: str, piece: writing.CompletionPiece) -> list[ModelEvent]:
+    usage = writing.read_usage(piece)
     try:
         made = msgspec.json.decode(line)
     except msgspec.DecodeError:
@@ -78,7 +80,7 @@ def _called(line: str, name: str, piece: writing.Piece) -> list[ModelEvent]:
     return [CallDelta(index=0, tool=call.tool, arguments=arguments), reply]
 
 
-def opening(system: str, tools: Sequence[ToolSpec]) -> list[Turn]:
+def build_instructions(system: str, tools: Sequence[ToolSpec]) -> list[Turn]:
     """The instructions: the system text, the tools in a line each, and how to call them."""
     if not tools:
         return [("system", system)] if system else []
@@ -97,13 +99,13 @@ def opening(system: str, tools: Sequence[ToolSpec]) -> list[Turn]:
     ]
 
 
-def turns(messages: Sequence[Message]) -> list[Turn]:
+def build_json_turns(messages: Sequence[Message]) -> list[Turn]:
     """The conversation in the format that `opening` asks for."""
     written: list[Turn] = []
     for message in messages:
         match message:
             case UserMessage(parts=parts):
-                written.append(("user", text_of(parts)))
+                written.append(("user", render_parts(parts)))
             case ModelMessage(text=text, calls=calls):
                 made = [f'{{"tool": {_json(call.tool)}, "arguments": {call.arguments}}}' for call in calls]
                 written.append(("assistant", "\n".join(made) or f"{ANSWER}\n{text}"))

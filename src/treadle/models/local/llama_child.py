@@ -31,14 +31,14 @@ def main() -> None:
     if os.getppid() != settings["parent"]:
         leave()
     try:
-        _server = serve(settings)
+        _server = start_server(settings)
     except RuntimeError as error:
         sys.exit(f"{error}")
     sys.stdin.buffer.read()
     leave()
 
 
-def serve(settings: dict[str, Any]) -> object:
+def start_server(settings: dict[str, Any]) -> object:
     xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = settings["path"]

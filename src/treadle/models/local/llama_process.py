@@ -61,7 +61,7 @@ class _Position(Struct):
     top_probs: list[_Probability] = field(default_factory=list[_Probability])
 
 
-class Piece(Struct):
+class CompletionPiece(Struct):
     """A fragment of a completion; the last one has `stop` set and the counts."""
 
     content: str = ""
@@ -128,7 +128,7 @@ def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class Engine:
+class LlamaEngine:
     """One GGUF file, loaded when it is first needed and again after its process has died."""
 
     def __init__(self, path: Path, *, slots: int = 4, context: int | None = None) -> None:
@@ -158,7 +158,7 @@ class Engine:
         if child:
             child.stop()
 
-    async def ready(self, progress: Progress | None = None) -> EngineFacts:
+    async def load(self, progress: Progress | None = None) -> EngineFacts:
         """Load if needed and wait until requests can be answered."""
         child = self._spawn()
         while child.facts is None:
@@ -177,17 +177,19 @@ class Engine:
                 await asyncio.sleep(0.05)
         return child.facts
 
-    async def pieces(self, prompt: Prompt, options: dict[str, Json]) -> AsyncGenerator[Piece, None]:
+    async def stream_pieces(self, prompt: Prompt, options: dict[str, Json]) -> AsyncGenerator[CompletionPiece, None]:
         """Complete `prompt`, piece by piece."""
-        async with contextlib.aclosing(self.events("/completion", _body(prompt, options, stream=True))) as events:
+        async with contextlib.aclosing(
+            self.stream_events("/completion", _body(prompt, options, stream=True))
+        ) as events:
             async for data in events:
-                yield msgspec.json.decode(data, type=Piece)
+                yield msgspec.json.decode(data, type=CompletionPiece)
 
-    async def complete(self, prompt: Prompt, options: dict[str, Json]) -> Piece:
+    async def complete(self, prompt: Prompt, options: dict[str, Json]) -> CompletionPiece:
         """Complete `prompt` and give the text at once, with the counts."""
-        return msgspec.convert(await self.ask("/completion", _body(prompt, options)), Piece)
+        return msgspec.convert(await self.post("/completion", _body(prompt, options)), CompletionPiece)
 
-    async def odds(self, prompt: Prompt, tokens: Sequence[int]) -> dict[int, float]:
+    async def score_tokens(self, prompt: Prompt, tokens: Sequence[int]) -> dict[int, float]:
         """Log-probabilities of `tokens` as what follows `prompt`, as if nothing else could."""
         # Raised alike above all others, they keep their order and share the whole probability among them.
         bias = [[token, 100] for token in tokens]
@@ -199,18 +201,18 @@ class Engine:
         found = {each.id: each.prob for each in positions[0].top_probs} if positions else {}
         return {token: math.log(max(found.get(token, 0.0), 1e-30)) for token in tokens}
 
-    async def tokens(self, text: str) -> list[int]:
+    async def tokenize(self, text: str) -> list[int]:
         """The ids of the tokens of `text`."""
-        return (await self.ask("/tokenize", {"content": text}))["tokens"]
+        return (await self.post("/tokenize", {"content": text}))["tokens"]
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """One vector of length 1 for each text; of a long text the mean over its parts."""
         # The engine embeds no more than one batch at once.
-        tokens = [await self.tokens(text) or [0] for text in texts]
+        tokens = [await self.tokenize(text) or [0] for text in texts]
         parts = [
             (i, each[start : start + BATCH]) for i, each in enumerate(tokens) for start in range(0, len(each), BATCH)
         ]
-        answer = await self.ask("/v1/embeddings", {"input": [part for _, part in parts]})
+        answer = await self.post("/v1/embeddings", {"input": [part for _, part in parts]})
         found: dict[int, list[float]] = {each["index"]: each["embedding"] for each in answer["data"]}
         sums = [[0.0] * len(found[0]) for _ in texts]
         for number, (i, part) in enumerate(parts):
@@ -218,25 +220,25 @@ class Engine:
         lengths = [math.sqrt(sum(each * each for each in vector)) or 1.0 for vector in sums]
         return [[each / length for each in vector] for vector, length in zip(sums, lengths, strict=True)]
 
-    async def ask(self, path: str, body: Json) -> Json:
+    async def post(self, path: str, body: Json) -> Json:
         """One request with one answer."""
         async with self._exchange(path, body) as response:
             return msgspec.json.decode(await response.read())
 
-    async def events(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
+    async def stream_events(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
         """One request whose answer is a stream; giving up the iterator stops the generation."""
         async with self._exchange(path, body) as response:
-            async for data in response.events():
+            async for data in response.iterate_events():
                 if data.startswith(b'{"error"'):
                     raise _refusal(data)
                 yield data
 
     @contextlib.asynccontextmanager
-    async def _exchange(self, path: str, body: Json) -> AsyncGenerator[wire.Response, None]:
-        facts = await self.ready()
+    async def _exchange(self, path: str, body: Json) -> AsyncGenerator[wire.UnixResponse, None]:
+        facts = await self.load()
         child = self._spawn()
         try:
-            async with self._room(_cells(body, facts.window)), wire.exchange(child.socket, path, body) as response:
+            async with self._room(_cells(body, facts.window)), wire.open_exchange(child.socket, path, body) as response:
                 if response.status != 200:
                     raise _refusal(await response.read())
                 yield response
@@ -280,14 +282,14 @@ class Engine:
                         "window": self._context,
                         "cells": self._cells,
                         "batch": BATCH,
-                        "threads": max(1, cores() - 1),
+                        "threads": max(1, count_cores() - 1),
                         "cache_mib": CACHE_MIB,
                     }
                 )
             return self._child
 
 
-def cores() -> int:
+def count_cores() -> int:
     """How many processors this process may really use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
@@ -310,7 +312,7 @@ def _cells(body: Json, window: int) -> int:
 async def _facts(socket: Path) -> EngineFacts | None:
     answers: list[Json] = []
     for path in ("/props", "/v1/models"):
-        async with wire.exchange(socket, path) as response:
+        async with wire.open_exchange(socket, path) as response:
             if response.status != 200:
                 return None
             answers.append(msgspec.json.decode(await response.read()))
@@ -329,14 +331,14 @@ def _refusal(data: bytes) -> ModelError:
     except (msgspec.DecodeError, KeyError, AttributeError):
         return ModelError(f"The engine refused the request: {data[:200]!r}")
     if kind == "exceed_context_size_error":
-        return too_long(error["n_prompt_tokens"], error["n_ctx"])
+        return build_too_long_error(error["n_prompt_tokens"], error["n_ctx"])
     if "ontext size" in message:
         message = f"The sessions need more room together than the engine has: {message}"
         return ModelError(message, kind="overloaded", retryable=True)
     return ModelError(f"The engine refused the request: {message}", kind="bad_request")
 
 
-def too_long(prompt: int, window: int) -> ModelError:
+def build_too_long_error(prompt: int, window: int) -> ModelError:
     """The error for a prompt that does not fit, with the numbers."""
     return ModelError(
         f"The prompt has {prompt} tokens, and the model's window is {window} for prompt and reply together. "

@@ -15,16 +15,16 @@ from treadle.messages import Request
 from treadle.models.base import ModelEvent
 from treadle.models.local import native_tools as native
 from treadle.models.local import weights
-from treadle.models.local.chat_prompt import Chat
+from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.choose_then_fill import ChooseThenFill
-from treadle.models.local.json_tools import Union
-from treadle.models.local.llama_process import Engine, EngineFacts, Progress
-from treadle.models.local.model_cache import Store
-from treadle.models.local.native_tools import Native
+from treadle.models.local.json_tools import JsonTools
+from treadle.models.local.llama_process import EngineFacts, LlamaEngine, Progress
+from treadle.models.local.model_cache import ModelCache
+from treadle.models.local.native_tools import NativeTools
 
 DriverName = Literal["choose", "union", "native"]
 
-SMALL = 1_000_000_000
+SMALL_MODEL_PARAMETERS = 1_000_000_000
 """Models with fewer parameters than this choose and fill; larger ones can write a call."""
 
 
@@ -65,7 +65,7 @@ class LocalModel:
         self._context = context
         self._asked_driver: DriverName | None = driver
         self.progress = progress
-        self._engine: Engine | None = None
+        self._engine: LlamaEngine | None = None
         self._picked: DriverName | None = None
         self._driver: _Driver | None = None
 
@@ -80,16 +80,16 @@ class LocalModel:
         return facts.window if facts else None
 
     @property
-    def sums_up(self) -> bool:
+    def can_summarize(self) -> bool:
         """Whether it can sum up a conversation; what a very small model writes then only misleads it."""
         facts = self._engine and self._engine.facts
-        return not facts or facts.parameters >= SMALL
+        return not facts or facts.parameters >= SMALL_MODEL_PARAMETERS
 
     @property
     def status(self) -> LocalStatus:
         """What is loaded, and what it costs."""
         if self._engine is None:
-            found = weights.find(self._path)
+            found = weights.find_weights(self._path)
             return LocalStatus("unloaded" if found else "missing", str(found or self._path or weights.SMALL))
         facts, memory = self._engine.facts, self._engine.memory
         state = "ready" if facts else "loading" if memory else "unloaded"
@@ -120,35 +120,35 @@ class LocalModel:
             async for event in events:
                 yield event
 
-    async def _ready(self) -> tuple[Engine, EngineFacts]:
+    async def _ready(self) -> tuple[LlamaEngine, EngineFacts]:
         if self._engine is None:
             path = await self._weights()
-            self._engine = self._engine or Engine(path, slots=self._slots, context=self._context)
-        return self._engine, await self._engine.ready(self.progress)
+            self._engine = self._engine or LlamaEngine(path, slots=self._slots, context=self._context)
+        return self._engine, await self._engine.load(self.progress)
 
     async def _weights(self) -> Path:
         stop = threading.Event()
         try:
-            return await asyncio.to_thread(weights.ensure, self._path, self.progress, stop)
+            return await asyncio.to_thread(weights.ensure_weights, self._path, self.progress, stop)
         finally:
             stop.set()
 
-    async def _drive(self, engine: Engine, facts: EngineFacts) -> _Driver:
-        store = Store(weights.data_dir() / "cache", engine.path)
-        chat = Chat(engine, facts)
-        union = Union(engine, chat, self.name)
+    async def _drive(self, engine: LlamaEngine, facts: EngineFacts) -> _Driver:
+        store = ModelCache(weights.find_data_dir() / "cache", engine.path)
+        chat = ChatPrompt(engine, facts)
+        union = JsonTools(engine, chat, self.name)
         picked: DriverName = self._asked_driver or await _pick(engine, facts, store)
         self._picked = picked
         if picked == "choose":
             return ChooseThenFill(engine, chat, store, self.name, self.progress)
-        return Native(engine, union, self.name) if picked == "native" else union
+        return NativeTools(engine, union, self.name) if picked == "native" else union
 
 
-async def _pick(engine: Engine, facts: EngineFacts, store: Store) -> DriverName:
-    if facts.parameters < SMALL:
+async def _pick(engine: LlamaEngine, facts: EngineFacts, store: ModelCache) -> DriverName:
+    if facts.parameters < SMALL_MODEL_PARAMETERS:
         return "choose"
     calls = store.read("calls-tools", bool)
     if calls is None:
-        calls = await native.calls_tools(engine)
+        calls = await native.probe_tool_calls(engine)
         store.write("calls-tools", calls)
     return "native" if calls else "union"

@@ -15,11 +15,11 @@ T = TypeVar("T")
 EDGE = 1 << 20
 
 
-class Store:
+class ModelCache:
     """Kept by the content of the model file; what cannot be read or written is simply not kept."""
 
     def __init__(self, folder: Path, weights: Path) -> None:
-        self._folder = folder / fingerprint(weights)
+        self._folder = folder / compute_fingerprint(weights)
 
     def read(self, key: str, kind: type[T]) -> T | None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -35,7 +35,7 @@ class Store:
             Path(name).replace(self._folder / f"{key}.json")
 
 
-def fingerprint(weights: Path) -> str:
+def compute_fingerprint(weights: Path) -> str:
     """A short hash of a file's size, head and tail: of the whole it would take seconds for a large model."""
     with weights.open("rb") as file:
         digest = hashlib.sha256(file.read(EDGE))

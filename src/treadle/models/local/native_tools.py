@@ -22,12 +22,12 @@ from treadle.messages import (
     ResultMessage,
     Usage,
     UserMessage,
-    text_of,
+    render_parts,
 )
 from treadle.models.base import ModelEvent
 from treadle.models.local import free_text as writing
-from treadle.models.local.json_tools import Union
-from treadle.models.local.llama_process import Engine
+from treadle.models.local.json_tools import JsonTools
+from treadle.models.local.llama_process import LlamaEngine
 
 TEMPERATURE = 0.3
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "calls"}
@@ -70,10 +70,10 @@ class _Chunk(Struct):
     usage: _Counts | None = None
 
 
-class Native:
+class NativeTools:
     """Drives a model that writes calls itself."""
 
-    def __init__(self, engine: Engine, union: Union, name: str) -> None:
+    def __init__(self, engine: LlamaEngine, union: JsonTools, name: str) -> None:
         self._engine = engine
         self._union = union
         self._name = name
@@ -88,7 +88,7 @@ class Native:
             return
         gathered = _Gathered(self._name)
         try:
-            async with aclosing(self._engine.events("/v1/chat/completions", body(request))) as chunks:
+            async with aclosing(self._engine.stream_events("/v1/chat/completions", build_body(request))) as chunks:
                 async for data in chunks:
                     for event in gathered.take(msgspec.json.decode(data, type=_Chunk)):
                         yield event
@@ -98,7 +98,7 @@ class Native:
         yield gathered.reply()
 
 
-async def calls_tools(engine: Engine) -> bool:
+async def probe_tool_calls(engine: LlamaEngine) -> bool:
     """Whether the model, asked for something that only a tool can tell, calls that tool."""
     tool = {
         "name": "room_temperature",
@@ -108,16 +108,16 @@ async def calls_tools(engine: Engine) -> bool:
     question = {"role": "user", "content": "How warm is it in the kitchen right now?"}
     body: Json = {"messages": [question], "tools": [{"type": "function", "function": tool}], "temperature": 0}
     try:
-        answer = await engine.ask("/v1/chat/completions", body | {"max_tokens": 256})
+        answer = await engine.post("/v1/chat/completions", body | {"max_tokens": 256})
         calls: list[Json] = answer["choices"][0]["message"].get("tool_calls") or []
         return any("room" in msgspec.json.decode(call["function"]["arguments"]) for call in calls)
     except (ModelError, msgspec.DecodeError):
         return False
 
 
-def body(request: Request) -> dict[str, Json]:
+def build_body(request: Request) -> dict[str, Json]:
     """The request in the chat format."""
-    options = writing.options(request, temperature=TEMPERATURE, tokens=-1)
+    options = writing.build_options(request, temperature=TEMPERATURE, tokens=-1)
     options["max_tokens"] = options.pop("n_predict")
     system = [{"role": "system", "content": request.system}] if request.system else []
     tools = [
@@ -127,19 +127,19 @@ def body(request: Request) -> dict[str, Json]:
         }
         for tool in request.tools
     ]
-    told: dict[str, Json] = {"messages": [*system, *messages(request.messages)], **options}
+    told: dict[str, Json] = {"messages": [*system, *build_messages(request.messages)], **options}
     if tools:
         told |= {"tools": tools, "tool_choice": request.tool_choice, "parallel_tool_calls": True}
     return told | {"stream": True, "stream_options": {"include_usage": True}, "cache_prompt": True}
 
 
-def messages(given: Sequence[Message]) -> list[Json]:
+def build_messages(given: Sequence[Message]) -> list[Json]:
     """The conversation in the chat format."""
     written: list[Json] = []
     for message in given:
         match message:
             case UserMessage(parts=parts):
-                written.append({"role": "user", "content": text_of(parts)})
+                written.append({"role": "user", "content": render_parts(parts)})
             case ModelMessage(text=text, calls=calls):
                 made = [
                     {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": call.arguments}}

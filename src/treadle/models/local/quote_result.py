@@ -28,33 +28,37 @@ _EXAMPLES = (
 )
 
 
-def prompt(asked: str, found: str) -> str:
+def build_prompt(asked: str, found: str) -> str:
     """A few examples, and the case at hand up to the answer."""
     shots = "".join(f"{_case(request, result)} {said}\n\n" for request, result, said in _EXAMPLES)
     return shots + _case(asked, found)
 
 
-def rule(asked: str, found: str) -> str:
+def build_grammar(asked: str, found: str) -> str:
     """The grammar of the answers: the result to the letter, framed by words of the request."""
     if not _VALUE.fullmatch(found):
         says = ":\n" if "\n" in found else ": "
-        leads = [grammar.literal(f"{path} says{says}") for path in text.paths(asked)]
-        return f'root ::= " " {_maybe(leads)} {grammar.literal(found)}\n'
-    verbs = " | ".join(grammar.literal(f"{verb} ") for verb in _VERBS)
-    leads = [grammar.literal(f"{span} ") for span in _spans(asked)]
-    units = [grammar.literal(f" {word}") for word in text.words(asked) if word.isalpha() and word not in text.COMMON]
+        leads = [grammar.quote_literal(f"{path} says{says}") for path in text.find_paths(asked)]
+        return f'root ::= " " {_maybe(leads)} {grammar.quote_literal(found)}\n'
+    verbs = " | ".join(grammar.quote_literal(f"{verb} ") for verb in _VERBS)
+    leads = [grammar.quote_literal(f"{span} ") for span in _spans(asked)]
+    units = [
+        grammar.quote_literal(f" {word}")
+        for word in text.extract_words(asked)
+        if word.isalpha() and word not in text.COMMON
+    ]
     frame = f'("The "? ({" | ".join(leads)}) ({verbs})?)?' if leads else ""
-    return f'root ::= " " {frame} {grammar.literal(found)} {_maybe(units)} "."\n'
+    return f'root ::= " " {frame} {grammar.quote_literal(found)} {_maybe(units)} "."\n'
 
 
-def quote(found: str, asked: str) -> str:
+def shorten_result(found: str, asked: str) -> str:
     """The result, or of a long one the lines that share most words with the request, in their order."""
     found = found.strip()
     if len(found) <= QUOTE:
         return found
     lines = [line.strip() for line in re.split(r"\n+|(?<=[.!?])\s+", found) if line.strip()]
-    sought = set(text.words(asked)) - text.COMMON
-    nearest = sorted(range(len(lines)), key=lambda i: (-len(sought & set(text.words(lines[i]))), i))
+    sought = set(text.extract_words(asked)) - text.COMMON
+    nearest = sorted(range(len(lines)), key=lambda i: (-len(sought & set(text.extract_words(lines[i]))), i))
     kept: list[int] = []
     for i in nearest:
         if sum(len(lines[k]) for k in kept) + len(lines[i]) <= QUOTE:
@@ -75,6 +79,8 @@ def _maybe(choices: list[str]) -> str:
 def _spans(asked: str) -> list[str]:
     """The runs of words in the request that hold all its numbers and paths."""
     marks = [(match.start(), match.end()) for match in re.finditer(r"\S+", asked)]
-    needed = {*text.numbers(asked), *text.paths(asked)}
+    needed = {*text.find_numbers(asked), *text.find_paths(asked)}
     runs = [asked[start:end].strip(_EDGES) for i, (start, _) in enumerate(marks) for _, end in marks[i : i + 8]]
-    return list(dict.fromkeys(run for run in runs if run and needed <= {*text.numbers(run), *text.paths(run)}))
+    return list(
+        dict.fromkeys(run for run in runs if run and needed <= {*text.find_numbers(run), *text.find_paths(run)})
+    )

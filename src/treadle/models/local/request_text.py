@@ -44,7 +44,7 @@ COMMON = frozenset(_COMMON.split())
 """Words that say little about what a request is about."""
 
 
-def clauses(request: str, starters: Collection[str]) -> list[str]:
+def split_clauses(request: str, starters: Collection[str]) -> list[str]:
     """The parts of a request that may each call for a tool of their own.
 
     A part after "and" counts when it begins with a word that often opens a request, or with one of `starters`,
@@ -67,12 +67,12 @@ def _cut(part: str, starters: Collection[str]) -> list[str]:
     return [*pieces, part[begin:]]
 
 
-def refers(clause: str) -> bool:
+def refers_back(clause: str) -> bool:
     """Whether the clause speaks of something that was found before ("save it as a note")."""
     return bool(_REFERS.search(clause))
 
 
-def resolved(clause: str, result: str) -> str:
+def insert_result(clause: str, result: str) -> str:
     """The clause with the last result in place of "it" or "that", when the result is short enough to be named."""
     result = result.strip()
     if result and len(result) <= SHORT and "\n" not in result:
@@ -80,18 +80,18 @@ def resolved(clause: str, result: str) -> str:
     return clause
 
 
-def words(text: str) -> list[str]:
+def extract_words(text: str) -> list[str]:
     """The words of `text` in lower case, with one word for all numbers and one for all paths."""
     text = NUMBER.sub(" <number> ", _without_paths(text.lower(), " <path> "))
     return re.findall(r"<path>|<number>|[^\W\d_]+(?:'\w+)?|[-+*/=]", text)
 
 
-def paths(text: str) -> list[str]:
+def find_paths(text: str) -> list[str]:
     """What looks like a path or an address."""
     return list(dict.fromkeys(each for each in PATH.findall(text) if _is_path(each)))
 
 
-def numbers(text: str) -> list[str]:
+def find_numbers(text: str) -> list[str]:
     """The numbers in `text`, in digits, also those that are spelled."""
     text = _without_paths(text.lower(), " ")
     found = [(match.start(), match.group()) for match in NUMBER.finditer(text)]

@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from treadle.messages import ToolSpec
 from treadle.models.local import request_text as text
-from treadle.models.local.chat_prompt import Chat
-from treadle.models.local.llama_process import Engine, Progress
-from treadle.models.local.model_cache import Store
+from treadle.models.local.chat_prompt import ChatPrompt
+from treadle.models.local.llama_process import LlamaEngine, Progress
+from treadle.models.local.model_cache import ModelCache
 
 RECIPE = 1
 """To be raised when what is stored here would mean something else."""
@@ -55,19 +55,19 @@ class Calibration(Struct):
     weights: list[Vector]
 
 
-class Chooser:
+class ToolChooser:
     """Ranks the tools of one set and the plain answer for a request."""
 
-    def __init__(self, engine: Engine, chat: Chat, tools: Sequence[ToolSpec], store: Store) -> None:
+    def __init__(self, engine: LlamaEngine, chat: ChatPrompt, tools: Sequence[ToolSpec], store: ModelCache) -> None:
         self._engine = engine
         self._chat = chat
         self._store = store
         tools = sorted(tools, key=lambda tool: tool.name)
         names = [tool.name for tool in tools]
-        self.answer = next(each for each in ("answer", "reply", "say", "none of these") if each not in names)
+        self.answer_label = next(each for each in ("answer", "reply", "say", "none of these") if each not in names)
         each = max(2, MOST_EXAMPLES // max(len(tools), 1))
-        self._examples = {tool.name: requests(tool)[: min(each, 4)] for tool in tools}
-        self._examples[self.answer] = list(PLAIN)
+        self._examples = {tool.name: list_example_requests(tool)[: min(each, 4)] for tool in tools}
+        self._examples[self.answer_label] = list(PLAIN)
         self._labels = list(self._examples)
         self._shots = [self._prefix(order) for order in range(ORDERS)]
         self._tokens: dict[str, list[int]] = {}
@@ -80,7 +80,7 @@ class Chooser:
         shots = [(self._examples[label][order % len(self._examples[label])], label) for label in labels]
         return "".join(f"{_question(request)} {label}\n\n" for request, label in shots)
 
-    async def rank(self, request: str, progress: Progress | None = None) -> list[str]:
+    async def rank_tools(self, request: str, progress: Progress | None = None) -> list[str]:
         """The names of the tools, and `answer`, the likeliest first."""
         request = " ".join(request.split()[:LONGEST])
         if request not in self._ranked:
@@ -96,7 +96,7 @@ class Chooser:
     async def _calibrated(self, progress: Progress | None) -> Calibration:
         if not self._tokens:
             # With the line's end, so that a name that begins another one ends where the other goes on.
-            self._tokens = {label: await self._engine.tokens(f" {label}\n") for label in self._labels}
+            self._tokens = {label: await self._engine.tokenize(f" {label}\n") for label in self._labels}
         # Polled, because a lock of asyncio belongs to one event loop and a model may serve several.
         while not self._busy.acquire(blocking=False):  # noqa: ASYNC110 - held by another loop or thread
             await asyncio.sleep(0.1)
@@ -123,7 +123,7 @@ class Chooser:
                 progress("learning the tools", done, len(examples))
             odds.append(await self._odds(request))
         meanings = await self._meanings([request for request, _ in examples])
-        said = [set(text.words(request)) for request, _ in examples]
+        said = [set(text.extract_words(request)) for request, _ in examples]
         seen = {word: sum(word in each for each in said) for each in said for word in each}
         calibration = Calibration(
             odds_mean=_mean(odds),
@@ -135,7 +135,9 @@ class Chooser:
         spread = [sum((a - b) ** 2 for a, b in zip(row, calibration.odds_mean, strict=True)) for row in odds]
         calibration.odds_scale = math.sqrt(sum(spread) / len(spread)) or 1.0
         views = [_view(calibration, a, b, r) for a, b, (r, _) in zip(odds, meanings, examples, strict=True)]
-        calibration.weights = fit(views, [self._labels.index(label) for _, label in examples], len(self._labels))
+        calibration.weights = fit_weights(
+            views, [self._labels.index(label) for _, label in examples], len(self._labels)
+        )
         return calibration
 
     async def _meanings(self, requests: Sequence[str]) -> list[Vector]:
@@ -158,7 +160,7 @@ class Chooser:
             branches.setdefault(self._tokens[label][len(path)], []).append(label)
         odds = {next(iter(branches)): 0.0}
         if len(branches) > 1:
-            odds = await self._engine.odds([prompt, *path], list(branches))
+            odds = await self._engine.score_tokens([prompt, *path], list(branches))
         return {
             label: odds[token] + deeper
             for token, group in branches.items()
@@ -166,7 +168,7 @@ class Chooser:
         }
 
 
-def requests(tool: ToolSpec) -> list[str]:
+def list_example_requests(tool: ToolSpec) -> list[str]:
     """Requests that call for the tool: its examples, or what its description suggests when it has none."""
     if tool.examples:
         return [request for request, _ in tool.examples]
@@ -175,7 +177,7 @@ def requests(tool: ToolSpec) -> list[str]:
     return [f"{purpose}.", f"Please {name}", f"Can you {purpose[:1].lower()}{purpose[1:]}?", f"What is the {name}?"]
 
 
-def fit(views: Sequence[Vector], labels: Sequence[int], count: int) -> list[Vector]:
+def fit_weights(views: Sequence[Vector], labels: Sequence[int], count: int) -> list[Vector]:
     """Ridge regression, solved among the examples because there are fewer of them than numbers in a view."""
     system = [
         [_dot(a, b) + RIDGE * (i == j) for j, b in enumerate(views)] + [(label == k) - 1 / count for k in range(count)]
@@ -194,7 +196,7 @@ def fit(views: Sequence[Vector], labels: Sequence[int], count: int) -> list[Vect
 
 
 def _view(calibration: Calibration, odds: Vector, meaning: Vector, request: str) -> Vector:
-    said = set(text.words(request))
+    said = set(text.extract_words(request))
     parts = (
         [(a - b) / calibration.odds_scale for a, b in zip(odds, calibration.odds_mean, strict=True)],
         _unit([a - b for a, b in zip(meaning, calibration.meaning_mean, strict=True)]),

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 
-class Response:
+class UnixResponse:
     """The status of an answer, and its body as it comes."""
 
     def __init__(self, status: int, reader: asyncio.StreamReader, length: int | None) -> None:
@@ -18,7 +18,7 @@ class Response:
         self._reader = reader
         self._length = length
 
-    async def blocks(self) -> AsyncGenerator[bytes, None]:
+    async def iterate_blocks(self) -> AsyncGenerator[bytes, None]:
         """The body in the pieces in which it was sent; raises `EOFError` when it breaks off."""
         if self._length is not None:
             yield await self._reader.readexactly(self._length)
@@ -28,12 +28,12 @@ class Response:
 
     async def read(self) -> bytes:
         """The whole body."""
-        return b"".join([block async for block in self.blocks()])
+        return b"".join([block async for block in self.iterate_blocks()])
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
+    async def iterate_events(self) -> AsyncGenerator[bytes, None]:
         """The data of each server-sent event."""
         pending = b""
-        async for block in self.blocks():
+        async for block in self.iterate_blocks():
             *whole, pending = (pending + block).split(b"\n\n")
             for event in whole:
                 name, _, data = event.partition(b": ")
@@ -42,7 +42,7 @@ class Response:
 
 
 @asynccontextmanager
-async def exchange(socket: Path, path: str, body: object = None) -> AsyncGenerator[Response, None]:
+async def open_exchange(socket: Path, path: str, body: object = None) -> AsyncGenerator[UnixResponse, None]:
     """Send one request and give its response. Leaving the block hangs up, which stops the server's work."""
     reader, writer = await asyncio.open_unix_connection(str(socket))
     try:
@@ -56,7 +56,7 @@ async def exchange(socket: Path, path: str, body: object = None) -> AsyncGenerat
             name, _, value = line.partition(":")
             if name.lower() == "content-length":
                 length = int(value)
-        yield Response(status, reader, length)
+        yield UnixResponse(status, reader, length)
     finally:
         writer.transport.abort()
 

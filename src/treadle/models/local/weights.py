@@ -35,54 +35,56 @@ MAGIC = b"GGUF"
 BLOCK = 1 << 20
 
 
-def data_dir() -> Path:
+def find_data_dir() -> Path:
     """The folder of the user's data."""
     if chosen := os.environ.get("TREADLE_DATA_DIR"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle"
 
 
-def models_dir() -> Path:
+def find_models_dir() -> Path:
     """The folder in which weights are kept."""
-    return data_dir() / "models"
+    return find_data_dir() / "models"
 
 
-def installed() -> list[Path]:
+def list_installed() -> list[Path]:
     """The weights that are there."""
-    return sorted(models_dir().glob("*.gguf"))
+    return sorted(find_models_dir().glob("*.gguf"))
 
 
-def find(path: str | Path | None) -> Path | None:
+def find_weights(path: str | Path | None) -> Path | None:
     """The file that a model name stands for, if it is there; None stands for the small model."""
     if path is None:
-        kept = models_dir() / SMALL
+        kept = find_models_dir() / SMALL
         return kept if _checked(kept) else None
-    for candidate in (Path(path).expanduser(), models_dir() / Path(path).name):
+    for candidate in (Path(path).expanduser(), find_models_dir() / Path(path).name):
         if candidate.is_file():
             return candidate
     return None
 
 
-def ensure(path: str | Path | None, progress: Progress | None = None, stop: threading.Event | None = None) -> Path:
+def ensure_weights(
+    path: str | Path | None, progress: Progress | None = None, stop: threading.Event | None = None
+) -> Path:
     """The file of a model: the small one is fetched if need be, any other must be there."""
-    if (found := find(path)) is not None:
+    if (found := find_weights(path)) is not None:
         return found
     if path is not None:
-        raise NotFound(f"There is no model file at {path}, nor one of that name in {models_dir()}.")
+        raise NotFound(f"There is no model file at {path}, nor one of that name in {find_models_dir()}.")
     return _fetch_small(progress or _silent, stop or threading.Event())
 
 
-def pull(source: str, progress: Progress | None = None, stop: threading.Event | None = None) -> Path:
+def pull_weights(source: str, progress: Progress | None = None, stop: threading.Event | None = None) -> Path:
     """Bring weights into the models folder: `local` for the small model, or the URL or path of a GGUF file."""
     if source == "local":
-        return ensure(None, progress, stop)
+        return ensure_weights(None, progress, stop)
     address = urllib.parse.urlsplit(source)
     if address.scheme in ("http", "https"):
         return _download(source, progress or _silent, stop or threading.Event())
     path = Path(source).expanduser()
     if not path.is_file():
         raise NotFound(f"{source} is neither a file, nor an http(s) address, nor `local`.")
-    kept = models_dir() / path.name
+    kept = find_models_dir() / path.name
     if kept.exists() and kept.samefile(path):
         return kept
     with _locked(progress or _silent), _staging() as folder:
@@ -121,7 +123,7 @@ def _sha256(path: Path) -> str:
 
 
 def _fetch_small(progress: Progress, stop: threading.Event) -> Path:
-    kept = models_dir() / SMALL
+    kept = find_models_dir() / SMALL
     with _locked(progress), _staging() as folder:
         if _checked(kept):
             return kept
@@ -203,7 +205,7 @@ def _size(folder: Path) -> int:
 def _advice() -> str:
     return (
         "With a network, try again: it is fetched once, at first use; or put the file "
-        f"{SMALL} at {models_dir() / SMALL}; or give another GGUF file as `local:/path/model.gguf`."
+        f"{SMALL} at {find_models_dir() / SMALL}; or give another GGUF file as `local:/path/model.gguf`."
     )
 
 
@@ -211,11 +213,11 @@ def _download(url: str, progress: Progress, stop: threading.Event) -> Path:
     name = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name
     if not name.endswith(".gguf"):
         raise BadInput(f"The address of a model file must end in .gguf, and {name or url} does not.")
-    kept = models_dir() / name
+    kept = find_models_dir() / name
     with _locked(progress):
         if kept.exists():
             return kept
-        part = models_dir() / f".{name}.part"
+        part = find_models_dir() / f".{name}.part"
         try:
             _resume(url, part, lambda done, total: progress(f"fetching {name}", done, total), stop)
         except (OSError, http.client.HTTPException) as error:
@@ -277,9 +279,9 @@ def _keep(copy: Path, kept: Path) -> Path:
 
 @contextlib.contextmanager
 def _staging() -> Generator[Path, None, None]:
-    for left in models_dir().glob(".incoming-*"):  # by a process that was killed: whoever is here holds the lock
+    for left in find_models_dir().glob(".incoming-*"):  # by a process that was killed: whoever is here holds the lock
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=models_dir(), prefix=".incoming-") as folder:
+    with tempfile.TemporaryDirectory(dir=find_models_dir(), prefix=".incoming-") as folder:
         yield Path(folder)
 
 
@@ -287,11 +289,11 @@ def _staging() -> Generator[Path, None, None]:
 def _locked(progress: Progress) -> Generator[None, None, None]:
     """Hold the models folder against other processes that fetch into it."""
     try:
-        models_dir().mkdir(parents=True, exist_ok=True)
-        lock = (models_dir() / ".lock").open("wb")
+        find_models_dir().mkdir(parents=True, exist_ok=True)
+        lock = (find_models_dir() / ".lock").open("wb")
     except OSError as error:
         raise ModelError(
-            f"Weights cannot be kept in {models_dir()} ({error.strerror}); nothing was fetched. "
+            f"Weights cannot be kept in {find_models_dir()} ({error.strerror}); nothing was fetched. "
             "Name a folder that can be written to in TREADLE_DATA_DIR.",
             kind="bad_request",
         ) from error

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from treadle.events import Safety
-from treadle.permissions.paths import is_instruction, is_protected
-from treadle.permissions.policy import shown
-from treadle.permissions.shell.parse import NOWHERE, Part, Word, executed
+from treadle.permissions.paths import is_instruction_path, is_protected_path
+from treadle.permissions.policy import make_printable
+from treadle.permissions.shell.parse import STANDARD_DEVICES, CommandPart, ShellWord, find_exec_commands
 
 DISKS = "it works on whole disks"
 UNCOMMITTED = "it throws away work that was not committed"
@@ -169,12 +169,14 @@ _SECRETS = (
     "id_rsa",
     "id_ed25519",
 )
-_HARMLESS_PLACES = ("/dev/fd", *NOWHERE)
+_HARMLESS_PLACES = ("/dev/fd", *STANDARD_DEVICES)
 _OWN_PLACES = ("/tmp", "/var/tmp")
 """Where each command in the sandbox has something of its own."""
 
 
-def classify(parts: Sequence[Part], workspace: str, folder: str = "", *, walls: bool = True) -> tuple[Safety, str]:
+def classify_command(
+    parts: Sequence[CommandPart], workspace: str, folder: str = "", *, walls: bool = True
+) -> tuple[Safety, str]:
     """The class of a command that starts in a folder of the workspace, and the reason when it is destructive.
 
     Without `walls` around it what is in /tmp is others' too.
@@ -183,14 +185,14 @@ def classify(parts: Sequence[Part], workspace: str, folder: str = "", *, walls: 
     for part in parts:
         why = judge.danger(part)
         if why:
-            return "destructive", f"{why} ({shown(part.text)})"
+            return "destructive", f"{why} ({make_printable(part.text)})"
     return "safe" if parts and all(map(judge.harmless, parts)) else "caution", ""
 
 
 class _Judge:
     """Looks at one part at a time, knowing the others."""
 
-    def __init__(self, parts: Sequence[Part], own: Sequence[str], folder: str) -> None:
+    def __init__(self, parts: Sequence[CommandPart], own: Sequence[str], folder: str) -> None:
         self._places = tuple(map(posixpath.normpath, own))
         self._workspace = self._places[0]
         self._downloads = any(part.name in _DOWNLOADERS for part in parts)
@@ -213,9 +215,9 @@ class _Judge:
         # What is written in such a folder need not name it.
         entered = (word.text for part in parts if part.name in ("cd", "pushd") for word in part.words[1:])
         places = (posixpath.join(folder, place, "") for place in ("", *entered))
-        self._inside = next((place for place in places if _instructs(Word(f"{place}x"))), "")
+        self._inside = next((place for place in places if _instructs(ShellWord(f"{place}x"))), "")
 
-    def danger(self, part: Part) -> str:
+    def danger(self, part: CommandPart) -> str:
         """Why this part must not run unasked; empty when nothing is known against it."""
         if self._downloads and self._runs_what_comes(part):
             return "it runs what it downloads, unseen"
@@ -232,12 +234,12 @@ class _Judge:
             return "it runs a command on files outside the workspace"
         return (not self._ends_own(part) and _known(part)) or self._writes_outside(part)
 
-    def harmless(self, part: Part) -> bool:
+    def harmless(self, part: CommandPart) -> bool:
         """Whether this part is known to read only, and only in the workspace."""
         reads = _reads(part) if part.kind == "command" else part.kind == "redirect" and part.name == "<"
         return reads and not self._elsewhere and not any(self._outside(word) for word in part.words[1:])
 
-    def _leaves(self, part: Part) -> bool:
+    def _leaves(self, part: CommandPart) -> bool:
         if part.name == "env":
             return any(re.match(r"-[a-zA-Z]*C|--chdir", word.text) for word in part.words)
         if part.name not in ("cd", "pushd", "popd"):
@@ -245,7 +247,7 @@ class _Judge:
         places = [word for word in part.words[1:] if not word.text.startswith("-")]
         return not places or any(self._outside(word, loose=True) for word in places)
 
-    def _runs_what_comes(self, part: Part) -> bool:
+    def _runs_what_comes(self, part: CommandPart) -> bool:
         if part.kind != "command":
             return part.kind == "unknown"
         words = part.words[1:]
@@ -255,19 +257,19 @@ class _Judge:
             return True
         told = [word.text for word in words]
         reads_code = len(told) < 2 or "-" in told or all(one.startswith("-") for one in told)
-        fed = part.fed and bool(_INTERPRETERS.fullmatch(part.name)) and reads_code
+        fed = part.reads_pipe and bool(_INTERPRETERS.fullmatch(part.name)) and reads_code
         return fed or ("/" in part.name and posixpath.basename(part.name) in self._downloaded)
 
-    def _ends_own(self, part: Part) -> bool:
+    def _ends_own(self, part: CommandPart) -> bool:
         """Whether it ends only what this very command has started: `make & x=$!; kill $x`."""
         ended = [word.text.strip('"') for word in part.words[1:] if not word.text.startswith("-")]
         return part.name == "kill" and bool(ended) and self._started.issuperset(ended)
 
-    def _found_outside(self, part: Part) -> bool:
-        runs = [Part("command", words) for words in executed(part.words) if words]
+    def _found_outside(self, part: CommandPart) -> bool:
+        runs = [CommandPart("command", words) for words in find_exec_commands(part.words) if words]
         return any(not _reads(one) for one in runs) and any(map(self._outside, part.words[1:]))
 
-    def _writes_outside(self, part: Part) -> str:
+    def _writes_outside(self, part: CommandPart) -> str:
         name, words = posixpath.basename(part.name), part.words[1:]
         flags = " ".join(word.text for word in words if word.text.startswith("-"))
         deletes = name == "rm" or (name == "find" and "-delete" in flags)
@@ -284,29 +286,29 @@ class _Judge:
             if path.startswith("-") or (name == "dd" and not word.text.startswith("of=")):
                 continue
             # Written to, a device stays what it is; deleted or moved over, it does not.
-            loses = posixpath.normpath(path) in NOWHERE and not _FILLERS.fullmatch(name)
-            if loses or self._outside(Word(path, word.fixed)):
+            loses = posixpath.normpath(path) in STANDARD_DEVICES and not _FILLERS.fullmatch(name)
+            if loses or self._outside(ShellWord(path, word.is_literal)):
                 return "it deletes outside the workspace" if deletes else "it writes outside the workspace"
-            if instructs := self._instructs(Word(path, word.fixed)):
+            if instructs := self._instructs(ShellWord(path, word.is_literal)):
                 return instructs
             recursive = name == "rm" and re.search(r"(^| )(-[a-zA-Z]*[rR]|--recursive)", flags)
-            if recursive and (self._whole(word) or re.search(r"[$`]", "" if word.fixed else path)):
+            if recursive and (self._whole(word) or re.search(r"[$`]", "" if word.is_literal else path)):
                 return "it deletes all that is below the workspace, or below a place that is not known"
         return ""
 
-    def _instructs(self, word: Word) -> str:
+    def _instructs(self, word: ShellWord) -> str:
         relative = self._inside and not word.text.startswith("/")
-        return _instructs(word) or (_instructs(Word(f"{self._inside}{word.text}")) if relative else "")
+        return _instructs(word) or (_instructs(ShellWord(f"{self._inside}{word.text}")) if relative else "")
 
-    def _whole(self, word: Word) -> bool:
+    def _whole(self, word: ShellWord) -> bool:
         path = posixpath.normpath(posixpath.join(self._base, word.text))
         named = posixpath.normpath(word.text or ".") in (".", "*", self._workspace) or word.text in ("./*", ".*")
         return named or path in (".", self._workspace)
 
-    def _outside(self, word: Word, *, loose: bool = False) -> bool:
+    def _outside(self, word: ShellWord, *, loose: bool = False) -> bool:
         """Whether a word is a path that is known to be out of the workspace; with `loose`, or may be."""
         text = word.text.strip("\"'")
-        if not word.fixed:
+        if not word.is_literal:
             known = re.split(r"[$`*?\[{]", text)[0]
             away = re.match(r"~|\$\{?(HOME|OLDPWD)", text) or re.search(r"\.\.|[{,][/~]", text)
             if away or (loose and not known):
@@ -318,26 +320,26 @@ class _Judge:
         return path == ".." or path.startswith("../") or (self._elsewhere and not path.startswith("-"))
 
 
-def _moves(part: Part) -> bool:
+def _moves(part: CommandPart) -> bool:
     """Whether a part goes to another folder, or may run something there."""
     elsewhere = any(re.match(r"-\w*C|--(chdir|directory)|-(exec|ok)dir", word.text) for word in part.words)
     return elsewhere or part.kind == "unknown" or part.name in ("cd", "pushd", "popd")
 
 
-def _instructs(word: Word) -> str:
+def _instructs(word: ShellWord) -> str:
     """Why a file that is written must be seen, when it speaks to agents or programs of later days."""
-    if is_protected(word.text):
+    if is_protected_path(word.text):
         return PROTECTED
     # A folder that is copied or moved there is all that is in it.
-    told = is_instruction(word.text) or is_instruction(f"{word.text}/x")
+    told = is_instruction_path(word.text) or is_instruction_path(f"{word.text}/x")
     return "it changes what tells agents, editors or build services what to do" if told else ""
 
 
-def _outputs(name: str, words: Sequence[Word]) -> Iterator[Word]:
+def _outputs(name: str, words: Sequence[ShellWord]) -> Iterator[ShellWord]:
     """The files and folders that a command is told to write to."""
     for number, word in enumerate(words):
         if found := _OUTPUT.fullmatch(word.text):
-            yield Word(found[3], word.fixed) if found[3] else (*words[number + 1 :], Word(""))[0]
+            yield ShellWord(found[3], word.is_literal) if found[3] else (*words[number + 1 :], ShellWord(""))[0]
     if name == "git":
         yield from _git_places(words)
         words = words[_git_options([word.text for word in words]) :]
@@ -347,21 +349,21 @@ def _outputs(name: str, words: Sequence[Word]) -> Iterator[Word]:
         yield from operands[before:]
 
 
-def _git_places(words: Sequence[Word]) -> Iterator[Word]:
+def _git_places(words: Sequence[ShellWord]) -> Iterator[ShellWord]:
     """The folders in which git is told to work, where it does more than read."""
     options = _git_options([word.text for word in words])
-    if _reads(Part("command", (Word("git"), *words[options:]))):
+    if _reads(CommandPart("command", (ShellWord("git"), *words[options:]))):
         return
     for number, word in enumerate(words[:options]):
         name, _, value = word.text.partition("=")
         if name in ("-C", "--git-dir", "--work-tree"):
-            yield Word(value, word.fixed) if value else (*words[number + 1 :], Word(""))[0]
+            yield ShellWord(value, word.is_literal) if value else (*words[number + 1 :], ShellWord(""))[0]
 
 
-def _may_be_secret(word: Word, name: str) -> bool:
+def _may_be_secret(word: ShellWord, name: str) -> bool:
     """Whether a word names a file that may hold secrets, also among others."""
     text = word.text.strip("\"'")
-    if word.fixed:
+    if word.is_literal:
         # A name may stick to an option, or to what it is a part of: `-f.env`, `if=.env`, `HEAD:.env`, `@.env`.
         glued = [] if text.startswith(("--exclude", "--ignore")) else [*re.split(r"[=:@]", text), text[2:]]
         named = [text, *(glued if text.startswith("-") else glued[:-1])]
@@ -382,7 +384,7 @@ def _below(path: str, place: str) -> bool:
     return path == place or path.startswith(f"{place}/")
 
 
-def _known(part: Part) -> str:
+def _known(part: CommandPart) -> str:
     """What the table says against a command."""
     name = posixpath.basename(part.name)
     words = [word.text for word in part.words[1:]]
@@ -407,7 +409,7 @@ def _git_options(words: Sequence[str]) -> int:
     return number
 
 
-def _reads(part: Part) -> bool:
+def _reads(part: CommandPart) -> bool:
     """Whether a command is known to read and do nothing else."""
     name, words = part.name, list(part.words[1:])
     if name == "git":
@@ -420,7 +422,9 @@ def _reads(part: Part) -> bool:
         return False
     letters, options, other = more
     # A word that is not known before it runs may be any of them.
-    return not any(more) or all(word.fixed and not _does_more(word.text, letters, options, other) for word in words)
+    return not any(more) or all(
+        word.is_literal and not _does_more(word.text, letters, options, other) for word in words
+    )
 
 
 def _does_more(word: str, letters: str, options: str, other: str) -> bool:

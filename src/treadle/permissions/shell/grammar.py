@@ -38,12 +38,12 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def parsed(source: str) -> Node:
+def parse_script(source: str) -> Node:
     """The syntax tree of a script."""
     return _parser().parse(source.encode()).root_node
 
 
-def text_of(node: Node) -> str:
+def get_node_text(node: Node) -> str:
     """What a node stands for, as it is written."""
     return (node.text or b"").decode("utf-8", "replace")
 
@@ -76,21 +76,21 @@ def is_misread(root: Node) -> bool:
     return any(found[1] and found.start() not in seen for found in _SUBSTITUTION.finditer(source))
 
 
-def counted(node: Node) -> list[str]:
+def find_arithmetic(node: Node) -> list[str]:
     """What of a node bash takes for numbers, or for names of elements: it runs what it finds in their values.
 
     `[` may get such a name from a value without quotes.
     """
-    text = text_of(node)
+    text = get_node_text(node)
     match node.type:
         case "arithmetic_expansion":
             return [text[2:]]
         case "compound_statement" if text.startswith("(("):
             return [text]
         case "c_style_for_statement":
-            return [text_of(one) for name in _COUNTING for one in node.children_by_field_name(name)]
+            return [get_node_text(one) for name in _COUNTING for one in node.children_by_field_name(name)]
         case "subscript":
-            return [text_of(one) for one in node.children_by_field_name("index")]
+            return [get_node_text(one) for one in node.children_by_field_name("index")]
         case "expansion" if found := _INDIRECT.match(text):
             return [f"${found[1]}"]
         case "expansion":
@@ -103,10 +103,10 @@ def counted(node: Node) -> list[str]:
             return []
 
 
-def gives_text(node: Node) -> bool:
+def assigns_text(node: Node) -> bool:
     """Whether a node may give a name any text, as `${x:=…}` does, and a function with what it is called with."""
     if node.type == "expansion":
-        return _GIVES.match(text_of(node)) is not None
+        return _GIVES.match(get_node_text(node)) is not None
     return node.type == "function_definition"
 
 
@@ -130,7 +130,7 @@ def _is_descriptor(node: Node, source: bytearray, end: int) -> bool:
     """Where the grammar takes for a word what says which descriptor is redirected: `sh 0<file`."""
     if node.parent is None or node.parent.type != "command" or bytes(source[end : end + 1]) not in (b"<", b">"):
         return False
-    return re.fullmatch(r"\d+|\{\w+\}", text_of(node)) is not None
+    return re.fullmatch(r"\d+|\{\w+\}", get_node_text(node)) is not None
 
 
 def _is_whole_line(end_mark: Node, source: bytearray, start: int, end: int) -> bool:
@@ -144,16 +144,18 @@ def _is_verbatim(node: Node) -> bool:
     """Whether this is a here-document in which nothing is run."""
     if node.type != "heredoc_body" or node.parent is None:
         return False
-    return any(child.type == "heredoc_start" and set(text_of(child)) & set("'\"\\") for child in node.parent.children)
+    return any(
+        child.type == "heredoc_start" and set(get_node_text(child)) & set("'\"\\") for child in node.parent.children
+    )
 
 
-def unescaped(text: str, *, in_quotes: bool = False) -> str:
+def remove_escapes(text: str, *, in_quotes: bool = False) -> str:
     """A text as bash takes it: without its backslashes, and lines joined where one ends in a backslash."""
     escaped = _ESCAPED_IN_QUOTES if in_quotes else _ESCAPED
     return escaped.sub(lambda found: "" if found[1] == "\n" else found[1], text)
 
 
-def from_ansi(text: str) -> str:
+def decode_ansi_quotes(text: str) -> str:
     """What stands in `$'…'` as bash takes it."""
     return _ANSI.sub(_ansi, text)
 

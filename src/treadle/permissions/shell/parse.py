@@ -16,14 +16,22 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from treadle.permissions.policy import UNKNOWN
-from treadle.permissions.shell.grammar import counted, from_ansi, gives_text, is_misread, parsed, text_of, unescaped
-from treadle.permissions.shell.wrappers import WRAPPERS, first_operand, helpers_of
+from treadle.permissions.policy import UNREADABLE_MARK
+from treadle.permissions.shell.grammar import (
+    assigns_text,
+    decode_ansi_quotes,
+    find_arithmetic,
+    get_node_text,
+    is_misread,
+    parse_script,
+    remove_escapes,
+)
+from treadle.permissions.shell.wrappers import WRAPPERS, find_first_operand, find_helper_commands
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-DEPTH = 8
+MAX_DEPTH = 8
 _SHELLS = frozenset(("sh", "bash", "dash", "ash"))
 _NOT_READ = re.compile(
     r"|zsh|ksh|fish|t?csh|pwsh|alias|script|parallel|flock|systemd-run|compgen|complete|setarch|linux(32|64)|setpriv"
@@ -36,7 +44,7 @@ _RESERVED = re.compile(
 )
 _SYSTEM = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
 _STREAM = re.compile(r"-|/dev/(stdin|fd/.*)|/proc/[^/]+/fd/.*")
-NOWHERE = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
+STANDARD_DEVICES = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
 _BRACES = re.compile(r"\{(?=[^{}]*(,|\.\.))[^{}]*\}")
 _MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
 # Bash reads subscripts and numbers a second time, and then runs what was only text at first.
@@ -55,22 +63,22 @@ _DECLARING = frozenset(("declare", "export", "local", "readonly", "typeset"))
 _SETTERS = _DECLARING | {"getopts", "printf", "read"}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
-Kind = Literal["command", "redirect", "assignment", "unknown"]
+PartKind = Literal["command", "redirect", "assignment", "unknown"]
 
 
-class Word(Struct, frozen=True):
+class ShellWord(Struct, frozen=True):
     """One word: what it is, or how it is written where only running it would tell (`fixed` is False)."""
 
     text: str
-    fixed: bool = True
+    is_literal: bool = True
 
 
-class Part(Struct, frozen=True):
+class CommandPart(Struct, frozen=True):
     """One thing that a command line does. `fed` is a command that reads what another one writes."""
 
-    kind: Kind
-    words: tuple[Word, ...]
-    fed: bool = False
+    kind: PartKind
+    words: tuple[ShellWord, ...]
+    reads_pipe: bool = False
 
     @property
     def name(self) -> str:
@@ -82,15 +90,15 @@ class Part(Struct, frozen=True):
         first, *rest = self.words
         name = _quoted(first) if self.kind == "command" else first.text
         told = " ".join([name, *(_quoted(word) for word in rest)])
-        return f"{UNKNOWN}{told}" if self.kind == "unknown" else told
+        return f"{UNREADABLE_MARK}{told}" if self.kind == "unknown" else told
 
 
-def _quoted(word: Word) -> str:
-    return shlex.quote(word.text) if word.fixed and re.search(r"[\s'\"\\]|^$", word.text) else word.text
+def _quoted(word: ShellWord) -> str:
+    return shlex.quote(word.text) if word.is_literal and re.search(r"[\s'\"\\]|^$", word.text) else word.text
 
 
 @lru_cache(maxsize=256)
-def parts_of(command: str) -> tuple[Part, ...]:
+def parse_command(command: str) -> tuple[CommandPart, ...]:
     """Everything that a command line would do, as far as it can be read without running it."""
     reader = _Reader()
     reader.script(command, 0)
@@ -98,7 +106,7 @@ def parts_of(command: str) -> tuple[Part, ...]:
     return tuple(dict.fromkeys(reader.parts))
 
 
-def commands_of(parts: Sequence[Part]) -> tuple[str, ...]:
+def render_commands(parts: Sequence[CommandPart]) -> tuple[str, ...]:
     """The parts as the policy judges them, without `<` for files below: to read one is no more than to be given it."""
     return tuple(
         part.text for part in parts if not (part.name == "<" and re.match(r"(?!\.\.)[\w.]", part.words[1].text))
@@ -109,17 +117,17 @@ class _Reader:
     """Walks a syntax tree and collects what it does; scripts inside of scripts are read the same way."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[CommandPart] = []
         self._depth = 0
         self._counted = ""
         self._texts = False
 
     def script(self, source: str, depth: int) -> None:
-        if depth > DEPTH or _CONTROL.search(source) or not _writable(source):
+        if depth > MAX_DEPTH or _CONTROL.search(source) or not _writable(source):
             self._unknown(source)
             return
         before, self._depth = self._depth, depth
-        root = parsed(source)
+        root = parse_script(source)
         if is_misread(root):
             self._unknown(source)
         try:
@@ -141,15 +149,19 @@ class _Reader:
 
     def _computed(self, text: str) -> None:
         """Numbers may run what stands in the text they are made of, as a script does, so they are a part as well."""
-        self.parts.append(Part("command", (Word("$((", fixed=False), Word(" ".join(text.split()), fixed=False))))
+        self.parts.append(
+            CommandPart(
+                "command", (ShellWord("$((", is_literal=False), ShellWord(" ".join(text.split()), is_literal=False))
+            )
+        )
 
-    def _unknown(self, source: str, *more: Word) -> None:
-        self.parts.append(Part("unknown", (Word(" ".join(source.split()), fixed=False), *more)))
+    def _unknown(self, source: str, *more: ShellWord) -> None:
+        self.parts.append(CommandPart("unknown", (ShellWord(" ".join(source.split()), is_literal=False), *more)))
 
     def _visit(self, node: Node, *, fed: bool = False) -> None:
-        for text in counted(node):
+        for text in find_arithmetic(node):
             self._count(text)
-        self._texts = self._texts or gives_text(node)
+        self._texts = self._texts or assigns_text(node)
         match node.type:
             case "command":
                 self._command(node, fed=fed)
@@ -158,11 +170,16 @@ class _Reader:
                 for number, child in enumerate(node.named_children):
                     self._visit(child, fed=fed or inside or number > 0)
             case "declaration_command" | "unset_command":
-                words = [Word(text_of(child)) if not child.is_named else self._word(child) for child in node.children]
+                words = [
+                    ShellWord(get_node_text(child)) if not child.is_named else self._word(child)
+                    for child in node.children
+                ]
                 self._late(words)
                 self._names(words[0].text, words)
                 self._texts = self._texts or not all(_is_plain(_value(word)) for word in words if "=" in word.text)
-                self.parts.append(Part("unknown" if _reads_commands(words[0].text, words) else "command", tuple(words)))
+                self.parts.append(
+                    CommandPart("unknown" if _reads_commands(words[0].text, words) else "command", tuple(words))
+                )
             case "variable_assignment":
                 self._assignment(self._assigned(node))
             case "file_redirect":
@@ -175,14 +192,16 @@ class _Reader:
                 self._loop(node)
             case "command_substitution":
                 self._substitution(node)
-            case "arithmetic_expansion" if "'" in text_of(node):  # which quotes nothing there
-                self._unknown(text_of(node))
-            case "expansion" if _RUN_LATER.match(text_of(node)[2:-1]):
-                self._unknown(text_of(node))
-            case "expansion" | "subscript" | "test_command" if _READ_TWICE.search(text_of(node)):
-                self._unknown(text_of(node))
-            case "compound_statement" if text_of(node).startswith("((") and _READ_TWICE.search(text_of(node)):
-                self._unknown(text_of(node))
+            case "arithmetic_expansion" if "'" in get_node_text(node):  # which quotes nothing there
+                self._unknown(get_node_text(node))
+            case "expansion" if _RUN_LATER.match(get_node_text(node)[2:-1]):
+                self._unknown(get_node_text(node))
+            case "expansion" | "subscript" | "test_command" if _READ_TWICE.search(get_node_text(node)):
+                self._unknown(get_node_text(node))
+            case "compound_statement" if get_node_text(node).startswith("((") and _READ_TWICE.search(
+                get_node_text(node)
+            ):
+                self._unknown(get_node_text(node))
             case _:
                 for child in node.named_children:
                     self._visit(child, fed=fed)
@@ -190,8 +209,8 @@ class _Reader:
     def _loop(self, node: Node) -> None:
         """`for x in …` and `select`: their variable takes any text that stands there."""
         values, variable = node.children_by_field_name("value"), node.child_by_field_name("variable")
-        if variable is not None and _RUN_LATER.match(text_of(variable)):
-            self._unknown(text_of(node))
+        if variable is not None and _RUN_LATER.match(get_node_text(variable)):
+            self._unknown(get_node_text(node))
         words = [self._word(child) for child in values]
         self._late(words)
         self._texts = self._texts or not all(map(_is_plain, words))
@@ -201,13 +220,13 @@ class _Reader:
                 self._visit(child)
 
     def _command(self, node: Node, *, fed: bool) -> None:
-        words: list[Word] = []
+        words: list[ShellWord] = []
         end = node.start_byte
         for child in node.named_children:
             between = (node.text or b"")[end - node.start_byte : child.start_byte - node.start_byte]
             end = child.end_byte
             if words and not between and not child.type.endswith("_redirect"):
-                self._unknown(text_of(node))  # one word to bash
+                self._unknown(get_node_text(node))  # one word to bash
             elif words and b"\n" in between.replace(b"\\\n", b""):
                 # After a pipe of three the grammar takes the next line for arguments; bash does not.
                 self._simple(words, fed=fed)
@@ -221,22 +240,22 @@ class _Reader:
         if words:
             self._simple(words, fed=fed)
 
-    def _simple(self, words: Sequence[Word], *, fed: bool = False) -> None:
+    def _simple(self, words: Sequence[ShellWord], *, fed: bool = False) -> None:
         name = _command_name(words[0].text)
-        if not words[0].fixed or "{}" in name or _NOT_READ.fullmatch(name) or _RESERVED.fullmatch(name):
+        if not words[0].is_literal or "{}" in name or _NOT_READ.fullmatch(name) or _RESERVED.fullmatch(name):
             self._unknown(words[0].text, *words[1:])
             return
         self._late(words)
         self._texts = self._texts or name in _READING
         self._names(name, words)
         if name == "printf" and _first(words).startswith("-v"):
-            variable = Word(_first(words)[2:]) if _first(words) != "-v" else (*words[2:], Word(""))[0]
+            variable = ShellWord(_first(words)[2:]) if _first(words) != "-v" else (*words[2:], ShellWord(""))[0]
             if _is_computed(variable):
                 self._unknown(variable.text)
-            self._assignment(Word(f"{variable.text}=", fixed=False))
+            self._assignment(ShellWord(f"{variable.text}=", is_literal=False))
         if name == "test":
             self._count(" ".join(word.text for word in words[1:] if _may_name(word, _first(words))))
-        words = (Word(name), *words[1:])
+        words = (ShellWord(name), *words[1:])
         if name in WRAPPERS and not (name == "command" and _first(words) in ("-v", "-V")):
             self._wrapped(name, words, fed=fed)
         elif name in _SHELLS:
@@ -246,24 +265,24 @@ class _Reader:
         elif name in ("eval", "trap"):
             self._evaluated(name, words)
         else:
-            self.parts.append(Part("unknown" if _reads_commands(name, words) else "command", tuple(words), fed))
+            self.parts.append(CommandPart("unknown" if _reads_commands(name, words) else "command", tuple(words), fed))
             if name == "find":
                 self._found(words)
-            for number, script in helpers_of([word.text for word in words]):
-                self._joined(words, [Word(script, one.fixed) for one in words[number : number + 1]])
+            for number, script in find_helper_commands([word.text for word in words]):
+                self._joined(words, [ShellWord(script, one.is_literal) for one in words[number : number + 1]])
 
-    def _wrapped(self, name: str, words: Sequence[Word], *, fed: bool) -> None:
+    def _wrapped(self, name: str, words: Sequence[ShellWord], *, fed: bool) -> None:
         """A command that runs the rest of its words."""
         spec, before = WRAPPERS[name]
         if name == "env":  # to which a lone dash is an option
             words = [word for word in words if word.text != "-"]
-        start = first_operand([word.text for word in words], spec)
+        start = find_first_operand([word.text for word in words], spec)
         # A word that is not known before it runs may be none, or several, and the command another.
-        if start is None or not all(word.fixed for word in words[1 : start + before]):
+        if start is None or not all(word.is_literal for word in words[1 : start + before]):
             self._unknown(words[0].text, *words[1:])
             return
         if name in _SEEN_TOO or (name == "env" and start > 1):
-            self.parts.append(Part("command", tuple(words)))
+            self.parts.append(CommandPart("command", tuple(words)))
         rest = list(words[start + before :])
         while name in ("env", "sudo", "doas") and rest and "=" in rest[0].text:
             self._assignment(rest.pop(0))
@@ -271,17 +290,22 @@ class _Reader:
             self._joined(words, rest)
         elif rest and name == "xargs":
             mark = _replaced(words[:start])
-            self._simple([*(Word(one.text.replace(mark, "{}"), one.fixed) for one in rest), Word("$@", fixed=False)])
+            self._simple(
+                [
+                    *(ShellWord(one.text.replace(mark, "{}"), one.is_literal) for one in rest),
+                    ShellWord("$@", is_literal=False),
+                ]
+            )
         elif rest:
             self._simple(rest, fed=fed)
         elif name not in _SEEN_TOO:
-            self.parts.append(Part("command", tuple(words)))
+            self.parts.append(CommandPart("command", tuple(words)))
 
-    def _shell(self, words: Sequence[Word], *, fed: bool) -> None:
+    def _shell(self, words: Sequence[ShellWord], *, fed: bool) -> None:
         """`bash -c "…"` is what is in the quotes; a shell that reads its commands from somewhere is not to be known."""
         for number, word in enumerate(words[1:], 1):
             # Longer ones are other options: bash takes some with one dash.
-            if word.fixed and re.fullmatch(r"-[a-np-zA-NP-Z]{0,3}c[a-np-zA-NP-Z]{0,2}", word.text):
+            if word.is_literal and re.fullmatch(r"-[a-np-zA-NP-Z]{0,3}c[a-np-zA-NP-Z]{0,2}", word.text):
                 script = words[number + 1 : number + 2]
                 only_bash = words[0].text != "bash" and any("$'" in one.text for one in script)  # knows these quotes
                 if only_bash or any(re.match(r"[-+]", one.text) for one in script):
@@ -290,61 +314,61 @@ class _Reader:
                 self._texts = self._texts or not all(map(_is_plain, words[number + 2 :]))  # its $0, $1 and so on
                 return
             plain = r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc|noprofile|login)"
-            if not word.fixed or not re.fullmatch(plain, word.text):
-                script = word.fixed and not re.match(r"[-+]", word.text) and not _STREAM.fullmatch(word.text)
-                self.parts.append(Part("command" if script else "unknown", tuple(words), fed))
+            if not word.is_literal or not re.fullmatch(plain, word.text):
+                script = word.is_literal and not re.match(r"[-+]", word.text) and not _STREAM.fullmatch(word.text)
+                self.parts.append(CommandPart("command" if script else "unknown", tuple(words), fed))
                 return
-        self.parts.append(Part("unknown", tuple(words), fed))
+        self.parts.append(CommandPart("unknown", tuple(words), fed))
 
-    def _su(self, words: Sequence[Word]) -> None:
-        self.parts.append(Part("command", tuple(words)))
+    def _su(self, words: Sequence[ShellWord]) -> None:
+        self.parts.append(CommandPart("command", tuple(words)))
         for number, word in enumerate(words):
             if word.text in ("-c", "--command"):
                 self._joined(words, words[number + 1 : number + 2])
 
-    def _evaluated(self, name: str, words: Sequence[Word]) -> None:
+    def _evaluated(self, name: str, words: Sequence[ShellWord]) -> None:
         if name == "trap":
-            self.parts.append(Part("command", tuple(words)))
+            self.parts.append(CommandPart("command", tuple(words)))
         start = 2 if _first(words) == "--" else 1
         rest = words[start:] if name == "eval" else words[start : start + 1]
         if rest and not (name == "trap" and rest[0].text.startswith("-")):
             self._joined(words, rest)
 
-    def _assignment(self, word: Word) -> None:
+    def _assignment(self, word: ShellWord) -> None:
         if _RUN_LATER.match(word.text):
             self._unknown(word.text)
         else:
-            self.parts.append(Part("assignment", (word,)))
+            self.parts.append(CommandPart("assignment", (word,)))
             self._texts = self._texts or not _is_plain(_value(word))
         self._late((word,))
 
-    def _late(self, words: Sequence[Word]) -> None:
+    def _late(self, words: Sequence[ShellWord]) -> None:
         """Text that is run when bash takes it for the name of an element, as many of its own commands do."""
         for word in words:
-            if _SUBSCRIPT.search(word.text) and (word.fixed or re.search(r"['\\]", word.text)):
+            if _SUBSCRIPT.search(word.text) and (word.is_literal or re.search(r"['\\]", word.text)):
                 self._unknown(word.text)
 
-    def _names(self, name: str, words: Sequence[Word]) -> None:
+    def _names(self, name: str, words: Sequence[ShellWord]) -> None:
         """What bash's own commands take for numbers, or for names to which they give values."""
         if name == "let" or any(re.match(r"-\w*[in]", word.text) for word in words if name in _DECLARING):
             self._count(" ".join(word.text for word in words[1:]))
         elif name in _SETTERS:
             chosen = [two for one, two in pairwise(words) if one.text == "-v"] if name == "printf" else words[1:]
-            loose = [word.text for word in chosen if not word.fixed]
+            loose = [word.text for word in chosen if not word.is_literal]
             # A list in quotes is read a second time, and its values with it.
             names = [text if re.match(r'"\w+\+?=\(', text) else text.partition("=")[0] for text in loose]
             self._count(" ".join(one for one in names if re.search(r"[$`]", one)))
 
-    def _joined(self, words: Sequence[Word], script: Sequence[Word]) -> None:
+    def _joined(self, words: Sequence[ShellWord], script: Sequence[ShellWord]) -> None:
         """Words that a shell reads as a script of their own."""
         # What stands for `{}` is put into the script before the shell reads it, whatever it says.
-        if script and all(word.fixed and "{}" not in word.text for word in script):
+        if script and all(word.is_literal and "{}" not in word.text for word in script):
             self.script(" ".join(word.text for word in script), self._depth + 1)
         else:
             self._unknown(words[0].text, *words[1:])
 
-    def _found(self, words: Sequence[Word]) -> None:
-        for inner in executed(words):
+    def _found(self, words: Sequence[ShellWord]) -> None:
+        for inner in find_exec_commands(words):
             if inner:
                 self._simple(inner)
             else:
@@ -353,110 +377,114 @@ class _Reader:
     def _redirect(self, node: Node) -> None:
         operator = next((child.type for child in node.children if child.type.strip("<>&|") == ""), ">")
         if len(node.children_by_field_name("destination")) > 1:
-            self._unknown(text_of(node))  # but the first these are words of the command
+            self._unknown(get_node_text(node))  # but the first these are words of the command
         for target in node.children_by_field_name("destination"):
             word, reads = self._word(target), operator == "<"
-            path = posixpath.normpath(word.text) if word.fixed and word.text else word.text
-            if (operator.endswith("&") and re.fullmatch(r"\d*-?", path)) or path in NOWHERE:
+            path = posixpath.normpath(word.text) if word.is_literal and word.text else word.text
+            if (operator.endswith("&") and re.fullmatch(r"\d*-?", path)) or path in STANDARD_DEVICES:
                 continue
-            self.parts.append(Part("redirect", (Word("<" if reads else ">"), Word(path, word.fixed))))
+            self.parts.append(
+                CommandPart("redirect", (ShellWord("<" if reads else ">"), ShellWord(path, word.is_literal)))
+            )
 
     def _heredoc(self, node: Node) -> None:
-        marker = next((text_of(child) for child in node.children if child.type == "heredoc_start"), "")
+        marker = next((get_node_text(child) for child in node.children if child.type == "heredoc_start"), "")
         plain = marker.strip("'\"\\")
         for child in node.named_children:
             if child.type != "heredoc_body":
                 self._visit(child, fed=child.type == "pipeline")
             # Bash may see another end than the grammar, and run what comes after it.
-            elif not _MARKER.fullmatch(marker) or plain in map(str.strip, text_of(child).splitlines()):
-                self._unknown(text_of(node))
+            elif not _MARKER.fullmatch(marker) or plain in map(str.strip, get_node_text(child).splitlines()):
+                self._unknown(get_node_text(node))
             elif plain == marker:
                 self._visit(child)
 
     def _substitution(self, node: Node) -> None:
-        text = text_of(node)
+        text = get_node_text(node)
         if text.startswith("`"):  # inside of backticks a backslash is taken off first
             self.script(re.sub(r"\\([`$\\])", r"\1", text[1:-1]), self._depth + 1)
             return
         for child in node.named_children:
             self._visit(child)
 
-    def _assigned(self, node: Node) -> Word:
+    def _assigned(self, node: Node) -> ShellWord:
         for name in node.children_by_field_name("name"):
             self._visit(name)
         value = node.child_by_field_name("value")
-        word = self._word(value) if value is not None else Word("")
-        name = text_of(node)[: (value.start_byte if value is not None else node.end_byte) - node.start_byte]
-        return Word(f"{name}{word.text}", word.fixed)
+        word = self._word(value) if value is not None else ShellWord("")
+        name = get_node_text(node)[: (value.start_byte if value is not None else node.end_byte) - node.start_byte]
+        return ShellWord(f"{name}{word.text}", word.is_literal)
 
-    def _word(self, node: Node) -> Word:
+    def _word(self, node: Node) -> ShellWord:
         """The value of a word; what it would run on the way is collected."""
-        text = text_of(node)
+        text = get_node_text(node)
         match node.type:
             case "word" | "number" | "variable_name" | "command_name" | "special_character" if not node.named_children:
                 plain = re.sub(r"\\.", "", text, flags=re.DOTALL)
                 loose = re.search(r"[*?\[]|^~", plain) or _BRACES.search(plain) or "`" in plain
-                return Word(text, fixed=False) if loose else Word(unescaped(text))
+                return ShellWord(text, is_literal=False) if loose else ShellWord(remove_escapes(text))
             case "raw_string":
-                return Word(text[1:-1])
+                return ShellWord(text[1:-1])
             case "ansi_c_string":
-                return Word(from_ansi(text[2:-1]), fixed=not re.search(r"\\[uUc]", text))
+                return ShellWord(decode_ansi_quotes(text[2:-1]), is_literal=not re.search(r"\\[uUc]", text))
             case "string" if all(child.type == "string_content" for child in node.named_children):
-                return Word(unescaped(text[text.index('"') + 1 : -1], in_quotes=True), fixed="`" not in text)
+                return ShellWord(
+                    remove_escapes(text[text.index('"') + 1 : -1], in_quotes=True), is_literal="`" not in text
+                )
             case "concatenation":
                 words = [self._word(child) for child in node.named_children]
                 whole = sum(child.end_byte - child.start_byte for child in node.named_children)
-                fixed = all(word.fixed for word in words) and whole == node.end_byte - node.start_byte
+                fixed = all(word.is_literal for word in words) and whole == node.end_byte - node.start_byte
                 if fixed and not _BRACES.search(text):
-                    return Word("".join(word.text for word in words))
-                return Word(text, fixed=False)
+                    return ShellWord("".join(word.text for word in words))
+                return ShellWord(text, is_literal=False)
             case "variable_assignment":  # an argument of `export` and the like
                 return self._assigned(node)
             case _:
                 self._visit(node)
-                return Word(text, fixed=False)
+                return ShellWord(text, is_literal=False)
 
 
-def _value(word: Word) -> Word:
+def _value(word: ShellWord) -> ShellWord:
     """What an assignment assigns."""
-    return Word(word.text.partition("=")[2], word.fixed)
+    return ShellWord(word.text.partition("=")[2], word.is_literal)
 
 
-def _is_plain(word: Word) -> bool:
+def _is_plain(word: ShellWord) -> bool:
     """Whether a value is surely no text that would run something where a number is wanted."""
-    return not re.search(r"[\[$`]", word.text) if word.fixed else _COUNTS.fullmatch(word.text) is not None
+    return not re.search(r"[\[$`]", word.text) if word.is_literal else _COUNTS.fullmatch(word.text) is not None
 
 
-def _may_name(word: Word, option: str) -> bool:
+def _may_name(word: ShellWord, option: str) -> bool:
     """Whether `test` may take a value for the name of an element, or one without quotes for the option to do so."""
-    return not word.fixed and (option == "-v" or not word.text.startswith('"'))
+    return not word.is_literal and (option == "-v" or not word.text.startswith('"'))
 
 
-def _reads_commands(name: str, words: Sequence[Word]) -> bool:
+def _reads_commands(name: str, words: Sequence[ShellWord]) -> bool:
     """Whether a command of bash itself runs what it reads, or what it is told for later."""
     if name in (".", "source"):
-        return any(not word.fixed or _STREAM.fullmatch(word.text) for word in words[1:2])
+        return any(not word.is_literal or _STREAM.fullmatch(word.text) for word in words[1:2])
     if name in _SETTERS:
         told = ((word, _GLUED.sub("", word.text)) for word in words[1:])
         return any(_RUN_LATER.match(text) or _names(name, word) for word, text in told)
     if name == "hash":
         return any(re.match(r"-\w*p", word.text) for word in words)
     later = rf"-\w*C|{_RUN_LATER.pattern}"
-    return name in ("mapfile", "readarray") and any(not word.fixed or re.match(later, word.text) for word in words)
+    return name in ("mapfile", "readarray") and any(not word.is_literal or re.match(later, word.text) for word in words)
 
 
-def _names(setter: str, word: Word) -> bool:
+def _names(setter: str, word: ShellWord) -> bool:
     """Whether a word makes one variable stand for another, or sets one whose name is known only when it runs."""
     if setter in ("declare", "local", "typeset") and re.match(r"-\w*n", word.text):
         return True
     return setter != "printf" and _is_computed(word)
 
 
-def _is_computed(variable: Word) -> bool:
-    return not variable.fixed and re.search(r"[$`*?{]", variable.text.partition("=")[0]) is not None
+def _is_computed(variable: ShellWord) -> bool:
+    return not variable.is_literal and re.search(r"[$`*?{]", variable.text.partition("=")[0]) is not None
 
 
-def _replaced(options: Sequence[Word]) -> str:
+def _replaced(options: Sequence[ShellWord]) -> str:
     """What `xargs` puts its input in place of."""
     for number, word in enumerate(options):
         if found := re.match(r"-\w*I(.*)", word.text):
@@ -478,13 +506,13 @@ def _command_name(text: str) -> str:
     return name if slash and posixpath.normpath(folder or "/") in _SYSTEM else text
 
 
-def _first(words: Sequence[Word]) -> str:
+def _first(words: Sequence[ShellWord]) -> str:
     return words[1].text if len(words) > 1 else ""
 
 
-def executed(words: Sequence[Word]) -> list[tuple[Word, ...]]:
+def find_exec_commands(words: Sequence[ShellWord]) -> list[tuple[ShellWord, ...]]:
     """The commands that `find` runs on what it finds; an empty one where it is not clear which."""
-    found: list[tuple[Word, ...]] = []
+    found: list[tuple[ShellWord, ...]] = []
     begun = 0
     for number, word in enumerate(words):
         if not begun and word.text in ("-exec", "-execdir", "-ok", "-okdir"):

@@ -36,7 +36,7 @@ HELPERS = {
 """Options whose value is a command that is run on the way."""
 
 
-def helpers_of(words: Sequence[str]) -> list[tuple[int, str]]:
+def find_helper_commands(words: Sequence[str]) -> list[tuple[int, str]]:
     """What a command is told to run by its options: which word says so, and what; nothing where it is not said."""
     options, found = HELPERS.get(words[0], "").split(), list[tuple[int, str]]()
     for number, word in enumerate(words[1:] if options else (), 1):
@@ -48,7 +48,7 @@ def helpers_of(words: Sequence[str]) -> list[tuple[int, str]]:
     return found
 
 
-def first_operand(words: Sequence[str], spec: str) -> int | None:
+def find_first_operand(words: Sequence[str], spec: str) -> int | None:
     """Where a wrapper's options end; None when one of them is not known."""
     known = spec.split()
     number = 1

@@ -8,9 +8,16 @@ import re
 from collections.abc import Callable
 
 from treadle.tools.base import Tool, ToolContext, ToolError
-from treadle.tools.files.change import Change, Files, WritingTool, make, refuse_if_changed, shown
-from treadle.tools.function import Options
-from treadle.workspace.encoding import Text, decode, lines_of, places_of
+from treadle.tools.files.change import (
+    FileChange,
+    FileToolSettings,
+    WritingTool,
+    apply_changes,
+    refuse_if_changed,
+    render_change,
+)
+from treadle.tools.function import ToolOptions
+from treadle.workspace.encoding import Text, decode, find_block, split_lines
 from treadle.workspace.folder import FILE_CAP, NoSuchFile
 from treadle.workspace.worker_threads import run_in_thread
 
@@ -21,7 +28,7 @@ _NUMBERED = re.compile(r"^ *\d+\t", re.MULTILINE)
 _QUOTES = str.maketrans("‘’‚‛“”„‟`´–—\u00a0", "''''\"\"\"\"''-- ")
 
 
-def edit_file_tool(files: Files) -> Tool:
+def build_edit_file_tool(files: FileToolSettings) -> Tool:
     """The tool."""
 
     async def edit_file(path: str, old: str, new: str, context: ToolContext, replace_all: bool = False) -> str:
@@ -37,11 +44,11 @@ def edit_file_tool(files: Files) -> Tool:
         """
         given = {"files": files, "context": context, "path": path, "old": old, "new": new, "everywhere": replace_all}
         change, count = await run_in_thread(_planned, given)
-        await make(files, context, [change])
+        await apply_changes(files, context, [change])
         places = "" if count == 1 else f" in {count} places"
-        return f"Edited {change.path}{places}.{await shown(change)}"
+        return f"Edited {change.path}{places}.{await render_change(change)}"
 
-    options = Options(
+    options = ToolOptions(
         timeout=60.0,
         examples=(
             ("Replace red with blue in colours.txt", {"path": "colours.txt", "old": "red", "new": "blue"}),
@@ -51,8 +58,10 @@ def edit_file_tool(files: Files) -> Tool:
     return WritingTool(files, edit_file, options)
 
 
-def _planned(files: Files, context: ToolContext, path: str, old: str, new: str, everywhere: bool) -> tuple[Change, int]:
-    with files.folder(context) as folder:
+def _planned(
+    files: FileToolSettings, context: ToolContext, path: str, old: str, new: str, everywhere: bool
+) -> tuple[FileChange, int]:
+    with files.open_folder(context) as folder:
         name = folder.writable(path)
         held = folder.find(name)
     if held is None:
@@ -61,14 +70,14 @@ def _planned(files: Files, context: ToolContext, path: str, old: str, new: str, 
     text = decode(held.data)
     if text is None:
         raise ToolError(f"{name} is not text, so it cannot be edited. Nothing was changed.")
-    edited, count = replaced(text, old, new, everywhere=everywhere)
+    edited, count = replace_text(text, old, new, everywhere=everywhere)
     data = text.encode(edited)
     if len(data) > FILE_CAP:
         raise ToolError(f"The file would have {len(data)} bytes, and {FILE_CAP} is the most. Nothing was changed.")
-    return Change(name, held, data), count
+    return FileChange(name, held, data), count
 
 
-def replaced(text: Text, old: str, new: str, *, everywhere: bool) -> tuple[str, int]:
+def replace_text(text: Text, old: str, new: str, *, everywhere: bool) -> tuple[str, int]:
     """The text with `old` replaced, and in how many places; raises `ToolError` that says why it cannot be."""
     if not old:
         raise ToolError(
@@ -114,7 +123,7 @@ _LOOSER: tuple[tuple[str, Callable[[str], str]], ...] = (
 
 
 def _why_not(whole: str, old: str) -> str:
-    lines, wanted = lines_of(whole)[:_SEARCHED_LINES], lines_of(old)
+    lines, wanted = split_lines(whole)[:_SEARCHED_LINES], split_lines(old)
     stripped = _NUMBERED.sub("", old)
     if stripped != old and stripped in whole:
         return "old begins with line numbers, which are not part of the file: leave them out."
@@ -134,7 +143,7 @@ def _find_block(lines: list[str], wanted: list[str]) -> int | None:
         return None
     if len(wanted) == 1:
         return next((at for at, line in enumerate(lines) if wanted[0] in line), None)
-    return next(places_of(wanted, lines), None)
+    return next(find_block(wanted, lines), None)
 
 
 def _closest(lines: list[str], wanted: list[str]) -> int | None:

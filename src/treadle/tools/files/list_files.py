@@ -6,19 +6,19 @@ import posixpath
 from collections import Counter
 
 from treadle.tools.base import Tool, ToolContext
-from treadle.tools.files.change import Files
-from treadle.tools.files.ripgrep import globs, place_of, ripgrep
+from treadle.tools.files.change import FileToolSettings
+from treadle.tools.files.ripgrep import build_descriptor_path, build_glob_flags, run_ripgrep
 from treadle.tools.function import tool
 from treadle.workspace.folder import Folder
 from treadle.workspace.worker_threads import run_in_thread
 
-SHOWN = 200
+MAX_SHOWN = 200
 _GATHERED = 200_000
 _TOLD_EVERY = 10_000
 _SECONDS = 20.0
 
 
-def list_files_tool(files: Files) -> Tool:
+def build_list_files_tool(files: FileToolSettings) -> Tool:
     """The tool."""
 
     @tool(
@@ -42,10 +42,10 @@ def list_files_tool(files: Files) -> Tool:
             depth: how many folders deep to show names; below that only counts
         """
         names: list[str] = []
-        with files.folder(context) as folder, folder.opened(path) as (opened, real, kind):
+        with files.open_folder(context) as folder, folder.open_for_program(path) as (opened, real, kind):
             if kind == "file":
                 return real
-            place = f"{place_of(opened)}/".encode()
+            place = f"{build_descriptor_path(opened)}/".encode()
 
             def take(line: bytes) -> bool:
                 if not line.startswith(place):  # a name that goes on in the next line
@@ -55,13 +55,13 @@ def list_files_tool(files: Files) -> Tool:
                     context.progress(f"listing, {len(names)} files so far", len(names))
                 return len(names) < _GATHERED
 
-            ended = await ripgrep(["--files", *globs(pattern)], opened, take, _SECONDS)
+            ended = await run_ripgrep(["--files", *build_glob_flags(pattern)], opened, take, _SECONDS)
             given = {"folder": folder, "real": real, "names": names, "depth": 99 if pattern else max(1, depth)}
             shown: list[str] = await run_in_thread(_shown, given)
         if not shown:
             return _nothing(real, pattern)
         return "\n".join(shown) + (
-            "" if ended.whole else "\n[It took too long or there is too much: not all was seen.]"
+            "" if ended.is_complete else "\n[It took too long or there is too much: not all was seen.]"
         )
 
     return list_files
@@ -79,7 +79,7 @@ def _shown(folder: Folder, real: str, names: list[str], depth: int) -> list[str]
     ordered = sorted([*entries, *below], key=lambda name: (posixpath.dirname(name), name))
     shown: list[str] = []
     for place, name in enumerate(ordered):
-        if len(shown) == SHOWN:
+        if len(shown) == MAX_SHOWN:
             shown.append(f"[… {len(ordered) - place} more; name a folder or a pattern to see them]")
             break
         path = name if real == "." else f"{real}/{name}"

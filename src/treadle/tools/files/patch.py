@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import msgspec
 
 from treadle.messages import Json
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolError
-from treadle.tools.files.change import Change, Files, WritingTool, make, refuse_if_changed
-from treadle.tools.files.unified_diff import FilePatch, patched, read_patch
-from treadle.tools.function import Options
+from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolError
+from treadle.tools.files.change import FileChange, FileToolSettings, WritingTool, apply_changes, refuse_if_changed
+from treadle.tools.files.unified_diff import FilePatch, apply_hunks, read_patch
+from treadle.tools.function import ToolOptions
 from treadle.workspace.encoding import Text, count_lines, decode
 from treadle.workspace.folder import FILE_CAP, Folder, Held
 from treadle.workspace.worker_threads import run_in_thread
@@ -21,15 +21,15 @@ _EXAMPLE = "--- a/greeting.txt\n+++ b/greeting.txt\n@@ -1,2 +1,2 @@\n Dear all,\
 class PatchTool(WritingTool):
     """Tells the policy which files a patch touches, so that rules on paths hold for it too."""
 
-    def parse(self, arguments: str) -> Parsed:
+    def parse(self, arguments: str) -> ParsedArguments:
         parsed = super().parse(arguments)
-        return Parsed({"files": _paths(str(parsed.arguments["patch"])), **parsed.arguments}, parsed.values)
+        return ParsedArguments({"files": _paths(str(parsed.arguments["patch"])), **parsed.arguments}, parsed.values)
 
-    def paths_of(self, arguments: Mapping[str, Json]) -> list[str]:
+    def list_paths(self, arguments: Mapping[str, Json]) -> list[str]:
         return msgspec.convert(arguments.get("files", []), list[str])
 
 
-def apply_patch_tool(files: Files) -> Tool:
+def build_apply_patch_tool(files: FileToolSettings) -> Tool:
     """The tool."""
 
     async def apply_patch(patch: str, context: ToolContext) -> str:
@@ -43,11 +43,11 @@ def apply_patch_tool(files: Files) -> Tool:
             patch: the diff, as `git diff` writes it
         """
         changes = await run_in_thread(_planned, {"files": files, "context": context, "patch": patch})
-        await make(files, context, changes)
+        await apply_changes(files, context, changes)
         return "\n".join(["Patched:", *map(_told, changes)])
 
     examples = (("apply this patch to greeting.txt", {"patch": _EXAMPLE}),)
-    return PatchTool(files, apply_patch, Options(timeout=60.0, examples=examples))
+    return PatchTool(files, apply_patch, ToolOptions(timeout=60.0, examples=examples))
 
 
 def _paths(patch: str) -> list[str]:
@@ -57,9 +57,9 @@ def _paths(patch: str) -> list[str]:
         return []
 
 
-def _planned(files: Files, context: ToolContext, patch: str) -> list[Change]:
-    planned: dict[str, Change] = {}
-    with files.folder(context) as folder:
+def _planned(files: FileToolSettings, context: ToolContext, patch: str) -> list[FileChange]:
+    planned: dict[str, FileChange] = {}
+    with files.open_folder(context) as folder:
         for one in read_patch(patch):
             _plan(folder, context, one, planned)
     changes = [change for change in planned.values() if _differs(change)]
@@ -68,7 +68,7 @@ def _planned(files: Files, context: ToolContext, patch: str) -> list[Change]:
     return changes
 
 
-def _plan(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[str, Change]) -> None:
+def _plan(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[str, FileChange]) -> None:
     """Add what one file's patch does to what is planned; a file may be named more than once."""
     source = folder.writable(patch.source) if patch.source else ""
     target = folder.writable(patch.target) if patch.target else ""
@@ -81,13 +81,13 @@ def _plan(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[
         raise ToolError(f"{target} is there already, so it cannot be made. Nothing was changed in any file.")
     after = _patched(held, patch, source or target)
     if target != source and source:
-        planned[source] = Change(source, folder.find(source), None)
+        planned[source] = FileChange(source, folder.find(source), None)
     if target:
         mode = patch.mode if patch.mode is not None else held.mode if held is not None else None
-        planned[target] = Change(target, folder.find(target), after, mode)
+        planned[target] = FileChange(target, folder.find(target), after, mode)
 
 
-def _now(folder: Folder, context: ToolContext, path: str, planned: Mapping[str, Change]) -> Held | None:
+def _now(folder: Folder, context: ToolContext, path: str, planned: Mapping[str, FileChange]) -> Held | None:
     """The file as it will be after what is planned already."""
     if path in planned:
         change = planned[path]
@@ -108,7 +108,7 @@ def _patched(held: Held | None, patch: FilePatch, path: str) -> bytes:
         if found is None:
             raise ToolError(f"{path} is not text, so it cannot be patched. Nothing was changed in any file.")
         text = found
-    after = patched(text.text, patch.hunks, path)
+    after = apply_hunks(text.text, patch.hunks, path)
     if not patch.target and after:
         raise ToolError(f"{path} would be deleted, but the patch leaves lines of it. Nothing was changed in any file.")
     data = text.encode(after)
@@ -117,13 +117,13 @@ def _patched(held: Held | None, patch: FilePatch, path: str) -> bytes:
     return data
 
 
-def _differs(change: Change) -> bool:
+def _differs(change: FileChange) -> bool:
     before = change.before.data if change.before is not None else None
     same_mode = change.mode is None or change.before is None or change.mode == change.before.mode
     return before != change.after or not same_mode
 
 
-def _told(change: Change) -> str:
+def _told(change: FileChange) -> str:
     if change.after is None:
         return f"- {change.path}: deleted"
     text = decode(change.after)

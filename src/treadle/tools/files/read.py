@@ -6,18 +6,18 @@ import base64
 import difflib
 import posixpath
 
-from treadle.history.kept_files import digest_of
+from treadle.history.kept_files import hash_content
 from treadle.messages import ImagePart
 from treadle.tools.base import Tool, ToolContext, ToolResult
-from treadle.tools.files.change import NOTE, Files, FileTool, note_of, read_note
-from treadle.tools.function import Options
-from treadle.workspace.encoding import Text, decode, lines_of
+from treadle.tools.files.change import NOTE_PREFIX, FileTool, FileToolSettings, build_note, read_note
+from treadle.tools.function import ToolOptions
+from treadle.workspace.encoding import Text, decode, split_lines
 from treadle.workspace.folder import Folder, Held, NoSuchFile
 from treadle.workspace.worker_threads import run_in_thread
 
-LINES = 2000
-BYTES = 15_000
-LINE_CHARACTERS = 2000
+MAX_LINES = 2000
+MAX_BYTES = 15_000
+MAX_LINE_CHARACTERS = 2000
 IMAGE_CAP = 4 * 1024 * 1024
 _IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -27,10 +27,10 @@ _IMAGES = (
 )
 
 
-def read_file_tool(files: Files) -> Tool:
+def build_read_file_tool(files: FileToolSettings) -> Tool:
     """The tool."""
 
-    async def read_file(path: str, context: ToolContext, offset: int = 1, limit: int = LINES) -> str | ToolResult:
+    async def read_file(path: str, context: ToolContext, offset: int = 1, limit: int = MAX_LINES) -> str | ToolResult:
         """Read a file of the workspace. Text comes with line numbers, which are not part of the file; images are shown.
 
         Example: {"path": "src/app.py"}, or {"path": "src/app.py", "offset": 200, "limit": 50} for lines 200 to 249.
@@ -41,13 +41,13 @@ def read_file_tool(files: Files) -> Tool:
             limit: how many lines to show at most
         """
         held = await run_in_thread(_read, {"files": files, "context": context, "path": path})
-        name = NOTE + held.path
+        name = NOTE_PREFIX + held.path
         known = read_note(context.notes.get(name))
-        if known is None or known.digest != digest_of(held.data):
-            await context.desk.note(name, note_of(held.data, left=False))
+        if known is None or known.digest != hash_content(held.data):
+            await context.services.save_note(name, build_note(held.data, left=False))
         return _shown(held, max(1, offset), max(1, limit))
 
-    options = Options(
+    options = ToolOptions(
         safety="safe",
         timeout=30.0,
         examples=(
@@ -60,8 +60,8 @@ def read_file_tool(files: Files) -> Tool:
     return FileTool(read_file, options)
 
 
-def _read(files: Files, context: ToolContext, path: str) -> Held:
-    with files.folder(context) as folder:
+def _read(files: FileToolSettings, context: ToolContext, path: str) -> Held:
+    with files.open_folder(context) as folder:
         try:
             return folder.read(path)
         except NoSuchFile as error:
@@ -93,7 +93,7 @@ def _shown(held: Held, offset: int, limit: int) -> str | ToolResult:
 
 
 def _numbered(path: str, text: Text, offset: int, limit: int) -> str:
-    lines = lines_of(text.text)
+    lines = split_lines(text.text)
     if not lines:
         return f"{path} is empty."
     if offset > len(lines):
@@ -101,10 +101,10 @@ def _numbered(path: str, text: Text, offset: int, limit: int) -> str:
     shown: list[str] = []
     size = 0
     for number, line in enumerate(lines[offset - 1 : offset - 1 + limit], offset):
-        if len(line) > LINE_CHARACTERS:
-            line = f"{line[:LINE_CHARACTERS]} [… {len(line) - LINE_CHARACTERS} more characters in this line]"
+        if len(line) > MAX_LINE_CHARACTERS:
+            line = f"{line[:MAX_LINE_CHARACTERS]} [… {len(line) - MAX_LINE_CHARACTERS} more characters in this line]"
         size += len(line.encode("utf-8", "replace")) + 8
-        if size > BYTES and shown:
+        if size > MAX_BYTES and shown:
             break
         shown.append(f"{number:>5}\t{line}")
     last = offset + len(shown) - 1

@@ -24,12 +24,12 @@ _CHUNK = 1 << 18
 _LONGEST = 1 << 24
 
 
-class Ended(Struct, frozen=True):
+class RipgrepResult(Struct, frozen=True):
     """How it went. `whole` is False when it was stopped before it had looked everywhere."""
 
     code: int
     error: str
-    whole: bool
+    is_complete: bool
 
 
 @lru_cache(maxsize=1)
@@ -42,7 +42,7 @@ def find_ripgrep() -> str:
     return found
 
 
-def globs(wanted: str) -> list[str]:
+def build_glob_flags(wanted: str) -> list[str]:
     """Flags for the files a caller wants; what git keeps for itself is never among them."""
     flags = ["--iglob=!**/.git"]
     if wanted:
@@ -51,7 +51,9 @@ def globs(wanted: str) -> list[str]:
     return flags
 
 
-async def ripgrep(flags: Sequence[str], opened: int, take: Callable[[bytes], bool], seconds: float) -> Ended:
+async def run_ripgrep(
+    flags: Sequence[str], opened: int, take: Callable[[bytes], bool], seconds: float
+) -> RipgrepResult:
     """Run it on a descriptor and give each line to `take`, until that says False or the time is over."""
     if any("\0" in flag for flag in flags):
         raise ToolError("The pattern or the glob has a NUL character, which no line and no file name can have.")
@@ -59,7 +61,7 @@ async def ripgrep(flags: Sequence[str], opened: int, take: Callable[[bytes], boo
         find_ripgrep(),
         *_FLAGS,
         *flags,
-        place_of(opened),
+        build_descriptor_path(opened),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -80,7 +82,7 @@ async def ripgrep(flags: Sequence[str], opened: int, take: Callable[[bytes], boo
             with suppress(ProcessLookupError):
                 process.kill()
         code, said = await asyncio.shield(_end(process, errors))
-    return Ended(code, said.decode("utf-8", "replace").strip(), whole)
+    return RipgrepResult(code, said.decode("utf-8", "replace").strip(), whole)
 
 
 async def _end(process: asyncio.subprocess.Process, errors: asyncio.Future[bytes]) -> tuple[int, bytes]:
@@ -100,6 +102,6 @@ async def _lines(stream: asyncio.StreamReader, take: Callable[[bytes], bool]) ->
     return not rest or take(rest)
 
 
-def place_of(opened: int) -> str:
+def build_descriptor_path(opened: int) -> str:
     """The path under which a child that inherits a descriptor finds it."""
     return f"/proc/self/fd/{opened}"

@@ -10,16 +10,16 @@ import base64
 import msgspec
 from msgspec import Struct
 
-from treadle.permissions.paths import is_secret
+from treadle.permissions.paths import is_secret_path
 from treadle.tools.base import Tool, ToolContext, ToolError
-from treadle.tools.files.change import Files, FileTool
-from treadle.tools.files.ripgrep import globs, place_of, ripgrep
-from treadle.tools.function import Options
-from treadle.workspace.encoding import decode, lines_of
+from treadle.tools.files.change import FileTool, FileToolSettings
+from treadle.tools.files.ripgrep import build_descriptor_path, build_glob_flags, run_ripgrep
+from treadle.tools.function import ToolOptions
+from treadle.workspace.encoding import decode, split_lines
 from treadle.workspace.folder import Folder
 from treadle.workspace.worker_threads import run_in_thread
 
-SHOWN = 100
+MAX_SHOWN = 100
 _SECONDS = 25.0
 _LINE_CHARACTERS = 300
 _MOST_AROUND = 10
@@ -54,7 +54,7 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_found = msgspec.json.Decoder(_Found).decode
 
 
-def search_files_tool(files: Files) -> Tool:
+def build_search_files_tool(files: FileToolSettings) -> Tool:
     """The tool."""
 
     async def search_files(
@@ -75,8 +75,8 @@ def search_files_tool(files: Files) -> Tool:
         if not pattern:
             raise ToolError("The pattern is empty: say what to look for.")
         places: list[_Place] = []
-        with files.folder(context) as folder, folder.opened(path) as (opened, real, _):
-            start = len(place_of(opened)) + 1
+        with files.open_folder(context) as folder, folder.open_for_program(path) as (opened, real, _):
+            start = len(build_descriptor_path(opened)) + 1
 
             def take(line: bytes) -> bool:
                 event = _decode_line(line)
@@ -84,26 +84,26 @@ def search_files_tool(files: Files) -> Tool:
                     context.progress(f"searching, {len(places)} places so far", len(places))
                 elif event.type == "match":
                     place = _place(_decode_found(event.data), real, start)
-                    if not is_secret(place.path, files.granted):
+                    if not is_secret_path(place.path, files.granted):
                         places.append(place)
-                return len(places) <= SHOWN
+                return len(places) <= MAX_SHOWN
 
             case = ["--ignore-case"] if ignore_case else []
             options = ["--json", "--sort=path", "--crlf", "--max-filesize=10M", *case, f"--regexp={pattern}"]
-            ended = await ripgrep([*options, *globs(glob)], opened, take, _SECONDS)
+            ended = await run_ripgrep([*options, *build_glob_flags(glob)], opened, take, _SECONDS)
             if ended.code == 2 and not places and ended.error:
                 raise ToolError(f"ripgrep does not take this pattern:\n{ended.error}")
-            given = {"folder": folder, "places": places[:SHOWN], "around": min(max(0, around), _MOST_AROUND)}
+            given = {"folder": folder, "places": places[:MAX_SHOWN], "around": min(max(0, around), _MOST_AROUND)}
             shown: list[str] = await run_in_thread(_shown, given)
-        if not shown and ended.whole:
+        if not shown and ended.is_complete:
             return f"Nothing in {'the workspace' if real == '.' else real} fits {pattern}."
-        if len(places) > SHOWN:
-            shown.append(f"[… there are more than {SHOWN} places; narrow the pattern, the path or the glob]")
-        elif not ended.whole:
+        if len(places) > MAX_SHOWN:
+            shown.append(f"[… there are more than {MAX_SHOWN} places; narrow the pattern, the path or the glob]")
+        elif not ended.is_complete:
             shown.append(f"[Stopped after {_SECONDS:g} s: there may be more.]")
         return "\n".join(shown)
 
-    options = Options(
+    options = ToolOptions(
         safety="safe",
         timeout=60.0,
         examples=(
@@ -151,7 +151,7 @@ def _lines_in(folder: Folder, path: str) -> list[str]:
         text = decode(folder.read(path).data)
     except ToolError:  # gone, masked, or not really in the workspace
         return []
-    return lines_of(text.text) if text is not None else []
+    return split_lines(text.text) if text is not None else []
 
 
 def _holds(lines: list[str], place: _Place) -> bool:

@@ -7,7 +7,7 @@ import re
 from msgspec import Struct
 
 from treadle.tools.base import ToolError
-from treadle.workspace.encoding import lines_of, places_of
+from treadle.workspace.encoding import find_block, split_lines
 
 _HUNK = re.compile(r"@@(?: -(\d{1,9})(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@.*|.*)")
 _NO_END = "\\ No newline at end of file"
@@ -48,7 +48,7 @@ def read_patch(text: str) -> list[FilePatch]:
 class _Reader:
     def __init__(self, text: str) -> None:
         text = text.replace("\r\n", "\n")
-        self._lines = lines_of(text)
+        self._lines = split_lines(text)
         self._at = 0
 
     def patches(self) -> list[FilePatch]:
@@ -142,9 +142,9 @@ def _mode(line: str) -> int:
     return 0o755 if line.endswith("755") else 0o644
 
 
-def patched(text: str, hunks: list[Hunk], path: str) -> str:
+def apply_hunks(text: str, hunks: list[Hunk], path: str) -> str:
     """The text with all hunks applied, in order; raises `ToolError` for one whose lines are not there."""
-    lines = lines_of(text)
+    lines = split_lines(text)
     ends = text.endswith("\n") or not text
     done, shift = 0, 0
     for number, hunk in enumerate(hunks, 1):
@@ -172,7 +172,7 @@ def _find(lines: list[str], hunk: Hunk, done: int, shift: int) -> int | None:
         return min(expected + (1 if hunk.start else 0), len(lines)) if lines else 0
     if hunk.start and lines[expected : expected + len(hunk.old)] == hunk.old:
         return expected
-    places = list(places_of(hunk.old, lines, done))
+    places = list(find_block(hunk.old, lines, done))
     if not places or (not hunk.start and len(places) > 1):
         return None
     return min(places, key=lambda at: abs(at - expected))

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from treadle.tools.base import Tool, ToolContext, ToolError
-from treadle.tools.files.change import Change, Files, WritingTool, make, refuse_if_changed, shown
-from treadle.tools.function import Options
+from treadle.tools.files.change import (
+    FileChange,
+    FileToolSettings,
+    WritingTool,
+    apply_changes,
+    refuse_if_changed,
+    render_change,
+)
+from treadle.tools.function import ToolOptions
 from treadle.workspace.encoding import count_lines
 from treadle.workspace.folder import FILE_CAP
 from treadle.workspace.worker_threads import run_in_thread
 
 
-def write_file_tool(files: Files) -> Tool:
+def build_write_file_tool(files: FileToolSettings) -> Tool:
     """The tool."""
 
     async def write_file(path: str, content: str, context: ToolContext) -> str:
@@ -27,11 +34,11 @@ def write_file_tool(files: Files) -> Tool:
         size = f"{len(change.after)} bytes, {count_lines(content)}"
         if change.before is not None and change.before.data == change.after:
             return f"{change.path} holds exactly that already ({size})."
-        await make(files, context, [change])
+        await apply_changes(files, context, [change])
         done = "Made" if change.before is None else "Replaced"
-        return f"{done} {change.path} ({size}).{await shown(change) if change.before is not None else ''}"
+        return f"{done} {change.path} ({size}).{await render_change(change) if change.before is not None else ''}"
 
-    options = Options(
+    options = ToolOptions(
         timeout=60.0,
         examples=(
             ("Write the file plan.txt: call the bank", {"path": "plan.txt", "content": "call the bank"}),
@@ -42,15 +49,15 @@ def write_file_tool(files: Files) -> Tool:
     return WritingTool(files, write_file, options)
 
 
-def _planned(files: Files, context: ToolContext, path: str, content: str) -> Change:
+def _planned(files: FileToolSettings, context: ToolContext, path: str, content: str) -> FileChange:
     try:
         data = content.encode()
     except UnicodeEncodeError as error:
         raise ToolError(f"The content has {content[error.start]!r}, which cannot be written as UTF-8.") from None
     if len(data) > FILE_CAP:
         raise ToolError(f"The content has {len(data)} bytes, and {FILE_CAP} is the most; nothing was written.")
-    with files.folder(context) as folder:
+    with files.open_folder(context) as folder:
         name = folder.writable(path)
         before = folder.find(name)
     refuse_if_changed(context, name, before)
-    return Change(name, before, data)
+    return FileChange(name, before, data)

@@ -19,22 +19,22 @@ from treadle.messages import Json
 from treadle.secrets.redact import Redactor
 from treadle.tools.base import ToolError
 from treadle.tools.mcp.server_config import McpServer
-from treadle.tools.mcp.transport import LOST, NOT_REACHED, SESSION_GONE, Tail, streams_to
+from treadle.tools.mcp.transport import CONNECTION_LOST, NOT_REACHED, SESSION_GONE, StderrTail, open_streams
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult
     from mcp.types import Tool as ListedTool
 
-TRIES = 5
+MAX_TRIES = 5
 """Failures in a row, without an answered call between them, until a server is left down."""
 
-FIRST_TRIES = 2
+MAX_FIRST_TRIES = 2
 """The same for a server that was never up: whoever opens it waits for this."""
 
 BACKOFF = 0.25
-MOST_PAGES = 100
-MOST_LISTED = 2000
+MAX_PAGES = 100
+MAX_LISTED = 2000
 _SLACK = 10.0
 _CLOSED = "Connection closed"
 """What the SDK says when it notices that by itself, also before the end of the stream is seen."""
@@ -46,7 +46,7 @@ ServerState = Literal["starting", "up", "restarting", "down", "closed"]
 OnProgress = Callable[[str, float, float | None], None]
 
 
-class Health(Struct, frozen=True):
+class McpHealth(Struct, frozen=True):
     """How a server is: its state, how many tools it has, and what went wrong last."""
 
     server: str
@@ -61,7 +61,7 @@ class Connection:
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
-        self._redactor = Redactor(server.secrets())
+        self._redactor = Redactor(server.find_secrets())
         self.state: ServerState = "starting"
         self.error = ""
         self.protocol = ""
@@ -70,7 +70,7 @@ class Connection:
         self._first_told: dict[str, str] = {}
         self._client: Client | None = None
         self._failures = 0
-        self._tail = Tail()
+        self._tail = StderrTail()
         self._gone = asyncio.Event()
         self._settled = asyncio.Event()
         self._wanted = asyncio.Event()
@@ -81,7 +81,7 @@ class Connection:
         """Begin to connect; `settled` says when that is decided."""
         self._keeper = asyncio.create_task(self._keep(), name=f"mcp {self.server.name}")
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until the server is up, or down."""
         await self._settled.wait()
 
@@ -100,16 +100,16 @@ class Connection:
             await asyncio.wait({keeper}, timeout=_CLOSING)
         self._become("closed")
 
-    def health(self) -> Health:
+    def get_health(self) -> McpHealth:
         state = "restarting" if self.state == "up" and self._gone.is_set() else self.state
-        return Health(self.server.name, state, len(self.listed), self.error, self.protocol)
+        return McpHealth(self.server.name, state, len(self.listed), self.error, self.protocol)
 
     async def call(self, name: str, arguments: Mapping[str, Json], on_progress: OnProgress) -> CallToolResult:
         """The result of a tool of this server; raises `ToolError`, which says whether it may have run."""
         from mcp import MCPError
 
         async def progressed(progress: float, total: float | None, message: str | None) -> None:
-            on_progress(self.told(message or ""), progress, total)
+            on_progress(self.redact_text(message or ""), progress, total)
 
         limit = self.server.timeout + _SLACK  # the engine's own limit comes first, and cancels the request
         while True:
@@ -128,40 +128,44 @@ class Connection:
     def _compare(self) -> None:
         """Notice tools of which a server, started again, says something else: nobody has said yes to that."""
         for tool in self.listed:
-            now = version_of(tool)
+            now = compute_version(tool)
             if self._first_told.setdefault(tool.name, now) != now:
                 self.changed.add(tool.name)
 
     def _connect_anew(self, client: Client, why: str) -> bool:
         """Let go of a connection on which a call did not run; whether the call is worth sending again."""
         if self._client is client:
-            self.error = self.told(why)
+            self.error = self.redact_text(why)
             self._become("restarting")
             self._gone.set()
-        return self._failures < TRIES
+        return self._failures < MAX_TRIES
 
     def _failed(self, client: Client, code: int, why: str) -> ToolError:
         from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         if code in (NOT_REACHED, SESSION_GONE):
-            return ToolError(self.told(f"{self.server.name}: {why}. Not run."))
-        if code in (LOST, REQUEST_TIMEOUT) or (code == CONNECTION_CLOSED and not self._still_up(client, why)):
-            said = self._tail.text()
+            return ToolError(self.redact_text(f"{self.server.name}: {why}. Not run."))
+        if code in (CONNECTION_LOST, REQUEST_TIMEOUT) or (
+            code == CONNECTION_CLOSED and not self._still_up(client, why)
+        ):
+            said = self._tail.read_text()
             return self._unknown(f"{why}; it said: {said}" if said else why)
-        return ToolError(self.told(f"{self.server.name}: {why}"))
+        return ToolError(self.redact_text(f"{self.server.name}: {why}"))
 
     def _still_up(self, client: Client, why: str) -> bool:
         """Whether a child is there as before: servers use the code of a closed connection for errors of their own."""
         same = self._client is client and not self._gone.is_set()
         return same and not self.server.url and why != _CLOSED
 
-    def told(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """A text of the server without the secrets that it was given."""
-        return self._redactor.text(text)
+        return self._redactor.redact_text(text)
 
     def _unknown(self, why: str) -> ToolError:
         return ToolError(
-            self.told(f"{self.server.name}: outcome unknown, it may have run ({why}). Check before you repeat it.")
+            self.redact_text(
+                f"{self.server.name}: outcome unknown, it may have run ({why}). Check before you repeat it."
+            )
         )
 
     async def _reachable(self) -> Client:
@@ -190,7 +194,7 @@ class Connection:
     async def _keep(self) -> None:
         """Connect, hold, and connect again, until it is closed."""
         while not self._closing.is_set():
-            self._tail, worth_trying = Tail(), True
+            self._tail, worth_trying = StderrTail(), True
             try:
                 await self._hold()
                 self.error = self.error or "it hung up"
@@ -198,10 +202,10 @@ class Connection:
                 cause = _cause(error)
                 self.error = str(cause) or type(cause).__name__
                 worth_trying = not isinstance(error, OSError) and not self._never_answered(cause)
-            said = self._tail.text()
-            self.error = self.told(f"{self.error} (it said: {said})" if said else self.error)
+            said = self._tail.read_text()
+            self.error = self.redact_text(f"{self.error} (it said: {said})" if said else self.error)
             self._failures += 1
-            tries = TRIES if self.protocol else FIRST_TRIES
+            tries = MAX_TRIES if self.protocol else MAX_FIRST_TRIES
             if worth_trying and self._failures < tries:
                 self._become("restarting")
                 await _until(self._closing, 0.0 if self._failures == 1 else BACKOFF * 2**self._failures)
@@ -223,7 +227,7 @@ class Connection:
 
         self._gone.clear()
         client = Client(
-            streams_to(self.server, self._gone, self._tail),
+            open_streams(self.server, self._gone, self._tail),
             mode=self.server.protocol,
             read_timeout_seconds=self.server.start_timeout,
             cache=None,
@@ -240,7 +244,7 @@ class Connection:
                     self._become("restarting")
 
 
-def version_of(tool: ListedTool) -> str:
+def compute_version(tool: ListedTool) -> str:
     """A digest of what a server says of a tool, in whatever order it says it."""
     told = tool.model_dump(mode="json", include={"title", "description", "input_schema", "annotations"})
     return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
@@ -252,14 +256,14 @@ async def _list(client: Client) -> tuple[ListedTool, ...]:
         return ()
     listed: dict[str, ListedTool] = {}
     cursor: str | None = None
-    for _ in range(MOST_PAGES):
+    for _ in range(MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
         for tool in page.tools:
             listed.setdefault(tool.name, tool)
         cursor = page.next_cursor
-        if cursor is None or len(listed) >= MOST_LISTED:
+        if cursor is None or len(listed) >= MAX_LISTED:
             break
-    return tuple(listed[name] for name in sorted(listed)[:MOST_LISTED])
+    return tuple(listed[name] for name in sorted(listed)[:MAX_LISTED])
 
 
 async def _first(*events: asyncio.Event) -> None:

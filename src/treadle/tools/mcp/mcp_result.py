@@ -14,14 +14,14 @@ from treadle.tools.base import ToolResult
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, ContentBlock
 
-IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """What providers take. Any other image is kept as a file, so that it cannot spoil the next request."""
 
-MOST_BYTES = 5 * 1024 * 1024
-MOST_PARTS = 20
+MAX_BYTES = 5 * 1024 * 1024
+MAX_PARTS = 20
 
 
-def result_of(answer: CallToolResult) -> ToolResult:
+def convert_result(answer: CallToolResult) -> ToolResult:
     """Texts joined, images and files as parts; structured content as JSON where there is no text that says it."""
     texts: list[str] = []
     parts: list[Part] = []
@@ -29,7 +29,7 @@ def result_of(answer: CallToolResult) -> ToolResult:
         read = _read(block)
         if isinstance(read, str):
             texts.append(read)
-        elif len(parts) < MOST_PARTS:
+        elif len(parts) < MAX_PARTS:
             parts.append(read)
         else:
             texts.append("[a part was left out: there are too many]")
@@ -58,11 +58,11 @@ def _read(block: ContentBlock) -> str | Part:
 
 def _part(name: str, data: str, media_type: str) -> str | Part:
     media_type = media_type.lower().partition(";")[0].strip()
-    if len(data) > MOST_BYTES * 4 // 3:
-        return f"[{name}, {media_type}: left out, it is larger than {MOST_BYTES // 1024**2} MB]"
+    if len(data) > MAX_BYTES * 4 // 3:
+        return f"[{name}, {media_type}: left out, it is larger than {MAX_BYTES // 1024**2} MB]"
     try:
         raw = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         return f"[{name}, {media_type}: left out, it cannot be read]"
     clean = base64.b64encode(raw).decode()
-    return ImagePart(clean, media_type) if media_type in IMAGES else FilePart(name, clean, media_type)
+    return ImagePart(clean, media_type) if media_type in IMAGE_TYPES else FilePart(name, clean, media_type)

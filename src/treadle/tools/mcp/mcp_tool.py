@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
 from treadle.permissions.policy import Assessment
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolInputError, Trait
-from treadle.tools.mcp.connection import Connection, version_of
-from treadle.tools.mcp.mcp_result import result_of
+from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolInputError, Trait
+from treadle.tools.mcp.connection import Connection, compute_version
+from treadle.tools.mcp.mcp_result import convert_result
 
 if TYPE_CHECKING:
     from mcp.types import Tool as ListedTool
 
-LONGEST_NAME = 64
-LONGEST_DESCRIPTION = 2000
+MAX_NAME_CHARACTERS = 64
+MAX_DESCRIPTION_CHARACTERS = 2000
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
 _OPEN: tuple[Trait, ...] = ("untrusted", "way_out")
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -48,28 +48,28 @@ class McpTool(Tool):
         schema.setdefault("properties", {})
         said = _shown(listed.description or listed.title or listed.name.replace("_", " ")).strip()
         self.spec = ToolSpec(
-            name=tool_name(connection.server.name, listed.name),
-            description=said[:LONGEST_DESCRIPTION],
+            name=build_tool_name(connection.server.name, listed.name),
+            description=said[:MAX_DESCRIPTION_CHARACTERS],
             parameters=schema,
         )
 
     @property
     def version(self) -> str:
-        return version_of(self._listed)
+        return compute_version(self._listed)
 
-    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return self._safety
 
-    def assess(self, parsed: Parsed, workspace: Path, tier: Tier = "sandbox") -> Assessment:
+    def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         if self._listed_name in self._connection.changed:
-            return Assessment("destructive", "its server says something else of it than at first", each_time=True)
+            return Assessment("destructive", "its server says something else of it than at first", asks_each_time=True)
         return Assessment(self._safety)
 
-    def traits_of(self, tier: Tier) -> frozenset[Trait]:
+    def list_traits(self, tier: Tier) -> frozenset[Trait]:
         """Others write what a server gives, and it passes on what it is given; with credentials it acts as the user."""
-        return frozenset(("untrusted", "way_out", "private") if self._connection.server.secrets() else _OPEN)
+        return frozenset(("untrusted", "way_out", "private") if self._connection.server.find_secrets() else _OPEN)
 
-    def parse(self, arguments: str) -> Parsed:
+    def parse(self, arguments: str) -> ParsedArguments:
         """What every server wants: an object, with what is required, of the right types. The rest is its own affair."""
         try:
             given: Json = msgspec.json.decode(arguments or "{}")
@@ -83,24 +83,24 @@ class McpTool(Tool):
             raise ToolInputError(
                 f"The arguments of {self.name} do not fit: {'; '.join(problems)}. Its parameters: {takes}."
             )
-        return Parsed(given, given)
+        return ParsedArguments(given, given)
 
-    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+    async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         def progressed(message: str, done: float, total: float | None) -> None:
             context.progress(message, done, total)
 
-        result = result_of(await self._connection.call(self._listed_name, parsed.arguments, progressed))
-        return replace(result, text=self._connection.told(result.text))
+        result = convert_result(await self._connection.call(self._listed_name, parsed.arguments, progressed))
+        return replace(result, text=self._connection.redact_text(result.text))
 
 
-def tool_name(server: str, tool: str) -> str:
+def build_tool_name(server: str, tool: str) -> str:
     """`server__tool` in the letters that every provider allows; a name that must be changed gets a mark of its own."""
     wanted = f"{server}__{tool}"
     name = re.sub(r"[^A-Za-z0-9_-]", "_", wanted)
-    if name == wanted and len(name) <= LONGEST_NAME:
+    if name == wanted and len(name) <= MAX_NAME_CHARACTERS:
         return name
     mark = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
-    return f"{name[: LONGEST_NAME - 9]}_{mark}"
+    return f"{name[: MAX_NAME_CHARACTERS - 9]}_{mark}"
 
 
 def _shown(value: Json) -> Json:

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 
 from treadle.errors import BadInput
-from treadle.secrets.detect import secret_in
+from treadle.secrets.detect import find_secret
 from treadle.tools.base import DEFAULT_TIMEOUT
 
 _NAME = re.compile(r"[A-Za-z0-9](?:_?[A-Za-z0-9-])*")
 _SECRET = re.compile(r"(?i)auth|token|key|secret|passw|credential|cookie|(^|[-_])(pat|pin)($|[-_])")
-LONGEST_NAME = 32
+MAX_NAME_CHARACTERS = 32
 
 
 class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,9 +40,9 @@ class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         where = f"MCP server {self.name!r}"
-        if not _NAME.fullmatch(self.name) or len(self.name) > LONGEST_NAME:
+        if not _NAME.fullmatch(self.name) or len(self.name) > MAX_NAME_CHARACTERS:
             raise BadInput(
-                f"{where}: a name has at most {LONGEST_NAME} letters, digits, - and _, and no __, "
+                f"{where}: a name has at most {MAX_NAME_CHARACTERS} letters, digits, - and _, and no __, "
                 "because its tools are named after it (name__tool)"
             )
         if bool(self.command) == bool(self.url):
@@ -66,9 +66,9 @@ class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Without what may be secret."""
         return f"McpServer(name={self.name!r}, {'url' if self.url else 'command'}={self.url or self.command!r})"
 
-    def secrets(self) -> tuple[str, ...]:
+    def find_secrets(self) -> tuple[str, ...]:
         """What of `env` and `headers` must not be shown anywhere: what is named like a secret, or looks like one."""
         given = {**self.env, **self.headers}
-        found = [value for name, value in given.items() if _SECRET.search(name) or secret_in(value)]
+        found = [value for name, value in given.items() if _SECRET.search(name) or find_secret(value)]
         tokens = [value.rpartition(" ")[2] for value in found]  # of "Bearer token"
         return tuple(sorted({*found, *tokens}))

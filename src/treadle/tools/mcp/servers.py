@@ -11,13 +11,13 @@ import msgspec
 
 from treadle.errors import BadInput
 from treadle.tools.base import Tool
-from treadle.tools.mcp.connection import Connection, Health
+from treadle.tools.mcp.connection import Connection, McpHealth
 from treadle.tools.mcp.mcp_tool import McpTool
 from treadle.tools.mcp.server_config import McpServer
 from treadle.tools.mcp.tool_search import CallTool, SearchTools
 
-MOST_TOOLS = 30
-MOST_BYTES = 24_000
+MAX_TOOLS = 30
+MAX_BYTES = 24_000
 """Of all descriptions together: about 6 000 tokens in every request. Past either, tools are searched for."""
 
 
@@ -28,13 +28,11 @@ class McpServers:
     Which tools are offered is decided once, by `tools()`: what a model is told must not change under it.
     """
 
-    def __init__(
-        self, servers: Sequence[McpServer], *, most_tools: int = MOST_TOOLS, most_bytes: int = MOST_BYTES
-    ) -> None:
+    def __init__(self, servers: Sequence[McpServer], *, max_tools: int = MAX_TOOLS, max_bytes: int = MAX_BYTES) -> None:
         names = [server.name for server in servers]
         if len(set(names)) < len(names):
             raise BadInput("two MCP servers have the same name; their tools are named after them, so rename one")
-        self._servers, self._most_tools, self._most_bytes = tuple(servers), most_tools, most_bytes
+        self._servers, self._most_tools, self._most_bytes = tuple(servers), max_tools, max_bytes
         self._connections: list[Connection] = []
 
     async def __aenter__(self) -> McpServers:
@@ -50,19 +48,19 @@ class McpServers:
     ) -> None:
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
-    async def tools(self) -> list[Tool]:
+    async def list_tools(self) -> list[Tool]:
         """The tools of all servers, or two that search and call where there are many; waits till each is up or down."""
-        await asyncio.gather(*(connection.settled() for connection in self._connections))
+        await asyncio.gather(*(connection.wait_until_settled() for connection in self._connections))
         tools = self._catalog()
         size = sum(len(msgspec.json.encode(tool.spec)) for tool in tools.values())
         if len(tools) <= self._most_tools and size <= self._most_bytes:
             return list(tools.values())
         names = [server.name for server in self._servers]
-        return [SearchTools(names, self._catalog, self.health), CallTool(self._catalog)]
+        return [SearchTools(names, self._catalog, self.get_health), CallTool(self._catalog)]
 
-    def health(self) -> list[Health]:
+    def get_health(self) -> list[McpHealth]:
         """How each server is, in the order given."""
-        return [connection.health() for connection in self._connections]
+        return [connection.get_health() for connection in self._connections]
 
     def _catalog(self) -> dict[str, McpTool]:
         """All tools by name, as the servers listed them last."""

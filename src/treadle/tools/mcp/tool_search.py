@@ -13,14 +13,14 @@ import msgspec
 
 from treadle.events import Safety
 from treadle.messages import Json, ToolSpec
-from treadle.tools.base import Parsed, Tool, ToolContext, ToolError, ToolInputError, decoded
-from treadle.tools.mcp.connection import Health
+from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolError, ToolInputError, decode_arguments
+from treadle.tools.mcp.connection import McpHealth
 from treadle.tools.mcp.mcp_tool import McpTool
 
 Catalog = Callable[[], Mapping[str, McpTool]]
 
-SHOWN = 8
-ROOM = 12_000
+MAX_SHOWN = 8
+MAX_RESULT_CHARACTERS = 12_000
 _WORD = re.compile(r"[a-z0-9]+")
 
 
@@ -38,7 +38,7 @@ class SearchTools(Tool):
 
     timeout = 30.0
 
-    def __init__(self, servers: Sequence[str], catalog: Catalog, health: Callable[[], list[Health]]) -> None:
+    def __init__(self, servers: Sequence[str], catalog: Catalog, health: Callable[[], list[McpHealth]]) -> None:
         self._catalog, self._health = catalog, health
         self.spec = ToolSpec(
             name="search_tools",
@@ -55,22 +55,22 @@ class SearchTools(Tool):
             examples=(("find a tool for calendars", {"query": "calendars"}),),
         )
 
-    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return "safe"
 
-    def parse(self, arguments: str) -> Parsed:
-        wanted = decoded(self.name, arguments, _Wanted)
+    def parse(self, arguments: str) -> ParsedArguments:
+        wanted = decode_arguments(self.name, arguments, _Wanted)
         values = {"query": wanted.query}
-        return Parsed(values, values)
+        return ParsedArguments(values, values)
 
-    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+    async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         tools = self._catalog()
-        found = ranked(parsed.arguments["query"], tools)
+        found = rank_tools(parsed.arguments["query"], tools)
         down = [f"{one.server} is down: {one.error}." for one in self._health() if one.state == "down"]
         if not found:
             return "\n".join([_names(tools, parsed.arguments["query"]), *down])
-        lines, room = list[str](), ROOM
-        for tool in found[:SHOWN]:
+        lines, room = list[str](), MAX_RESULT_CHARACTERS
+        for tool in found[:MAX_SHOWN]:
             schema = msgspec.json.encode(tool.spec.parameters).decode()
             line = f"{tool.name}: {tool.spec.description[:500]}\n  parameters: {schema}"
             if lines and len(line) > room:
@@ -103,29 +103,29 @@ class CallTool(Tool):
             },
         )
 
-    def safety_of(self, arguments: Mapping[str, Json]) -> Safety:
+    def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return "destructive"
 
-    def parse(self, arguments: str) -> Parsed:
-        called = decoded(self.name, arguments, _Called)
+    def parse(self, arguments: str) -> ParsedArguments:
+        called = decode_arguments(self.name, arguments, _Called)
         values = {"name": called.name, "arguments": called.arguments}
-        return Parsed(values, values)
+        return ParsedArguments(values, values)
 
-    def stands_for(self, parsed: Parsed, notes: Mapping[str, Json]) -> tuple[Tool, Parsed]:
+    def resolve_call(self, parsed: ParsedArguments, notes: Mapping[str, Json]) -> tuple[Tool, ParsedArguments]:
         name, arguments = parsed.arguments["name"], parsed.arguments["arguments"]
         tool = self._catalog().get(name)
         if tool is None:
             raise ToolInputError(f"There is no tool named {name!r} to call. Find its name with search_tools.")
         return tool, tool.parse(arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode())
 
-    def behind(self, name: str) -> Tool | None:
+    def find_hidden_tool(self, name: str) -> Tool | None:
         return self._catalog().get(name)
 
-    async def run(self, parsed: Parsed, context: ToolContext) -> object:
+    async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         raise ToolError("call_tool is run as the tool that it names, not by itself")
 
 
-def ranked(query: str, tools: Mapping[str, McpTool]) -> list[McpTool]:
+def rank_tools(query: str, tools: Mapping[str, McpTool]) -> list[McpTool]:
     """The tools that have any of the words, the best first: a word in the name counts more than one in the text."""
     words = set(_WORD.findall(query.lower()))
     scores: dict[str, int] = {}

@@ -26,14 +26,14 @@ NOT_REACHED = -32091
 SESSION_GONE = -32092
 """Our own code for a request that was turned away because the server forgot our session; it did not run."""
 
-LOST = -32093
+CONNECTION_LOST = -32093
 """Our own code for a request whose connection broke; it may have run."""
 
 _HARMLESS = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 _KEPT = 2000
 
 
-class Tail(asyncio.Protocol):
+class StderrTail(asyncio.Protocol):
     """The last that a server wrote to its standard error: mostly the reason why it ended."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Tail(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._kept = (self._kept + data)[-_KEPT:]
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         lines = self._kept.decode("utf-8", "replace").strip().splitlines()
         return " | ".join(line.strip() for line in lines[-5:])
 
@@ -79,13 +79,13 @@ class _Watched:
         return await self._stream.__aexit__(exc_type, exc_val, exc_tb)
 
 
-def streams_to(server: McpServer, gone: asyncio.Event, tail: Tail) -> Any:
+def open_streams(server: McpServer, gone: asyncio.Event, tail: StderrTail) -> Any:
     """The transport for the SDK's client; `gone` is set when the server has hung up, or is being let go."""
     return _http(server, gone) if server.url else _child(server, gone, tail)
 
 
 @asynccontextmanager
-async def _child(server: McpServer, gone: asyncio.Event, tail: Tail) -> AsyncGenerator[TransportStreams]:
+async def _child(server: McpServer, gone: asyncio.Event, tail: StderrTail) -> AsyncGenerator[TransportStreams]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     async with AsyncExitStack() as stack:
@@ -141,7 +141,7 @@ def _http_client(server: McpServer) -> httpx2.AsyncClient:
             except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
                 return _error(request, 503, NOT_REACHED, f"the server cannot be reached ({_words(error)})")
             except httpx2.TransportError as error:
-                return _error(request, 502, LOST, f"the connection was lost ({_words(error)})")
+                return _error(request, 502, CONNECTION_LOST, f"the connection was lost ({_words(error)})")
             if response.status_code == 404 and "mcp-session-id" in request.headers:
                 await response.aclose()
                 return _error(request, 404, SESSION_GONE, "the server has forgotten this session")
@@ -151,7 +151,7 @@ def _http_client(server: McpServer) -> httpx2.AsyncClient:
                 return _error(request, response.status_code, NOT_REACHED, said)
             if response.status_code >= 500 and "json" not in response.headers.get("content-type", ""):
                 await response.aclose()
-                return _error(request, 502, LOST, f"the server answered HTTP {response.status_code}")
+                return _error(request, 502, CONNECTION_LOST, f"the server answered HTTP {response.status_code}")
             return response
 
     return Client(headers=dict(server.headers), timeout=httpx2.Timeout(server.start_timeout, read=server.timeout + 30))

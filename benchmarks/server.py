@@ -45,7 +45,7 @@ def serve_treadle(port: str, model: str, store: str) -> None:
 
     found = resolve_model(model, base_url=f"http://127.0.0.1:{port}/v1")
     agent = Agent(found, tools=[add], limits=Limits(turns=200, calls=1000))
-    config = ServerConfig(tokens=(Token("owner", TOKEN),), rate=1e6, at_once=100_000)
+    config = ServerConfig(tokens=(Token("owner", TOKEN),), rate=1e6, max_open_requests=100_000)
     app = create_app(Runtime(store, [agent]), config)
     asyncio.run(serve_app(app, "127.0.0.1", 0, lambda address: print(address, flush=True)))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from treadle.cli.markdown_lines import Painter
+from treadle.cli.markdown_lines import MarkdownStyler
 from treadle.log.full_text import for_index
 from treadle.models.local import quote_result as answer
 from treadle.models.local import request_text as text
@@ -21,7 +21,7 @@ HEAD = "--- a/x\n+++ b/x\n"
 
 
 def paint(line: str) -> str:
-    return Painter().line(line)
+    return MarkdownStyler().style_line(line)
 
 
 def edit(whole: str, old: str) -> str:

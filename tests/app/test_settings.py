@@ -12,9 +12,9 @@ from treadle.app.settings import (
     build_grant,
     choose_model,
     config_file,
-    is_unpriced,
-    load,
-    remember,
+    has_unknown_price,
+    load_settings,
+    save_setting,
 )
 from treadle.errors import BadInput
 from treadle.permissions.policy import Assessment, decide_call
@@ -45,23 +45,23 @@ def workspace_file(home: Path, text: str) -> None:
 
 
 def test_without_any_file_everything_has_its_usual_value(home: Path) -> None:
-    loaded = load()
+    loaded = load_settings()
     assert loaded.sources == {} and loaded.ignored == ()
-    assert loaded.settings.where == str(home / "data" / "treadle" / "treadle.db")
+    assert loaded.settings.store_location == str(home / "data" / "treadle" / "treadle.db")
     assert loaded.settings.folder == home / "work"
-    assert loaded.settings.limits().turns == 50
+    assert loaded.settings.build_limits().turns == 50
 
 
 def test_a_flag_wins_over_the_environment_over_the_workspace_over_the_user(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user_file(home, "max_turns = 40\n")
-    assert load().settings.max_turns == 40
+    assert load_settings().settings.max_turns == 40
     workspace_file(home, "max_turns = 30\n")
-    assert load().settings.max_turns == 30
+    assert load_settings().settings.max_turns == 30
     monkeypatch.setenv("TREADLE_MAX_TURNS", "35")
-    assert load().settings.max_turns == 35
-    loaded = load({"max_turns": 60})
+    assert load_settings().settings.max_turns == 35
+    loaded = load_settings({"max_turns": 60})
     assert loaded.settings.max_turns == 60 and loaded.sources["max_turns"] == "command line"
 
 
@@ -69,7 +69,7 @@ def test_patterns_of_all_places_add_up(home: Path, monkeypatch: pytest.MonkeyPat
     user_file(home, 'forbid = ["shell(rm *)"]\napprove = ["read_*"]\n')
     workspace_file(home, 'forbid = ["fetch_url"]\n')
     monkeypatch.setenv("TREADLE_APPROVE", "shell(git *), list_files")
-    settings = load({"forbid": ["write_*"]}).settings
+    settings = load_settings({"forbid": ["write_*"]}).settings
     assert settings.forbid == ("shell(rm *)", "fetch_url", "write_*")
     grant = build_grant(settings)
     assert (grant.always, grant.approve) == (("read_*",), ("shell(git *)", "list_files"))
@@ -79,25 +79,25 @@ def test_what_a_file_approves_covers_nothing_that_must_be_asked_for_each_time(ho
     user_file(home, 'approve = ["*", "shell(git *)"]\nask = ["shell"]\n')
     force = Assessment("destructive", commands=("git push --force",))
     call = ((), "shell", {"command": "git push --force"}, force)
-    assert decide_call((build_grant(load().settings),), *call).action == "ask"
+    assert decide_call((build_grant(load_settings().settings),), *call).action == "ask"
     user_file(home, 'approve = ["*", "shell(git *)"]\n')
-    assert decide_call((build_grant(load().settings),), *call).action == "ask"
-    assert decide_call((build_grant(load({"approve": ["shell(git *)"]}).settings),), *call).action == "allow"
+    assert decide_call((build_grant(load_settings().settings),), *call).action == "ask"
+    assert decide_call((build_grant(load_settings({"approve": ["shell(git *)"]}).settings),), *call).action == "allow"
 
 
 def test_only_the_command_line_goes_without_the_sandbox(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user_file(home, 'access = "full"\n')
     with pytest.raises(BadInput, match="--full-access"):
-        load()
+        load_settings()
     user_file(home, "")
     monkeypatch.setenv("TREADLE_ACCESS", "full")
     with pytest.raises(BadInput, match=r"TREADLE_ACCESS.*--full-access"):
-        load()
+        load_settings()
 
 
 def test_commands_reach_the_hosts_that_the_user_names(home: Path) -> None:
     user_file(home, 'network = ["example.org"]\n')
-    settings = load({"network": ["*.example.net"]}).settings
+    settings = load_settings({"network": ["*.example.net"]}).settings
     assert settings.network == ("example.org", "*.example.net")
     (shell,) = [tool for tool in build_default_tools(network=settings.network) if tool.name == "shell"]
     assert "only example.org, *.example.net" in shell.spec.description
@@ -129,9 +129,9 @@ def test_commands_reach_the_hosts_that_the_user_names(home: Path) -> None:
     ],
 )
 def test_a_workspace_cannot_widen_anything_and_that_is_said(home: Path, line: str) -> None:
-    usual = load().settings
+    usual = load_settings().settings
     workspace_file(home, line + "\n")
-    loaded = load()
+    loaded = load_settings()
     assert loaded.settings == usual
     assert len(loaded.ignored) == 1 and "is left out" in loaded.ignored[0] and str(home / "work") in loaded.ignored[0]
 
@@ -139,7 +139,7 @@ def test_a_workspace_cannot_widen_anything_and_that_is_said(home: Path, line: st
 def test_a_workspace_cannot_widen_what_the_user_narrowed(home: Path) -> None:
     user_file(home, 'access = "read-only"\nmax_cost = 1.0\n')
     workspace_file(home, 'access = "sandbox"\nmax_cost = 2.0\n')
-    loaded = load()
+    loaded = load_settings()
     assert loaded.settings.access == "read-only" and loaded.settings.max_cost == 1.0
     assert len(loaded.ignored) == 2
 
@@ -150,13 +150,13 @@ def test_a_workspace_chooses_no_agent_that_may_do_more_than_the_one_the_user_has
     for name, posture in (("bold", "trusting"), ("calm", "balanced")):
         (mine / f"{name}.md").write_text(f"---\ndescription: x\nposture: {posture}\n---\nDo it.")
     workspace_file(home, 'agent = "bold"\n')
-    loaded = load()
+    loaded = load_settings()
     assert loaded.settings.agent == "" and "it is trusted by the user" in loaded.ignored[0]
-    assert load({"agent": "bold"}).settings.agent == "bold"
+    assert load_settings({"agent": "bold"}).settings.agent == "bold"
     workspace_file(home, 'agent = "calm"\n')
-    assert load().settings.agent == "calm"
+    assert load_settings().settings.agent == "calm"
     user_file(home, 'agent = "reviewer"\n')
-    loaded = load()
+    loaded = load_settings()
     assert loaded.settings.agent == "reviewer" and "than the user did" in loaded.ignored[0]
 
 
@@ -165,14 +165,14 @@ def test_a_workspace_whose_file_has_no_end_is_told_and_holds_nothing_up(home: Pa
     file = home / "work" / ".treadle" / "config.toml"
     os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
     with pytest.raises(BadInput, match="no plain file"):
-        load()
+        load_settings()
 
 
 def test_a_workspace_may_narrow(home: Path) -> None:
     workspace_file(
         home, 'access = "read-only"\nask = ["write_*"]\nforbid = ["shell"]\nmax_cost = 0.5\nagent = "reviewer"\n'
     )
-    loaded = load()
+    loaded = load_settings()
     assert loaded.ignored == ()
     grant = build_grant(loaded.settings)
     assert (grant.tier, grant.ask, grant.forbid) == ("read-only", ("write_*",), ("shell",))
@@ -181,7 +181,7 @@ def test_a_workspace_may_narrow(home: Path) -> None:
 
 def test_the_user_may_still_widen_what_a_workspace_narrowed_on_the_command_line(home: Path) -> None:
     workspace_file(home, 'access = "read-only"\n')
-    assert load({"access": "full"}).settings.access == "full"
+    assert load_settings({"access": "full"}).settings.access == "full"
 
 
 @pytest.mark.parametrize(
@@ -204,41 +204,41 @@ def test_the_user_may_still_widen_what_a_workspace_narrowed_on_the_command_line(
 def test_a_mistake_is_told_with_its_place(home: Path, text: str, told: str) -> None:
     user_file(home, text)
     with pytest.raises(BadInput) as error:
-        load()
+        load_settings()
     assert told in str(error.value)
     assert "sk-123" not in str(error.value)
 
 
 def test_a_mistake_on_the_command_line_names_the_flag() -> None:
     with pytest.raises(BadInput, match="--max-cost is 'cheap'; it must be a number"):
-        load({"max_cost": "cheap"})
+        load_settings({"max_cost": "cheap"})
 
 
 def test_a_mistake_in_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_MAX_CALLS", "lots")
     with pytest.raises(BadInput, match="TREADLE_MAX_CALLS"):
-        load()
+        load_settings()
 
 
 def test_a_file_that_was_named_must_exist(home: Path) -> None:
     with pytest.raises(BadInput, match="check --config"):
-        load(config=str(home / "none.toml"))
+        load_settings(config=str(home / "none.toml"))
     (home / "other.toml").write_text('model = "local"\n')
-    assert load(config=str(home / "other.toml")).settings.model == "local"
+    assert load_settings(config=str(home / "other.toml")).settings.model == "local"
 
 
 def test_a_workspace_that_does_not_exist_is_told() -> None:
     with pytest.raises(BadInput, match="there is no folder"):
-        load({"workspace": "/does/not/exist"})
+        load_settings({"workspace": "/does/not/exist"})
 
 
 def test_one_key_can_be_remembered_and_the_rest_of_the_file_stays(home: Path) -> None:
     user_file(home, '# mine\nmax_turns = 9 # few\n\n[mcp.files]\ncommand = "x"\nmodel = "not this one"\n')
-    remember("model", "ollama:qwen3")
-    remember("model", 'local:/a "b".gguf')
+    save_setting("model", "ollama:qwen3")
+    save_setting("model", 'local:/a "b".gguf')
     text = config_file().read_text()
     assert text.splitlines()[1:5] == ["# mine", "max_turns = 9 # few", "", "[mcp.files]"]
-    settings = load().settings
+    settings = load_settings().settings
     assert settings.model == 'local:/a "b".gguf' and settings.max_turns == 9
     assert settings.mcp == {"files": {"command": "x", "model": "not this one"}}
 
@@ -246,7 +246,7 @@ def test_one_key_can_be_remembered_and_the_rest_of_the_file_stays(home: Path) ->
 def test_a_file_that_cannot_be_changed_by_line_is_left_alone(home: Path) -> None:
     user_file(home, 'model = """\nlong\n"""\n')
     with pytest.raises(BadInput, match="by hand"):
-        remember("model", "local")
+        save_setting("model", "local")
     assert config_file().read_text() == 'model = """\nlong\n"""\n'
 
 
@@ -275,7 +275,7 @@ def test_the_agents_of_a_workspace_are_there_and_one_without_a_key_is_left_out_a
     mine = home / "config" / "treadle" / "agents"
     mine.mkdir(parents=True)
     (mine / "far.md").write_text("---\ndescription: Far away.\nmodel: xai:grok\n---\nYou are far.\n")
-    built = build_agents(load().settings, ScriptedModel("x"))
+    built = build_agents(load_settings().settings, ScriptedModel("x"))
     assert list(built.agents["poet"].toolbox) == ["read_file"]
     assert "far" not in built.agents and any(
         "far" in problem and "XAI_API_KEY" in problem for problem in built.problems
@@ -285,15 +285,15 @@ def test_the_agents_of_a_workspace_are_there_and_one_without_a_key_is_left_out_a
 def test_what_the_user_said_for_good_is_part_of_the_grant(home: Path) -> None:
     save_rule(home / "data" / "treadle", "shell(git *)", workspace=home / "work")
     save_rule(home / "data" / "treadle", "fetch_url", "deny")
-    grant = build_grant(load().settings)
+    grant = build_grant(load_settings().settings)
     assert grant.always == ("shell(git *)",) and grant.forbid == ("fetch_url",)
 
 
 @pytest.mark.parametrize("value", ["proxy.example:3128", "http://me:word@proxy.example", "socks5://x", "http://x/y z"])
 def test_a_proxy_is_an_address_without_a_password(home: Path, value: str) -> None:
-    assert load({"web_proxy": "http://proxy.example:3128"}).settings.web_proxy
+    assert load_settings({"web_proxy": "http://proxy.example:3128"}).settings.web_proxy
     with pytest.raises(BadInput, match="web_proxy is an address such as"):
-        load({"web_proxy": value})
+        load_settings({"web_proxy": value})
 
 
 @pytest.mark.parametrize(
@@ -311,4 +311,4 @@ async def test_a_price_that_is_not_known_is_told_from_none(
     for variable in ("OPENAI_API_KEY", "TOGETHER_API_KEY"):
         monkeypatch.setenv(variable, "sk-x")
     model, _ = await choose_model(Settings(model=name, base_url=base_url))
-    assert is_unpriced(model) is unknown
+    assert has_unknown_price(model) is unknown

@@ -305,7 +305,7 @@ async def test_weights_without_their_engine_are_brought_with_a_word_on_it(
 ) -> None:
     file = place.home / "small.gguf"
     file.write_bytes(b"GGUF" + b"0" * 64)
-    monkeypatch.setattr("treadle.app.diagnose.is_embedded", lambda: False)
+    monkeypatch.setattr("treadle.app.diagnose.has_local_runtime", lambda: False)
     done = await place.quick("models", "pull", str(file))
     assert done.code == 0 and 'after: pip install "treadle[local]"' in done.err
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.terminal import Place
-from treadle.app.settings import Settings, load
+from treadle.app.settings import Settings, load_settings
 from treadle.cli import report
 from treadle.cli.main import COMMANDS
 
@@ -37,7 +37,7 @@ def test_the_example_of_a_file_is_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert example is not None and tomllib.loads(example[1])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.toml").write_text(example[1])
-    assert load(config=str(tmp_path / "config.toml")).settings.model == "ollama:qwen3"
+    assert load_settings(config=str(tmp_path / "config.toml")).settings.model == "ollama:qwen3"
 
 
 def test_every_example_of_the_help_and_of_the_docs_can_be_parsed() -> None:

@@ -286,7 +286,7 @@ async def test_a_run_that_no_event_tells_the_end_of_says_why(
     def broken(*_: object) -> None:
         raise TreadleError("no room left on the disk")
 
-    monkeypatch.setattr("treadle.cli.run.message_of", broken)
+    monkeypatch.setattr("treadle.cli.run.build_message", broken)
     words = ["--model", "x", "--base-url", "http://127.0.0.1:9/v1"]
     done = await place.quick("run", "hello", *words, *([form] if form != "plain" else []))
     assert done.code == 1

@@ -12,17 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle import ApprovalRequested, ImagePart, TextPart
-from treadle.app.settings import heed
+from treadle.app.settings import set_progress_listener
 from treadle.cli import run
-from treadle.cli.console import Terminal
-from treadle.cli.drive import Show
-from treadle.cli.fact_lines import ending, finished_lines
-from treadle.cli.markdown_lines import Painter
-from treadle.cli.message_content import message_of
-from treadle.cli.question_text import approval_lines, choices, decision, preview, reply
-from treadle.cli.report import Tally
+from treadle.cli.console import TerminalConsole
+from treadle.cli.drive import RunOutput
+from treadle.cli.fact_lines import describe_ending, render_call
+from treadle.cli.markdown_lines import MarkdownStyler
+from treadle.cli.message_content import build_message
+from treadle.cli.question_text import parse_decision, parse_reply, preview_diff, render_approval, render_choices
+from treadle.cli.report import ReportBuilder
 from treadle.cli.screen import Screen
-from treadle.cli.terminal_text import age, cut, harmless, table, visible, width
+from treadle.cli.terminal_text import (
+    escape_controls,
+    escape_hidden,
+    format_age,
+    format_table,
+    measure_width,
+    truncate_line,
+)
 from treadle.errors import BadInput
 from treadle.events import (
     CallFinished,
@@ -42,7 +49,7 @@ from treadle.models.local import LocalModel
 from treadle.tools.builtin import build_default_tools
 
 
-class Tailed(Terminal):
+class Tailed(TerminalConsole):
     """A terminal that nobody sees, and its last tail."""
 
     def __init__(self) -> None:
@@ -54,7 +61,7 @@ class Tailed(Terminal):
     def shown(self) -> str:
         return self._shown.getvalue()
 
-    def tail(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         self.tail_text = text
 
 
@@ -63,7 +70,7 @@ HIDDEN = "\x1b\x00\x07\x08\r\x7f\x9b\u200b\u202e\u2066\u2069\ufeff\u00ad\u2028\U
 
 @given(st.text())
 def test_nothing_that_is_shown_can_drive_a_terminal(text: str) -> None:
-    for shown in (harmless(text), visible(text)):
+    for shown in (escape_controls(text), escape_hidden(text)):
         for character in shown:
             assert character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
             assert (
@@ -73,38 +80,51 @@ def test_nothing_that_is_shown_can_drive_a_terminal(text: str) -> None:
 
 @given(st.text())
 def test_what_is_approved_has_nothing_hidden_in_it(text: str) -> None:
-    assert not any(unicodedata.category(one) == "Cf" and one in HIDDEN for one in visible(text))
-    assert visible("plain — text, 日本語, é") == "plain — text, 日本語, é"
+    assert not any(unicodedata.category(one) == "Cf" and one in HIDDEN for one in escape_hidden(text))
+    assert escape_hidden("plain — text, 日本語, é") == "plain — text, 日本語, é"
 
 
 def test_every_hidden_character_is_spelled_out() -> None:
     for character in HIDDEN:
-        assert character not in visible(f"a{character}b"), hex(ord(character))
-    assert visible("\x1b[31m") == "\\x1b[31m" and visible("\u202e") == "\\u202e"
+        assert character not in escape_hidden(f"a{character}b"), hex(ord(character))
+    assert escape_hidden("\x1b[31m") == "\\x1b[31m" and escape_hidden("\u202e") == "\\u202e"
 
 
 def test_emoji_stay_whole_in_prose() -> None:
-    assert harmless("👩‍🚀 ❤️") == "👩‍🚀 ❤️"
+    assert escape_controls("👩‍🚀 ❤️") == "👩‍🚀 ❤️"
 
 
 @given(st.text(), st.integers(2, 40))
 def test_a_cut_text_fits_on_a_line(text: str, room: int) -> None:
-    line = cut(harmless(text), room)
-    assert width(line) <= room and "\n" not in line
+    line = truncate_line(escape_controls(text), room)
+    assert measure_width(line) <= room and "\n" not in line
 
 
 def test_wide_characters_count_twice() -> None:
-    assert width("日本") == 4 and cut("日本語", 5) == "日本…" and width("é") == 1 and width("e\u0301") == 1
+    assert (
+        measure_width("日本") == 4
+        and truncate_line("日本語", 5) == "日本…"
+        and measure_width("é") == 1
+        and measure_width("e\u0301") == 1
+    )
 
 
 def test_a_table_keeps_its_columns() -> None:
-    lines = table([["a", "日本", "x\ny" * 20], ["bbb", "c", "z"]], ["one", "two", "three"], 30)
+    lines = format_table([["a", "日本", "x\ny" * 20], ["bbb", "c", "z"]], ["one", "two", "three"], 30)
     assert lines[0] == "one  two   three" and lines[2] == "bbb  c     z"
-    assert all(width(line) <= 30 for line in lines)
+    assert all(measure_width(line) <= 30 for line in lines)
 
 
 def test_ages_are_short() -> None:
-    assert [age(s) for s in (-1, 5, 59, 60, 3600, 86400, 86400 * 800)] == ["0s", "5s", "59s", "1m", "1h", "1d", "2y"]
+    assert [format_age(s) for s in (-1, 5, 59, 60, 3600, 86400, 86400 * 800)] == [
+        "0s",
+        "5s",
+        "59s",
+        "1m",
+        "1h",
+        "1d",
+        "2y",
+    ]
 
 
 def asked(tool: str = "shell", **more: object) -> ApprovalRequested:
@@ -121,67 +141,67 @@ def test_answers_are_read_as_they_are_typed(tmp_path: Path) -> None:
         ("n", "deny", "call", ""),
         ("no  use make clean ", "deny", "call", "use make clean"),
     ]:
-        answer = decision(line, asked(), tmp_path)
+        answer = parse_decision(line, asked(), tmp_path)
         assert answer is not None and (answer.decision, answer.scope, answer.comment) == (decided, scope, comment)
-    assert decision("l", asked(), tmp_path) is None
+    assert parse_decision("l", asked(), tmp_path) is None
 
 
 @pytest.mark.parametrize("line", ["", "maybe", "yy", "allow", "0", "yes please", "\x1b"])
 def test_anything_else_is_no_answer(tmp_path: Path, line: str) -> None:
     if line == "yes please":  # a yes with more words is still a yes, and the words are for nobody
-        assert decision(line, asked(), tmp_path) is not None
+        assert parse_decision(line, asked(), tmp_path) is not None
         return
     with pytest.raises(BadInput, match="answer y, t, p, a, n or l"):
-        decision(line, asked(), tmp_path)
+        parse_decision(line, asked(), tmp_path)
 
 
 @pytest.mark.parametrize("line", ["t", "p", "a"])
 def test_what_may_only_be_allowed_once_offers_no_more(tmp_path: Path, line: str) -> None:
     question = asked(once=True)
     with pytest.raises(BadInput, match="answer y, n or l"):
-        decision(line, question, tmp_path)
-    assert len(choices(question)) == 3
+        parse_decision(line, question, tmp_path)
+    assert len(render_choices(question)) == 3
 
 
 def test_what_is_allowed_for_good_is_kept_for_this_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
-    assert decision("a", asked(), tmp_path) is not None
+    assert parse_decision("a", asked(), tmp_path) is not None
     (rule,) = json.loads((tmp_path / "data" / "rules.json").read_text())["rules"]
     assert rule == {"pattern": "shell(git push *)", "workspace": str(tmp_path)}
 
 
 def test_a_compound_command_is_shown_part_by_part(tmp_path: Path) -> None:
     tools = {tool.name: tool for tool in build_default_tools()}
-    lines = approval_lines(asked(), tools, tmp_path, 80, colour=False)
+    lines = render_approval(asked(), tools, tmp_path, 80, colour=False)
     at = lines.index("  it consists of:")
     assert [line.strip() for line in lines[at + 1 : at + 3]] == ["git push", "rm -rf build"]
 
 
 def test_the_diff_of_a_write_and_of_an_edit_is_shown(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
-    written = preview("write_file", {"path": "a.txt", "content": "one\n2\nthree\n"}, tmp_path)
-    edited = preview("edit_file", {"path": "a.txt", "old": "two", "new": "2"}, tmp_path)
+    written = preview_diff("write_file", {"path": "a.txt", "content": "one\n2\nthree\n"}, tmp_path)
+    edited = preview_diff("edit_file", {"path": "a.txt", "old": "two", "new": "2"}, tmp_path)
     for lines in (written, edited):
         assert "-two" in lines and "+2" in lines and " one" in lines
-    assert preview("write_file", {"path": "new.txt", "content": "x"}, tmp_path)[-1] == "+x"
-    assert preview("read_file", {"path": "a.txt"}, tmp_path) == []
-    assert preview("apply_patch", {"patch": "--- a\n+++ b"}, tmp_path) == ["--- a", "+++ b"]
+    assert preview_diff("write_file", {"path": "new.txt", "content": "x"}, tmp_path)[-1] == "+x"
+    assert preview_diff("read_file", {"path": "a.txt"}, tmp_path) == []
+    assert preview_diff("apply_patch", {"patch": "--- a\n+++ b"}, tmp_path) == ["--- a", "+++ b"]
 
 
 def test_an_option_is_chosen_by_number_or_in_words() -> None:
     question = Question("Which?", ("red", "blue"))
-    assert (reply("2", question), reply(" green ", question)) == ("blue", "green")
+    assert (parse_reply("2", question), parse_reply(" green ", question)) == ("blue", "green")
     with pytest.raises(BadInput):
-        reply("", question)
+        parse_reply("", question)
     with pytest.raises(BadInput):
-        reply("green", Question("Which?", ("red", "blue"), strict=True))
+        parse_reply("green", Question("Which?", ("red", "blue"), strict=True))
 
 
 def test_a_mention_of_a_file_adds_it_and_anything_else_stays_text(tmp_path: Path) -> None:
     (tmp_path / "a b.txt").write_text("spaced")
     (tmp_path / "a.txt").write_text("plain")
     (tmp_path / "dot.png").write_bytes(b"\x89PNG")
-    parts = message_of('see @a.txt, @"a b.txt" @dot.png me@a.txt @none @a.txt.', tmp_path)
+    parts = build_message('see @a.txt, @"a b.txt" @dot.png me@a.txt @none @a.txt.', tmp_path)
     assert parts[0] == TextPart('see @a.txt, @"a b.txt" @dot.png me@a.txt @none @a.txt.')
     assert [type(part) for part in parts[1:]] == [TextPart, TextPart, ImagePart]
     assert "plain" in str(parts[1]) and "spaced" in str(parts[2])
@@ -190,14 +210,14 @@ def test_a_mention_of_a_file_adds_it_and_anything_else_stays_text(tmp_path: Path
 def test_a_file_that_is_too_large_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     (tmp_path / "big.txt").write_text("x" * 300_000)
     with pytest.raises(BadInput, match="300000 bytes"):
-        message_of("read @big.txt", tmp_path)
+        build_message("read @big.txt", tmp_path)
     with pytest.raises(BadInput, match="is no image"):
-        message_of("look", tmp_path, [str(tmp_path / "big.txt")])
+        build_message("look", tmp_path, [str(tmp_path / "big.txt")])
 
 
 def test_the_end_of_a_commands_output_is_shown_and_its_diff_where_it_has_one() -> None:
     output = "\n".join(f"line {number}" for number in range(20))
-    lines = finished_lines(
+    lines = render_call(
         CallFinished(call_id="c", tool="shell", status="error", output=output, duration=1.25),
         {"command": "make\x1b[2J"},
         80,
@@ -208,7 +228,7 @@ def test_the_end_of_a_commands_output_is_shown_and_its_diff_where_it_has_one() -
     diff = CallFinished(
         call_id="c", tool="edit_file", status="ok", output="Changed.\n--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y"
     )
-    assert finished_lines(diff, {"path": "a"}, 80, colour=False)[1:] == [
+    assert render_call(diff, {"path": "a"}, 80, colour=False)[1:] == [
         "  --- a",
         "  +++ b",
         "  @@ -1 +1 @@",
@@ -218,15 +238,17 @@ def test_the_end_of_a_commands_output_is_shown_and_its_diff_where_it_has_one() -
 
 
 def test_a_run_that_waits_says_for_what() -> None:
-    tally = Tally()
-    tally.event(asked())
-    report = tally.report("s", None)
+    tally = ReportBuilder()
+    tally.handle_event(asked())
+    report = tally.build_report("s", None)
     assert (report.status, report.exit_code, report.pending[0]["tool"]) == ("waiting", 4, "shell")
 
 
 def test_an_ending_is_not_told_twice() -> None:
-    assert ending(RunFinished("r", "cancelled", error="cancelled by user: enough")) == "cancelled by user: enough"
-    assert ending(RunFinished("r", "failed", error="no key")) == "failed: no key"
+    assert (
+        describe_ending(RunFinished("r", "cancelled", error="cancelled by user: enough")) == "cancelled by user: enough"
+    )
+    assert describe_ending(RunFinished("r", "failed", error="no key")) == "failed: no key"
 
 
 def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_tail() -> None:
@@ -241,9 +263,9 @@ def test_a_run_under_way_is_recalled_whole_and_goes_on_in_the_tail() -> None:
         TurnStarted(seq=6, turn=3),
         MessageReceived(seq=7, id="c", parts=[TextPart("with tabs")]),
     ]
-    screen.recall(facts)
+    screen.show_history(facts)
     assert stage.shown == "› tidy up\n› with tabs\n" and "turn 3/7" in stage.tail_text
-    screen.recall([*facts, RunFinished(seq=8, run_id="r2", reason="answered")])
+    screen.show_history([*facts, RunFinished(seq=8, run_id="r2", reason="answered")])
     assert stage.tail_text == ""
 
 
@@ -255,22 +277,22 @@ def test_a_run_that_is_taken_up_is_in_the_tail_and_its_calls_keep_their_argument
     ]
     stage = Tailed()
     screen = Screen(stage)
-    screen.take_up(facts)
-    screen.tick()
+    screen.restore_run(facts)
+    screen.redraw_status()
     assert stage.shown == "" and "turn 3/7" in stage.tail_text
-    screen.event(CallFinished(seq=4, call_id="c", tool="shell", status="ok", output="built"))
+    screen.handle_event(CallFinished(seq=4, call_id="c", tool="shell", status="ok", output="built"))
     assert stage.shown == "✓ shell make\n  built\n"
     over = Screen(Tailed())
-    over.take_up([*facts, RunFinished(seq=4, run_id="r1", reason="answered")])
-    assert not over.running
+    over.restore_run([*facts, RunFinished(seq=4, run_id="r1", reason="answered")])
+    assert not over.is_running
 
 
 def test_a_file_that_goes_with_a_message_is_named_and_not_poured_out(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("".join(f"line {number}\n" for number in range(400)))
     (tmp_path / "dot.png").write_bytes(b"\x89PNG")
-    parts = message_of("see @long.txt and\n@dot.png", tmp_path)
+    parts = build_message("see @long.txt and\n@dot.png", tmp_path)
     stage = Tailed()
-    Screen(stage).event(MessageReceived(seq=1, id="a", parts=parts))
+    Screen(stage).handle_event(MessageReceived(seq=1, id="a", parts=parts))
     assert stage.shown == "› see @long.txt and\n@dot.png\n  The file long.txt: … 400 lines\n  [image]\n"
 
 
@@ -278,25 +300,25 @@ def test_the_tail_tells_turn_calls_context_tokens_and_cost() -> None:
     stage = Tailed()
     screen = Screen(stage, window=4000)
     used = Usage(input_tokens=1900, output_tokens=100, cost=0.0125)
-    screen.event(RunStarted("r", limits=Limits(turns=7)))
-    screen.event(TurnStarted(turn=2, tools=True))
-    screen.event(ModelReplied(calls=(Call("c", "shell", '{"command": "make"}'),), usage=used))
-    screen.event(CallStarted(call_id="c", tool="shell", arguments={"command": "make"}))
-    screen.event(OutputDelta("c", "cc -o a\n"))
+    screen.handle_event(RunStarted("r", limits=Limits(turns=7)))
+    screen.handle_event(TurnStarted(turn=2, tools=True))
+    screen.handle_event(ModelReplied(calls=(Call("c", "shell", '{"command": "make"}'),), usage=used))
+    screen.handle_event(CallStarted(call_id="c", tool="shell", arguments={"command": "make"}))
+    screen.handle_event(OutputDelta("c", "cc -o a\n"))
     told = re.sub(r"\d+\.\d s", "N s", stage.tail_text)
     assert told == "shell make N s · cc -o a · turn 2/7 · 0 calls · context 50% · 2.0k tokens · $0.0125"
-    screen.event(CallFinished(call_id="c", tool="shell", status="ok", output="cc -o a\n"))
+    screen.handle_event(CallFinished(call_id="c", tool="shell", status="ok", output="cc -o a\n"))
     assert "· turn 2/7 · 1 call · context" in stage.tail_text
 
 
 def test_a_model_that_gets_ready_says_so_in_the_tail_until_it_writes() -> None:
     stage = Tailed()
     screen = Screen(stage)
-    screen.event(RunStarted("r", limits=Limits()))
-    screen.event(TurnStarted(turn=1, tools=True))
-    screen.event(Progress("learning the tools", done=3, total=12))
+    screen.handle_event(RunStarted("r", limits=Limits()))
+    screen.handle_event(TurnStarted(turn=1, tools=True))
+    screen.handle_event(Progress("learning the tools", done=3, total=12))
     assert stage.tail_text.startswith("learning the tools 25% ")
-    screen.event(TurnStarted(turn=2, tools=True))
+    screen.handle_event(TurnStarted(turn=2, tools=True))
     assert stage.tail_text.startswith("thinking ")
 
 
@@ -304,9 +326,9 @@ def test_a_model_that_gets_ready_says_so_in_the_tail_until_it_writes() -> None:
 async def test_a_model_that_gets_ready_says_each_thing_once_without_a_terminal(
     form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show = Show(run.parser().parse_args(["x", *([form] if form != "plain" else [])]))
+    show = RunOutput(run.parser().parse_args(["x", *([form] if form != "plain" else [])]))
     model = LocalModel()
-    heed(model, show.readying([Tally()]))
+    set_progress_listener(model, show.build_progress_listener([ReportBuilder()]))
     assert model.progress is not None
     for done in range(3):
         await asyncio.to_thread(model.progress, "learning the tools", done, 3)
@@ -323,9 +345,9 @@ def bare(text: str) -> str:
 
 
 def test_markdown_is_painted_a_line_at_a_time_and_code_is_left_alone() -> None:
-    painter = Painter()
+    painter = MarkdownStyler()
     lines = ["## Why", "- it is **red**, see `make`", "```", "- **not** `this`", "```", "2 * 3 * 4 and **", "> said"]
-    painted = [painter.line(line) for line in lines]
+    painted = [painter.style_line(line) for line in lines]
     assert [bare(line) for line in painted] == [
         "Why",
         "• it is red, see make",
@@ -342,9 +364,9 @@ def test_markdown_is_painted_a_line_at_a_time_and_code_is_left_alone() -> None:
 def test_a_plain_stage_gives_prose_back_as_it_is_however_it_is_cut(lines: list[str], size: int) -> None:
     text = "\n".join(lines)
     stream = io.StringIO()
-    stage, painter = Terminal(stream), Painter()
+    stage, painter = TerminalConsole(stream), MarkdownStyler()
     for start in range(0, len(text), size):
-        stage.write(text[start : start + size], painter.line)
+        stage.write(text[start : start + size], painter.style_line)
     assert stream.getvalue() == text
 
 
@@ -355,7 +377,7 @@ def test_a_plan_is_shown_as_one() -> None:
         {"text": "rest", "status": "pending"},
     ]
     done = CallFinished(call_id="c", tool="todo", status="ok", output="noted")
-    assert finished_lines(done, {"items": plan}, 80, colour=False) == [
+    assert render_call(done, {"items": plan}, 80, colour=False) == [
         "✓ todo 1 of 3 done",
         "  ☑ look",
         "  ▸ mend",
@@ -380,5 +402,5 @@ def test_an_objective_behind_a_list_of_globs_is_told_from_them(
     words: list[str], objective: str | None, approve: list[str] | None, forbid: list[str] | None
 ) -> None:
     args = run.parser().parse_args(words)
-    assert run.objective_of(args) == objective
+    assert run.find_objective(args) == objective
     assert (args.approve, args.forbid) == (approve, forbid)

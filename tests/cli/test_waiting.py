@@ -3,7 +3,7 @@
 from tests.kit.sessions import Held, Tables, agent_of, wait_for
 from tests.kit.terminal import Place
 from treadle import ApprovalRequested, Runtime, later
-from treadle.cli.report import Tally
+from treadle.cli.report import ReportBuilder
 from treadle.events import CallFinished, ModelReplied
 from treadle.messages import Usage
 from treadle.testing import call
@@ -22,7 +22,7 @@ async def test_what_is_asked_while_another_call_runs_is_listed_once(place: Place
 
 
 def test_a_run_that_waits_says_what_it_has_used() -> None:
-    tally = Tally()
-    tally.event(ModelReplied(usage=Usage(11, 7)))
-    tally.event(CallFinished(call_id="c", tool="delegate", status="ok", usage=Usage(2, 1)))
-    assert tally.report("s", None).usage == Usage(13, 8)
+    tally = ReportBuilder()
+    tally.handle_event(ModelReplied(usage=Usage(11, 7)))
+    tally.handle_event(CallFinished(call_id="c", tool="delegate", status="ok", usage=Usage(2, 1)))
+    assert tally.build_report("s", None).usage == Usage(13, 8)

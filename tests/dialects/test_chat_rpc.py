@@ -9,7 +9,7 @@ import pytest
 from tests.kit import recorded_runs as recordings
 from tests.kit.recorded_runs import SCENARIOS, finished_ids, stored
 from treadle.dialects import jsonrpc
-from treadle.dialects.base import encode
+from treadle.dialects.base import encode_frame
 from treadle.dialects.chat_rpc import ChatRpcDialect
 from treadle.dialects.jsonrpc import RpcFailure, RpcRequest, RpcResult
 from treadle.events import Event
@@ -20,7 +20,7 @@ KINDS = {"token", "tool_call", "tool_result", "approval_pending", "done", "error
 
 def told(events: list[Event]) -> list[dict[str, Any]]:
     dialect = ChatRpcDialect("s1")
-    return [json.loads(encode(frame)) for event in events for frame in dialect.feed(event)]
+    return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
@@ -149,23 +149,23 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("sent", "expected"), EXAMPLES)
 def test_the_examples_of_the_specification_hold(sent: str, expected: str | None) -> None:
-    incoming = jsonrpc.read(sent)
+    incoming = jsonrpc.parse_message(sent)
     answers = [answer for item in incoming.items if (answer := echo(item)) is not None]
-    written = jsonrpc.write(answers, batch=incoming.batch)
+    written = jsonrpc.encode_responses(answers, is_batch=incoming.is_batch)
     assert (json.loads(written) if written else None) == (json.loads(expected) if expected else None)
 
 
 @pytest.mark.parametrize("called", ["true", "[1]", "{}"])
 def test_an_id_of_another_kind_is_invalid(called: str) -> None:
-    (failure,) = jsonrpc.read(f'{{"jsonrpc":"2.0","method":"sum","id":{called}}}').items
+    (failure,) = jsonrpc.parse_message(f'{{"jsonrpc":"2.0","method":"sum","id":{called}}}').items
     assert isinstance(failure, RpcFailure) and failure.error.code == jsonrpc.INVALID_REQUEST
 
 
 def test_an_id_of_null_is_a_request_and_not_a_notification() -> None:
-    (request,) = jsonrpc.read('{"jsonrpc":"2.0","method":"sum","id":null}').items
+    (request,) = jsonrpc.parse_message('{"jsonrpc":"2.0","method":"sum","id":null}').items
     assert isinstance(request, RpcRequest) and not request.is_notification
 
 
 def test_a_document_that_is_nested_too_deep_is_a_parse_error() -> None:
-    (failure,) = jsonrpc.read("[" * 100_000 + "]" * 100_000).items
+    (failure,) = jsonrpc.parse_message("[" * 100_000 + "]" * 100_000).items
     assert isinstance(failure, RpcFailure) and failure.error.code == jsonrpc.PARSE_ERROR

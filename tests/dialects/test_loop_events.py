@@ -8,8 +8,8 @@ import pytest
 
 from tests.kit import recorded_runs as recordings
 from tests.kit.recorded_runs import SCENARIOS, finished_ids, stored
-from treadle.dialects.base import encode
-from treadle.dialects.loop_events import NAMES, LoopDialect
+from treadle.dialects.base import encode_frame
+from treadle.dialects.loop_events import EVENT_NAMES, LoopDialect
 from treadle.events import Event, Limits, ModelReplied, RunFinished, RunStarted, TurnStarted
 
 Scenario = Callable[[], Awaitable[list[Event]]]
@@ -45,7 +45,7 @@ SUMMARY = {
 
 def told(events: list[Event]) -> list[dict[str, Any]]:
     dialect = LoopDialect()
-    return [json.loads(encode(frame)) for event in events for frame in dialect.feed(event)]
+    return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
 
 
 def accept(sent: list[dict[str, Any]]) -> None:
@@ -102,7 +102,7 @@ async def test_every_run_is_told_in_an_order_that_the_state_machine_accepts(scen
 async def test_every_result_is_told_once_and_only_the_thirteen_names_are_used(scenario: Scenario) -> None:
     events = await scenario()
     sent = told(events)
-    assert {one["event"] for one in sent} <= set(NAMES.values()) and len(NAMES) == 13
+    assert {one["event"] for one in sent} <= set(EVENT_NAMES.values()) and len(EVENT_NAMES) == 13
     done = [one["data"]["call_id"] for one in sent if one["event"] == "tool_execution_completed"]
     assert done == finished_ids(events)
     live = [one for one in sent if one["event"] != "token_generated"]
@@ -175,10 +175,10 @@ async def test_a_stream_that_the_servers_leaving_cuts_short_has_an_end_all_the_s
     first = next(place for place, event in enumerate(events) if isinstance(event, RunStarted))
     for cut in range(first + 1, len(events)):
         dialect = LoopDialect()
-        sent = [json.loads(encode(frame)) for event in events[:cut] for frame in dialect.feed(event)]
+        sent = [json.loads(encode_frame(frame)) for event in events[:cut] for frame in dialect.feed(event)]
         if sent[-1]["event"] == "loop_completed":
             continue
-        sent += [json.loads(encode(frame)) for frame in dialect.leave()]
+        sent += [json.loads(encode_frame(frame)) for frame in dialect.end_for_shutdown()]
         accept(sent)
         summary = sent[-1]["data"]["summary"]
         assert set(summary) == SUMMARY and summary["can_resume"]

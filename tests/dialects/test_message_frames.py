@@ -8,8 +8,8 @@ import pytest
 
 from tests.kit import recorded_runs as recordings
 from tests.kit.recorded_runs import SCENARIOS, finished_ids, stored
-from treadle.dialects.base import encode
-from treadle.dialects.message_frames import StatusDialect, WireDialect
+from treadle.dialects.base import encode_frame
+from treadle.dialects.message_frames import ChatStatusDialect, MessageFramesDialect
 from treadle.events import Event, MessageReceived, ModelReplied, Rewound, RunFinished, SessionRenamed
 from treadle.messages import render_parts
 
@@ -18,8 +18,8 @@ every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scena
 
 
 def told(events: list[Event]) -> list[dict[str, Any]]:
-    dialect = WireDialect("s1", window=8192)
-    return [json.loads(encode(frame)) for event in events for frame in dialect.feed(event)]
+    dialect = MessageFramesDialect("s1", window=8192)
+    return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
 
 
 class Page:
@@ -124,7 +124,7 @@ def test_a_new_name_is_told_for_the_session_and_for_the_chat() -> None:
 
 
 async def test_the_channel_of_all_chats_says_who_needs_you() -> None:
-    dialect = StatusDialect("s1")
+    dialect = ChatStatusDialect("s1")
     events = stored(await recordings.an_approved_call())
     assert [frame.status for event in events for frame in dialect.feed(event)] == [
         "streaming",

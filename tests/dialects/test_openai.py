@@ -7,18 +7,24 @@ import msgspec
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from treadle.dialects.base import encode
-from treadle.dialects.openai_chat import ChatChunks, TextChunks, agent_completion, chat_completion, text_completion
+from treadle.dialects.base import encode_frame
+from treadle.dialects.openai_chat import (
+    ChatChunkDialect,
+    TextChunkDialect,
+    build_agent_completion,
+    build_chat_completion,
+    build_text_completion,
+)
 from treadle.dialects.openai_requests import (
     ChatBody,
     CompletionBody,
     ResponsesBody,
-    chat_request,
-    completion_request,
-    last_words,
-    responses_request,
+    build_agent_message,
+    build_chat_request,
+    build_completion_request,
+    build_responses_request,
 )
-from treadle.dialects.responses_events import ResponseEvents, new_response, of_reply, of_run
+from treadle.dialects.responses_events import ResponsesDialect, complete_with_reply, complete_with_run, start_response
 from treadle.errors import BadInput
 from treadle.events import RunFinished, TextDelta
 from treadle.messages import (
@@ -40,15 +46,15 @@ CALLS = Reply("", calls=(Call("c1", "add", '{"a":1}'),), finish="calls", usage=U
 
 def chat(**fields: Any) -> Any:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    return chat_request(msgspec.convert(body, ChatBody))
+    return build_chat_request(msgspec.convert(body, ChatBody))
 
 
 def responses(**fields: Any) -> Any:
-    return responses_request(msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesBody))
+    return build_responses_request(msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesBody))
 
 
 def written(frames: Any) -> list[dict[str, Any]]:
-    return [json.loads(encode(frame)) for frame in frames]
+    return [json.loads(encode_frame(frame)) for frame in frames]
 
 
 def test_a_conversation_with_a_call_is_read() -> None:
@@ -186,13 +192,13 @@ def test_an_agent_is_told_what_was_said_before() -> None:
             {"role": "user", "content": "Who am I?"},
         ]
     )
-    text = render_parts(last_words(request))
+    text = render_parts(build_agent_message(request))
     assert "user: I am Ann\nassistant: Hello Ann" in text and text.endswith("Who am I?")
-    assert last_words(chat()) == (TextPart("hi"),)
+    assert build_agent_message(chat()) == (TextPart("hi"),)
 
 
 def test_a_reply_is_streamed_with_a_role_first_and_usage_last() -> None:
-    chunks = ChatChunks("id", "m", 1, usage=True)
+    chunks = ChatChunkDialect("id", "m", 1, usage=True)
     frames = written([*chunks.feed(TextDelta(text="Hel")), *chunks.feed(TextDelta(text="lo"))])
     frames += written(chunks.feed(Reply("Hello", usage=Usage(5, 2))))
     assert frames[0]["choices"][0]["delta"] == {"role": "assistant", "content": "Hel"}
@@ -203,7 +209,7 @@ def test_a_reply_is_streamed_with_a_role_first_and_usage_last() -> None:
 
 
 def test_calls_are_handed_to_the_client_whole() -> None:
-    frames = written(ChatChunks("id", "m", 1).feed(CALLS))
+    frames = written(ChatChunkDialect("id", "m", 1).feed(CALLS))
     (call,) = frames[0]["choices"][0]["delta"]["tool_calls"]
     assert call == {
         "id": "c1",
@@ -212,27 +218,27 @@ def test_calls_are_handed_to_the_client_whole() -> None:
         "function": {"name": "add", "arguments": '{"a":1}'},
     }
     assert frames[-1]["choices"][0]["finish_reason"] == "tool_calls" and "usage" not in frames[-1]
-    (whole,) = written([chat_completion("id", "m", 1, CALLS)])
+    (whole,) = written([build_chat_completion("id", "m", 1, CALLS)])
     assert whole["choices"][0]["message"]["content"] is None
     assert whole["choices"][0]["message"]["tool_calls"][0]["id"] == "c1"
 
 
 def test_a_reply_that_was_cut_says_length() -> None:
     cut = Reply("half", finish="length")
-    assert written([chat_completion("id", "m", 1, cut)])[0]["choices"][0]["finish_reason"] == "length"
-    assert written([text_completion("id", "m", 1, cut)])[0]["choices"][0]["finish_reason"] == "length"
-    (response,) = written([of_reply(new_response("r", "m", 1.0), cut)])
+    assert written([build_chat_completion("id", "m", 1, cut)])[0]["choices"][0]["finish_reason"] == "length"
+    assert written([build_text_completion("id", "m", 1, cut)])[0]["choices"][0]["finish_reason"] == "length"
+    (response,) = written([complete_with_reply(start_response("r", "m", 1.0), cut)])
     assert response["status"] == "incomplete" and response["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 def test_bare_prompts_are_read_and_answered_in_chunks() -> None:
-    request = completion_request(CompletionBody(model="m", prompt=["a"], max_tokens=3))
+    request = build_completion_request(CompletionBody(model="m", prompt=["a"], max_tokens=3))
     assert render_parts(request.messages[0].parts) == "a"  # type: ignore[union-attr]
     unfit: list[dict[str, Any]] = [{"prompt": ["a", "b"]}, {"prompt": []}, {"n": 2}, {"best_of": 3}, {"echo": True}]
     for fields in unfit:
         with pytest.raises(BadInput):
-            completion_request(CompletionBody(**{"model": "m", "prompt": "a", **fields}))
-    chunks = TextChunks("id", "m", 1)
+            build_completion_request(CompletionBody(**{"model": "m", "prompt": "a", **fields}))
+    chunks = TextChunkDialect("id", "m", 1)
     frames = written([*chunks.feed(TextDelta(text="x")), *chunks.feed(Reply("x"))])
     assert [frame["choices"][0]["text"] for frame in frames] == ["x", ""]
 
@@ -242,7 +248,7 @@ async def test_who_was_late_for_an_agents_fragments_has_the_same_text(name: str)
     events = await getattr(recordings, name)()
     texts: set[str] = set()
     for seen in (events, recordings.stored(events)):
-        chunks, response = ChatChunks("id", "agent:a", 1), ResponseEvents("r", "agent:a", 1.0)
+        chunks, response = ChatChunkDialect("id", "agent:a", 1), ResponsesDialect("r", "agent:a", 1.0)
         frames = written(frame for event in seen for frame in chunks.feed(event))
         texts.add("".join(frame["choices"][0]["delta"].get("content", "") for frame in frames).replace("\n\n", ""))
         told = written(frame for event in seen for frame in response.feed(event))
@@ -253,7 +259,7 @@ async def test_who_was_late_for_an_agents_fragments_has_the_same_text(name: str)
 
 async def test_an_agents_run_streams_its_text_with_the_tools_in_the_extension_field() -> None:
     events = await recordings.two_turns_with_calls()
-    chunks = ChatChunks("id", "agent:a", 1)
+    chunks = ChatChunkDialect("id", "agent:a", 1)
     frames = written(frame for event in events for frame in chunks.feed(event))
     text = "".join(frame["choices"][0]["delta"].get("content", "") for frame in frames)
     assert text == "let me see\n\nnoted"
@@ -261,20 +267,20 @@ async def test_an_agents_run_streams_its_text_with_the_tools_in_the_extension_fi
     assert activity == ["call_started", "call_finished", "call_started", "call_finished", "run_finished"]
     assert not any("tool_calls" in frame["choices"][0]["delta"] for frame in frames)
     ending = next(event for event in events if isinstance(event, RunFinished))
-    (whole,) = written([agent_completion("id", "agent:a", 1, ending, [])])
+    (whole,) = written([build_agent_completion("id", "agent:a", 1, ending, [])])
     assert whole["choices"][0]["message"]["content"] == "noted"
 
 
 async def test_an_agent_that_hits_a_limit_does_not_say_stop() -> None:
     ending = next(event for event in await recordings.a_turn_limit() if isinstance(event, RunFinished))
-    (whole,) = written([agent_completion("id", "agent:a", 1, ending, [])])
+    (whole,) = written([build_agent_completion("id", "agent:a", 1, ending, [])])
     assert whole["choices"][0]["finish_reason"] == "length"
-    (response,) = written([of_run(new_response("r", "m", 1.0), ending)])
+    (response,) = written([complete_with_run(start_response("r", "m", 1.0), ending)])
     assert response["status"] == "incomplete"
 
 
 def test_the_events_of_responses_are_numbered_and_end_in_the_whole() -> None:
-    events = ResponseEvents("r", "m", 1.0)
+    events = ResponsesDialect("r", "m", 1.0)
     reply = Reply("Hello", calls=CALLS.calls, finish="calls", usage=Usage(5, 2))
     frames = written([*events.begin(), *events.feed(TextDelta(text="Hello")), *events.feed(reply)])
     assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
@@ -297,7 +303,7 @@ def test_the_events_of_responses_are_numbered_and_end_in_the_whole() -> None:
 
 
 async def test_a_failed_run_is_a_failed_response() -> None:
-    events = ResponseEvents("r", "agent:a", 1.0)
+    events = ResponsesDialect("r", "agent:a", 1.0)
     frames = [*written(events.begin())]
     for event in await recordings.a_failure():
         frames += written(events.feed(event))

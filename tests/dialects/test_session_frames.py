@@ -9,8 +9,8 @@ import pytest
 
 from tests.kit import recorded_runs as recordings
 from tests.kit.recorded_runs import SCENARIOS, stored
-from treadle.dialects.base import encode, parse_approval_id, summary_of
-from treadle.dialects.session_frames import FramesDialect
+from treadle.dialects.base import encode_frame, parse_approval_id, shorten_output
+from treadle.dialects.session_frames import SessionFramesDialect
 from treadle.events import Event, RunFinished, SessionCreated, TextDelta
 
 Scenario = Callable[[], Awaitable[list[Event]]]
@@ -22,8 +22,8 @@ ADDED = {"retry", "input_request"}
 def told(events: list[Event], classes: dict[str, str] | None = None) -> list[dict[str, Any]]:
     first = events[0]
     assert isinstance(first, SessionCreated)
-    dialect = FramesDialect(first.session_id, classes)
-    return [json.loads(encode(frame)) for event in events for frame in dialect.feed(event)]
+    dialect = SessionFramesDialect(first.session_id, classes)
+    return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
 
 
 def of(frames: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -113,5 +113,5 @@ async def test_text_that_is_void_is_followed_by_a_retry() -> None:
 
 
 def test_a_summary_is_cut_on_characters_and_says_how_much_is_gone() -> None:
-    assert summary_of("é" * 501) == "é" * 500 + " [… 1 characters more]"
-    assert summary_of("é" * 500) == "é" * 500
+    assert shorten_output("é" * 501) == "é" * 500 + " [… 1 characters more]"
+    assert shorten_output("é" * 500) == "é" * 500

@@ -247,7 +247,7 @@ async def test_an_address_that_is_none_does_not_hide_the_models_behind_it(monkey
     monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
     assert (await choose.choose_model()).model == "the embedded one"
     monkeypatch.setattr(doctor, "_embedded", lambda: None)
-    listed = {way.name: way.why async for way in doctor.reachable() if way is not None}
+    listed = {way.name: way.reason async for way in doctor.find_model_sources() if way is not None}
     assert "127.0.0.1:99999' is no base URL" in listed["ollama:NAME"]
     assert "ANTHROPIC_API_KEY is not set" in listed["anthropic:NAME"]
 
@@ -255,7 +255,7 @@ async def test_an_address_that_is_none_does_not_hide_the_models_behind_it(monkey
 async def test_a_list_of_models_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere(monkeypatch)
     monkeypatch.setenv("OLLAMA_HOST", "http://user:hidden@127.0.0.1:9")
-    assert not [way for way in [way async for way in doctor.reachable()] if "hidden" in way.why]
+    assert not [way for way in [way async for way in doctor.find_model_sources()] if "hidden" in way.reason]
 
 
 async def test_a_model_without_a_name_is_chosen_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from tests.kit.fakes.anthropic import StrictAnthropic
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.clients import anthropic_model, chat_model
 from tests.kit.fakes.server import Odd
-from treadle.app.settings import Settings, embedding_of
+from treadle.app.settings import Settings, build_embedding
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.models.embeddings import Embedding, resolve_embedding
 from treadle.testing import ScriptedModel
@@ -65,13 +65,13 @@ async def test_the_settings_name_the_embedding_and_the_chosen_model_is_not_made_
         async def embed(self, texts: Any) -> list[list[float]]:
             return [[1.0] for _ in texts]
 
-    assert embedding_of(Settings(), Both(name="both")) is None
-    found = embedding_of(Settings(embed_model="both"), Both(name="both"))
+    assert build_embedding(Settings(), Both(name="both")) is None
+    found = build_embedding(Settings(embed_model="both"), Both(name="both"))
     assert found is not None and await found(["a"]) == [[1.0]]
     monkeypatch.setenv("TEST_KEY", "sk-test")
     async with Vectors() as fake:
         named = Settings(model="m", embed_model="vectors", base_url=fake.base_url, api_key_env="TEST_KEY")
-        found = embedding_of(named, Both(name="m"))
+        found = build_embedding(named, Both(name="m"))
         assert found is not None and await found(["abc"]) == [[3.0]]
 
 

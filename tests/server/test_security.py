@@ -16,10 +16,10 @@ from treadle import Grant, Runtime
 from treadle.errors import BadInput
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
-from treadle.server.guard import Guard, too_deep
+from treadle.server.guard import Guard, is_too_deep
 from treadle.server.serve import ServeOptions, serve
 from treadle.server.serve_app import is_loopback, serve_app
-from treadle.server.tokens import COOKIE, Token, Tokens, load_tokens
+from treadle.server.tokens import COOKIE_NAME, Token, Tokens, load_tokens
 from treadle.testing import call
 
 
@@ -150,22 +150,22 @@ async def test_a_body_must_be_json_of_a_bearable_size_and_depth() -> None:
 
 
 def test_depth_counts_brackets_and_not_those_in_strings() -> None:
-    assert too_deep(b"[" * 65 + b"]" * 65, 64) and not too_deep(b"[" * 64 + b"]" * 64, 64)
-    assert not too_deep(b'["' + b"[" * 1000 + b'"]', 64)
-    assert not too_deep(b'["\\"' + b"[" * 1000 + b'"]', 64)
-    assert not too_deep(b"[]," * 1000, 64)
-    assert too_deep(b'{"a":' * 65, 64)
-    assert too_deep(b'["\\\\",' + b"[" * 64 + b"]" * 65, 64)
+    assert is_too_deep(b"[" * 65 + b"]" * 65, 64) and not is_too_deep(b"[" * 64 + b"]" * 64, 64)
+    assert not is_too_deep(b'["' + b"[" * 1000 + b'"]', 64)
+    assert not is_too_deep(b'["\\"' + b"[" * 1000 + b'"]', 64)
+    assert not is_too_deep(b"[]," * 1000, 64)
+    assert is_too_deep(b'{"a":' * 65, 64)
+    assert is_too_deep(b'["\\\\",' + b"[" * 64 + b"]" * 65, 64)
 
 
 def test_a_hostile_body_or_cookie_costs_what_it_is_long_and_not_its_square() -> None:
-    assert not too_deep(b"[]" * 65 + b'\\"' * 500_000, 64)  # each could open a string that never ends
+    assert not is_too_deep(b"[]" * 65 + b'\\"' * 500_000, 64)  # each could open a string that never ends
     tokens = Tokens([OWNER])
     guard = Guard(_nowhere, ServerConfig(tokens=[OWNER]), tokens)
     slashes = "\\" * 500_000
-    hostile = f'other="{slashes}"; {COOKIE}="{slashes}"'
+    hostile = f'other="{slashes}"; {COOKIE_NAME}="{slashes}"'
     assert guard._token({"cookie": hostile}) is None
-    assert guard._token({"cookie": f"{hostile[:20]}; {COOKIE}={tokens.cookie(OWNER)}; last=1"}) == OWNER
+    assert guard._token({"cookie": f"{hostile[:20]}; {COOKIE_NAME}={tokens.sign_cookie(OWNER)}; last=1"}) == OWNER
 
 
 async def _nowhere(scope: Any, receive: Any, send: Any) -> None:
@@ -303,30 +303,30 @@ async def test_a_login_link_works_once_and_sets_a_cookie_that_no_script_can_read
         forged = (f"{name}|{int(expires) + 1}|{signature}", f"{name}|{expires}|{'0' * 64}", f"{name}|x|", "||", "")
         async with aiohttp.ClientSession(client.base) as other:
             for bad in forged:
-                async with other.get("/v1/sessions", headers={"cookie": f"{COOKIE}={bad}"}) as answer:
+                async with other.get("/v1/sessions", headers={"cookie": f"{COOKIE_NAME}={bad}"}) as answer:
                     assert answer.status == 401, bad
-            async with other.get("/v1/sessions", headers={"cookie": f'{COOKIE}="{value}"'}) as answer:
+            async with other.get("/v1/sessions", headers={"cookie": f'{COOKIE_NAME}="{value}"'}) as answer:
                 assert answer.status == 200
 
 
 def test_a_cookie_is_void_when_its_time_is_over_or_its_token_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens([OWNER])
-    cookie = tokens.cookie(OWNER)
-    assert tokens.of_cookie(cookie) == OWNER
-    assert tokens.of_cookie(cookie + "é") is None
+    cookie = tokens.sign_cookie(OWNER)
+    assert tokens.find_by_cookie(cookie) == OWNER
+    assert tokens.find_by_cookie(cookie + "é") is None
     strange = Token('Zoë "phone"; a=b|c', "another-secret-of-tests")
-    assert Tokens([strange]).of_cookie(Tokens([strange]).cookie(strange)) == strange
-    assert Tokens([strange]).cookie(strange).isascii() and ";" not in Tokens([strange]).cookie(strange)
-    assert Tokens([Token("owner", "another-secret-of-tests")]).of_cookie(cookie) is None
+    assert Tokens([strange]).find_by_cookie(Tokens([strange]).sign_cookie(strange)) == strange
+    assert Tokens([strange]).sign_cookie(strange).isascii() and ";" not in Tokens([strange]).sign_cookie(strange)
+    assert Tokens([Token("owner", "another-secret-of-tests")]).find_by_cookie(cookie) is None
     monkeypatch.setattr("time.time", lambda: 2e10)
-    assert tokens.of_cookie(cookie) is None
+    assert tokens.find_by_cookie(cookie) is None
 
 
 def test_a_ticket_is_void_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens([OWNER])
-    ticket = tokens.ticket(OWNER)
+    ticket = tokens.issue_ticket(OWNER)
     monkeypatch.setattr("time.time", lambda: 2e10)
-    assert tokens.redeem(ticket) is None
+    assert tokens.redeem_ticket(ticket) is None
 
 
 def test_the_tokens_file_is_made_for_its_owner_only_and_refused_when_others_can_read_it(tmp_path: Path) -> None:

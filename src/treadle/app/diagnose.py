@@ -12,13 +12,13 @@ from typing import Literal
 
 from msgspec import Struct
 
-from treadle.app.settings import Loaded, Settings, choose_model, data_folder, open_store
+from treadle.app.settings import LoadedSettings, Settings, choose_model, data_folder, open_store
 from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
 from treadle.models.base import Model
 
-SERVERS = {"ollama": "/api/tags", "llamacpp": "/v1/models", "lmstudio": "/v1/models", "vllm": "/v1/models"}
-LITTLE_ROOM = 1 << 30
+LOCAL_SERVERS = {"ollama": "/api/tags", "llamacpp": "/v1/models", "lmstudio": "/v1/models", "vllm": "/v1/models"}
+MIN_FREE_BYTES = 1 << 30
 _PATIENCE = 0.5
 _ANSWERS = 5.0
 
@@ -28,20 +28,20 @@ class Check(Struct, frozen=True):
 
     name: str
     state: Literal["ok", "warn", "bad"]
-    found: str
+    finding: str
     advice: str = ""
 
 
-class Reachable(Struct, frozen=True):
+class ModelSource(Struct, frozen=True):
     """One way to a model: whether it can be used now, and why or why not."""
 
     name: str
-    usable: bool
-    why: str
+    is_usable: bool
+    reason: str
     models: tuple[str, ...] = ()
 
 
-async def checks(loaded: Loaded) -> AsyncIterator[Check]:
+async def run_checks(loaded: LoadedSettings) -> AsyncIterator[Check]:
     """Everything that is worth looking at, one by one."""
     settings = loaded.settings
     yield _configuration(loaded)
@@ -56,8 +56,8 @@ async def checks(loaded: Loaded) -> AsyncIterator[Check]:
         yield _server(name, loaded)
 
 
-def _configuration(loaded: Loaded) -> Check:
-    file = loaded.file
+def _configuration(loaded: LoadedSettings) -> Check:
+    file = loaded.user_file
     where = str(file) if file.is_file() else f"none ({file} would be read)"
     if loaded.ignored:
         return Check("configuration", "warn", "; ".join(loaded.ignored), f"set it in {file} if you want it")
@@ -116,8 +116,12 @@ def _sandbox(settings: Settings) -> Check:
 
 
 async def _store(settings: Settings) -> Check:
-    if "://" not in settings.where and settings.where != ":memory:" and not _is_there(settings.where):
-        return _unmade(settings.where)
+    if (
+        "://" not in settings.store_location
+        and settings.store_location != ":memory:"
+        and not _is_there(settings.store_location)
+    ):
+        return _unmade(settings.store_location)
     try:
         log = open_store(settings)
         try:
@@ -126,10 +130,12 @@ async def _store(settings: Settings) -> Check:
         finally:
             await log.close()
     except TreadleError as error:
-        return Check("store", "bad", f"{settings.where}: {error}", "choose another with --store, or mend this one")
+        return Check(
+            "store", "bad", f"{settings.store_location}: {error}", "choose another with --store, or mend this one"
+        )
     about = "" if page.sessions else ", empty"
     asks = f", {len(waiting.sessions)} waiting for an answer" if waiting.sessions else ""
-    return Check("store", "ok", f"{settings.where}{about}{asks}", "treadle approvals list" if asks else "")
+    return Check("store", "ok", f"{settings.store_location}{about}{asks}", "treadle approvals list" if asks else "")
 
 
 def _unmade(where: str) -> Check:
@@ -151,7 +157,7 @@ def _room() -> Check:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     found = f"{free / (1 << 30):.1f} GiB free for {folder}"
-    if free < LITTLE_ROOM:
+    if free < MIN_FREE_BYTES:
         return Check("disk", "warn", found, "make room; a full disk stops runs, and nothing recorded is lost")
     return Check("disk", "ok", found)
 
@@ -192,14 +198,14 @@ def _proxy() -> Check:
     return Check("proxy", "ok", f"{found}, not for this machine" + (f" nor for {around}" if around else ""))
 
 
-def _server(name: str, loaded: Loaded) -> Check:
+def _server(name: str, loaded: LoadedSettings) -> Check:
     from treadle.tools.builtin import read_mcp_servers
 
     settings = loaded.settings
     try:
         read_mcp_servers({name: settings.mcp[name]})
     except BadInput as error:
-        return Check(f"mcp {name}", "bad", str(error), f"mend it in {loaded.file}")
+        return Check(f"mcp {name}", "bad", str(error), f"mend it in {loaded.user_file}")
     if importlib.util.find_spec("mcp") is None:
         return Check(f"mcp {name}", "bad", "the MCP library is missing", 'pip install "treadle[mcp]"')
     command = str(settings.mcp[name].get("command", ""))
@@ -208,38 +214,38 @@ def _server(name: str, loaded: Loaded) -> Check:
     return Check(f"mcp {name}", "ok", command or str(settings.mcp[name].get("url", "")))
 
 
-async def reachable() -> AsyncIterator[Reachable]:
+async def find_model_sources() -> AsyncIterator[ModelSource]:
     """Every way to a model there is: the embedded one, servers on this machine, providers with a key."""
     from treadle.models.providers import PROVIDERS
 
     yield _embedded()
-    for provider, path in SERVERS.items():
+    for provider, path in LOCAL_SERVERS.items():
         yield await _served(provider, path)
     for provider, row in PROVIDERS.items():
-        if provider in SERVERS:
+        if provider in LOCAL_SERVERS:
             continue
         key = next((name for name in row.key_variables if os.environ.get(name, "").strip()), "")
         why = f"{key} is set" if key else f"{' or '.join(row.key_variables)} is not set"
-        yield Reachable(f"{provider}:NAME", bool(key), why, (row.default_model,) if row.default_model and key else ())
+        yield ModelSource(f"{provider}:NAME", bool(key), why, (row.default_model,) if row.default_model and key else ())
 
 
-def is_embedded() -> bool:
+def has_local_runtime() -> bool:
     """Whether what runs the embedded model is installed."""
     return importlib.util.find_spec("xllamacpp") is not None
 
 
-def _embedded() -> Reachable:
-    if not is_embedded():
-        return Reachable("local", False, 'not installed — pip install "treadle[local]"')
+def _embedded() -> ModelSource:
+    if not has_local_runtime():
+        return ModelSource("local", False, 'not installed — pip install "treadle[local]"')
     from treadle.models.local import weights
 
     kept = tuple(f"local:{file}" for file in weights.list_installed())
     if weights.find_weights(None) is None:
-        return Reachable("local", True, "its weights are fetched at first use: treadle models pull local", kept)
-    return Reachable("local", True, "ready, in this program", kept)
+        return ModelSource("local", True, "its weights are fetched at first use: treadle models pull local", kept)
+    return ModelSource("local", True, "ready, in this program", kept)
 
 
-async def _served(provider: str, path: str) -> Reachable:
+async def _served(provider: str, path: str) -> ModelSource:
     from treadle.models.catalog import resolve_model
     from treadle.models.http import Transport
     from treadle.models.remote import RemoteModel
@@ -248,7 +254,7 @@ async def _served(provider: str, path: str) -> Reachable:
     try:
         model = resolve_model(f"{provider}:any")
     except BadInput as error:
-        return Reachable(f"{provider}:NAME", False, str(error))
+        return ModelSource(f"{provider}:NAME", False, str(error))
     assert isinstance(model, RemoteModel)
     transport = Transport(model.endpoint)
     try:
@@ -257,12 +263,14 @@ async def _served(provider: str, path: str) -> Reachable:
         await transport.close()
     where = model.endpoint.error_source.redact(model.endpoint.base_url)
     if listed is None:
-        return Reachable(f"{provider}:NAME", False, f"nothing answers at {where}")
+        return ModelSource(f"{provider}:NAME", False, f"nothing answers at {where}")
     names = list_model_names(listed)
-    return Reachable(f"{provider}:NAME", bool(names), f"runs at {where}", tuple(f"{provider}:{name}" for name in names))
+    return ModelSource(
+        f"{provider}:NAME", bool(names), f"runs at {where}", tuple(f"{provider}:{name}" for name in names)
+    )
 
 
-def bring(source: str, progress: Callable[[str, float, float], None]) -> Path:
+def pull_weights(source: str, progress: Callable[[str, float, float], None]) -> Path:
     """Bring weights into the user's data folder: `local`, or the URL or path of a GGUF file; the file."""
     from treadle.models.local import weights
 

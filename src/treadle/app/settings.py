@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from treadle.models.base import Model
     from treadle.tools.base import Tool
 
-MOST_TURNS = 200
+MAX_TURNS = 200
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
-WORKSPACE_MAY = frozenset(
+WORKSPACE_KEYS = frozenset(
     ("agent", "access", "ask", "forbid", "max_turns", "max_calls", "max_tokens", "max_cost", "timeout")
 )
 """What a workspace's file may set; the rest of it is left out, and that is said."""
@@ -94,11 +94,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Path(self.workspace or ".").expanduser().absolute()
 
     @property
-    def where(self) -> str:
+    def store_location(self) -> str:
         """The store: a path, a URL, or `:memory:`."""
         return self.store or str(data_folder() / "treadle.db")
 
-    def limits(self) -> Limits:
+    def build_limits(self) -> Limits:
         """How much one run may use."""
         usual = Limits()
         return Limits(
@@ -110,7 +110,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-class Loaded(Struct, frozen=True):
+class LoadedSettings(Struct, frozen=True):
     """Settings, where each that is set comes from, and what a workspace's file asked for and did not get.
 
     `file` is the user's, whether it is there or not.
@@ -118,7 +118,7 @@ class Loaded(Struct, frozen=True):
 
     settings: Settings
     sources: dict[str, str]
-    file: Path
+    user_file: Path
     ignored: tuple[str, ...] = ()
 
 
@@ -140,7 +140,7 @@ def config_file(chosen: str = "") -> Path:
     return Path(named).expanduser() if named else config_folder() / "config.toml"
 
 
-def load(flags: Mapping[str, Json] | None = None, config: str = "") -> Loaded:
+def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> LoadedSettings:
     """The settings for these flags, in this environment and workspace. Raises `BadInput` with file and key."""
     flags = {key: value for key, value in (flags or {}).items() if value is not None}
     user_file = config_file(config)
@@ -168,7 +168,7 @@ def load(flags: Mapping[str, Json] | None = None, config: str = "") -> Loaded:
             named = f"TREADLE_{key.upper()}" if source == "environment" else source
             sources[key] = f"{sources[key]}, {named}" if both else named
     merged["workspace"] = str(folder)
-    return Loaded(_checked(Settings(**merged)), sources, user_file, ignored)
+    return LoadedSettings(_checked(Settings(**merged)), sources, user_file, ignored)
 
 
 def _read(file: Path) -> dict[str, Json]:
@@ -237,9 +237,9 @@ def _narrowing(
     ignored = [
         f"{file}: {key} is left out: a workspace may not set it; {user_file} may"
         for key in values
-        if key not in WORKSPACE_MAY
+        if key not in WORKSPACE_KEYS
     ]
-    kept = _typed({key: value for key, value in values.items() if key in WORKSPACE_MAY}, str(file))
+    kept = _typed({key: value for key, value in values.items() if key in WORKSPACE_KEYS}, str(file))
     if "access" in kept and _WIDTH.index(kept["access"]) > _WIDTH.index(user.get("access", Settings().access)):
         ignored.append(f"{file}: access = {kept.pop('access')!r} is left out: a workspace may only narrow it")
     if "agent" in kept and ("agent" in user or _is_trusted(kept["agent"], file.parent.parent)):
@@ -266,8 +266,8 @@ def _most(key: str, user: Mapping[str, Json]) -> float | None:
 
 
 def _checked(settings: Settings) -> Settings:
-    if settings.max_turns is not None and not 0 <= settings.max_turns <= MOST_TURNS:
-        raise BadInput(f"max_turns is {settings.max_turns}; it can be 0 (text only) to {MOST_TURNS}")
+    if settings.max_turns is not None and not 0 <= settings.max_turns <= MAX_TURNS:
+        raise BadInput(f"max_turns is {settings.max_turns}; it can be 0 (text only) to {MAX_TURNS}")
     if settings.max_calls is not None and settings.max_calls < 0:
         raise BadInput(f"max_calls is {settings.max_calls}; it cannot be negative")
     for key in ("max_tokens", "max_cost", "timeout"):
@@ -281,7 +281,7 @@ def _checked(settings: Settings) -> Settings:
     return settings
 
 
-def remember(key: str, value: str, config: str = "") -> Path:
+def save_setting(key: str, value: str, config: str = "") -> Path:
     """Set one key of text in the user's file and leave the rest of it as it is; the file that was written."""
     import json
     import tomllib
@@ -315,7 +315,7 @@ def open_store(settings: Settings) -> Log:
     """The log that the settings name; close it when done."""
     from treadle.log.open_log import open_log
 
-    return open_log(settings.where)
+    return open_log(settings.store_location)
 
 
 def is_abandoned(info: SessionInfo) -> bool:
@@ -337,7 +337,7 @@ async def choose_model(settings: Settings) -> tuple[Model, str]:
     return await model.resolve(), model.reason
 
 
-def is_unpriced(model: Model) -> bool:
+def has_unknown_price(model: Model) -> bool:
     """Whether a model may cost something, and nobody here knows what."""
     from urllib.parse import urlsplit
 
@@ -349,7 +349,7 @@ def is_unpriced(model: Model) -> bool:
     return urlsplit(model.endpoint.base_url).hostname not in ("localhost", "127.0.0.1", "::1")
 
 
-def embedding_of(settings: Settings, model: Model | None = None) -> Embed | None:
+def build_embedding(settings: Settings, model: Model | None = None) -> Embed | None:
     """What finds memories by their meaning, where the settings name it; the chosen `model` is not loaded twice."""
     if not settings.embed_model:
         return None
@@ -362,13 +362,13 @@ def embedding_of(settings: Settings, model: Model | None = None) -> Embed | None
     )
 
 
-def heed(model: Model, told: Callable[[str, float, float], None]) -> None:
+def set_progress_listener(model: Model, listener: Callable[[str, float, float], None]) -> None:
     """Have a model tell what it does before it can answer, from any thread; only the embedded one has much to do."""
     if model.name.partition(":")[0] == "local":
         from treadle.models.local import LocalModel
 
         if isinstance(model, LocalModel):
-            model.progress = told
+            model.progress = listener
 
 
 def _key_variable(settings: Settings) -> str:
@@ -385,7 +385,7 @@ def _key_variable(settings: Settings) -> str:
     return _KEY_VARIABLE
 
 
-class Built(Struct, frozen=True):
+class BuiltAgents(Struct, frozen=True):
     """The agents of a workspace and its user on these settings, and what is wrong with files that describe them."""
 
     agents: dict[str, Agent]
@@ -394,7 +394,7 @@ class Built(Struct, frozen=True):
     without_model: dict[str, Agent] = {}
 
 
-def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> Built:
+def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> BuiltAgents:
     """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
     from treadle.knowledge.library import AgentOptions, Library
     from treadle.tools.builtin import build_default_tools
@@ -410,7 +410,7 @@ def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = 
         model=model,
         tools=[*tools, *more],
         grant=build_grant(settings),
-        limits=settings.limits(),
+        limits=settings.build_limits(),
         instructions=_instructions(settings.system_prompt),
     )
     agents: dict[str, Agent] = {}
@@ -427,11 +427,11 @@ def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = 
             without_model[agent.name] = agent
         else:
             agents[agent.name] = agent
-    return Built(agents, library, tuple(problems), without_model)
+    return BuiltAgents(agents, library, tuple(problems), without_model)
 
 
 @asynccontextmanager
-async def mcp_tools(settings: Settings) -> AsyncGenerator[tuple[list[Tool], tuple[str, ...]]]:
+async def open_mcp_tools(settings: Settings) -> AsyncGenerator[tuple[list[Tool], tuple[str, ...]]]:
     """The tools of the MCP servers that the user's file names, and which of them are down; open for the block."""
     if not settings.mcp:
         yield [], ()

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from treadle.app.settings import config_folder
-from treadle.cli.options import Parser, add_options, parser_of, settings_of
-from treadle.cli.terminal_text import columns, is_terminal, note, say, table
+from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings
+from treadle.cli.terminal_text import format_table, is_terminal, print_line, print_note, terminal_width
 from treadle.errors import NotFound
 from treadle.knowledge.library import Library
 
@@ -18,24 +18,24 @@ EXAMPLES = """\
 
 
 def parser() -> Parser:
-    made = parser_of("agents", "Agents are Markdown files in .treadle/agents and in the user's folder.", EXAMPLES)
+    made = create_parser("agents", "Agents are Markdown files in .treadle/agents and in the user's folder.", EXAMPLES)
     made.add_argument("name", nargs="?", help="one of them, whole")
-    add_options(made)
+    add_run_options(made)
     return made
 
 
 def main(args: argparse.Namespace) -> int:
-    library = Library(settings_of(args).settings.folder, config_folder())
+    library = Library(load_command_settings(args).settings.folder, config_folder())
     if args.name:
         if args.name not in library.agents:
             raise NotFound(f"there is no agent {args.name!r}; there are: {', '.join(sorted(library.agents))}")
-        say(library.agents[args.name].instructions)
+        print_line(library.agents[args.name].instructions)
         return 0
     rows = [[one.name, one.origin, one.posture, one.description or "–"] for one in library.agents.values()]
-    for line in table(
-        rows, ["agent", "from", "posture", "what it is for"], columns() if is_terminal(sys.stdout) else 0
+    for line in format_table(
+        rows, ["agent", "from", "posture", "what it is for"], terminal_width() if is_terminal(sys.stdout) else 0
     ):
-        say(line)
+        print_line(line)
     for problem in library.problems:
-        note(str(problem))
+        print_note(str(problem))
     return 0

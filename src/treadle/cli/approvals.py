@@ -11,10 +11,18 @@ from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, InputRequested, Session, Tool
 from treadle.app.settings import data_folder, open_store
-from treadle.cli.find_session import each
-from treadle.cli.options import Parser, actions_of, add_store, parser_of, settings_of
-from treadle.cli.question_text import approval_lines
-from treadle.cli.terminal_text import columns, is_terminal, note, say, styled, visible, wants_colour
+from treadle.cli.find_session import iterate_sessions
+from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
+from treadle.cli.question_text import render_approval
+from treadle.cli.terminal_text import (
+    escape_hidden,
+    is_terminal,
+    print_line,
+    print_note,
+    style_text,
+    terminal_width,
+    wants_colour,
+)
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
 from treadle.permissions.saved_rules import forget_rule, load_all_rules
@@ -33,8 +41,8 @@ The answer is recorded at once; whoever runs the session goes on with it, and if
 
 
 def parser() -> Parser:
-    made = parser_of("approvals", "Answer what agents ask, in any session of this store.", EXAMPLES)
-    kinds = actions_of(made, EXAMPLES)
+    made = create_parser("approvals", "Answer what agents ask, in any session of this store.", EXAMPLES)
+    kinds = add_actions(made, EXAMPLES)
     kinds.add_parser("list", help="all that is open")
     allow = kinds.add_parser("allow", help="let a call run")
     deny = kinds.add_parser("deny", help="say no; the model is told, and goes on")
@@ -50,7 +58,7 @@ def parser() -> Parser:
     allow.add_argument("--scope", choices=("call", "tool", "pattern", "session"), default="call")
     deny.add_argument("--reason", default="", help="what the model is told")
     for one in kinds.choices.values():
-        add_store(one)
+        add_store_options(one)
     return made
 
 
@@ -65,9 +73,9 @@ def main(args: argparse.Namespace) -> int:
 def _rules() -> int:
     found = load_all_rules(data_folder())
     for rule in found:
-        say(f"{rule.decision:6} {visible(rule.pattern)}  {rule.workspace or 'everywhere'}")
+        print_line(f"{rule.decision:6} {escape_hidden(rule.pattern)}  {rule.workspace or 'everywhere'}")
     if not found:
-        note("nothing was answered for good")
+        print_note("nothing was answered for good")
     return 0
 
 
@@ -77,7 +85,7 @@ def _forget(pattern: str) -> int:
         raise BadInput(f"there is no rule {pattern!r}; `treadle approvals rules` shows those there are")
     for rule in known:
         forget_rule(data_folder(), rule)
-    note("forgotten; it is asked for again")
+    print_note("forgotten; it is asked for again")
     return 0
 
 
@@ -86,12 +94,12 @@ async def _list(args: argparse.Namespace) -> int:
     from treadle.tools.builtin import build_default_tools
 
     tools = {tool.name: tool for tool in build_default_tools()}
-    log = open_store(settings_of(args).settings)
+    log = open_store(load_command_settings(args).settings)
     shown: set[tuple[str, str]] = set()
     try:
         async with Runtime(log, [], recover=False) as runtime:
             for status in ("running", "waiting"):  # it may be asked while another call of the same reply runs
-                async for info in each(log, SessionQuery(status=status)):
+                async for info in iterate_sessions(log, SessionQuery(status=status)):
                     session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
                     for question in (await session.state()).pending:
                         if (info.id, question.call_id) not in shown:
@@ -100,30 +108,35 @@ async def _list(args: argparse.Namespace) -> int:
     finally:
         await log.close()
     if not shown:
-        note("nothing waits for an answer")
+        print_note("nothing waits for an answer")
     return 0
 
 
 def _print(info: SessionInfo, question: ApprovalRequested | InputRequested, tools: Mapping[str, Tool]) -> None:
-    colour, room = wants_colour(sys.stdout), columns() if is_terminal(sys.stdout) else 120
-    say(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
+    colour, room = wants_colour(sys.stdout), terminal_width() if is_terminal(sys.stdout) else 120
+    print_line(f"{info.id[:12]}  {question.call_id}  {info.name or info.workspace}")
     if isinstance(question, ApprovalRequested):
-        for line in approval_lines(question, tools, Path(info.workspace or "."), room, colour=colour):
+        for line in render_approval(question, tools, Path(info.workspace or "."), room, colour=colour):
             sys.stdout.write(f"  {line}\n")
         if question.rule and not question.once:
-            say(f"  --scope pattern would remember: {visible(question.rule)}")
+            print_line(f"  --scope pattern would remember: {escape_hidden(question.rule)}")
     else:
         for one in question.questions:
-            say(f"  {visible(one.text)}" + (f"  ({', '.join(map(visible, one.options))})" if one.options else ""))
+            print_line(
+                f"  {escape_hidden(one.text)}"
+                + (f"  ({', '.join(map(escape_hidden, one.options))})" if one.options else "")
+            )
     if question.expires_at is not None:
         left = question.expires_at - time.time()
-        sys.stdout.write(styled(f"  {'expires in' if left > 0 else 'expired'} {abs(left):.0f} s", "dim", colour) + "\n")
+        sys.stdout.write(
+            style_text(f"  {'expires in' if left > 0 else 'expired'} {abs(left):.0f} s", "dim", colour) + "\n"
+        )
 
 
 async def _answer(args: argparse.Namespace) -> int:
-    from treadle.cli.open_session import noted
+    from treadle.cli.open_session import open_stored_session
 
-    async with noted(args, args.session) as (session, info):
+    async with open_stored_session(args, args.session) as (session, info):
         question = _which((await session.state()).pending, args.call, info)
         if args.action == "answer":
             await session.answer(question.call_id, args.text)
@@ -133,7 +146,7 @@ async def _answer(args: argparse.Namespace) -> int:
             await session.approve(question.call_id, Answer(scope=args.scope), digest=question.digest)
         else:
             raise BadInput(f"call {question.call_id} is a question: treadle approvals answer {args.session} TEXT")
-    note(f"recorded; if nobody runs it now: treadle sessions resume {info.id[:12]}")
+    print_note(f"recorded; if nobody runs it now: treadle sessions resume {info.id[:12]}")
     return 0
 
 

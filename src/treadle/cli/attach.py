@@ -12,12 +12,12 @@ from pathlib import Path
 
 from treadle import ApprovalRequested, InputRequested
 from treadle.app.settings import data_folder
-from treadle.cli.console import Terminal
-from treadle.cli.options import Parser, add_store, parser_of
-from treadle.cli.screen import STEERS, TICK, Screen
-from treadle.cli.session_link import Link, StoreLink, Unreachable, http_link
-from treadle.cli.signals import acting
-from treadle.cli.terminal_text import harmless, is_dumb, is_terminal, note, styled
+from treadle.cli.console import TerminalConsole
+from treadle.cli.options import Parser, add_store_options, create_parser
+from treadle.cli.screen import STEER_NOTE, TICK_SECONDS, Screen
+from treadle.cli.session_link import ServerUnreachable, SessionLink, StoreLink, open_http_link
+from treadle.cli.signals import handle_signals
+from treadle.cli.terminal_text import escape_controls, is_dumb_terminal, is_terminal, print_note, style_text
 from treadle.errors import TreadleError
 from treadle.events import (
     AnyFact,
@@ -38,11 +38,11 @@ COMMANDS = {"stop": "stop the run", "quit": "leave; the run goes on"}
 
 
 def parser() -> Parser:
-    made = parser_of("attach", "Watch and steer a session that runs elsewhere.", EXAMPLES)
+    made = create_parser("attach", "Watch and steer a session that runs elsewhere.", EXAMPLES)
     made.add_argument("session", metavar="SESSION", help="an id, the beginning of one, or a name")
     made.add_argument("--url", help="a server, instead of the store; its token from TREADLE_TOKEN or a file")
     made.add_argument("--token-file", metavar="FILE", help="default: tokens.json in the user's data folder")
-    add_store(made)
+    add_store_options(made)
     return made
 
 
@@ -52,41 +52,43 @@ def main(args: argparse.Namespace) -> int:
 
 async def _attach(args: argparse.Namespace) -> int:
     async with _link(args) as link:
-        facts = await link.facts()
-        if is_terminal(sys.stdin) and is_terminal(sys.stdout) and not is_dumb():
+        facts = await link.read_facts()
+        if is_terminal(sys.stdin) and is_terminal(sys.stdout) and not is_dumb_terminal():
             first = facts[0]
             folder = Path(first.workspace or ".") if isinstance(first, SessionCreated) else Path(".")
-            await Attached(link, folder).stay(facts)
+            await AttachedTerminal(link, folder).run(facts)
         else:
             await _watch(link, facts)
     return 0
 
 
 @asynccontextmanager
-async def _link(args: argparse.Namespace) -> AsyncGenerator[Link]:
+async def _link(args: argparse.Namespace) -> AsyncGenerator[SessionLink]:
     if args.url:
-        async with http_link(args.url, args.session, args.token_file or str(data_folder() / "tokens.json")) as link:
+        async with open_http_link(
+            args.url, args.session, args.token_file or str(data_folder() / "tokens.json")
+        ) as link:
             yield link
         return
-    from treadle.cli.open_session import noted
+    from treadle.cli.open_session import open_stored_session
 
-    async with noted(args, args.session) as (session, _):
+    async with open_stored_session(args, args.session) as (session, _):
         yield StoreLink(session)
 
 
-async def _watch(link: Link, facts: list[AnyFact]) -> None:
+async def _watch(link: SessionLink, facts: list[AnyFact]) -> None:
     """Without a terminal: show what happens until the run that is under way is over."""
-    screen = Screen(Terminal(sys.stdout))
-    screen.recall(facts)
-    if not screen.running:
+    screen = Screen(TerminalConsole(sys.stdout))
+    screen.show_history(facts)
+    if not screen.is_running:
         return
-    async for event in link.events(facts[-1].seq):
-        screen.event(event)
+    async for event in link.watch_events(facts[-1].seq):
+        screen.handle_event(event)
         if isinstance(event, RunFinished):
             return
 
 
-def open_questions(facts: Iterable[AnyFact]) -> list[ApprovalRequested | InputRequested]:
+def find_open_questions(facts: Iterable[AnyFact]) -> list[ApprovalRequested | InputRequested]:
     """What these facts leave unanswered."""
     found: dict[str, ApprovalRequested | InputRequested] = {}
     for fact in facts:
@@ -102,22 +104,24 @@ def open_questions(facts: Iterable[AnyFact]) -> list[ApprovalRequested | InputRe
     return list(found.values())
 
 
-class Attached:
+class AttachedTerminal:
     """A terminal on a session that runs elsewhere."""
 
-    def __init__(self, link: Link, folder: Path) -> None:
-        from treadle.cli.chat_questions import Asking
-        from treadle.cli.prompt import Line, Words
+    def __init__(self, link: SessionLink, folder: Path) -> None:
+        from treadle.cli.chat_questions import QuestionQueue
+        from treadle.cli.prompt import PromptCompleter, PromptConsole
         from treadle.tools.builtin import build_default_tools
 
         self._link, self._folder = link, folder
-        link.tell = self._say
+        link.on_notice = self._say
         self._tools = {tool.name: tool for tool in build_default_tools()}
-        self._asking = Asking()
-        self._line = Line(sys.stdout, data_folder() / "history", Words(COMMANDS, folder), {"c-c": self._leave})
+        self._asking = QuestionQueue()
+        self._line = PromptConsole(
+            sys.stdout, data_folder() / "history", PromptCompleter(COMMANDS, folder), {"c-c": self._leave}
+        )
         self._screen = Screen(self._line)
         self._screen.asks_here = True
-        self._asking.changed = self._line.interrupt
+        self._asking.on_change = self._line.interrupt
         self._tasks: set[asyncio.Task[None]] = set()
         self._draft = ""
         self._left = False
@@ -126,17 +130,20 @@ class Attached:
         self._left = True
         self._line.leave()
 
-    async def stay(self, facts: list[AnyFact]) -> None:
+    async def run(self, facts: list[AnyFact]) -> None:
         """Until the person leaves."""
         # Between two prompts Ctrl-C is a signal.
-        with acting(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._leave)), self._line.held():
+        with (
+            handle_signals(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._leave)),
+            self._line.hold_terminal(),
+        ):
             await self._stay(facts)
-        on = " goes on without you" if self._screen.running else ""
-        note(f"detached; session {self._link.session_id[:12]}{on}")
+        on = " goes on without you" if self._screen.is_running else ""
+        print_note(f"detached; session {self._link.session_id[:12]}{on}")
 
     async def _stay(self, facts: list[AnyFact]) -> None:
-        self._screen.recall(facts)
-        for question in open_questions(facts):
+        self._screen.show_history(facts)
+        for question in find_open_questions(facts):
             self._bring(question)
         watching = asyncio.create_task(self._watch(facts[-1].seq))
         self._tasks |= {watching, asyncio.create_task(self._tick())}
@@ -153,7 +160,7 @@ class Attached:
     async def _once(self) -> bool:
         """Read one line and do what it says; False when it says to leave."""
         from treadle.cli.gate import INERT
-        from treadle.cli.prompt import ANSWER, PROMPT, Interrupted
+        from treadle.cli.prompt import ANSWER, PROMPT, PromptInterrupted
 
         question = self._asking.first
         try:
@@ -163,12 +170,12 @@ class Attached:
                 if text.startswith("/"):
                     self._echo(PROMPT, text)
                 return await self._typed(text)
-            if not question.shown:
+            if not question.is_shown:
                 question.show(self._line, self._tools, self._folder)
             text = await self._line.read(ANSWER, inert=INERT, passing=True)
             self._echo(ANSWER, text)
-            question.take(text, self._folder)
-        except Interrupted as gave_way:
+            question.accept_answer(text, self._folder)
+        except PromptInterrupted as gave_way:
             self._draft = self._draft if question else gave_way.draft
         except EOFError:
             return False
@@ -185,8 +192,8 @@ class Attached:
             case "":
                 pass
             case _:
-                if self._screen.running:
-                    self._say(STEERS)
+                if self._screen.is_running:
+                    self._say(STEER_NOTE)
                 try:
                     await self._link.send(text)
                 except TreadleError:
@@ -196,15 +203,15 @@ class Attached:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK)
-            self._screen.tick()
+            await asyncio.sleep(TICK_SECONDS)
+            self._screen.redraw_status()
 
     def _bring(self, question: ApprovalRequested | InputRequested) -> None:
         async def asked() -> None:
             while (answer := await self._asking(question)) is not None:
                 try:
                     await self._link.answer(question, answer)
-                except Unreachable as error:
+                except ServerUnreachable as error:
                     self._tell(error)  # and it is asked again
                 except TreadleError as error:  # somebody else was first
                     self._tell(error)
@@ -218,9 +225,9 @@ class Attached:
 
     async def _watch(self, after: int) -> None:
         try:
-            async for event in self._link.events(after):
-                self._screen.event(event)
-                self._asking.event(event)
+            async for event in self._link.watch_events(after):
+                self._screen.handle_event(event)
+                self._asking.handle_event(event)
                 if isinstance(event, ApprovalRequested | InputRequested):
                     self._bring(event)
         except TreadleError as error:
@@ -229,10 +236,10 @@ class Attached:
             self._line.leave()
 
     def _echo(self, label: str, text: str) -> None:
-        self._say(harmless(f"{label}{text}"))
+        self._say(escape_controls(f"{label}{text}"))
 
     def _say(self, text: str) -> None:
-        self._line.aside(styled(text, "dim", self._line.colour))
+        self._line.write_aside(style_text(text, "dim", self._line.has_colour))
 
     def _tell(self, error: TreadleError) -> None:
-        self._line.line(styled(harmless(str(error)), "red", self._line.colour))
+        self._line.write_line(style_text(escape_controls(str(error)), "red", self._line.has_colour))

@@ -8,41 +8,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, CallFinished, InputRequested, RunFinished, Tool
-from treadle.cli.console import Stage
-from treadle.cli.question_text import approval_lines, choices, decision, input_lines, reply
+from treadle.cli.console import Console
+from treadle.cli.question_text import (
+    parse_decision,
+    parse_reply,
+    render_approval,
+    render_choices,
+    render_input_question,
+)
 from treadle.errors import BadInput
 from treadle.events import ApprovalAnswered, CancelRequested, Event, InputAnswered
 
 
 @dataclass(slots=True, eq=False)
-class Open:
+class OpenQuestion:
     """A question that waits for the person at this terminal."""
 
-    asked: ApprovalRequested | InputRequested
+    request: ApprovalRequested | InputRequested
     settled: asyncio.Future[Answer | None]
     answers: list[str] = field(default_factory=list[str])
-    shown: bool = False
+    is_shown: bool = False
 
-    def show(self, stage: Stage, tools: Mapping[str, Tool], folder: Path) -> None:
+    def show(self, stage: Console, tools: Mapping[str, Tool], folder: Path) -> None:
         """Put it on the screen, whole."""
-        self.shown = True
-        if isinstance(self.asked, ApprovalRequested):
-            for line in approval_lines(self.asked, tools, folder, stage.room, colour=stage.colour):
-                stage.line(line)
-            for line in choices(self.asked):
-                stage.line(line)
+        self.is_shown = True
+        if isinstance(self.request, ApprovalRequested):
+            for line in render_approval(self.request, tools, folder, stage.width, colour=stage.has_colour):
+                stage.write_line(line)
+            for line in render_choices(self.request):
+                stage.write_line(line)
         else:
-            for line in input_lines(self.asked.questions[len(self.answers)], colour=stage.colour):
-                stage.line(line)
+            for line in render_input_question(self.request.questions[len(self.answers)], colour=stage.has_colour):
+                stage.write_line(line)
 
-    def take(self, text: str, folder: Path) -> None:
+    def accept_answer(self, text: str, folder: Path) -> None:
         """The answer that was typed. Raises `BadInput` when it is none."""
-        if isinstance(self.asked, ApprovalRequested):
-            self.settle(decision(text, self.asked, folder))
+        if isinstance(self.request, ApprovalRequested):
+            self.settle(parse_decision(text, self.request, folder))
             return
-        self.answers.append(reply(text, self.asked.questions[len(self.answers)]))
-        self.shown = False
-        if len(self.answers) == len(self.asked.questions):
+        self.answers.append(parse_reply(text, self.request.questions[len(self.answers)]))
+        self.is_shown = False
+        if len(self.answers) == len(self.request.questions):
             self.settle(Answer(answers=tuple(self.answers)))
 
     def settle(self, answer: Answer | None) -> None:
@@ -50,34 +56,34 @@ class Open:
             self.settled.set_result(answer)
 
 
-class Asking:
+class QuestionQueue:
     """The gate of a chat. `changed` is called when there is a question more or less."""
 
     def __init__(self) -> None:
-        self._open: list[Open] = []
-        self.changed: Callable[[], None] = lambda: None
+        self._open: list[OpenQuestion] = []
+        self.on_change: Callable[[], None] = lambda: None
 
     @property
-    def first(self) -> Open | None:
+    def first(self) -> OpenQuestion | None:
         return next((one for one in self._open if not one.settled.done()), None)
 
     async def __call__(self, question: ApprovalRequested | InputRequested) -> Answer | None:
         if isinstance(question, InputRequested) and not question.questions:
             raise BadInput("a question without words cannot be asked")
-        one = Open(question, asyncio.get_running_loop().create_future())
+        one = OpenQuestion(question, asyncio.get_running_loop().create_future())
         self._open.append(one)
-        self.changed()
+        self.on_change()
         try:
             return await one.settled
         finally:
             self._open.remove(one)
-            self.changed()
+            self.on_change()
 
-    def event(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         """What others settled is not asked here any more."""
         match event:
             case ApprovalAnswered(call_id=call_id) | InputAnswered(call_id=call_id) | CallFinished(call_id=call_id):
-                over = [one for one in self._open if one.asked.call_id == call_id]
+                over = [one for one in self._open if one.request.call_id == call_id]
             case RunFinished() | CancelRequested():
                 over = list(self._open)
             case _:

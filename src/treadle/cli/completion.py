@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import cast
 
-from treadle.cli.options import Parser, parser_of
+from treadle.cli.options import Parser, create_parser
 
 EXAMPLES = """\
   treadle completion bash > ~/.local/share/bash-completion/completions/treadle
@@ -38,7 +38,7 @@ autoload -U +X bashcompinit && bashcompinit
 
 
 def parser() -> Parser:
-    made = parser_of("completion", "Completion of commands and options in a shell.", EXAMPLES)
+    made = create_parser("completion", "Completion of commands and options in a shell.", EXAMPLES)
     made.add_argument("shell", choices=("bash", "zsh", "fish"))
     return made
 

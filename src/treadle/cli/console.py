@@ -6,103 +6,111 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from treadle.cli.terminal_text import columns, cut, is_terminal, silence, styled, wants_colour, width
+from treadle.cli.terminal_text import (
+    is_terminal,
+    measure_width,
+    silence_stream,
+    style_text,
+    terminal_width,
+    truncate_line,
+    wants_colour,
+)
 
-Paint = Callable[[str], str]
+LineStyler = Callable[[str], str]
 """Puts colour into a whole line."""
 
 
-class Stage(Protocol):
+class Console(Protocol):
     """A place to show a run. `colour` says whether escape codes may be used."""
 
-    colour: bool
+    has_colour: bool
 
-    def write(self, text: str, paint: Paint | None = None, *, dim: bool = False) -> None:
+    def write(self, text: str, paint: LineStyler | None = None, *, dim: bool = False) -> None:
         """Prose as it comes; it need not end with a line. It is dim at once, but painted a whole line at a time."""
         ...
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """A whole line, or several, of their own."""
         ...
 
-    def aside(self, text: str) -> None:
+    def write_aside(self, text: str) -> None:
         """The same, but it has nothing to do with the prose that is open, and does not end it where that can be."""
         ...
 
-    def tail(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         """What stands below everything until the next tail; empty takes it away."""
         ...
 
     @property
-    def room(self) -> int: ...
+    def width(self) -> int: ...
 
 
-class Nowhere:
+class NullConsole:
     """A stage that nobody looks at."""
 
-    colour, room = False, 80
+    has_colour, width = False, 80
 
-    def write(self, text: str, paint: Paint | None = None, *, dim: bool = False) -> None: ...
+    def write(self, text: str, paint: LineStyler | None = None, *, dim: bool = False) -> None: ...
 
-    def line(self, text: str) -> None: ...
+    def write_line(self, text: str) -> None: ...
 
-    def aside(self, text: str) -> None: ...
+    def write_aside(self, text: str) -> None: ...
 
-    def tail(self, text: str) -> None: ...
+    def set_status(self, text: str) -> None: ...
 
 
-class Terminal:
+class TerminalConsole:
     """A terminal, or a plain stream: then there is no tail and no escape code.
 
     What is only `beside` an answer that goes elsewhere need not find anybody who reads it.
     """
 
     def __init__(self, stream: TextIO, *, beside: bool = False) -> None:
-        self.colour = wants_colour(stream)
+        self.has_colour = wants_colour(stream)
         self._beside = beside
-        self._stream, self.live = stream, is_terminal(stream) and self.colour
+        self._stream, self.is_live = stream, is_terminal(stream) and self.has_colour
         self._tail = ""
         self._current = ""
-        self._paint: Paint | None = None
+        self._paint: LineStyler | None = None
         self._drawn = self._open = False
 
     @property
-    def room(self) -> int:
-        return columns() if self.live else 120
+    def width(self) -> int:
+        return terminal_width() if self.is_live else 120
 
-    def write(self, text: str, paint: Paint | None = None, *, dim: bool = False) -> None:
+    def write(self, text: str, paint: LineStyler | None = None, *, dim: bool = False) -> None:
         self._paint = paint
         for piece in text.splitlines(keepends=True):
             self._current += piece.rstrip("\n")
-            self._put(styled(piece.rstrip("\n"), "dim", dim and self.colour))
+            self._put(style_text(piece.rstrip("\n"), "dim", dim and self.has_colour))
             self._open = True
             if piece.endswith("\n"):
                 self._end()
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         if self._open:
             self._end()
         self._put(f"{text}\n")
         self._draw()
 
-    def aside(self, text: str) -> None:
-        self.line(text)
+    def write_aside(self, text: str) -> None:
+        self.write_line(text)
 
     def _end(self) -> None:
         """End the line that is open. It is painted where that means to draw one row again, and no more."""
         painted = self._paint(self._current) if self._paint is not None else self._current
-        if self.live and painted != self._current and width(self._current) < columns():
+        if self.is_live and painted != self._current and measure_width(self._current) < terminal_width():
             self._put(f"\r\x1b[2K{painted}")
         self._put("\n")
         self._current, self._open = "", False
 
-    def entered(self) -> None:
+    def end_input_line(self) -> None:
         """The person has ended the line that was open, by pressing Enter."""
         self._current, self._open = "", False
 
-    def tail(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         self._tail = text
-        if self.live and not self._open:
+        if self.is_live and not self._open:
             self._draw()
 
     def _put(self, text: str) -> None:
@@ -111,9 +119,9 @@ class Terminal:
         self._send(text)
 
     def _draw(self) -> None:
-        if not self.live or not (self._tail or self._drawn):
+        if not self.is_live or not (self._tail or self._drawn):
             return
-        self._send(f"\r\x1b[2K{styled(cut(self._tail, columns() - 1), 'dim', self.colour)}")
+        self._send(f"\r\x1b[2K{style_text(truncate_line(self._tail, terminal_width() - 1), 'dim', self.has_colour)}")
         self._drawn = bool(self._tail)
 
     def _send(self, text: str) -> None:
@@ -123,10 +131,10 @@ class Terminal:
         except OSError:  # its reader has gone, or its disk is full
             if not self._beside:
                 raise
-            silence(self._stream)
+            silence_stream(self._stream)
 
 
-class Bell:
+class Notifier:
     """Tells a person who looks elsewhere, once it has taken long enough that they may."""
 
     def __init__(self, stream: TextIO, how: str, after: float) -> None:
@@ -134,18 +142,18 @@ class Bell:
         self._how = _kind(how) if is_terminal(stream) else "off"
         self._since = time.monotonic()
 
-    def touched(self) -> None:
+    def mark_active(self) -> None:
         """The person is here."""
         self._since = time.monotonic()
 
-    def ring(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Something ended, or needs the person."""
         if self._how == "off" or time.monotonic() - self._since < self._after:
             return
         plain = "".join(character for character in text if character.isprintable())
         self._stream.write("\a" if self._how == "bell" else f"\x1b]9;{plain}\x07")
         self._stream.flush()
-        self.touched()
+        self.mark_active()
 
 
 def _kind(how: str) -> str:

@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import sys
 
-from treadle.app.diagnose import checks
-from treadle.cli.options import Parser, add_options, parser_of, settings_of
-from treadle.cli.terminal_text import harmless, styled, wants_colour
+from treadle.app.diagnose import run_checks
+from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings
+from treadle.cli.terminal_text import escape_controls, style_text, wants_colour
 
 EXAMPLES = """\
   treadle doctor
@@ -20,8 +20,8 @@ _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")
 
 
 def parser() -> Parser:
-    made = parser_of("doctor", "Look at everything a run needs. Changes nothing, sends no prompt.", EXAMPLES)
-    add_options(made)
+    made = create_parser("doctor", "Look at everything a run needs. Changes nothing, sends no prompt.", EXAMPLES)
+    add_run_options(made)
     return made
 
 
@@ -31,11 +31,11 @@ def main(args: argparse.Namespace) -> int:
 
 async def _look(args: argparse.Namespace) -> int:
     colour, worst = wants_colour(sys.stdout), 0
-    async for check in checks(settings_of(args)):
+    async for check in run_checks(load_command_settings(args)):
         mark, style = _MARKS[check.state]
-        sys.stdout.write(f"{styled(mark, style, colour)} {check.name:<14}{harmless(check.found)}\n")
+        sys.stdout.write(f"{style_text(mark, style, colour)} {check.name:<14}{escape_controls(check.finding)}\n")
         if check.advice and check.state != "ok":
-            sys.stdout.write(f"  {'':<14}{styled(harmless(check.advice), 'bold', colour)}\n")
+            sys.stdout.write(f"  {'':<14}{style_text(escape_controls(check.advice), 'bold', colour)}\n")
         sys.stdout.flush()
         worst |= check.state == "bad"
     return int(worst)

@@ -12,53 +12,53 @@ from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
-from treadle.app.settings import Settings, heed
-from treadle.cli.console import Bell, Terminal
-from treadle.cli.gate import TerminalGate, refuse
-from treadle.cli.log_capture import heard
-from treadle.cli.open_session import Gate, Opened, opened
-from treadle.cli.report import Report, Tally, not_run
-from treadle.cli.screen import TICK, Screen
-from treadle.cli.signals import acting
-from treadle.cli.terminal_text import harmless, is_terminal, silence, styled
+from treadle.app.settings import Settings, set_progress_listener
+from treadle.cli.console import Notifier, TerminalConsole
+from treadle.cli.gate import TerminalGate, refuse_question
+from treadle.cli.log_capture import capture_warnings
+from treadle.cli.open_session import Gate, OpenSession, open_session
+from treadle.cli.report import Report, ReportBuilder, build_failure_report
+from treadle.cli.screen import TICK_SECONDS, Screen
+from treadle.cli.signals import handle_signals
+from treadle.cli.terminal_text import escape_controls, is_terminal, silence_stream, style_text
 from treadle.errors import BadInput, TreadleError
 from treadle.events import Event, MessageReceived, Progress, SessionCreated, encode
 from treadle.messages import Json, render_parts
 
-Mode = Literal["screen", "json", "jsonl"]
-NAME = 48
+OutputMode = Literal["screen", "json", "jsonl"]
+MAX_NAME = 48
 
 
-class Sink(Protocol):
+class EventSink(Protocol):
     """Something that is shown events."""
 
-    def event(self, event: Event) -> None: ...
+    def handle_event(self, event: Event) -> None: ...
 
 
-class Lines:
+class JsonLinesSink:
     """Every event as a line of JSON. Where they are only `beside` the document, nobody needs to read them."""
 
     def __init__(self, stream: TextIO, *, beside: bool = False) -> None:
         self._stream, self._beside = stream.buffer, beside
 
-    def event(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         try:
             self._stream.write(encode(event) + b"\n")
             self._stream.flush()
         except OSError:  # its reader has gone, or its disk is full
             if not self._beside:
                 raise
-            silence(sys.stderr)
+            silence_stream(sys.stderr)
 
 
-async def follow(session: Session, run: Run, after: int, *sinks: Sink) -> RunFinished | None:
+async def follow_run(session: Session, run: Run, after: int, *sinks: EventSink) -> RunFinished | None:
     """Let a run go on to its end, and show every event after a position, also those from before it began."""
     watch = session.watch(after)
 
     async def pump() -> None:
         async for event in watch:
             for sink in sinks:
-                sink.event(event)
+                sink.handle_event(event)
 
     pumping = asyncio.create_task(pump())
     try:
@@ -72,7 +72,7 @@ async def follow(session: Session, run: Run, after: int, *sinks: Sink) -> RunFin
 
 
 @asynccontextmanager
-async def stopping(session: Session) -> AsyncGenerator[None]:
+async def stop_on_signals(session: Session) -> AsyncGenerator[None]:
     """Ctrl-C, SIGTERM and a terminal that goes away stop the run and wait until that is recorded.
 
     A second Ctrl-C or SIGTERM leaves at once.
@@ -90,84 +90,86 @@ async def stopping(session: Session) -> AsyncGenerator[None]:
             asked.append(asyncio.ensure_future(session.cancel(why="the terminal went away")))
 
     try:
-        with acting({signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGHUP: hang_up}):
+        with handle_signals({signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGHUP: hang_up}):
             yield
     finally:
         await asyncio.gather(*asked, return_exceptions=True)
 
 
-class Show:
+class RunOutput:
     """How a one-shot command shows itself and how it asks, by its options and by who looks."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.mode: Mode = "json" if args.json else "jsonl" if args.jsonl else "screen"
+        self.mode: OutputMode = "json" if args.json else "jsonl" if args.jsonl else "screen"
         self.stream = sys.stdout if is_terminal(sys.stdout) else sys.stderr
-        self.stage = Terminal(self.stream, beside=self.stream is not sys.stdout)
-        self.bell = Bell(self.stream, "off", 0)
-        self.tally = Tally()
+        self.console = TerminalConsole(self.stream, beside=self.stream is not sys.stdout)
+        self.notifier = Notifier(self.stream, "off", 0)
+        self.report_builder = ReportBuilder()
         self._gate: TerminalGate | None = None
         self._later = bool(args.ask_later)
         self._asks = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
 
-    def gate_for(self, agent: Agent, settings: Settings) -> Gate:
+    def build_gate(self, agent: Agent, settings: Settings) -> Gate:
         """Where questions go: to the log for later, to the terminal, or nowhere, which is a no."""
-        self.bell = Bell(self.stream, settings.notify if self.mode == "screen" else "off", settings.notify_after)
+        self.notifier = Notifier(
+            self.stream, settings.notify if self.mode == "screen" else "off", settings.notify_after
+        )
         if self._later:
             return later
         if not self._asks:
             return self._refuse
-        self._gate = TerminalGate(self.stage, agent.toolbox, settings.folder, self.bell)
+        self._gate = TerminalGate(self.console, agent.toolbox, settings.folder, self.notifier)
         return self._gate
 
     async def _refuse(self, question: ApprovalRequested | InputRequested) -> Answer:
-        self.tally.refused.append(question)  # no event of the run tells what its helpers asked
-        return await refuse(question)
+        self.report_builder.refused.append(question)  # no event of the run tells what its helpers asked
+        return await refuse_question(question)
 
-    def sinks(self, session: Opened, message_id: str) -> list[Sink]:
+    def build_sinks(self, session: OpenSession, message_id: str) -> list[EventSink]:
         """Who is shown the events."""
         if self.mode == "screen":
             apart = self.stream is not sys.stdout
-            screen = Screen(self.stage, window=session.model.window, mine=message_id, apart=apart)
+            screen = Screen(self.console, window=session.model.window, own_message=message_id, hide_answer=apart)
             screen.asks_here = self._gate is not None
             return [screen] if self._gate is None else [screen, self._gate]
-        return [Lines(sys.stdout) if self.mode == "jsonl" else Lines(sys.stderr, beside=True)]
+        return [JsonLinesSink(sys.stdout) if self.mode == "jsonl" else JsonLinesSink(sys.stderr, beside=True)]
 
-    def note(self, text: str) -> None:
+    def write_note(self, text: str) -> None:
         """A word beside the run: on the screen, or among the events as a line of its own kind."""
         if self.mode == "screen":
-            self.stage.line(styled(harmless(text), "dim", self.stage.colour))
+            self.console.write_line(style_text(escape_controls(text), "dim", self.console.has_colour))
         else:
             sys.stderr.write(json.dumps({"type": "log", "message": text}) + "\n")
             sys.stderr.flush()
 
-    def readying(self, sinks: list[Sink]) -> Callable[[str, float, float], None]:
+    def build_progress_listener(self, sinks: list[EventSink]) -> Callable[[str, float, float], None]:
         """Where a model tells what it does before it can answer: the tail, or a word once where there is none."""
         loop, screen, told = asyncio.get_running_loop(), sinks[0], set[str]()
 
         def put(message: str, done: float, total: float) -> None:
-            if isinstance(screen, Screen) and self.stage.live:
-                screen.event(Progress(message, done=done, total=total))
+            if isinstance(screen, Screen) and self.console.is_live:
+                screen.handle_event(Progress(message, done=done, total=total))
             elif message not in told:
                 told.add(message)
-                self.note(f"{message} …")
+                self.write_note(f"{message} …")
 
         def tell(message: str, done: float, total: float) -> None:
             loop.call_soon_threadsafe(put, message, done, total)
 
         return tell
 
-    def unsettled(self, report: Report) -> Report:
+    def report_unsettled(self, report: Report) -> Report:
         """Say why a run has no end in the log: no event tells it."""
         if self.mode != "json":
-            self.note(report.error)
+            self.write_note(report.error)
         return report
 
-    def give(self, report: Report) -> int:
+    def deliver_report(self, report: Report) -> int:
         """Hand over what it came to; the exit code."""
         if self.mode == "json":
             sys.stdout.buffer.write(report.encode())
         elif self.mode == "screen":
-            self.stage.tail("")
+            self.console.set_status("")
             if report.answer and self.stream is not sys.stdout:
                 sys.stdout.write(report.answer.rstrip() + "\n")
             self._after(report)
@@ -177,62 +179,62 @@ class Show:
     def _after(self, report: Report) -> None:
         short = report.session_id[:12]
         if report.status == "denied":
-            self.note(
+            self.write_note(
                 f"nobody could be asked, so this was denied: {_names(report.denied)}; --approve and --yes allow it"
             )
         if report.status == "waiting":
-            self.note(f"waits for an answer ({_names(report.pending)}): treadle approvals list")
+            self.write_note(f"waits for an answer ({_names(report.pending)}): treadle approvals list")
         if report.status == "stopped":
-            self.note(f"go on with a fresh budget: treadle sessions continue {short}")
-        self.note(f"session {short} · go on with: treadle chat --session {short}")
-        self.bell.ring(f"treadle: {report.status}")
+            self.write_note(f"go on with a fresh budget: treadle sessions continue {short}")
+        self.write_note(f"session {short} · go on with: treadle chat --session {short}")
+        self.notifier.notify(f"treadle: {report.status}")
 
 
 def _names(entries: Iterable[Mapping[str, Json]]) -> str:
     return ", ".join(dict.fromkeys(str(entry["tool"]) for entry in entries))
 
 
-async def drive(args: argparse.Namespace, begin: Callable[[Opened], Run], name: str = "") -> int:
+async def drive_run(args: argparse.Namespace, begin: Callable[[OpenSession], Run], name: str = "") -> int:
     """Open the session, begin a run in it, show it, and hand over what it came to."""
-    show = Show(args)
-    with heard(show.note):
+    show = RunOutput(args)
+    with capture_warnings(show.write_note):
         return await _opened(args, begin, name, show)
 
 
-async def _opened(args: argparse.Namespace, begin: Callable[[Opened], Run], name: str, show: Show) -> int:
-    async with opened(args, show.gate_for, name) as session:
+async def _opened(args: argparse.Namespace, begin: Callable[[OpenSession], Run], name: str, show: RunOutput) -> int:
+    async with open_session(args, show.build_gate, name) as session:
         for text in session.notes:
-            show.note(text)
+            show.write_note(text)
         try:
             report = await _driven(session, begin, show)
         except BadInput:
             raise
         except TreadleError as error:
-            report = show.unsettled(not_run("failed", str(error), session.session.id))
+            report = show.report_unsettled(build_failure_report("failed", str(error), session.session.id))
         except asyncio.CancelledError:
             left = "left before it was settled; it can be resumed"
-            report = show.unsettled(not_run("cancelled", left, session.session.id))
-        return show.give(report)
+            report = show.report_unsettled(build_failure_report("cancelled", left, session.session.id))
+        return show.deliver_report(report)
 
 
-async def _driven(opened_session: Opened, begin: Callable[[Opened], Run], show: Show) -> Report:
-    session, tally = opened_session.session, show.tally
+async def _driven(opened_session: OpenSession, begin: Callable[[OpenSession], Run], show: RunOutput) -> Report:
+    session, tally = opened_session.session, show.report_builder
     facts = await session.facts()
-    after = start = 0 if opened_session.fresh else facts[-1].seq
+    after = start = 0 if opened_session.is_new else facts[-1].seq
     run = begin(opened_session)
-    sinks = show.sinks(opened_session, run.message_id)
-    heed(opened_session.model, show.readying(sinks))
+    sinks = show.build_sinks(opened_session, run.message_id)
+    set_progress_listener(opened_session.model, show.build_progress_listener(sinks))
     if after and isinstance(sinks[0], Screen):
-        sinks[0].take_up(facts)
+        sinks[0].restore_run(facts)
     elif after:
         assert isinstance(facts[0], SessionCreated)
-        sinks[0].event(facts[0])  # the first line tells the session, whatever it is
+        sinks[0].handle_event(facts[0])  # the first line tells the session, whatever it is
     ticking = asyncio.create_task(_tick(sinks))
     try:
-        async with stopping(session):
+        async with stop_on_signals(session):
             while True:
                 async with run:
-                    outcome = await follow(session, run, after, tally, *sinks)
+                    outcome = await follow_run(session, run, after, tally, *sinks)
                 state = await session.state()
                 if outcome is not None or run.pending or state.run is None:
                     break
@@ -247,22 +249,22 @@ async def _driven(opened_session: Opened, begin: Callable[[Opened], Run], show: 
     await _name(opened_session)
     for question in run.pending if outcome is None else ():
         tally.asked.setdefault(question.call_id, question)
-    return tally.report(session.id, outcome)
+    return tally.build_report(session.id, outcome)
 
 
-async def _name(opened_session: Opened) -> None:
+async def _name(opened_session: OpenSession) -> None:
     """Call a new session by its first words: nobody waits here for a model to find better ones."""
     state = await opened_session.session.state()
     if state.name or not opened_session.settings.auto_name:
         return
     said = (fact for fact in await opened_session.session.facts() if isinstance(fact, MessageReceived))
     words = " ".join(render_parts(next(said).parts[:1]).split())  # files go with it as parts of their own
-    await opened_session.session.rename(words if len(words) <= NAME else f"{words[:NAME]}…", by="auto")
+    await opened_session.session.rename(words if len(words) <= MAX_NAME else f"{words[:MAX_NAME]}…", by="auto")
 
 
-async def _tick(sinks: list[Sink]) -> None:
+async def _tick(sinks: list[EventSink]) -> None:
     while True:
-        await asyncio.sleep(TICK)
+        await asyncio.sleep(TICK_SECONDS)
         for sink in sinks:
             if isinstance(sink, Screen):
-                sink.tick()
+                sink.redraw_status()

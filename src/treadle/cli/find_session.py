@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from treadle.errors import BadInput, NotFound
 from treadle.log.base import Log, SessionInfo, SessionQuery
 
-SHORTEST = 3
+MIN_PREFIX = 3
 """Characters that a beginning of an id must have: a slip of the finger names no session."""
 
 _PAGE = 200
 
 
-async def find(log: Log, reference: str) -> SessionInfo:
+async def find_session(log: Log, reference: str) -> SessionInfo:
     """The one session that is meant. Raises `NotFound`, or `BadInput` when it could be several."""
     reference = reference.encode("utf-8", "replace").decode()  # what a shell gives may be no text at all
     if not reference.strip():  # a variable that is not set must not mean the session that has no name
@@ -24,17 +24,17 @@ async def find(log: Log, reference: str) -> SessionInfo:
         return await log.info(reference)
     except NotFound:
         pass
-    named = [info async for info in each(log, SessionQuery(text=reference)) if info.name == reference]
+    named = [info async for info in iterate_sessions(log, SessionQuery(text=reference)) if info.name == reference]
     if named:
         return _only(reference, named)
-    if len(reference) >= SHORTEST:
+    if len(reference) >= MIN_PREFIX:
         found = (await log.sessions(SessionQuery(prefix=reference, limit=_PAGE))).sessions
         if found:
             return _only(reference, list(found))
     raise NotFound(f"no session has the id or the name {reference!r}; `treadle sessions list` shows those there are")
 
 
-async def each(log: Log, query: SessionQuery) -> AsyncGenerator[SessionInfo]:
+async def iterate_sessions(log: Log, query: SessionQuery) -> AsyncGenerator[SessionInfo]:
     """Every session that a query means, page by page."""
     query = replace(query, limit=_PAGE)
     while True:

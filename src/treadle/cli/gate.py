@@ -10,9 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, CallFinished, InputRequested, RunFinished, Tool
-from treadle.cli.console import Bell, Terminal
-from treadle.cli.question_text import approval_lines, choices, decision, input_lines, reply
-from treadle.cli.report import UNASKED
+from treadle.cli.console import Notifier, TerminalConsole
+from treadle.cli.question_text import (
+    parse_decision,
+    parse_reply,
+    render_approval,
+    render_choices,
+    render_input_question,
+)
+from treadle.cli.report import NOBODY_ASKED
 from treadle.errors import BadInput
 from treadle.events import ApprovalAnswered, CancelRequested, Event, InputAnswered
 
@@ -20,15 +26,15 @@ INERT = 0.5
 """Seconds in which nothing typed counts: keys that were meant for something else must not approve anything."""
 
 
-async def refuse(question: ApprovalRequested | InputRequested) -> Answer:
+async def refuse_question(question: ApprovalRequested | InputRequested) -> Answer:
     """Say no at once, because nobody can be asked, and tell the model what the user could do about it."""
     if isinstance(question, InputRequested):
         return Answer(
-            "deny", comment="Nobody can be asked here. Decide yourself, and say what you assumed.", by=UNASKED
+            "deny", comment="Nobody can be asked here. Decide yourself, and say what you assumed.", by=NOBODY_ASKED
         )
     way = f"--approve {question.rule!r}" if question.rule else "--yes"
     comment = f"Nobody can be asked here ({question.why}). Do without it, or tell the user to allow it with {way}."
-    return Answer("deny", comment=comment, by=UNASKED)
+    return Answer("deny", comment=comment, by=NOBODY_ASKED)
 
 
 class Keyboard:
@@ -37,13 +43,13 @@ class Keyboard:
     def __init__(self, fd: int = 0) -> None:
         self._fd, self._rest = fd, b""
 
-    def discard(self) -> None:
+    def discard_input(self) -> None:
         """Forget what was typed before it was asked for."""
         self._rest = b""
         if os.isatty(self._fd):
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
-    async def line(self) -> str | None:
+    async def read_line(self) -> str | None:
         """The next line; None at the end of input."""
         loop = asyncio.get_running_loop()
         while b"\n" not in self._rest:
@@ -64,13 +70,13 @@ class Keyboard:
 class TerminalGate:
     """Asks at the terminal, one question at a time. Told of events, it takes back a question that others settled."""
 
-    def __init__(self, stage: Terminal, tools: Mapping[str, Tool], folder: Path, bell: Bell) -> None:
+    def __init__(self, stage: TerminalConsole, tools: Mapping[str, Tool], folder: Path, bell: Notifier) -> None:
         self._stage, self._tools, self._folder, self._bell = stage, tools, folder, bell
         self._keyboard = Keyboard(sys.stdin.fileno())
         self._turn = asyncio.Lock()
         self._asking: dict[str, asyncio.Task[Answer | None]] = {}
 
-    def event(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         match event:
             case ApprovalAnswered(call_id=call_id) | InputAnswered(call_id=call_id) | CallFinished(call_id=call_id):
                 settled = [call_id]
@@ -91,58 +97,58 @@ class TerminalGate:
             if task is not None and task.cancelling():
                 asking.cancel()
                 raise
-            self._stage.line("(settled elsewhere)")
+            self._stage.write_line("(settled elsewhere)")
             return None
         finally:
             del self._asking[question.call_id]
 
     async def _ask(self, question: ApprovalRequested | InputRequested) -> Answer | None:
         async with self._turn:
-            self._bell.ring("treadle needs you")
+            self._bell.notify("treadle needs you")
             try:
                 if isinstance(question, InputRequested):
                     return await self._questions(question)
                 return await self._approval(question)
             finally:
-                self._bell.touched()
+                self._bell.mark_active()
 
     async def _approval(self, question: ApprovalRequested) -> Answer | None:
         stage = self._stage
-        for line in approval_lines(question, self._tools, self._folder, stage.room, colour=stage.colour):
-            stage.line(line)
-        for line in choices(question):
-            stage.line(line)
+        for line in render_approval(question, self._tools, self._folder, stage.width, colour=stage.has_colour):
+            stage.write_line(line)
+        for line in render_choices(question):
+            stage.write_line(line)
         await asyncio.sleep(INERT)
-        self._keyboard.discard()
+        self._keyboard.discard_input()
         while True:
             line = await self._typed()
             if line is None:
                 return None
             try:
-                return decision(line, question, self._folder)
+                return parse_decision(line, question, self._folder)
             except BadInput as error:
-                stage.line(f"  {error}")
+                stage.write_line(f"  {error}")
 
     async def _questions(self, asked: InputRequested) -> Answer | None:
         answers: list[str] = []
-        self._keyboard.discard()
+        self._keyboard.discard_input()
         for number, question in enumerate(asked.questions):
-            for line in input_lines(question, colour=self._stage.colour):
-                self._stage.line(line)
+            for line in render_input_question(question, colour=self._stage.has_colour):
+                self._stage.write_line(line)
             while len(answers) == number:
                 line = await self._typed()
                 if line is None:
                     return None
                 try:
-                    answers.append(reply(line, question))
+                    answers.append(parse_reply(line, question))
                 except BadInput as error:
-                    self._stage.line(f"  {error}")
+                    self._stage.write_line(f"  {error}")
         return Answer(answers=tuple(answers))
 
     async def _typed(self) -> str | None:
-        self._stage.tail("")
+        self._stage.set_status("")
         self._stage.write("answer> ")
-        line = await self._keyboard.line()
+        line = await self._keyboard.read_line()
         if line is not None:
-            self._stage.entered()
+            self._stage.end_input_line()
         return line

@@ -17,7 +17,7 @@ class _Words(logging.Handler):
 
 
 @contextmanager
-def heard(put: Callable[[str], None]) -> Generator[None]:
+def capture_warnings(put: Callable[[str], None]) -> Generator[None]:
     """Warnings of treadle go to `put`, and to nobody else, for as long as the block."""
     logger, words = logging.getLogger("treadle"), _Words(put)
     before, logger.propagate = logger.propagate, False

@@ -26,7 +26,7 @@ COMMANDS = {
     "completion": "a script that completes all this in bash, zsh and fish",
 }
 
-LISTING = ("sessions", "approvals", "models", "skills", "memory")
+LIST_COMMANDS = ("sessions", "approvals", "models", "skills", "memory")
 """Commands whose first thing to do is to list."""
 
 _TOP = """\
@@ -82,10 +82,10 @@ def _opened() -> None:
 
 
 def _silenced(*streams: TextIO) -> int:
-    from treadle.cli.terminal_text import silence
+    from treadle.cli.terminal_text import silence_stream
 
     for stream in streams:
-        silence(stream)
+        silence_stream(stream)
     return 1
 
 
@@ -102,7 +102,9 @@ def _dispatch(words: list[str]) -> int:
         from treadle.errors import BadInput
 
         raise BadInput(_unknown(words[0]))
-    if words[0] in LISTING and (len(words) == 1 or (words[1].startswith("-") and words[1] not in ("-h", "--help"))):
+    if words[0] in LIST_COMMANDS and (
+        len(words) == 1 or (words[1].startswith("-") and words[1] not in ("-h", "--help"))
+    ):
         words.insert(1, "list")
     command = importlib.import_module(f"treadle.cli.{words[0]}")
     try:
@@ -128,20 +130,20 @@ def _told(error: Exception) -> tuple[str, int]:
         return str(error), 1
     if os.environ.get("TREADLE_DEBUG"):
         raise error
-    from treadle.cli.terminal_text import mistake
+    from treadle.cli.terminal_text import describe_bug
 
-    return mistake(error), 1
+    return describe_bug(error), 1
 
 
 def _complain(words: list[str], text: str, code: int) -> int:
-    from treadle.cli.terminal_text import note
+    from treadle.cli.terminal_text import print_note
 
     if "--json" in words and (words[0] == "run" or words[1:2] in (["resume"], ["continue"])):
-        from treadle.cli.report import not_run
+        from treadle.cli.report import build_failure_report
 
         reason = "usage" if code == 2 else "cancelled" if code == 130 else "failed"
-        sys.stdout.buffer.write(not_run(reason, text).encode())
+        sys.stdout.buffer.write(build_failure_report(reason, text).encode())
         sys.stdout.flush()
     else:
-        note(f"treadle: {text}")
+        print_note(f"treadle: {text}")
     return code

@@ -6,9 +6,16 @@ import argparse
 import asyncio
 import sys
 
-from treadle.app.settings import Settings, embedding_of, open_store
-from treadle.cli.options import Parser, actions_of, add_store, parser_of, settings_of
-from treadle.cli.terminal_text import ago, columns, is_terminal, note, say, table
+from treadle.app.settings import Settings, build_embedding, open_store
+from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
+from treadle.cli.terminal_text import (
+    format_table,
+    format_time_since,
+    is_terminal,
+    print_line,
+    print_note,
+    terminal_width,
+)
 from treadle.log.base import Memories, Memory
 
 EXAMPLES = """\
@@ -20,8 +27,8 @@ EXAMPLES = """\
 
 
 def parser() -> Parser:
-    made = parser_of("memory", "What is remembered here, and for you everywhere.", EXAMPLES)
-    kinds = actions_of(made, EXAMPLES)
+    made = create_parser("memory", "What is remembered here, and for you everywhere.", EXAMPLES)
+    kinds = add_actions(made, EXAMPLES)
     kinds.add_parser("list", help="all of it").add_argument("--all", action="store_true", help="of every workspace")
     search = kinds.add_parser("search", help="by words, and by meaning where embed_model is set")
     search.add_argument("words")
@@ -36,7 +43,7 @@ def parser() -> Parser:
     kinds.add_parser("forget", help="by id").add_argument("id")
     for one in kinds.choices.values():
         one.add_argument("--workspace", metavar="DIR", help="default: this folder")
-        add_store(one)
+        add_store_options(one)
     return made
 
 
@@ -45,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _main(args: argparse.Namespace) -> int:
-    settings = settings_of(args).settings
+    settings = load_command_settings(args).settings
     log = open_store(settings)
     try:
         await _do(args, log.memories, settings)
@@ -59,14 +66,14 @@ async def _do(args: argparse.Namespace, memories: Memories, settings: Settings) 
     match args.action:
         case "add":
             kept = await memories.add(Memory(args.text, args.kind, "" if args.everywhere else folder))
-            say(kept.id)
+            print_line(kept.id)
         case "edit":
-            note(f"{(await memories.edit(args.id, args.text)).id} is changed")
+            print_note(f"{(await memories.edit(args.id, args.text)).id} is changed")
         case "forget":
             await memories.delete(args.id)
-            note(f"forgot {args.id}")
+            print_note(f"forgot {args.id}")
         case "search":
-            memories.embed = embedding_of(settings)
+            memories.embed = build_embedding(settings)
             _print(await memories.search(args.words, None if args.all else ("", folder)), folder)
         case _:
             _print(await memories.list(None if args.all else ("", folder), sys.maxsize), folder)
@@ -74,13 +81,20 @@ async def _do(args: argparse.Namespace, memories: Memories, settings: Settings) 
 
 def _print(found: list[Memory], folder: str) -> None:
     if not found:
-        note("nothing is remembered")
+        print_note("nothing is remembered")
         return
     places = {"": "everywhere", folder: "here"}
     rows = [
-        [one.id, one.kind, places.get(one.scope, one.scope), one.session_id[:8] or "you", ago(one.at), one.text]
+        [
+            one.id,
+            one.kind,
+            places.get(one.scope, one.scope),
+            one.session_id[:8] or "you",
+            format_time_since(one.at),
+            one.text,
+        ]
         for one in found
     ]
     titles = ["id", "kind", "where", "from", "age", "what"]
-    for line in table(rows, titles, columns() if is_terminal(sys.stdout) else 0):
-        say(line)
+    for line in format_table(rows, titles, terminal_width() if is_terminal(sys.stdout) else 0):
+        print_line(line)

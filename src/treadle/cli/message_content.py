@@ -12,12 +12,12 @@ from treadle import FilePart, ImagePart, TextPart
 from treadle.errors import BadInput
 from treadle.messages import Part
 
-MOST_TEXT = 256 * 1024
-MOST_BYTES = 20 * 1024 * 1024
+MAX_TEXT_BYTES = 256 * 1024
+MAX_FILE_BYTES = 20 * 1024 * 1024
 _MENTION = re.compile(r"(?<!\S)@(?:\"([^\"]+)\"|(\S+))")
 
 
-def message_of(text: str, folder: Path, images: Iterable[str] = ()) -> list[Part]:
+def build_message(text: str, folder: Path, images: Iterable[str] = ()) -> list[Part]:
     """The parts of a message; a mention of something that is no file stays what it is, text."""
     parts: list[Part] = [TextPart(text)]
     seen: set[Path] = set()
@@ -49,12 +49,12 @@ def _attached(file: Path, name: str) -> Part:
     media_type = _media_type(file)
     if media_type.startswith("image/") and media_type != "image/svg+xml":
         return _image(file, media_type)
-    data = _read(file, MOST_BYTES)
+    data = _read(file, MAX_FILE_BYTES)
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return FilePart(file.name, base64.b64encode(data).decode(), media_type)
-    if len(data) > MOST_TEXT:
+    if len(data) > MAX_TEXT_BYTES:
         raise BadInput(f"{file} has {len(data)} bytes, too many to go with a message; name it without the @")
     return TextPart(f"The file {name}:\n\n{text}")
 
@@ -62,7 +62,7 @@ def _attached(file: Path, name: str) -> Part:
 def _image(file: Path, media_type: str) -> ImagePart:
     if not media_type.startswith("image/"):
         raise BadInput(f"{file} is no image ({media_type}); write it as @{file} in the message")
-    return ImagePart(base64.b64encode(_read(file, MOST_BYTES)).decode(), media_type)
+    return ImagePart(base64.b64encode(_read(file, MAX_FILE_BYTES)).decode(), media_type)
 
 
 def _media_type(file: Path) -> str:

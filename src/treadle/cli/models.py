@@ -6,10 +6,10 @@ import argparse
 import asyncio
 import sys
 
-from treadle.app.diagnose import reachable
-from treadle.app.settings import Settings, choose_model, data_folder, remember
-from treadle.cli.options import Parser, actions_of, parser_of
-from treadle.cli.terminal_text import harmless, is_terminal, note, say, styled, wants_colour
+from treadle.app.diagnose import find_model_sources
+from treadle.app.settings import Settings, choose_model, data_folder, save_setting
+from treadle.cli.options import Parser, add_actions, create_parser
+from treadle.cli.terminal_text import escape_controls, is_terminal, print_line, print_note, style_text, wants_colour
 
 EXAMPLES = """\
   treadle models list
@@ -20,13 +20,13 @@ EXAMPLES = """\
   treadle models load ollama:qwen3
   treadle models unload local               on a server that runs; --url says which"""
 
-SHOWN = 8
-URL = "http://127.0.0.1:8420"
+MAX_SHOWN_MODELS = 8
+DEFAULT_URL = "http://127.0.0.1:8420"
 
 
 def parser() -> Parser:
-    made = parser_of("models", "The models that can be used from here.", EXAMPLES)
-    kinds = actions_of(made, EXAMPLES)
+    made = create_parser("models", "The models that can be used from here.", EXAMPLES)
+    kinds = add_actions(made, EXAMPLES)
     kinds.add_parser("list", help="what is reachable, and why not")
     default = kinds.add_parser("default", help="use this one when none is named")
     default.add_argument("name")
@@ -36,7 +36,7 @@ def parser() -> Parser:
     for name, about in (("load", "have a server get it ready"), ("unload", "have a server give back what it holds")):
         one = kinds.add_parser(name, help=about)
         one.add_argument("name")
-        one.add_argument("--url", default=URL, help=f"the server (default: {URL})")
+        one.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
         one.add_argument("--token-file", metavar="FILE", default="", help="default: in the user's data folder")
     return made
 
@@ -55,13 +55,13 @@ def main(args: argparse.Namespace) -> int:
 
 async def _list() -> int:
     colour = wants_colour(sys.stdout)
-    async for way in reachable():
-        mark = styled("✓", "green", colour) if way.usable else styled("–", "dim", colour)
-        sys.stdout.write(f"{mark} {way.name:<22}{harmless(way.why)}\n")
-        for name in way.models[:SHOWN]:
-            say(f"    {name}")
-        if len(way.models) > SHOWN:
-            say(f"    and {len(way.models) - SHOWN} more")
+    async for way in find_model_sources():
+        mark = style_text("✓", "green", colour) if way.is_usable else style_text("–", "dim", colour)
+        sys.stdout.write(f"{mark} {way.name:<22}{escape_controls(way.reason)}\n")
+        for name in way.models[:MAX_SHOWN_MODELS]:
+            print_line(f"    {name}")
+        if len(way.models) > MAX_SHOWN_MODELS:
+            print_line(f"    and {len(way.models) - MAX_SHOWN_MODELS} more")
         sys.stdout.flush()
     return 0
 
@@ -71,34 +71,34 @@ async def _default(name: str, config: str) -> int:
     close = getattr(model, "close", None)
     if close is not None:
         await close()
-    note(f"{name} is the default now: {remember('model', name, config)}")
+    print_note(f"{name} is the default now: {save_setting('model', name, config)}")
     return 0
 
 
 async def _on_server(args: argparse.Namespace) -> int:
-    from treadle.cli.session_link import post
+    from treadle.cli.session_link import post_json
 
     file = args.token_file or str(data_folder() / "tokens.json")
-    await post(args.url, f"/v1/models/{args.action}", {"model": args.name}, file)
-    note(f"{args.name} is {args.action}ed at {args.url}")
+    await post_json(args.url, f"/v1/models/{args.action}", {"model": args.name}, file)
+    print_note(f"{args.name} is {args.action}ed at {args.url}")
     return 0
 
 
 def _pull(source: str) -> int:
-    from treadle.app.diagnose import bring, is_embedded
+    from treadle.app.diagnose import has_local_runtime, pull_weights
 
     live = is_terminal(sys.stderr)
 
     def told(message: str, done: float, total: float) -> None:
         if live:
             share = f" {done / total:.0%}" if total else ""
-            sys.stderr.write(f"\r\x1b[2K{harmless(message)}{share}")
+            sys.stderr.write(f"\r\x1b[2K{escape_controls(message)}{share}")
             sys.stderr.flush()
 
-    file = bring(source, told)
+    file = pull_weights(source, told)
     if live:
         sys.stderr.write("\r\x1b[2K")
-    say(str(file))
-    needs = "" if is_embedded() else ', after: pip install "treadle[local]"'
-    note(f"use it with: --model {'local' if source == 'local' else f'local:{file}'}{needs}")
+    print_line(str(file))
+    needs = "" if has_local_runtime() else ', after: pip install "treadle[local]"'
+    print_note(f"use it with: --model {'local' if source == 'local' else f'local:{file}'}{needs}")
     return 0

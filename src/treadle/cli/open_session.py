@@ -12,18 +12,18 @@ from pathlib import Path
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, Session
 from treadle.agent import SessionOptions
 from treadle.app.settings import (
-    Built,
-    Loaded,
+    BuiltAgents,
+    LoadedSettings,
     Settings,
     build_agents,
+    build_embedding,
     choose_model,
-    embedding_of,
-    is_unpriced,
-    mcp_tools,
+    has_unknown_price,
+    open_mcp_tools,
     open_store,
 )
-from treadle.cli.find_session import find
-from treadle.cli.options import settings_of
+from treadle.cli.find_session import find_session
+from treadle.cli.options import load_command_settings
 from treadle.errors import BadInput, NotFound
 from treadle.events import SessionConfigured, SessionCreated
 from treadle.knowledge.library import Library
@@ -35,7 +35,7 @@ DEFAULT_AGENT = "default"
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenSession:
     """A session that is open, and what it runs with. `notes` are what the person should be told about that."""
 
     session: Session
@@ -44,7 +44,7 @@ class Opened:
     settings: Settings
     library: Library
     notes: tuple[str, ...]
-    fresh: bool
+    is_new: bool
 
     @property
     def model(self) -> Model:
@@ -52,16 +52,16 @@ class Opened:
 
 
 Gate = Callable[[ApprovalRequested | InputRequested], Awaitable[Answer | None]]
-GateFor = Callable[[Agent, Settings], Gate | None]
+GateFactory = Callable[[Agent, Settings], Gate | None]
 
 
 @asynccontextmanager
-async def opened(args: argparse.Namespace, gate_for: GateFor, name: str = "") -> AsyncGenerator[Opened]:
+async def open_session(args: argparse.Namespace, gate_for: GateFactory, name: str = "") -> AsyncGenerator[OpenSession]:
     """Open the session that `--session` names, or a new one, with a name if one is given."""
-    loaded = settings_of(args)
+    loaded = load_command_settings(args)
     log = open_store(loaded.settings)
     try:
-        info = await find(log, args.session) if args.session else None
+        info = await find_session(log, args.session) if args.session else None
         if info is not None:
             facts = await log.read(info.id)
             models = [fact.model for fact in facts if isinstance(fact, SessionCreated | SessionConfigured)]
@@ -75,14 +75,14 @@ async def opened(args: argparse.Namespace, gate_for: GateFor, name: str = "") ->
 
 @asynccontextmanager
 async def _running(
-    log: Log, loaded: Loaded, info: SessionInfo | None, gate_for: GateFor, name: str
-) -> AsyncGenerator[Opened]:
+    log: Log, loaded: LoadedSettings, info: SessionInfo | None, gate_for: GateFactory, name: str
+) -> AsyncGenerator[OpenSession]:
     settings = loaded.settings
     hide_keys(*filter(None, [settings.api_key_env]))
     model, reason = await choose_model(settings)
     try:
-        log.memories.embed = embedding_of(settings, model)
-        async with mcp_tools(settings) as (more, down):
+        log.memories.embed = build_embedding(settings, model)
+        async with open_mcp_tools(settings) as (more, down):
             built = build_agents(settings, model, more)
             agent = _chosen(built, loaded, model, info)
             which: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}
@@ -104,14 +104,14 @@ async def _running(
                     await session.configure(agent=settings.agent)
                 if state.model not in ("", settings.model, model.name):
                     await session.configure(model=model.name)
-                yield Opened(session, runtime, agent, settings, built.library, tuple(notes), info is None)
+                yield OpenSession(session, runtime, agent, settings, built.library, tuple(notes), info is None)
     finally:
         close = getattr(model, "close", None)
         if close is not None:
             await close()
 
 
-def _chosen(built: Built, loaded: Loaded, model: Model, info: SessionInfo | None) -> Agent:
+def _chosen(built: BuiltAgents, loaded: LoadedSettings, model: Model, info: SessionInfo | None) -> Agent:
     """The agent that was asked for, or whose session it is; a flag has the last word on model and instructions."""
     wanted, flagged = loaded.settings.agent or DEFAULT_AGENT, loaded.sources.get("model") == "command line"
     agents = {**built.without_model, **built.agents} if flagged else built.agents
@@ -129,13 +129,13 @@ def _chosen(built: Built, loaded: Loaded, model: Model, info: SessionInfo | None
     return agent
 
 
-def _unlimited(opened: Opened) -> Iterator[str]:
+def _unlimited(opened: OpenSession) -> Iterator[str]:
     """Say that a limit does nothing."""
-    if opened.settings.max_cost is not None and is_unpriced(opened.model):
+    if opened.settings.max_cost is not None and has_unknown_price(opened.model):
         yield f"the price of {opened.model.name} is not known here, so max_cost may not stop it; max_tokens does"
 
 
-def _nameless(args: argparse.Namespace, opened: Opened) -> Iterator[str]:
+def _nameless(args: argparse.Namespace, opened: OpenSession) -> Iterator[str]:
     """Say which patterns of the command line name no tool: a slip there leaves a tool allowed, or asked for."""
     tools = [tool for agent in opened.runtime.agents.values() for tool in agent.toolbox.values()]
     names = {name for tool in tools for name in (tool.name, *tool.aliases)}
@@ -156,25 +156,25 @@ def _named(agent: Agent, name: str) -> Agent:
 
 
 @asynccontextmanager
-async def noted(args: argparse.Namespace, reference: str) -> AsyncGenerator[tuple[Session, SessionInfo]]:
+async def open_stored_session(args: argparse.Namespace, reference: str) -> AsyncGenerator[tuple[Session, SessionInfo]]:
     """A session to look at or to post to. Nothing is run here: whoever runs it, or the next one who does, reads it."""
-    log = open_store(settings_of(args).settings)
+    log = open_store(load_command_settings(args).settings)
     try:
-        info = await find(log, reference)
+        info = await find_session(log, reference)
         async with Runtime(log, [], recover=False) as runtime:
             yield Session(runtime.coordinator, Agent(name=info.agent), info.id), info
     finally:
         await log.close()
 
 
-def _there(args: argparse.Namespace, info: SessionInfo, last: str) -> Loaded:
+def _there(args: argparse.Namespace, info: SessionInfo, last: str) -> LoadedSettings:
     """The settings where the session lives: its own folder's file narrows it, and it keeps the model it had last."""
     home = Path(info.workspace or ".")
     if args.workspace is not None and Path(args.workspace).expanduser().absolute() != home:
         raise BadInput(f"session {info.id[:12]} works in {home}; leave --workspace out, or start a new session")
     if not home.is_dir():
         raise BadInput(f"session {info.id[:12]} works in {home}, which is not there any more; nothing was started")
-    loaded = settings_of(args, workspace=str(home))
+    loaded = load_command_settings(args, workspace=str(home))
     if args.model is None and (":" in last or last == "local" or (last and loaded.settings.base_url)):
-        return settings_of(args, workspace=str(home), model=last)
+        return load_command_settings(args, workspace=str(home), model=last)
     return loaded

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn, cast
 
-from treadle.app.settings import Loaded, load
+from treadle.app.settings import LoadedSettings, load_settings
 from treadle.errors import BadInput
 
 
@@ -50,7 +50,7 @@ def _words_of(parser: argparse.ArgumentParser) -> list[str]:
     return found
 
 
-class Several(argparse.Action):
+class SeveralValues(argparse.Action):
     """An option with one value or several, once or again. What came together is kept together, in `groups`."""
 
     def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
@@ -59,13 +59,13 @@ class Several(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), *values])
 
 
-def taken_back(args: argparse.Namespace, *options: str, unlike: Callable[[str], bool]) -> str | None:
+def take_back_word(args: argparse.Namespace, *options: str, is_no_value: Callable[[str], bool]) -> str | None:
     """The word that an option with several values swallowed although it was meant to stand alone, if there is one.
 
     It is the last of a group; `unlike` says whether a word cannot be a value.
     """
     for group in reversed(getattr(args, "groups", ())):
-        if len(group) > 1 and unlike(group[-1]):
+        if len(group) > 1 and is_no_value(group[-1]):
             for name in options:
                 values: list[str] = getattr(args, name) or []
                 if group[-1] in values:
@@ -74,12 +74,12 @@ def taken_back(args: argparse.Namespace, *options: str, unlike: Callable[[str], 
     return None
 
 
-def parser_of(name: str, about: str, examples: str) -> Parser:
+def create_parser(name: str, about: str, examples: str) -> Parser:
     """The parser of a command, with examples below its options."""
     return Parser(prog=f"treadle {name}", description=about, epilog=f"examples:\n{examples}")
 
 
-def actions_of(parser: Parser, examples: str) -> argparse._SubParsersAction[Parser]:  # pyright: ignore[reportPrivateUsage]
+def add_actions(parser: Parser, examples: str) -> argparse._SubParsersAction[Parser]:  # pyright: ignore[reportPrivateUsage]
     """Where the actions of a command are added."""
     made = partial(Parser, examples=examples)
     return parser.add_subparsers(
@@ -87,13 +87,13 @@ def actions_of(parser: Parser, examples: str) -> argparse._SubParsersAction[Pars
     )
 
 
-def add_store(parser: argparse.ArgumentParser) -> None:
+def add_store_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that only looks at the store."""
     parser.add_argument("--store", metavar="PATH|URL", help="where sessions are kept (default: the user's data folder)")
     parser.add_argument("--config", metavar="FILE", default="", help="another file instead of the user's config.toml")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
     """The options of run, chat and serve."""
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="NAME", help="local, openai:NAME, anthropic:NAME, ollama:NAME, …")
@@ -105,8 +105,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     rights.add_argument("--workspace", metavar="DIR", help="the folder to work in (default: this one)")
     rights.add_argument("--access", choices=("read-only", "sandbox", "full"), help="default: sandbox")
     rights.add_argument("--full-access", dest="access", action="store_const", const="full", help="= --access full")
-    rights.add_argument("--approve", metavar="GLOB", nargs="+", action=Several, help="do not ask for these")
-    rights.add_argument("--forbid", metavar="GLOB", nargs="+", action=Several, help="never run these")
+    rights.add_argument("--approve", metavar="GLOB", nargs="+", action=SeveralValues, help="do not ask for these")
+    rights.add_argument("--forbid", metavar="GLOB", nargs="+", action=SeveralValues, help="never run these")
     rights.add_argument("--yes", action="store_const", const=True, help="approve all that would be asked")
     rights.add_argument("--web", action="store_const", const=True, help="offer fetch_url")
     rights.add_argument("--allow-host", metavar="H", dest="network", action="append", help="commands may reach it")
@@ -116,10 +116,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-tokens", metavar="N", help="generated tokens")
     limits.add_argument("--max-cost", metavar="USD")
     limits.add_argument("--timeout", metavar="SECONDS", help="wall time")
-    add_store(parser)
+    add_store_options(parser)
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+def add_output_options(parser: argparse.ArgumentParser) -> None:
     """The options of the commands that run something to its end."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one document on stdout; events as JSON lines on stderr")
@@ -149,10 +149,10 @@ FLAGS = (
 )
 
 
-def settings_of(args: argparse.Namespace, **more: Any) -> Loaded:
+def load_command_settings(args: argparse.Namespace, **more: Any) -> LoadedSettings:
     """The settings for a command's arguments; `more` stands in for flags that were not given."""
     flags: dict[str, Any] = {name: getattr(args, name, None) for name in FLAGS}
     for name, value in more.items():
         if flags.get(name) is None:
             flags[name] = value
-    return load(flags, args.config)
+    return load_settings(flags, args.config)

@@ -19,27 +19,35 @@ from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from treadle.cli.console import Paint
-from treadle.cli.signals import acting
-from treadle.cli.terminal_text import columns, cut, harmless, mistake, styled, wants_colour, wrapped
+from treadle.cli.console import LineStyler
+from treadle.cli.signals import handle_signals
+from treadle.cli.terminal_text import (
+    describe_bug,
+    escape_controls,
+    style_text,
+    terminal_width,
+    truncate_line,
+    wants_colour,
+    wrap_rows,
+)
 
-SHOWN_LINES = 6
+MAX_UNFINISHED_ROWS = 6
 """Rows of unfinished text that are drawn again and again; the rest of it shows once its line is whole."""
 
-BUNDLE = 0.02
+BATCH_SECONDS = 0.02
 """Seconds in which text is gathered before the prompt is drawn anew below it."""
 
-REDRAW = 0.04
+REDRAW_SECONDS = 0.04
 """Seconds between two drawings of the prompt, however fast a model writes."""
 
 PROMPT, ANSWER = "› ", "answer> "
 """What stands before a message, and before an answer."""
 
-ESCAPE = 0.08
+ESCAPE_SECONDS = 0.08
 """Seconds after which an escape is the key itself, and not the beginning of another."""
 
 
-class Interrupted(Exception):
+class PromptInterrupted(Exception):
     """The prompt gave way to something else; `draft` is what had been typed."""
 
     def __init__(self, draft: str) -> None:
@@ -47,15 +55,15 @@ class Interrupted(Exception):
         self.draft = draft
 
 
-class Line:
+class PromptConsole:
     """A prompt at the bottom and a stage above it. Finished lines scroll away; the tail is part of the prompt."""
 
     def __init__(
         self, stream: TextIO, history: Path, completer: Completer, keys: dict[str, Callable[[], None]]
     ) -> None:
-        self.colour = wants_colour(stream)
+        self.has_colour = wants_colour(stream)
         self._open = self._tail = ""
-        self._paint: Paint | None = None
+        self._paint: LineStyler | None = None
         self._label = PROMPT
         self._ending = self._inert = self._editing = self._passing = self._dim = False
         history.parent.mkdir(parents=True, exist_ok=True)
@@ -71,14 +79,14 @@ class Line:
             key_bindings=self._bindings(keys),
             erase_when_done=True,
         )
-        self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE
-        self._session.app.min_redraw_interval = REDRAW
+        self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE_SECONDS
+        self._session.app.min_redraw_interval = REDRAW_SECONDS
         self._session.app.renderer.cpr_not_supported_callback = None  # it would warn, and hand the terminal over
         self._above: list[str] = []
         self._writing: asyncio.Task[None] | None = None
 
     @contextmanager
-    def held(self) -> Generator[None]:
+    def hold_terminal(self) -> Generator[None]:
         """Keep the terminal from reading keys by itself, between two prompts too: no echo, no key lost but signals."""
         fd = self._session.app.input.fileno()
         before = termios.tcgetattr(fd)
@@ -87,7 +95,7 @@ class Line:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._mistaken)
         try:
-            with acting(stops):
+            with handle_signals(stops):
                 yield
         finally:
             loop.set_exception_handler(None)
@@ -101,7 +109,7 @@ class Line:
     def _mistaken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """What went wrong where nobody waits for it is said above the prompt, not across it."""
         error = context.get("exception")
-        self.aside(harmless(mistake(error) if error is not None else str(context.get("message"))))
+        self.write_aside(escape_controls(describe_bug(error) if error is not None else str(context.get("message"))))
 
     def _suspend(self, before: list[Any]) -> None:
         """Give the terminal back to the shell and stop, until the shell lets us go on."""
@@ -144,7 +152,7 @@ class Line:
             self._write_out()
         if self._ending:
             self._ending = False
-            raise Interrupted(text)
+            raise PromptInterrupted(text)
         return text
 
     def _wake(self, label: str) -> None:
@@ -177,10 +185,10 @@ class Line:
     # --- the stage
 
     @property
-    def room(self) -> int:
-        return columns()
+    def width(self) -> int:
+        return terminal_width()
 
-    def write(self, text: str, paint: Paint | None = None, *, dim: bool = False) -> None:
+    def write(self, text: str, paint: LineStyler | None = None, *, dim: bool = False) -> None:
         self._paint, self._dim = paint, dim
         *whole, self._open = (self._open + text).split("\n")
         for one in whole:
@@ -188,19 +196,19 @@ class Line:
         self._redraw()
 
     def _painted(self, line: str) -> str:
-        line = self._paint(line) if self._paint is not None and self.colour else line
-        return styled(line, "dim", self._dim and self.colour)
+        line = self._paint(line) if self._paint is not None and self.has_colour else line
+        return style_text(line, "dim", self._dim and self.has_colour)
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         self._finish()
         self._put(f"{text}\n")
         self._redraw()
 
-    def aside(self, text: str) -> None:
+    def write_aside(self, text: str) -> None:
         self._put(f"{text}\n")
         self._redraw()
 
-    def tail(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         if text != self._tail:
             self._tail = text
             self._redraw()
@@ -221,7 +229,7 @@ class Line:
     async def _write_above(self) -> None:
         """Take the prompt away, write, draw it again. The terminal stays in the prompt's hands: no key goes astray."""
         app = self._session.app
-        await asyncio.sleep(BUNDLE)
+        await asyncio.sleep(BATCH_SECONDS)
         while self._above:
             if app.output.responds_to_cpr:
                 await app.renderer.wait_for_cpr_responses()
@@ -255,17 +263,17 @@ class Line:
         self._session.app.invalidate()
 
     def _message(self) -> ANSI:
-        above = "".join(f"{styled(row, 'dim', self._dim and self.colour)}\n" for row in self._unfinished())
+        above = "".join(f"{style_text(row, 'dim', self._dim and self.has_colour)}\n" for row in self._unfinished())
         if self._tail:
-            above += styled(cut(self._tail, columns() - 1), "dim", self.colour) + "\n"
-        return ANSI(above + styled(self._label, "bold", self.colour))
+            above += style_text(truncate_line(self._tail, terminal_width() - 1), "dim", self.has_colour) + "\n"
+        return ANSI(above + style_text(self._label, "bold", self.has_colour))
 
     def _unfinished(self) -> list[str]:
         """The end of the line that is being written, in the rows that it will cover: the prompt wraps nothing."""
-        wide = columns()
-        most = wide * SHOWN_LINES
+        wide = terminal_width()
+        most = wide * MAX_UNFINISHED_ROWS
         start = max(0, len(self._open) - most) // wide * wide  # so that rows stay where they are while it grows
-        shown = wrapped(self._open[start:].expandtabs(), wide)[-SHOWN_LINES:]
+        shown = wrap_rows(self._open[start:].expandtabs(), wide)[-MAX_UNFINISHED_ROWS:]
         if start:
             shown[0] = f"…{shown[0][1:]}"
         return shown
@@ -316,7 +324,7 @@ def _ignoring_the_event(act: Callable[[], None]) -> Callable[[KeyPressEvent], No
     return lambda event: act()
 
 
-class Words(Completer):
+class PromptCompleter(Completer):
     """Completes slash commands at the beginning of a line, and `@path` anywhere."""
 
     def __init__(self, commands: dict[str, str], folder: Path) -> None:

@@ -10,39 +10,44 @@ from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, Tool
 from treadle.app.settings import data_folder
-from treadle.cli.fact_lines import diff_lines
-from treadle.cli.terminal_text import styled, visible
+from treadle.cli.fact_lines import render_diff
+from treadle.cli.terminal_text import escape_hidden, style_text
 from treadle.errors import BadInput
 from treadle.events import Question
 from treadle.messages import Json
 from treadle.permissions.saved_rules import save_rule
 
-MOST_PREVIEW = 1 << 20
+MAX_PREVIEW_BYTES = 1 << 20
 _STYLES = {"safe": "green", "caution": "yellow", "destructive": "bold red"}
 
 
-def approval_lines(
+def render_approval(
     question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path, room: int, *, colour: bool
 ) -> list[str]:
     """What is asked, whole: tool, class, reason, every argument to the letter, and the diff it would make."""
-    head = f"{styled('?', 'bold yellow', colour)} {styled(visible(question.tool), 'bold', colour)} wants to run  "
-    head += styled(f"[{question.safety}]", _STYLES[question.safety], colour)
-    why = textwrap.wrap(visible(question.why), max(20, room - 16))  # words of ours: the rest is shown to the letter
+    tool = style_text(escape_hidden(question.tool), "bold", colour)
+    head = f"{style_text('?', 'bold yellow', colour)} {tool} wants to run  "
+    head += style_text(f"[{question.safety}]", _STYLES[question.safety], colour)
+    why = textwrap.wrap(
+        escape_hidden(question.why), max(20, room - 16)
+    )  # words of ours: the rest is shown to the letter
     lines = [head, f"  why asked: {why[0] if why else ''}", *(f"             {more}" for more in why[1:])]
-    lines.append(f"  workspace: {visible(str(folder))}")
+    lines.append(f"  workspace: {escape_hidden(str(folder))}")
     for name, value in question.arguments.items():
         lines += _argument(name, value)
     lines += _parts(question, tools, folder)
-    diff = preview(question.tool, question.arguments, folder)
-    return lines + [f"  {line}" for line in diff_lines([visible(line) for line in diff], room - 2, colour=colour)]
+    diff = preview_diff(question.tool, question.arguments, folder)
+    return lines + [
+        f"  {line}" for line in render_diff([escape_hidden(line) for line in diff], room - 2, colour=colour)
+    ]
 
 
 def _argument(name: str, value: Json) -> list[str]:
-    text = visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1))
+    text = escape_hidden(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1))
     first, *rest = text.split("\n")
     if not rest:
-        return [f"  {visible(name)}: {first}"]
-    return [f"  {visible(name)}:", *(f"    {line}" for line in (first, *rest))]
+        return [f"  {escape_hidden(name)}: {first}"]
+    return [f"  {escape_hidden(name)}:", *(f"    {line}" for line in (first, *rest))]
 
 
 def _parts(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path) -> list[str]:
@@ -56,10 +61,10 @@ def _parts(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path)
         parts = tool.assess(tool.parse(json.dumps(given)), folder).commands or ()
     except BadInput:
         return []
-    return ["  it consists of:", *(f"    {visible(part)}" for part in parts)] if len(parts) > 1 else []
+    return ["  it consists of:", *(f"    {escape_hidden(part)}" for part in parts)] if len(parts) > 1 else []
 
 
-def preview(tool: str, arguments: Mapping[str, Json], folder: Path) -> list[str]:
+def preview_diff(tool: str, arguments: Mapping[str, Json], folder: Path) -> list[str]:
     """The diff that a call would make, where that can be told from its arguments."""
     path, content = arguments.get("path"), arguments.get("content")
     old, new = arguments.get("old"), arguments.get("new")
@@ -79,7 +84,7 @@ def preview(tool: str, arguments: Mapping[str, Json], folder: Path) -> list[str]
 
 def _now(file: Path) -> str:
     try:
-        return file.read_text("utf-8") if file.is_file() and file.stat().st_size <= MOST_PREVIEW else ""
+        return file.read_text("utf-8") if file.is_file() and file.stat().st_size <= MAX_PREVIEW_BYTES else ""
     except (OSError, ValueError):
         return ""
 
@@ -89,18 +94,18 @@ def _diff(before: str, after: str, path: str) -> list[str]:
     return list(difflib.unified_diff(old, new, f"{path} (now)", f"{path} (then)", lineterm=""))
 
 
-def choices(question: ApprovalRequested) -> list[str]:
+def render_choices(question: ApprovalRequested) -> list[str]:
     """The answers that can be given, each with what it means."""
     lines = ["  y  yes, once"]
     if not question.once:
         lines.append(f"  t  yes, and {question.tool} needs no asking in this session")
     if _has_rule(question):
-        lines.append(f"  p  yes, and in this session also: {visible(question.rule)}")
+        lines.append(f"  p  yes, and in this session also: {escape_hidden(question.rule)}")
         lines.append("  a  yes, and always in this workspace, the same as p")
     return [*lines, "  n  no; what follows it is told to the model: n too risky", "  l  later: it waits in the log"]
 
 
-def decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | None:
+def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | None:
     """The answer that was typed; None is later. Raises `BadInput` for anything else.
 
     What is allowed for good is kept among the user's rules, for this folder.
@@ -121,7 +126,7 @@ def decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | N
         case "l" | "later":
             return None
         case _:
-            keys = [line.split()[0] for line in choices(question)]
+            keys = [line.split()[0] for line in render_choices(question)]
             raise BadInput(f"answer {', '.join(keys[:-1])} or {keys[-1]}")
 
 
@@ -129,13 +134,13 @@ def _has_rule(question: ApprovalRequested) -> bool:
     return bool(question.rule) and not question.once
 
 
-def input_lines(question: Question, *, colour: bool) -> list[str]:
+def render_input_question(question: Question, *, colour: bool) -> list[str]:
     """A question of the agent, with its options."""
-    lines = [f"{styled('?', 'bold yellow', colour)} {visible(question.text)}"]
-    return lines + [f"  {number}  {visible(option)}" for number, option in enumerate(question.options, 1)]
+    lines = [f"{style_text('?', 'bold yellow', colour)} {escape_hidden(question.text)}"]
+    return lines + [f"  {number}  {escape_hidden(option)}" for number, option in enumerate(question.options, 1)]
 
 
-def reply(line: str, question: Question) -> str:
+def parse_reply(line: str, question: Question) -> str:
     """What was typed, or the option whose number was typed. Raises `BadInput` for what is no answer."""
     text = line.strip()
     if text.isdigit() and 1 <= int(text) <= len(question.options):

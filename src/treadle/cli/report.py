@@ -24,7 +24,7 @@ from treadle.messages import Json, Usage
 ANSWERED, FAILED, USAGE, STOPPED, UNANSWERED, CANCELLED = 0, 1, 2, 3, 4, 130
 """The exit codes, as others rely on them."""
 
-UNASKED = "the command line"
+NOBODY_ASKED = "the command line"
 """Who says no where nobody can be asked; by this name the refusals are told from a person's."""
 
 Status = Literal["answered", "stopped", "failed", "waiting", "denied", "cancelled"]
@@ -63,7 +63,7 @@ class Report(Struct, frozen=True):
         return msgspec.json.encode({**msgspec.structs.asdict(self), "usage": usage}) + b"\n"
 
 
-class Tally(Struct):
+class ReportBuilder(Struct):
     """Counts what a run does, event by event. `refused` is what nobody could be asked, also by its helpers."""
 
     calls: list[CallReport] = field(default_factory=list[CallReport])
@@ -75,7 +75,7 @@ class Tally(Struct):
     turns: int = 0
     usage: Usage = Usage()
 
-    def event(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         match event:
             case TurnStarted():
                 self.turns += 1
@@ -99,13 +99,13 @@ class Tally(Struct):
         question = self.asked.pop(answer.call_id, None)
         if question is None:
             return
-        if answer.by != UNASKED:  # somebody else was first
+        if answer.by != NOBODY_ASKED:  # somebody else was first
             self.refused = [one for one in self.refused if one != question]
             return
         self.refused.append(question)
         self.denied[answer.call_id] = _told(question)
 
-    def report(self, session_id: str, outcome: RunFinished | None) -> Report:
+    def build_report(self, session_id: str, outcome: RunFinished | None) -> Report:
         """What it all came to; without an outcome the run waits for somebody."""
         pending = tuple(_told(question) for question in self.asked.values()) if outcome is None else ()
         status: Status = "waiting" if outcome is None else _status(outcome)
@@ -129,7 +129,7 @@ class Tally(Struct):
         )
 
 
-def not_run(reason: Literal["usage", "failed", "cancelled"], error: str, session_id: str = "") -> Report:
+def build_failure_report(reason: Literal["usage", "failed", "cancelled"], error: str, session_id: str = "") -> Report:
     """The document of a run that did not come about."""
     status: Status = "cancelled" if reason == "cancelled" else "failed"
     return Report(session_id, status, reason, "", 0, (), (), (), Usage(), 0.0, error)

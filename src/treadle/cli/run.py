@@ -9,10 +9,18 @@ import sys
 from pathlib import Path
 
 from treadle import Run
-from treadle.cli.drive import drive
-from treadle.cli.message_content import message_of
-from treadle.cli.open_session import Opened
-from treadle.cli.options import Parser, Several, add_options, add_output, parser_of, settings_of, taken_back
+from treadle.cli.drive import drive_run
+from treadle.cli.message_content import build_message
+from treadle.cli.open_session import OpenSession
+from treadle.cli.options import (
+    Parser,
+    SeveralValues,
+    add_output_options,
+    add_run_options,
+    create_parser,
+    load_command_settings,
+    take_back_word,
+)
 from treadle.errors import BadInput
 
 EXAMPLES = """\
@@ -32,18 +40,22 @@ _PATTERN = re.compile(r"[\w*?\[\]-]+(\(.*\))?")
 
 
 def parser() -> Parser:
-    made = parser_of("run", "Do one thing and end. Everything is kept; any session can be taken up again.", EXAMPLES)
+    made = create_parser(
+        "run", "Do one thing and end. Everything is kept; any session can be taken up again.", EXAMPLES
+    )
     made.add_argument("objective", nargs="?", help='what to do; "-" reads it from stdin, @path adds a file')
     made.add_argument("--session", metavar="ID|NAME", default="", help="go on with this session")
     made.add_argument("--name", metavar="NAME", default="", help="name the new session")
-    made.add_argument("--image", metavar="FILE", nargs="+", action=Several, default=[], help="goes with the objective")
-    add_output(made)
-    add_options(made)
+    made.add_argument(
+        "--image", metavar="FILE", nargs="+", action=SeveralValues, default=[], help="goes with the objective"
+    )
+    add_output_options(made)
+    add_run_options(made)
     return made
 
 
 def main(args: argparse.Namespace) -> int:
-    said = objective_of(args)
+    said = find_objective(args)
     objective = sys.stdin.read() if said == "-" else said
     if objective is None and not args.session:
         raise BadInput('say what is to be done: treadle run "…", or - for stdin')
@@ -52,22 +64,24 @@ def main(args: argparse.Namespace) -> int:
     if args.session and args.name:
         raise BadInput("--name is for a new session; `treadle sessions rename` renames one")
     if objective is not None and not args.session:  # what cannot be sent is told before a session is made
-        message_of(objective, settings_of(args).settings.folder, args.image)
+        build_message(objective, load_command_settings(args).settings.folder, args.image)
 
-    def begin(opened: Opened) -> Run:
+    def begin(opened: OpenSession) -> Run:
         if objective is None:
             return opened.session.resume()
-        return opened.session.run(message_of(objective, opened.settings.folder, args.image))
+        return opened.session.run(build_message(objective, opened.settings.folder, args.image))
 
-    return asyncio.run(drive(args, begin, args.name))
+    return asyncio.run(drive_run(args, begin, args.name))
 
 
-def objective_of(args: argparse.Namespace) -> str | None:
+def find_objective(args: argparse.Namespace) -> str | None:
     """The objective, also where it stands behind the values of an option: `treadle run --approve read_* "look"`."""
     if args.objective is not None:
         return args.objective
     lists = ("approve", "forbid", "image")
-    found = taken_back(args, *lists, unlike=lambda word: not _PATTERN.fullmatch(word) and not Path(word).is_file())
+    found = take_back_word(
+        args, *lists, is_no_value=lambda word: not _PATTERN.fullmatch(word) and not Path(word).is_file()
+    )
     if found is None and not args.session:
-        found = taken_back(args, *lists, unlike=lambda word: True)
+        found = take_back_word(args, *lists, is_no_value=lambda word: True)
     return found

@@ -9,9 +9,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from treadle.cli.options import Parser, actions_of, parser_of
-from treadle.cli.signals import acting
-from treadle.cli.terminal_text import note
+from treadle.cli.options import Parser, add_actions, create_parser
+from treadle.cli.signals import handle_signals
+from treadle.cli.terminal_text import print_note
 from treadle.errors import BadInput
 from treadle.sandbox.backend import probe, run_in_sandbox
 from treadle.sandbox.base import Bounds, CommandResult, Job
@@ -25,8 +25,8 @@ The command's exit code is passed on; 124 when its time was up, 137 when it went
 
 
 def parser() -> Parser:
-    made = parser_of("sandbox", "The sandbox of the shell tool.", EXAMPLES)
-    kinds = actions_of(made, EXAMPLES)
+    made = create_parser("sandbox", "The sandbox of the shell tool.", EXAMPLES)
+    kinds = add_actions(made, EXAMPLES)
     kinds.add_parser("probe", help="which walls hold on this machine")
     run = kinds.add_parser("exec", help="run a command as the shell tool would")
     usual = Bounds()
@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
         found = probe()
         sys.stdout.write(f"{found.level}: {found.why or 'all walls hold'}\n")
         if found.hint:
-            note(found.hint)
+            print_note(found.hint)
         return 0 if found.level != "none" else 1
     argv = tuple(args.argv[1:] if args.argv[:1] == ["--"] else args.argv)
     folder = Path(args.workspace).expanduser().absolute()
@@ -72,7 +72,7 @@ async def _run(job: Job) -> int:
         came.append(number)
         mine.cancel()
 
-    with acting({number: partial(end, number) for number in (signal.SIGTERM, signal.SIGHUP)}):
+    with handle_signals({number: partial(end, number) for number in (signal.SIGTERM, signal.SIGHUP)}):
         try:
             return _code(await run_in_sandbox(job, _put))
         except asyncio.CancelledError:
@@ -89,5 +89,5 @@ def _put(data: bytes) -> None:
 def _code(ended: CommandResult) -> int:
     if ended.code is not None:
         return ended.code
-    note(f"killed after {ended.seconds:.1f} s: it went over its bound of {ended.reason}")
+    print_note(f"killed after {ended.seconds:.1f} s: it went over its bound of {ended.reason}")
     return 124 if ended.reason == "wall" else 137

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from treadle.cli.console import Nowhere, Stage
-from treadle.cli.fact_lines import ending, finished_lines, matters
-from treadle.cli.markdown_lines import Painter
-from treadle.cli.terminal_text import count, cut, elapsed, harmless, styled
+from treadle.cli.console import Console, NullConsole
+from treadle.cli.fact_lines import describe_ending, render_call, summarize_arguments
+from treadle.cli.markdown_lines import MarkdownStyler
+from treadle.cli.terminal_text import escape_controls, format_count, format_duration, style_text, truncate_line
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,
@@ -38,10 +38,10 @@ from treadle.events import (
 )
 from treadle.messages import Json, Part, Usage, render_parts
 
-TICK = 0.5
+TICK_SECONDS = 0.5
 """Seconds between two drawings of the tail in which nothing happens but time."""
 
-STEERS = "  it reads this at its next turn:"
+STEER_NOTE = "  it reads this at its next turn:"
 """What stands above a message that was sent while it works."""
 
 _SIGNALS = {
@@ -59,26 +59,28 @@ class Screen:
     With `apart` the answer is handed over elsewhere: only what the model says between calls is shown.
     """
 
-    def __init__(self, stage: Stage, *, window: int | None = None, mine: str = "", apart: bool = False) -> None:
-        self.stage = stage
-        self._apart = apart
+    def __init__(
+        self, console: Console, *, window: int | None = None, own_message: str = "", hide_answer: bool = False
+    ) -> None:
+        self.console = console
+        self._apart = hide_answer
         self.window = window
-        self.usage, self.context = Usage(), 0
-        self.running = False
+        self.usage, self.context_tokens = Usage(), 0
+        self.is_running = False
         self.asks_here = False
         """Whether questions are put to the person by somebody else, on the same stage."""
-        self._mine = mine
+        self._mine = own_message
         self._waiting: set[str] = set()
         self._arguments: dict[str, dict[str, Json]] = {}
         self._started: dict[str, tuple[str, float]] = {}
         self._doing = self._readying = ""
         self._kind = ""
-        self._painter = Painter()
+        self._painter = MarkdownStyler()
         self._written = ""
         self._turn, self._turns, self._calls = 0, 0, 0
         self._began = time.monotonic()
 
-    def event(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         match event:
             case TextDelta(text=text):
                 if not self._apart:
@@ -99,7 +101,7 @@ class Screen:
             case CallFinished():
                 self._finished(event)
             case RunStarted():
-                self.running, self._began = True, _since(event)
+                self.is_running, self._began = True, _since(event)
                 self._turn, self._calls, self._turns = 0, 0, event.limits.turns
             case TurnStarted():
                 self._turned(event)
@@ -107,9 +109,9 @@ class Screen:
                 self._ended(event)
             case _:
                 self._aside(event)
-        self.tick()
+        self.redraw_status()
 
-    def recall(self, facts: Sequence[AnyFact], messages: int = 1) -> None:
+    def show_history(self, facts: Sequence[AnyFact], messages: int = 1) -> None:
         """Show the end of what was, so many messages back, and all of the run that is under way if there is one."""
         runs = [fact.seq for fact in facts if isinstance(fact, RunStarted)]
         began = runs[-1] if runs else 0
@@ -117,60 +119,61 @@ class Screen:
         start = min((said[-messages:] or [0])[0], max((seq for seq in said if seq < began), default=began))
         for fact in facts:
             if fact.seq >= start:
-                self.event(fact)
+                self.handle_event(fact)
 
-    def take_up(self, facts: Sequence[AnyFact]) -> None:
+    def restore_run(self, facts: Sequence[AnyFact]) -> None:
         """Know of a run under way what its tail and the lines of its calls say, and show nothing of it again."""
         began = max((at for at, fact in enumerate(facts) if isinstance(fact, RunStarted)), default=len(facts))
         if any(isinstance(fact, RunFinished) for fact in facts[began:]):
             return
-        stage, self.stage = self.stage, Nowhere()
+        stage, self.console = self.console, NullConsole()
         for fact in facts[began:]:
-            self.event(fact)
-        self.stage = stage
+            self.handle_event(fact)
+        self.console = stage
 
-    def tick(self) -> None:
+    def redraw_status(self) -> None:
         """Draw the tail again; time has passed."""
-        self.stage.tail(self._status() if self.running else "")
+        self.console.set_status(self._status() if self.is_running else "")
 
     def _status(self) -> str:
         now = time.monotonic()
         parts = [f"turn {self._turn}/{self._turns}", f"{self._calls} call{'s' if self._calls != 1 else ''}"]
-        if self.window and self.context:
-            parts.append(f"context {self.context / self.window:.0%}")
-        parts.append(f"{count(self.usage.input_tokens + self.usage.output_tokens)} tokens")
+        if self.window and self.context_tokens:
+            parts.append(f"context {self.context_tokens / self.window:.0%}")
+        parts.append(f"{format_count(self.usage.input_tokens + self.usage.output_tokens)} tokens")
         if self.usage.cost:
             parts.append(f"${self.usage.cost:.4f}")
         doing = [
-            f"{tool} {cut(matters(tool, self._arguments.get(call_id, {})), 40)} {elapsed(now - since)}"
+            f"{tool} {truncate_line(argument, 40)} {format_duration(now - since)}"
             for call_id, (tool, since) in self._started.items()
+            for argument in [summarize_arguments(tool, self._arguments.get(call_id, {}))]
         ]
         if self._waiting:
             doing = ["waits for an answer"]
         elif not doing and not self._kind:
-            doing = [f"{harmless(self._readying) or 'thinking'} {elapsed(now - self._began)}"]
-        live = [cut(harmless(self._doing), 40)] if self._doing and self._started else []
+            doing = [f"{escape_controls(self._readying) or 'thinking'} {format_duration(now - self._began)}"]
+        live = [truncate_line(escape_controls(self._doing), 40)] if self._doing and self._started else []
         return " · ".join([*doing, *live, *parts])
 
     def _prose(self, text: str, kind: str) -> None:
-        text = harmless(text)
+        text = escape_controls(text)
         if self._kind != kind:
             text = text.lstrip()
             if not text:
                 return
             if self._kind:
-                self.stage.line("")
-            self._kind, self._painter = kind, Painter()
+                self.console.write_line("")
+            self._kind, self._painter = kind, MarkdownStyler()
         if kind == "text":
             self._written += text
-            self.stage.write(text, self._painter.line)
+            self.console.write(text, self._painter.style_line)
         else:
-            self.stage.write(text, dim=True)
+            self.console.write(text, dim=True)
 
     def _close(self) -> None:
         """End the prose that is open, with a line of its own after it."""
         if self._kind:
-            self.stage.line("")
+            self.console.write_line("")
         self._kind = ""
 
     def _replied(self, fact: ModelReplied) -> None:
@@ -179,7 +182,7 @@ class Screen:
         self._close()
         self._written = ""
         self.usage += fact.usage
-        self.context = fact.usage.input_tokens + fact.usage.output_tokens
+        self.context_tokens = fact.usage.input_tokens + fact.usage.output_tokens
         for call in fact.calls:
             self._arguments[call.id] = _parsed(call.arguments)
 
@@ -189,8 +192,8 @@ class Screen:
         self._doing = ""
         self._calls += 1
         arguments = self._arguments.pop(fact.call_id, {})
-        for line in finished_lines(fact, arguments, self.stage.room - 1, colour=self.stage.colour):
-            self.stage.line(line)
+        for line in render_call(fact, arguments, self.console.width - 1, colour=self.console.has_colour):
+            self.console.write_line(line)
 
     def _turned(self, fact: TurnStarted) -> None:
         self._close()
@@ -201,17 +204,21 @@ class Screen:
 
     def _ended(self, fact: RunFinished) -> None:
         self._close()
-        self.running = False
+        self.is_running = False
         self._started.clear()
         self._waiting.clear()
         if fact.reason != "answered":
-            self.stage.line(styled(ending(fact), "red" if fact.reason == "failed" else "yellow", self.stage.colour))
+            self.console.write_line(
+                style_text(
+                    describe_ending(fact), "red" if fact.reason == "failed" else "yellow", self.console.has_colour
+                )
+            )
 
     def _aside(self, event: Event) -> None:
         match event:
             case ModelFailed() if event.wait is not None:
                 self._close()
-                wait = f"trying again in {elapsed(event.wait)}"
+                wait = f"trying again in {format_duration(event.wait)}"
                 self._dim(f"no reply ({event.kind}: {event.message}); {wait}, attempt {event.attempt + 1}")
             case SignalDetected() if event.kind in _SIGNALS:
                 self._dim(_SIGNALS[event.kind])
@@ -220,13 +227,16 @@ class Screen:
             case Custom(name="treadle.skill_proposed", data={"name": str(name)}):
                 self._dim(f"a skill is drafted from what was done: {name}; see treadle skills proposals")
             case ContextCompacted():
-                self._dim(f"context compacted: {count(event.tokens_before)} to {count(event.tokens_after)} tokens")
+                before, after = format_count(event.tokens_before), format_count(event.tokens_after)
+                self._dim(f"context compacted: {before} to {after} tokens")
             case ApprovalAnswered() | InputAnswered():
                 self._answered(event)
             case ApprovalRequested() | InputRequested():
                 self._asked(event)
             case MessageReceived() if event.id != self._mine:
-                self.stage.aside(styled(harmless(f"› {_said(event.parts)}"), "blue", self.stage.colour))
+                self.console.write_aside(
+                    style_text(escape_controls(f"› {_said(event.parts)}"), "blue", self.console.has_colour)
+                )
             case Rewound():
                 self._dim(f"back to position {event.to} ({event.what})")
             case _:
@@ -248,7 +258,11 @@ class Screen:
             self._dim(f"{verb} for this {answer.scope} by {answer.by or 'somebody'}")
 
     def _dim(self, text: str) -> None:
-        self.stage.line(styled(cut(harmless(text), max(20, self.stage.room * 3)), "dim", self.stage.colour))
+        self.console.write_line(
+            style_text(
+                truncate_line(escape_controls(text), max(20, self.console.width * 3)), "dim", self.console.has_colour
+            )
+        )
 
 
 def _said(parts: Sequence[Part]) -> str:

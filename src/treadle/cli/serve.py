@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from treadle.cli.options import add_options, parser_of, settings_of
-from treadle.cli.terminal_text import note
+from treadle.cli.options import add_run_options, create_parser, load_command_settings
+from treadle.cli.terminal_text import print_note
 
 EXAMPLES = """\
   treadle serve                                  on this machine only, with the first model that works
@@ -16,7 +16,9 @@ EXAMPLES = """\
 
 def parser() -> argparse.ArgumentParser:
     """The options of this command."""
-    made = parser_of("serve", "Put sessions behind HTTP: REST, SSE, WebSocket, JSON-RPC and the web page.", EXAMPLES)
+    made = create_parser(
+        "serve", "Put sessions behind HTTP: REST, SSE, WebSocket, JSON-RPC and the web page.", EXAMPLES
+    )
     server = made.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
     server.add_argument("--port", type=int, default=8420, help="default: 8420")
@@ -27,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     server.add_argument("--token-file", metavar="FILE", default="", help="default: in the user's data folder")
     server.add_argument("--grace", metavar="SECONDS", type=float, default=10.0, help="for what runs at the end")
     server.add_argument("--allow-root", action="store_true", help="serve although this is the root user")
-    add_options(made)
+    add_run_options(made)
     return made
 
 
@@ -48,8 +50,8 @@ def main(args: argparse.Namespace) -> int:
         grace=args.grace,
         allow_root=args.allow_root,
     )
-    loaded = settings_of(args)
+    loaded = load_command_settings(args)
     for remark in loaded.ignored:
-        note(remark)
+        print_note(remark)
     asyncio.run(serve(loaded.settings, options))
     return 0

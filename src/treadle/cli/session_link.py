@@ -11,32 +11,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle import Answer, ApprovalRequested, InputRequested, Session
-from treadle.cli.find_session import SHORTEST
+from treadle.cli.find_session import MIN_PREFIX
 from treadle.errors import BadInput, Conflict, NotFound, TreadleError
 from treadle.events import AnyFact, Event, Fact, decode_event, decode_fact
 
 if TYPE_CHECKING:
     import aiohttp
 
-AGAIN = 1.0
+RETRY_SECONDS = 1.0
 """Seconds before a lost connection is tried again."""
 
 
-class Unreachable(TreadleError):
+class ServerUnreachable(TreadleError):
     """The server does not answer, or does not want to."""
 
 
-class Link(Protocol):
+class SessionLink(Protocol):
     """What can be done to a session from elsewhere. Letting go of it never stops a run.
 
     `tell` is called with what a person should know about the link itself.
     """
 
     session_id: str
-    tell: Callable[[str], None]
+    on_notice: Callable[[str], None]
 
-    async def facts(self) -> list[AnyFact]: ...
-    def events(self, after: int) -> AsyncIterator[Event]: ...
+    async def read_facts(self) -> list[AnyFact]: ...
+    def watch_events(self, after: int) -> AsyncIterator[Event]: ...
     async def send(self, text: str) -> None: ...
     async def answer(self, question: ApprovalRequested | InputRequested, answer: Answer) -> None: ...
     async def cancel(self) -> None: ...
@@ -47,12 +47,12 @@ class StoreLink:
 
     def __init__(self, session: Session) -> None:
         self.session_id, self._session = session.id, session
-        self.tell: Callable[[str], None] = lambda text: None
+        self.on_notice: Callable[[str], None] = lambda text: None
 
-    async def facts(self) -> list[AnyFact]:
+    async def read_facts(self) -> list[AnyFact]:
         return await self._session.facts()
 
-    async def events(self, after: int) -> AsyncGenerator[Event]:
+    async def watch_events(self, after: int) -> AsyncGenerator[Event]:
         watch = self._session.watch(after)
         try:
             async for event in watch:
@@ -78,16 +78,16 @@ class HttpLink:
 
     def __init__(self, client: aiohttp.ClientSession, url: str, session_id: str) -> None:
         self.session_id, self._client = session_id, client
-        self.tell: Callable[[str], None] = lambda text: None
+        self.on_notice: Callable[[str], None] = lambda text: None
         self._base = f"{url.rstrip('/')}/v1/sessions/{session_id}"
         self._lost = False
 
-    async def facts(self) -> list[AnyFact]:
+    async def read_facts(self) -> list[AnyFact]:
         async with self._client.get(f"{self._base}/events", params={"follow": "false"}) as response:
             await _check(response)
             return [decode_fact(json.dumps(one)) for one in await response.json()]
 
-    async def events(self, after: int) -> AsyncGenerator[Event]:
+    async def watch_events(self, after: int) -> AsyncGenerator[Event]:
         import aiohttp
 
         while True:
@@ -97,15 +97,15 @@ class HttpLink:
                     yield event
             if not self._lost:
                 self._lost = True
-                self.tell("the server is out of reach; trying again …")
-            await asyncio.sleep(AGAIN)
+                self.on_notice("the server is out of reach; trying again …")
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _stream(self, after: int) -> AsyncGenerator[Event]:
         async with self._client.get(f"{self._base}/events", params={"after": str(after)}) as response:
             await _check(response)
             if self._lost:
                 self._lost = False
-                self.tell("the server is back")
+                self.on_notice("the server is back")
             async for line in response.content:
                 if line.startswith(b"data:"):
                     yield decode_event(line[5:].strip())
@@ -132,7 +132,7 @@ class HttpLink:
                 await _check(response)
                 await response.read()
         except (aiohttp.ClientError, TimeoutError):
-            raise Unreachable("the server is out of reach, so it may not have heard this; try again") from None
+            raise ServerUnreachable("the server is out of reach, so it may not have heard this; try again") from None
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:
@@ -143,7 +143,7 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     except (ValueError, KeyError, TypeError):
         told = f"the server answered {response.status}"
     kinds: dict[int, type[TreadleError]] = {404: NotFound, 409: Conflict, 400: BadInput, 422: BadInput}
-    raise kinds.get(response.status, Unreachable)(str(told))
+    raise kinds.get(response.status, ServerUnreachable)(str(told))
 
 
 @asynccontextmanager
@@ -157,12 +157,12 @@ async def _client(url: str, token_file: str) -> AsyncGenerator[aiohttp.ClientSes
             yield client
         except aiohttp.ClientConnectorError as error:
             why = f"{error.strerror or 'nothing answers'}; is `treadle serve` running there?"
-            raise Unreachable(f"{url} cannot be reached: {why}") from None
+            raise ServerUnreachable(f"{url} cannot be reached: {why}") from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unreachable(f"{url} cannot be reached: {error}") from None
+            raise ServerUnreachable(f"{url} cannot be reached: {error}") from None
 
 
-async def post(url: str, path: str, body: dict[str, Any], token_file: str) -> Any:
+async def post_json(url: str, path: str, body: dict[str, Any], token_file: str) -> Any:
     """What a server answers to one request."""
     async with (
         _client(url, token_file) as client,
@@ -183,7 +183,7 @@ async def _meant(client: aiohttp.ClientSession, url: str, reference: str) -> lis
         for one in page["sessions"]:
             if one["id"] == reference:
                 return [reference]
-            if one.get("name") == reference or (len(reference) >= SHORTEST and one["id"].startswith(reference)):
+            if one.get("name") == reference or (len(reference) >= MIN_PREFIX and one["id"].startswith(reference)):
                 found.append(one["id"])
         if not page.get("cursor"):
             return found
@@ -191,7 +191,7 @@ async def _meant(client: aiohttp.ClientSession, url: str, reference: str) -> lis
 
 
 @asynccontextmanager
-async def http_link(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpLink]:
+async def open_http_link(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpLink]:
     """A link to a session of a server; a beginning of its id will do."""
     async with _client(url, token_file) as client:
         found = await _meant(client, url, reference)

@@ -8,9 +8,27 @@ import sys
 from pathlib import Path
 
 from treadle.app.settings import is_abandoned, open_store
-from treadle.cli.find_session import each, find
-from treadle.cli.options import Parser, actions_of, add_options, add_output, add_store, parser_of, settings_of
-from treadle.cli.terminal_text import ago, columns, harmless, is_terminal, note, say, styled, table, wants_colour
+from treadle.cli.find_session import find_session, iterate_sessions
+from treadle.cli.options import (
+    Parser,
+    add_actions,
+    add_output_options,
+    add_run_options,
+    add_store_options,
+    create_parser,
+    load_command_settings,
+)
+from treadle.cli.terminal_text import (
+    escape_controls,
+    format_table,
+    format_time_since,
+    is_terminal,
+    print_line,
+    print_note,
+    style_text,
+    terminal_width,
+    wants_colour,
+)
 from treadle.errors import BadInput, Conflict
 from treadle.log.base import SessionInfo, SessionQuery
 
@@ -28,7 +46,7 @@ EXAMPLES = """\
 
 SESSION is an id, the beginning of one, or a name."""
 
-NARROW = 72
+NARROW_COLUMNS = 72
 """Columns below which only what tells sessions apart is listed."""
 
 STATUSES = ("idle", "running", "waiting", "answered", "stopped", "failed", "cancelled")
@@ -36,8 +54,8 @@ _STYLES = {"waiting": "yellow", "unfinished": "yellow", "running": "blue", "fail
 
 
 def parser() -> Parser:
-    made = parser_of("sessions", "The sessions of a store.", EXAMPLES)
-    kinds = actions_of(made, EXAMPLES)
+    made = create_parser("sessions", "The sessions of a store.", EXAMPLES)
+    kinds = add_actions(made, EXAMPLES)
     listing = kinds.add_parser("list", help="the last changed first")
     listing.add_argument("--status", choices=STATUSES)
     listing.add_argument("--workspace", metavar="DIR", help="only those that work in this folder")
@@ -49,8 +67,8 @@ def parser() -> Parser:
     search.add_argument("--limit", type=int, default=20)
     for name, about in (("resume", "go on with what is unfinished"), ("continue", "go on with a fresh budget")):
         going = _one(kinds.add_parser(name, help=about))
-        add_output(going)
-        add_options(going)
+        add_output_options(going)
+        add_run_options(going)
     fork = _one(kinds.add_parser("fork", help="a new session with the same past"))
     fork.add_argument("--at", type=int, metavar="SEQ", help="up to this position (default: all of it)")
     rename = _one(kinds.add_parser("rename", help="give it a name"))
@@ -66,7 +84,7 @@ def parser() -> Parser:
     delete.add_argument("--yes", action="store_true", help="do not ask")
     for name, one in kinds.choices.items():
         if name not in ("resume", "continue"):
-            add_store(one)
+            add_store_options(one)
     return made
 
 
@@ -96,7 +114,7 @@ async def _list(args: argparse.Namespace) -> int:
     if args.limit < 1:
         raise BadInput("--limit must be at least 1")
     args.workspace = None
-    log = open_store(settings_of(args).settings)
+    log = open_store(load_command_settings(args).settings)
     try:
         query = SessionQuery(status=args.status, workspace=folder, limit=min(args.limit, 200))
         found: list[SessionInfo] = []
@@ -111,7 +129,7 @@ async def _list(args: argparse.Namespace) -> int:
     more = len(found) > args.limit or bool(page.cursor)
     _print(found[: args.limit], as_json=args.json)
     if more and not args.json:
-        note(f"and more; --limit {args.limit * 4} shows them")
+        print_note(f"and more; --limit {args.limit * 4} shows them")
     return 0
 
 
@@ -126,15 +144,15 @@ def _print(found: list[SessionInfo], *, as_json: bool) -> None:
         sys.stdout.write("".join(msgspec.json.encode(info).decode() + "\n" for info in found))
         return
     if not found:
-        note("no sessions here")
+        print_note("no sessions here")
         return
-    room = columns() if is_terminal(sys.stdout) else 0
+    room = terminal_width() if is_terminal(sys.stdout) else 0
     heads = ["status", "session", "age", "turns", "cost", "workspace", "name"]
     rows = [
         [
-            status_of(info),
+            describe_status(info),
             info.id[:12],
-            ago(info.updated_at),
+            format_time_since(info.updated_at),
             str(info.turns),
             _cost(info.cost),
             _short(info.workspace),
@@ -142,17 +160,17 @@ def _print(found: list[SessionInfo], *, as_json: bool) -> None:
         ]
         for info in found
     ]
-    if 0 < room < NARROW:
+    if 0 < room < NARROW_COLUMNS:
         heads, *rows = [[*row[:3], row[-1]] for row in (heads, *rows)]
     colour = wants_colour(sys.stdout)
-    for number, line in enumerate(table(rows, heads, room)):
+    for number, line in enumerate(format_table(rows, heads, room)):
         word = line.split(" ", 1)[0]
         style = "bold" if not number else _STYLES.get(word, "")
         rest = line[len(word) :]
-        sys.stdout.write((styled(word, style, colour) + rest if style else line) + "\n")
+        sys.stdout.write((style_text(word, style, colour) + rest if style else line) + "\n")
 
 
-def status_of(info: SessionInfo) -> str:
+def describe_status(info: SessionInfo) -> str:
     """The status as a person means it: what nobody runs any more is not running."""
     return "unfinished" if is_abandoned(info) else info.status
 
@@ -168,24 +186,24 @@ def _short(folder: str) -> str:
 
 
 async def _show(args: argparse.Namespace) -> int:
-    from treadle.cli.console import Terminal
+    from treadle.cli.console import TerminalConsole
     from treadle.cli.screen import Screen
 
-    log = open_store(settings_of(args).settings)
+    log = open_store(load_command_settings(args).settings)
     try:
-        info = await find(log, args.session)
-        say(f"{info.name or 'session'} · {info.id} · {status_of(info)} · {info.workspace}")
-        screen = Screen(Terminal(sys.stdout))
+        info = await find_session(log, args.session)
+        print_line(f"{info.name or 'session'} · {info.id} · {describe_status(info)} · {info.workspace}")
+        screen = Screen(TerminalConsole(sys.stdout))
         for fact in await log.read(info.id):
-            screen.event(fact)
-        screen.stage.tail("")
+            screen.handle_event(fact)
+        screen.console.set_status("")
     finally:
         await log.close()
     return 0
 
 
 async def _search(args: argparse.Namespace) -> int:
-    log = open_store(settings_of(args).settings)
+    log = open_store(load_command_settings(args).settings)
     try:
         hits = await log.search(args.words, args.limit)
         rows: list[list[str]] = []
@@ -195,35 +213,37 @@ async def _search(args: argparse.Namespace) -> int:
     finally:
         await log.close()
     if not rows:
-        note("nothing was found")
+        print_note("nothing was found")
         return 0
-    for line in table(rows, ["session", "seq", "name", "text"], columns() if is_terminal(sys.stdout) else 0):
-        say(line)
+    for line in format_table(
+        rows, ["session", "seq", "name", "text"], terminal_width() if is_terminal(sys.stdout) else 0
+    ):
+        print_line(line)
     return 0
 
 
 async def _resume(args: argparse.Namespace) -> int:
-    from treadle.cli.drive import drive
+    from treadle.cli.drive import drive_run
 
     if args.action == "resume":
-        return await drive(args, lambda opened: opened.session.resume())
-    return await drive(args, lambda opened: opened.session.continue_(opened.settings.limits()))
+        return await drive_run(args, lambda opened: opened.session.resume())
+    return await drive_run(args, lambda opened: opened.session.continue_(opened.settings.build_limits()))
 
 
 async def _fork(args: argparse.Namespace) -> int:
-    from treadle.cli.open_session import noted
+    from treadle.cli.open_session import open_stored_session
 
-    async with noted(args, args.session) as (session, _):
-        say((await session.fork(args.at)).id)
+    async with open_stored_session(args, args.session) as (session, _):
+        print_line((await session.fork(args.at)).id)
     return 0
 
 
 async def _rename(args: argparse.Namespace) -> int:
-    from treadle.cli.open_session import noted
+    from treadle.cli.open_session import open_stored_session
 
     if not args.name.strip():
         raise BadInput("the name is empty; nothing was changed")
-    async with noted(args, args.session) as (session, _):
+    async with open_stored_session(args, args.session) as (session, _):
         await session.rename(args.name)
     return 0
 
@@ -231,9 +251,9 @@ async def _rename(args: argparse.Namespace) -> int:
 async def _export(args: argparse.Namespace) -> int:
     from treadle.export.transcript import export
 
-    log = open_store(settings_of(args).settings)
+    log = open_store(load_command_settings(args).settings)
     try:
-        info = await find(log, args.session)
+        info = await find_session(log, args.session)
         data = await export(log, info.id, args.form)
     finally:
         await log.close()
@@ -249,7 +269,7 @@ def _put(data: bytes, output: str) -> None:
         Path(output).expanduser().write_bytes(data)
     except OSError as error:
         raise BadInput(f"{output} cannot be written: {error.strerror}") from None
-    note(f"{len(data)} bytes to {output}")
+    print_note(f"{len(data)} bytes to {output}")
 
 
 def _taken(file: str) -> bytes:
@@ -267,33 +287,33 @@ async def _import(args: argparse.Namespace) -> int:
     if carried.yeses and not args.trust:
         told = ", ".join(dict.fromkeys(carried.yeses))
         raise BadInput(f"this session holds answers that allow more than one call: {told}; --trust takes them over")
-    log = open_store(settings_of(args).settings)
+    log = open_store(load_command_settings(args).settings)
     try:
         session_id = await import_session(log, carried, generate_session_id() if args.new_id else "")
     except Conflict as error:
         raise Conflict(f"{error}; --new-id imports it beside that one") from None
     finally:
         await log.close()
-    say(session_id)
-    note(f"{len(carried.facts)} facts; it works in {harmless(carried.first.workspace or '(no folder)')}")
+    print_line(session_id)
+    print_note(f"{len(carried.facts)} facts; it works in {escape_controls(carried.first.workspace or '(no folder)')}")
     return 0
 
 
 async def _delete(args: argparse.Namespace) -> int:
-    log = open_store(settings_of(args).settings)
+    log = open_store(load_command_settings(args).settings)
     try:
-        info = await find(log, args.session)
+        info = await find_session(log, args.session)
         if not args.yes:
             if not is_terminal(sys.stdin):
                 raise BadInput("nobody can be asked here; --yes deletes without asking. Nothing was deleted")
-            sys.stderr.write(harmless(f"delete {info.id[:12]} {info.name!r} with its {info.seq} facts? [y/N] "))
+            sys.stderr.write(escape_controls(f"delete {info.id[:12]} {info.name!r} with its {info.seq} facts? [y/N] "))
             sys.stderr.flush()
             if (await asyncio.to_thread(sys.stdin.readline)).strip().lower() not in ("y", "yes"):
-                note("nothing was deleted")
+                print_note("nothing was deleted")
                 return 1
         await log.delete(info.id)
-        children = [one.id[:12] async for one in each(log, SessionQuery(parent=info.id))]
+        children = [one.id[:12] async for one in iterate_sessions(log, SessionQuery(parent=info.id))]
     finally:
         await log.close()
-    note(f"deleted {info.id[:12]}" + (f"; its forks stay: {', '.join(children)}" if children else ""))
+    print_note(f"deleted {info.id[:12]}" + (f"; its forks stay: {', '.join(children)}" if children else ""))
     return 0

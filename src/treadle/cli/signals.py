@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def acting(acts: Mapping[signal.Signals, Callable[[], None]]) -> Generator[None]:
+def handle_signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Generator[None]:
     """Do something when a signal comes, for as long as the block."""
     loop = asyncio.get_running_loop()
-    heeded = [number for number in acts if signal.getsignal(number) is not signal.SIG_IGN]
+    heeded = [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heeded:
-        loop.add_signal_handler(number, acts[number])
+        loop.add_signal_handler(number, handlers[number])
     try:
         yield
     finally:

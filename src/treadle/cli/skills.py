@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from treadle.app.settings import config_folder
-from treadle.cli.options import Parser, actions_of, add_options, parser_of, settings_of
-from treadle.cli.terminal_text import columns, is_terminal, note, say, table
+from treadle.cli.options import Parser, add_actions, add_run_options, create_parser, load_command_settings
+from treadle.cli.terminal_text import format_table, is_terminal, print_line, print_note, terminal_width
 from treadle.knowledge.library import Library
 from treadle.knowledge.skill_drafts import accept, decline, proposals
 
@@ -21,52 +21,54 @@ EXAMPLES = """\
 
 
 def parser() -> Parser:
-    made = parser_of("skills", "Skills are folders with a SKILL.md, of the workspace or of the user.", EXAMPLES)
-    kinds = actions_of(made, EXAMPLES)
-    add_options(kinds.add_parser("list", help="all of them"))
-    add_options(kinds.add_parser("proposals", help="what was drafted from work done, to accept or decline"))
+    made = create_parser("skills", "Skills are folders with a SKILL.md, of the workspace or of the user.", EXAMPLES)
+    kinds = add_actions(made, EXAMPLES)
+    add_run_options(kinds.add_parser("list", help="all of them"))
+    add_run_options(kinds.add_parser("proposals", help="what was drafted from work done, to accept or decline"))
     for name in ("enable", "disable", "accept", "decline"):
         one = kinds.add_parser(name, help=f"{name} one")
         one.add_argument("skill", metavar="NAME")
-        add_options(one)
+        add_run_options(one)
     return made
 
 
 def main(args: argparse.Namespace) -> int:
-    library = Library(settings_of(args).settings.folder, config_folder())
+    library = Library(load_command_settings(args).settings.folder, config_folder())
     match args.action:
         case "list":
             _list(library)
         case "proposals":
             _proposals(library)
         case "accept":
-            note(f"{args.skill} is one of your skills now: {accept(library, args.skill)}")
+            print_note(f"{args.skill} is one of your skills now: {accept(library, args.skill)}")
         case "decline":
             decline(library, args.skill)
-            note(f"{args.skill} is declined, and not drafted again")
+            print_note(f"{args.skill} is declined, and not drafted again")
         case _:
             library.switch(args.skill, on=args.action == "enable")
-            note(f"{args.skill} is {args.action}d")
+            print_note(f"{args.skill} is {args.action}d")
     return 0
 
 
 def _proposals(library: Library) -> None:
     found = proposals(library)
     for one in found:
-        say(one.diff.rstrip("\n"))
-        note(f"nothing of it is active. Take it with: treadle skills accept {one.name}")
+        print_line(one.diff.rstrip("\n"))
+        print_note(f"nothing of it is active. Take it with: treadle skills accept {one.name}")
     if not found:
-        note("no skill is proposed")
+        print_note("no skill is proposed")
 
 
 def _list(library: Library) -> None:
     rows = [[one.name, one.origin, "on" if one.enabled else "off", one.description] for one in library.skills.values()]
     if not rows:
-        note("there are no skills here")
-    for line in table(rows, ["skill", "from", "", "what it is for"], columns() if is_terminal(sys.stdout) else 0):
+        print_note("there are no skills here")
+    for line in format_table(
+        rows, ["skill", "from", "", "what it is for"], terminal_width() if is_terminal(sys.stdout) else 0
+    ):
         if rows:
-            say(line)
+            print_line(line)
     for problem in library.problems:
-        note(str(problem))
+        print_note(str(problem))
     if waiting := len(proposals(library)):
-        note(f"{waiting} drafted from work done: treadle skills proposals")
+        print_note(f"{waiting} drafted from work done: treadle skills proposals")

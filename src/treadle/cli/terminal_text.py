@@ -18,12 +18,12 @@ _HIDDEN = re.compile(
 _COLOURS = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
-def harmless(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Prose or output for the screen: escape sequences and the like are spelled out, emoji stay whole."""
     return _UNSAFE.sub(_spelled, text.replace("\r\n", "\n"))
 
 
-def visible(text: str) -> str:
+def escape_hidden(text: str) -> str:
     """What a person is asked to approve: every character that could hide or disguise something is spelled out."""
     return _HIDDEN.sub(_spelled, text)
 
@@ -33,7 +33,7 @@ def _spelled(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def width(text: str) -> int:
+def measure_width(text: str) -> int:
     """How many columns the text covers."""
     if text.isascii():
         return len(text)
@@ -46,10 +46,10 @@ def _columns(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def cut(text: str, columns: int) -> str:
+def truncate_line(text: str, columns: int) -> str:
     """The text on one line of so many columns; what does not fit becomes an ellipsis."""
     text = " ".join(text.split())
-    if width(text) <= columns:
+    if measure_width(text) <= columns:
         return text
     kept, used = "", 0
     for character in text:
@@ -60,7 +60,7 @@ def cut(text: str, columns: int) -> str:
     return kept + "…"
 
 
-def wrapped(text: str, columns: int) -> list[str]:
+def wrap_rows(text: str, columns: int) -> list[str]:
     """The rows that a line covers on a terminal of so many columns."""
     if text.isascii():
         return [text[at : at + columns] for at in range(0, len(text), columns)]
@@ -75,7 +75,7 @@ def wrapped(text: str, columns: int) -> list[str]:
     return rows
 
 
-def styled(text: str, style: str, colour: bool) -> str:
+def style_text(text: str, style: str, colour: bool) -> str:
     """The text in a style such as `dim` or `bold red`, where colours are wanted."""
     if not colour or not text:
         return text
@@ -93,46 +93,46 @@ def is_terminal(stream: TextIO) -> bool:
 
 def wants_colour(stream: TextIO) -> bool:
     """Whether escape codes may be written: to a terminal that can, and unless NO_COLOR is set."""
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and not is_dumb()
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and not is_dumb_terminal()
 
 
-def is_dumb() -> bool:
+def is_dumb_terminal() -> bool:
     """Whether the terminal says of itself that it can do no more than print."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
-def columns() -> int:
+def terminal_width() -> int:
     """How wide the terminal is."""
     import shutil
 
     return max(20, shutil.get_terminal_size((80, 24)).columns)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """A line on stdout."""
-    sys.stdout.write(harmless(text) + "\n")
+    sys.stdout.write(escape_controls(text) + "\n")
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """A line for the person, beside what the command gives."""
-    sys.stderr.write(harmless(text) + "\n")
+    sys.stderr.write(escape_controls(text) + "\n")
     sys.stderr.flush()
 
 
-def mistake(error: BaseException) -> str:
+def describe_bug(error: BaseException) -> str:
     """What is said of an error that should not have come this far."""
     what = f"{type(error).__name__}: {error}"
     return f"a mistake of treadle's own ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows more"
 
 
-def silence(stream: TextIO) -> None:
+def silence_stream(stream: TextIO) -> None:
     """What is still written to a stream whose reader has gone leads nowhere, also at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """How long ago, in one unit."""
     for size, unit in ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
@@ -140,11 +140,11 @@ def age(seconds: float) -> str:
     return f"{max(0, int(seconds))}s"
 
 
-def ago(at: float) -> str:
-    return age(time.time() - at)
+def format_time_since(at: float) -> str:
+    return format_age(time.time() - at)
 
 
-def elapsed(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """How long something took."""
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -153,18 +153,18 @@ def elapsed(seconds: float) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
-def count(number: int) -> str:
+def format_count(number: int) -> str:
     """A number of tokens, as people read it."""
     return f"{number / 1000:.1f}k" if number >= 1000 else str(number)
 
 
-def table(rows: list[list[str]], heads: list[str], room: int) -> list[str]:
+def format_table(rows: list[list[str]], heads: list[str], width: int) -> list[str]:
     """Rows under heads; the last column takes what room is left."""
-    cells = [heads, *([" ".join(harmless(cell).split()) for cell in row] for row in rows)]
-    wide = [max(width(row[at]) for row in cells) for at in range(len(heads) - 1)]
+    cells = [heads, *([" ".join(escape_controls(cell).split()) for cell in row] for row in rows)]
+    wide = [max(measure_width(row[at]) for row in cells) for at in range(len(heads) - 1)]
     lines: list[str] = []
     for row in cells:
-        left = "  ".join(cell + " " * (wide[at] - width(cell)) for at, cell in enumerate(row[:-1]))
-        last = cut(row[-1], max(10, room - width(left) - 2)) if room else row[-1]
+        left = "  ".join(cell + " " * (wide[at] - measure_width(cell)) for at, cell in enumerate(row[:-1]))
+        last = truncate_line(row[-1], max(10, width - measure_width(left) - 2)) if width else row[-1]
         lines.append(f"{left}  {last}".rstrip())
     return lines

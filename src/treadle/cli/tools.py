@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from treadle.app.settings import Settings, build_agents
 from treadle.cli.open_session import DEFAULT_AGENT
-from treadle.cli.options import Parser, add_options, parser_of, settings_of
-from treadle.cli.terminal_text import columns, cut, is_terminal, note, say
+from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings
+from treadle.cli.terminal_text import is_terminal, print_line, print_note, terminal_width, truncate_line
 from treadle.errors import NotFound
 from treadle.tools.base import Tool
 from treadle.tools.builtin import McpServers, read_mcp_servers
@@ -23,20 +23,20 @@ EXAMPLES = """\
 
 
 def parser() -> Parser:
-    made = parser_of("tools", "What an agent can call here. --approve and --forbid go by these names.", EXAMPLES)
+    made = create_parser("tools", "What an agent can call here. --approve and --forbid go by these names.", EXAMPLES)
     made.add_argument("name", nargs="?", help="one of them, whole")
-    add_options(made)
+    add_run_options(made)
     return made
 
 
 def main(args: argparse.Namespace) -> int:
-    settings = settings_of(args).settings
+    settings = load_command_settings(args).settings
     tools = _tools(settings)
     if args.name:
         return _one(tools, args.name)
-    room = columns() if is_terminal(sys.stdout) else 120
+    room = terminal_width() if is_terminal(sys.stdout) else 120
     for tool in tools.values():
-        say(f"{tool.name:<14}{cut(tool.spec.description, room - 15)}")
+        print_line(f"{tool.name:<14}{truncate_line(tool.spec.description, room - 15)}")
     if settings.mcp:
         asyncio.run(_servers(settings))
     return 0
@@ -56,9 +56,9 @@ def _one(tools: Mapping[str, Tool], name: str) -> int:
     if tool is None:
         raise NotFound(f"there is no tool {name!r}; there are: {', '.join(sorted(tools))}")
     also = f" (also {', '.join(tool.aliases)})" if tool.aliases else ""
-    say(f"{tool.name}{also}\n")
-    say(tool.spec.description + "\n")
-    say(json.dumps(tool.spec.parameters, indent=2, ensure_ascii=False))
+    print_line(f"{tool.name}{also}\n")
+    print_line(tool.spec.description + "\n")
+    print_line(json.dumps(tool.spec.parameters, indent=2, ensure_ascii=False))
     return 0
 
 
@@ -67,5 +67,5 @@ async def _servers(settings: Settings) -> None:
         await servers.list_tools()
         for health in servers.get_health():
             why = f": {health.error}" if health.error else ""
-            say(f"{health.server + '__*':<14}{health.state}{why}, {health.tools} tools")
-    note("the servers were started to look at them, and are stopped again")
+            print_line(f"{health.server + '__*':<14}{health.state}{why}, {health.tools} tools")
+    print_note("the servers were started to look at them, and are stopped again")

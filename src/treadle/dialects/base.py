@@ -28,7 +28,7 @@ class Dialect(Protocol):
         ...
 
 
-class Pieces:
+class ReplyText:
     """A reply as far as it was told in fragments. Who came late, or watches from another process, had few or none.
 
     Kept by reference, so a watcher more costs no copy of the text.
@@ -44,26 +44,26 @@ class Pieces:
         """Begin another reply."""
         self._told.clear()
 
-    def rest(self, text: str) -> str:
+    def take_rest(self, text: str) -> str:
         """What is still to be told of the whole reply; empty where fragments are missing in between."""
         told = "".join(self._told)
         self._told.clear()
         return text[len(told) :] if text.startswith(told) else ""
 
 
-def encode(frame: Struct) -> bytes:
+def encode_frame(frame: Struct) -> bytes:
     """The JSON of a frame."""
     return _encoder.encode(frame)
 
 
-def summary_of(output: str, most: int = 500) -> str:
+def shorten_output(output: str, max_chars: int = 500) -> str:
     """The beginning of an output, cut on a character, saying how much is left out."""
-    if len(output) <= most:
+    if len(output) <= max_chars:
         return output
-    return f"{output[:most]} [… {len(output) - most} characters more]"
+    return f"{output[:max_chars]} [… {len(output) - max_chars} characters more]"
 
 
-def base64_in(text: str, field: str) -> str:
+def check_base64(text: str, field: str) -> str:
     """The text, when it is base64: what a message holds stays there for good, and no model could read it else."""
     try:
         b64decode(text, validate=True)
@@ -77,7 +77,7 @@ def is_rejected(fact: CallFinished) -> bool:
     return fact.status in ("denied", "refused")
 
 
-class Asked(NamedTuple):
+class QuestionContent(NamedTuple):
     """What a person is asked, whether for leave or, where there are `questions`, for words."""
 
     tool: str
@@ -90,21 +90,21 @@ class Asked(NamedTuple):
     options: tuple[tuple[str, ...], ...] = ()
 
 
-def asked(fact: ApprovalRequested | InputRequested) -> Asked:
+def describe_question(fact: ApprovalRequested | InputRequested) -> QuestionContent:
     """A question as dialects with one form for both kinds tell it."""
     if isinstance(fact, InputRequested):
         questions = tuple(question.text for question in fact.questions)
-        return Asked("ask_user", {}, why="the model asks", questions=questions, options=options_of(fact))
-    return Asked(fact.tool, fact.arguments, fact.safety, fact.why, fact.rule, fact.digest)
+        return QuestionContent("ask_user", {}, why="the model asks", questions=questions, options=list_options(fact))
+    return QuestionContent(fact.tool, fact.arguments, fact.safety, fact.why, fact.rule, fact.digest)
 
 
-def options_of(fact: InputRequested) -> tuple[tuple[str, ...], ...]:
+def list_options(fact: InputRequested) -> tuple[tuple[str, ...], ...]:
     """What each question suggests as its answer, in their order; empty where none suggests any."""
     options = tuple(question.options for question in fact.questions)
     return options if any(options) else ()
 
 
-def approval_id(session_id: str, call_id: str) -> str:
+def build_approval_id(session_id: str, call_id: str) -> str:
     """One name for an approval of any session: call ids are unique within their session only."""
     return f"{session_id}.{call_id}"
 

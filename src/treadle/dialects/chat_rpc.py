@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from treadle.dialects.base import Pieces, approval_id, asked
+from treadle.dialects.base import ReplyText, build_approval_id, describe_question
 from treadle.events import (
     LIMIT_REASONS,
     ApprovalRequested,
@@ -25,8 +25,8 @@ from treadle.events import (
 )
 from treadle.messages import Json
 
-METHOD = "agents.chat.event"
-Status: TypeAlias = Literal["success", "max_turns", "error", "cancelled"]
+EVENT_METHOD = "agents.chat.event"
+ChatOutcome: TypeAlias = Literal["success", "max_turns", "error", "cancelled"]
 
 
 class ChatEvent(Struct, frozen=True, omit_defaults=True, tag_field="kind"):
@@ -35,17 +35,17 @@ class ChatEvent(Struct, frozen=True, omit_defaults=True, tag_field="kind"):
     session_id: str
 
 
-class Token(ChatEvent, frozen=True, tag="token"):
+class ChatToken(ChatEvent, frozen=True, tag="token"):
     text: str
 
 
-class ToolCall(ChatEvent, frozen=True, tag="tool_call"):
+class ChatToolCall(ChatEvent, frozen=True, tag="tool_call"):
     id: str
     name: str
     arguments: str
 
 
-class ToolResult(ChatEvent, frozen=True, tag="tool_result"):
+class ChatToolResult(ChatEvent, frozen=True, tag="tool_result"):
     id: str
     name: str
     ok: bool
@@ -53,7 +53,7 @@ class ToolResult(ChatEvent, frozen=True, tag="tool_result"):
     output: str
 
 
-class ApprovalPending(ChatEvent, frozen=True, tag="approval_pending"):
+class ChatApprovalPending(ChatEvent, frozen=True, tag="approval_pending"):
     """`questions` are there when the model asks for words, not for leave, and `options` where it suggests some."""
 
     approval_id: str
@@ -68,10 +68,10 @@ class ApprovalPending(ChatEvent, frozen=True, tag="approval_pending"):
     options: tuple[tuple[str, ...], ...] = ()
 
 
-class Done(ChatEvent, frozen=True, tag="done"):
+class ChatDone(ChatEvent, frozen=True, tag="done"):
     """`status` is one of four; `reason` says it exactly. A limit is never a success."""
 
-    status: Status
+    status: ChatOutcome
     summary: str
     turns: int
     tools_called: tuple[str, ...]
@@ -79,17 +79,17 @@ class Done(ChatEvent, frozen=True, tag="done"):
     can_continue: bool = False
 
 
-class Error(ChatEvent, frozen=True, tag="error"):
+class ChatError(ChatEvent, frozen=True, tag="error"):
     message: str
     recoverable: bool = False
 
 
-class Notification(Struct, frozen=True):
+class ChatNotification(Struct, frozen=True):
     """A chat event as JSON-RPC carries it."""
 
     params: ChatEvent
     jsonrpc: str = "2.0"
-    method: str = METHOD
+    method: str = EVENT_METHOD
 
 
 class ChatRpcDialect:
@@ -98,56 +98,56 @@ class ChatRpcDialect:
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
         self._called: list[str] = []
-        self._pieces = Pieces()
+        self._pieces = ReplyText()
 
-    def feed(self, event: Event) -> Sequence[Notification]:
+    def feed(self, event: Event) -> Sequence[ChatNotification]:
         """The notifications that one of our events amounts to."""
-        return tuple(Notification(one) for one in self._events(event))
+        return tuple(ChatNotification(one) for one in self._events(event))
 
     def _events(self, event: Event) -> Sequence[ChatEvent]:
         session_id = self._session_id
         match event:
             case TextDelta():
                 self._pieces.add(event.text)
-                return (Token(session_id, event.text),)
+                return (ChatToken(session_id, event.text),)
             case RunStarted():
                 self._called.clear()
             case TurnStarted():
                 self._pieces.clear()
             case ModelReplied():
                 self._called.extend(call.tool for call in event.calls)
-                rest = self._pieces.rest(event.text)
-                said = (Token(session_id, rest),) if rest else ()
-                calls = (ToolCall(session_id, call.id, call.tool, call.arguments) for call in event.calls)
+                rest = self._pieces.take_rest(event.text)
+                said = (ChatToken(session_id, rest),) if rest else ()
+                calls = (ChatToolCall(session_id, call.id, call.tool, call.arguments) for call in event.calls)
                 return (*said, *calls)
             case CallFinished():
                 ok = event.status == "ok"
-                return (ToolResult(session_id, event.call_id, event.tool, ok, event.status, event.output),)
+                return (ChatToolResult(session_id, event.call_id, event.tool, ok, event.status, event.output),)
             case ApprovalRequested() | InputRequested():
                 return (self._pending(event),)
             case ModelFailed():
                 self._pieces.clear()
                 if event.wait is not None:
-                    return (Error(session_id, event.message, recoverable=True),)
+                    return (ChatError(session_id, event.message, recoverable=True),)
             case RunFinished():
-                done = Done(
+                done = ChatDone(
                     session_id,
-                    status_of(event),
+                    classify_ending(event),
                     event.answer,
                     event.turns,
                     tuple(self._called),
                     event.reason,
                     event.can_continue,
                 )
-                return (Error(session_id, event.error), done) if event.reason == "failed" else (done,)
+                return (ChatError(session_id, event.error), done) if event.reason == "failed" else (done,)
             case _:
                 pass
         return ()
 
-    def _pending(self, fact: ApprovalRequested | InputRequested) -> ApprovalPending:
-        name = approval_id(self._session_id, fact.call_id)
-        what = asked(fact)
-        return ApprovalPending(
+    def _pending(self, fact: ApprovalRequested | InputRequested) -> ChatApprovalPending:
+        name = build_approval_id(self._session_id, fact.call_id)
+        what = describe_question(fact)
+        return ChatApprovalPending(
             self._session_id,
             name,
             fact.call_id,
@@ -162,7 +162,7 @@ class ChatRpcDialect:
         )
 
 
-def status_of(fact: RunFinished) -> Status:
+def classify_ending(fact: RunFinished) -> ChatOutcome:
     """The four-valued status of an ending."""
     if fact.reason in ("answered", "yielded"):
         return "success"

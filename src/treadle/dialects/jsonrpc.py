@@ -16,7 +16,7 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 SERVER_ERROR = -32000
 
-Id = str | int | float | None
+RpcId = str | int | float | None
 
 
 class RpcRequest(Struct, frozen=True):
@@ -24,7 +24,7 @@ class RpcRequest(Struct, frozen=True):
 
     method: str
     params: dict[str, Json] | list[Json]
-    id: Id | UnsetType = UNSET
+    id: RpcId | UnsetType = UNSET
 
     @property
     def is_notification(self) -> bool:
@@ -39,38 +39,38 @@ class RpcError(Struct, frozen=True, omit_defaults=True):
 
 class RpcResult(Struct, frozen=True):
     result: Json
-    id: Id
+    id: RpcId
     jsonrpc: Literal["2.0"] = "2.0"
 
 
 class RpcFailure(Struct, frozen=True):
     error: RpcError
-    id: Id = None
+    id: RpcId = None
     jsonrpc: Literal["2.0"] = "2.0"
 
 
 RpcResponse = RpcResult | RpcFailure
 
 
-class Incoming(Struct, frozen=True):
+class RpcMessage(Struct, frozen=True):
     """What was sent: requests and, in their places, the failures of what is none. A batch is answered by a list."""
 
     items: tuple[RpcRequest | RpcFailure, ...]
-    batch: bool
+    is_batch: bool
 
 
-def read(data: bytes | str) -> Incoming:
+def parse_message(data: bytes | str) -> RpcMessage:
     """The requests in a message; never raises."""
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Incoming((RpcFailure(RpcError(PARSE_ERROR, "Parse error")),), batch=False)
+        return RpcMessage((RpcFailure(RpcError(PARSE_ERROR, "Parse error")),), is_batch=False)
     if isinstance(document, list):
         several = cast("list[Json]", document)
         if not several:
-            return Incoming((_invalid(None),), batch=False)
-        return Incoming(tuple(_read_one(one) for one in several), batch=True)
-    return Incoming((_read_one(document),), batch=False)
+            return RpcMessage((_invalid(None),), is_batch=False)
+        return RpcMessage(tuple(_read_one(one) for one in several), is_batch=True)
+    return RpcMessage((_read_one(document),), is_batch=False)
 
 
 def _read_one(document: Json) -> RpcRequest | RpcFailure:
@@ -86,12 +86,12 @@ def _read_one(document: Json) -> RpcRequest | RpcFailure:
     return RpcRequest(method, cast("dict[str, Json] | list[Json]", params), called)
 
 
-def _invalid(called: Id) -> RpcFailure:
+def _invalid(called: RpcId) -> RpcFailure:
     return RpcFailure(RpcError(INVALID_REQUEST, "Invalid Request"), called)
 
 
-def write(responses: list[RpcResponse], *, batch: bool) -> bytes | None:
+def encode_responses(responses: list[RpcResponse], *, is_batch: bool) -> bytes | None:
     """The answer to a message; None when there is nothing to say, because all were notifications."""
     if not responses:
         return None
-    return msgspec.json.encode(responses if batch else responses[0])
+    return msgspec.json.encode(responses if is_batch else responses[0])

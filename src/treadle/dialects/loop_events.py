@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from treadle.dialects.base import asked
+from treadle.dialects.base import describe_question
 from treadle.events import (
     ApprovalRequested,
     CallFinished,
@@ -35,7 +35,9 @@ from treadle.events import (
 )
 from treadle.messages import Json
 
-Outcome: TypeAlias = Literal["continue", "answer", "yielded", "stuck", "limit", "cancelled", "failed", "interrupted"]
+IterationOutcome: TypeAlias = Literal[
+    "continue", "answer", "yielded", "stuck", "limit", "cancelled", "failed", "interrupted"
+]
 
 
 class LoopEvent(Struct, frozen=True, omit_defaults=True):
@@ -70,7 +72,7 @@ class IterationStarted(LoopEvent, frozen=True):
 
 class IterationCompleted(LoopEvent, frozen=True):
     iteration: int
-    outcome: Outcome
+    outcome: IterationOutcome
 
 
 class TokenGenerated(LoopEvent, frozen=True):
@@ -112,14 +114,14 @@ class ToolExecutionStarted(LoopEvent, frozen=True):
     attempt: int = 1
 
 
-class ToolResult(Struct, frozen=True):
+class LoopToolResult(Struct, frozen=True):
     status: str
     data: str
 
 
 class ToolExecutionCompleted(LoopEvent, frozen=True):
     call_id: str
-    result: ToolResult
+    result: LoopToolResult
     tool: str = ""
     duration: float = 0.0
     artifact: str = ""
@@ -135,7 +137,7 @@ class ContextCompressed(LoopEvent, frozen=True):
     saved_tokens: int
 
 
-class Error(LoopEvent, frozen=True):
+class LoopError(LoopEvent, frozen=True):
     message: str
     recoverable: bool
     retry_in: float | None = None
@@ -170,7 +172,7 @@ class LoopCompleted(LoopEvent, frozen=True):
     summary: LoopSummary
 
 
-NAMES: dict[type[LoopEvent], str] = {
+EVENT_NAMES: dict[type[LoopEvent], str] = {
     LoopStarted: "loop_started",
     IterationStarted: "iteration_started",
     IterationCompleted: "iteration_completed",
@@ -183,18 +185,18 @@ NAMES: dict[type[LoopEvent], str] = {
     ToolApprovalRequired: "tool_approval_required",
     MetaSignalDetected: "meta_signal_detected",
     ContextCompressed: "context_compressed",
-    Error: "error",
+    LoopError: "error",
 }
 
 
-class Envelope(Struct, frozen=True):
+class LoopEnvelope(Struct, frozen=True):
     """A loop event as it is sent."""
 
     event: str
     data: LoopEvent
 
 
-_OUTCOMES: dict[EndReason, Outcome] = {
+_OUTCOMES: dict[EndReason, IterationOutcome] = {
     "answered": "answer",
     "yielded": "yielded",
     "stuck": "stuck",
@@ -209,7 +211,7 @@ _RESOURCES: dict[EndReason, str] = {
     "call_limit": "tool_call_limit_reached",
     "doom_loop": "tool_call_limit_reached",
 }
-GOES_ON = "the server is shutting down; the run is not lost, it goes on when the server is started again"
+RUN_CONTINUES_LATER = "the server is shutting down; the run is not lost, it goes on when the server is started again"
 
 
 class LoopDialect:
@@ -223,7 +225,7 @@ class LoopDialect:
         self._calls = self._tokens = 0
         self._cancelled_by = ""
 
-    def feed(self, event: Event) -> Sequence[Envelope]:
+    def feed(self, event: Event) -> Sequence[LoopEnvelope]:
         """The loop events that one of ours amounts to."""
         if type(event) is TextDelta:  # nearly all events are this one
             return (_sent(TokenGenerated(event.text)),)
@@ -249,10 +251,10 @@ class LoopDialect:
                 return tuple(_sent(one) for one in _plain(event))
         return ()
 
-    def leave(self) -> Sequence[Envelope]:
+    def end_for_shutdown(self) -> Sequence[LoopEnvelope]:
         """The end of a stream whose run is not over, because the server shuts down: it goes on by itself later."""
         summary = LoopSummary(
-            termination=Termination("external", "system_shutdown", "", message=GOES_ON),
+            termination=Termination("external", "system_shutdown", "", message=RUN_CONTINUES_LATER),
             iterations_completed=max(0, self._iteration - self._open),
             tool_calls_made=self._calls,
             tokens_generated=self._tokens,
@@ -293,15 +295,15 @@ class LoopDialect:
     def _session_id(self) -> str:
         return self._created.session_id if self._created is not None else ""
 
-    def _close(self, outcome: Outcome) -> tuple[Envelope, ...]:
+    def _close(self, outcome: IterationOutcome) -> tuple[LoopEnvelope, ...]:
         if not self._open:
             return ()
         self._open = False
         return (_sent(IterationCompleted(self._iteration, outcome)),)
 
-    def _finished(self, fact: RunFinished) -> Sequence[Envelope]:
+    def _finished(self, fact: RunFinished) -> Sequence[LoopEnvelope]:
         closing = self._close(_OUTCOMES.get(fact.reason, "limit"))
-        failed = (_sent(Error(fact.error, recoverable=False)),) if fact.reason == "failed" else ()
+        failed = (_sent(LoopError(fact.error, recoverable=False)),) if fact.reason == "failed" else ()
         summary = LoopSummary(
             termination=self._termination(fact),
             iterations_completed=fact.turns,
@@ -310,7 +312,7 @@ class LoopDialect:
             wall_time=self._wall_time(fact.at),
             partial_answer=None if fact.reason == "answered" else fact.answer or None,
             can_resume=fact.can_continue,
-            continuation_token=continuation_token(self._session_id, fact) if fact.can_continue else None,
+            continuation_token=build_continuation_token(self._session_id, fact) if fact.can_continue else None,
         )
         return (*closing, *failed, _sent(LoopCompleted(summary)))
 
@@ -333,18 +335,18 @@ class LoopDialect:
                 return Termination("resource", _RESOURCES[fact.reason], fact.reason)
 
 
-def continuation_token(session_id: str, fact: RunFinished) -> str:
+def build_continuation_token(session_id: str, fact: RunFinished) -> str:
     """Names the ending after which to go on: it can be used once, since going on moves the log."""
     return f"{session_id}.{fact.seq}"
 
 
-def limits_of(max_iterations: int = 10, max_tool_calls: int = 50, max_tokens: int = 16384) -> Limits:
+def build_limits(max_iterations: int = 10, max_tool_calls: int = 50, max_tokens: int = 16384) -> Limits:
     """The budget of a run in this dialect's own words and with its own defaults."""
     return Limits(turns=max_iterations, calls=max_tool_calls, tokens=max_tokens)
 
 
-def _sent(event: LoopEvent) -> Envelope:
-    return Envelope(NAMES[type(event)], event)
+def _sent(event: LoopEvent) -> LoopEnvelope:
+    return LoopEnvelope(EVENT_NAMES[type(event)], event)
 
 
 def _plain(event: Event) -> Sequence[LoopEvent]:
@@ -362,7 +364,7 @@ def _plain(event: Event) -> Sequence[LoopEvent]:
             return (ToolExecutionStarted(event.call_id, event.tool, event.arguments, event.attempt),)
         case CallFinished():
             artifact = event.truncation.artifact if event.truncation is not None else ""
-            result = ToolResult(event.status, event.output)
+            result = LoopToolResult(event.status, event.output)
             return (ToolExecutionCompleted(event.call_id, result, event.tool, event.duration, artifact),)
         case SignalDetected():
             return (MetaSignalDetected(event.kind, event.detail),)
@@ -377,11 +379,11 @@ def _failure(fact: ModelFailed) -> Sequence[LoopEvent]:
     """A failure without another attempt is told by the ending, once."""
     if fact.wait is None:
         return ()
-    return (Error(fact.message, recoverable=True, retry_in=round(fact.wait, 3)),)
+    return (LoopError(fact.message, recoverable=True, retry_in=round(fact.wait, 3)),)
 
 
 def _question(fact: ApprovalRequested | InputRequested) -> ToolApprovalRequired:
-    what = asked(fact)
+    what = describe_question(fact)
     return ToolApprovalRequired(
         fact.call_id,
         what.tool,
@@ -396,6 +398,6 @@ def _question(fact: ApprovalRequested | InputRequested) -> ToolApprovalRequired:
     )
 
 
-def encode(envelope: Envelope) -> bytes:
+def encode_envelope(envelope: LoopEnvelope) -> bytes:
     """The JSON of a loop event as it stands in `data:`."""
     return msgspec.json.encode(envelope)

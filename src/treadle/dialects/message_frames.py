@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import field
 
-from treadle.dialects.base import Frame, approval_id, asked
+from treadle.dialects.base import Frame, build_approval_id, describe_question
 from treadle.events import (
     ApprovalAnswered,
     ApprovalRequested,
@@ -42,31 +42,31 @@ _FINISH: dict[FinishReason, str] = {
 }
 
 
-class MessageStarted(Frame, frozen=True, tag="message_started"):
+class MessageStartedFrame(Frame, frozen=True, tag="message_started"):
     message_id: str
     role: Role
     started_at: float
     session_id: str = ""
 
 
-class Delta(Frame, frozen=True, tag="delta"):
+class MessageDeltaFrame(Frame, frozen=True, tag="delta"):
     message_id: str
     text: str
 
 
-class ReasoningPiece(Frame, frozen=True, tag="reasoning_delta"):
+class ReasoningDeltaFrame(Frame, frozen=True, tag="reasoning_delta"):
     message_id: str
     text: str
 
 
-class ToolCall(Frame, frozen=True, tag="tool_call"):
+class ToolCallFrame(Frame, frozen=True, tag="tool_call"):
     message_id: str
     tool_call_id: str
     name: str
     arguments: str
 
 
-class ToolResult(Frame, frozen=True, tag="tool_result"):
+class ToolResultFrame(Frame, frozen=True, tag="tool_result"):
     message_id: str
     tool_call_id: str
     name: str
@@ -77,7 +77,7 @@ class ToolResult(Frame, frozen=True, tag="tool_result"):
     artifact_id: str = ""
 
 
-class MessageComplete(Frame, frozen=True, tag="message_complete"):
+class MessageCompleteFrame(Frame, frozen=True, tag="message_complete"):
     message_id: str
     role: Role
     content: str
@@ -100,7 +100,7 @@ class UsageFrame(Frame, frozen=True, tag="usage"):
     cost: float = 0.0
 
 
-class MessagesDeleted(Frame, frozen=True, tag="messages_deleted"):
+class MessagesDeletedFrame(Frame, frozen=True, tag="messages_deleted"):
     message_ids: tuple[str, ...]
 
 
@@ -109,19 +109,19 @@ class SessionRenamedFrame(Frame, frozen=True, tag="session_renamed"):
     name: str
 
 
-class ChatRenamed(Frame, frozen=True, tag="chat_renamed"):
+class ChatRenamedFrame(Frame, frozen=True, tag="chat_renamed"):
     chat_id: str
     name: str
 
 
-class SessionRewound(Frame, frozen=True, tag="session_rewound"):
+class SessionRewoundFrame(Frame, frozen=True, tag="session_rewound"):
     """The conversation went back, or forward again: what is shown is best loaded anew."""
 
     session_id: str
     to: int
 
 
-class ApprovalRequest(Frame, frozen=True, tag="approval_request"):
+class MessageApprovalFrame(Frame, frozen=True, tag="approval_request"):
     id: str
     message_id: str
     tool_call_id: str
@@ -136,27 +136,27 @@ class ApprovalRequest(Frame, frozen=True, tag="approval_request"):
     options: tuple[tuple[str, ...], ...] = ()
 
 
-class ApprovalClosed(Frame, frozen=True, tag="approval_answered"):
+class ApprovalAnsweredFrame(Frame, frozen=True, tag="approval_answered"):
     tool_call_id: str
     decision: str
     by: str = ""
 
 
-class Error(Frame, frozen=True, tag="error"):
+class MessageErrorFrame(Frame, frozen=True, tag="error"):
     message: str
     message_id: str = ""
     reason: str = ""
     retry_in: float | None = None
 
 
-class ChatStatus(Frame, frozen=True, tag="chat_status"):
+class ChatStatusFrame(Frame, frozen=True, tag="chat_status"):
     session_id: str
     chat_id: str
     status: ChatState
     name: str = ""
 
 
-class WireDialect:
+class MessageFramesDialect:
     """Turns one session's events into message frames. A message is never left open: whatever ends it is told."""
 
     def __init__(self, session_id: str, window: int | None = None) -> None:
@@ -173,9 +173,9 @@ class WireDialect:
         match event:
             case TextDelta():
                 self._text.append(event.text)
-                return (Delta(self._open or self._last, event.text),)
+                return (MessageDeltaFrame(self._open or self._last, event.text),)
             case ReasoningDelta():
-                return (ReasoningPiece(self._open or self._last, event.text),)
+                return (ReasoningDeltaFrame(self._open or self._last, event.text),)
             case MessageReceived():
                 return self._whole(event.seq, event.id, "user", event.at, render_parts(event.parts), "received")
             case TurnStarted():
@@ -197,18 +197,18 @@ class WireDialect:
             case RunStarted() if event.trigger == "regenerate":
                 return self._delete_after_user()
             case Rewound() if event.what != "files":
-                return (*self._delete_after(event.to), SessionRewound(self._session_id, event.to))
+                return (*self._delete_after(event.to), SessionRewoundFrame(self._session_id, event.to))
             case SessionRenamed():
                 return (
                     SessionRenamedFrame(self._session_id, event.name),
-                    ChatRenamed(self._session_id, event.name),
+                    ChatRenamedFrame(self._session_id, event.name),
                 )
             case ApprovalRequested() | InputRequested():
                 return (self._question(event),)
             case ApprovalAnswered():
-                return (ApprovalClosed(event.call_id, event.decision, event.by),)
+                return (ApprovalAnsweredFrame(event.call_id, event.decision, event.by),)
             case InputAnswered():
-                return (ApprovalClosed(event.call_id, "answered", event.by),)
+                return (ApprovalAnsweredFrame(event.call_id, "answered", event.by),)
             case _:
                 return ()
 
@@ -217,22 +217,22 @@ class WireDialect:
         self._started_at = at
         self._text.clear()
         self._shown.append((seq, self._open, "assistant"))
-        return MessageStarted(self._open, "assistant", at, self._session_id)
+        return MessageStartedFrame(self._open, "assistant", at, self._session_id)
 
     def _whole(self, seq: int, message_id: str, role: Role, at: float, text: str, reason: str) -> Sequence[Frame]:
         self._shown.append((seq, message_id, role))
         return (
-            MessageStarted(message_id, role, at, self._session_id),
-            MessageComplete(message_id, role, text, reason, at, at),
+            MessageStartedFrame(message_id, role, at, self._session_id),
+            MessageCompleteFrame(message_id, role, text, reason, at, at),
         )
 
     def _replied(self, fact: ModelReplied) -> Sequence[Frame]:
         before = () if self._open else (self._start(fact.seq, fact.at),)
         message_id, self._open = self._open, ""
-        calls = [ToolCall(message_id, call.id, call.tool, call.arguments) for call in fact.calls]
+        calls = [ToolCallFrame(message_id, call.id, call.tool, call.arguments) for call in fact.calls]
         usage = fact.usage
         ctx_used = usage.input_tokens + usage.output_tokens
-        complete = MessageComplete(
+        complete = MessageCompleteFrame(
             message_id,
             "assistant",
             fact.text,
@@ -255,7 +255,7 @@ class WireDialect:
             return self._abandon(fact.at, reason, fact.partial)
         # It is asked again, and answers from the beginning: what it said so far is taken back.
         gone = (*self._abandon(fact.at, "failed", fact.partial), *self._delete((message_id,)))
-        error = Error(fact.message, message_id, fact.kind, round(fact.wait, 3))
+        error = MessageErrorFrame(fact.message, message_id, fact.kind, round(fact.wait, 3))
         return (*gone, error, self._start(fact.seq, fact.at))
 
     def _abandon(self, at: float, reason: str, text: str = "") -> Sequence[Frame]:
@@ -264,11 +264,11 @@ class WireDialect:
             return ()
         message_id, self._open = self._open, ""
         said = text or "".join(self._text)
-        return (MessageComplete(message_id, "assistant", said, reason, self._started_at, at),)
+        return (MessageCompleteFrame(message_id, "assistant", said, reason, self._started_at, at),)
 
     def _result(self, fact: CallFinished) -> Frame:
         cut = fact.truncation
-        return ToolResult(
+        return ToolResultFrame(
             self._last,
             fact.call_id,
             fact.tool,
@@ -280,9 +280,9 @@ class WireDialect:
         )
 
     def _question(self, fact: ApprovalRequested | InputRequested) -> Frame:
-        name = approval_id(self._session_id, fact.call_id)
-        what = asked(fact)
-        return ApprovalRequest(
+        name = build_approval_id(self._session_id, fact.call_id)
+        what = describe_question(fact)
+        return MessageApprovalFrame(
             name,
             self._last,
             fact.call_id,
@@ -299,7 +299,7 @@ class WireDialect:
 
     def _finished(self, fact: RunFinished) -> Sequence[Frame]:
         closing = self._abandon(fact.at, fact.reason)
-        failed = (Error(fact.error, self._last, "failed"),) if fact.reason == "failed" else ()
+        failed = (MessageErrorFrame(fact.error, self._last, "failed"),) if fact.reason == "failed" else ()
         if not fact.can_continue:
             return (*closing, *failed)
         message_id = f"end_{fact.seq}"
@@ -309,8 +309,8 @@ class WireDialect:
         return (
             *closing,
             *failed,
-            MessageStarted(message_id, "system", fact.at, self._session_id),
-            MessageComplete(message_id, "system", text, fact.reason, fact.at, fact.at, metadata=metadata),
+            MessageStartedFrame(message_id, "system", fact.at, self._session_id),
+            MessageCompleteFrame(message_id, "system", text, fact.reason, fact.at, fact.at, metadata=metadata),
         )
 
     def _delete_after_user(self) -> Sequence[Frame]:
@@ -323,10 +323,10 @@ class WireDialect:
     def _delete(self, message_ids: tuple[str, ...]) -> Sequence[Frame]:
         gone = set(message_ids)
         self._shown = [one for one in self._shown if one[1] not in gone]
-        return (MessagesDeleted(message_ids),) if message_ids else ()
+        return (MessagesDeletedFrame(message_ids),) if message_ids else ()
 
 
-class StatusDialect:
+class ChatStatusDialect:
     """What one session's facts mean for the list of chats: it streams, it is idle, or it needs you."""
 
     def __init__(self, session_id: str, status: ChatState = "idle") -> None:
@@ -335,7 +335,7 @@ class StatusDialect:
         self._pending: set[str] = set()
         self._name = ""
 
-    def feed(self, event: Event) -> Sequence[ChatStatus]:
+    def feed(self, event: Event) -> Sequence[ChatStatusFrame]:
         """A frame when the status or the name has changed."""
         before = (self._status, self._name)
         match event:
@@ -356,4 +356,4 @@ class StatusDialect:
                 return ()
         if (self._status, self._name) == before:
             return ()
-        return (ChatStatus(self._session_id, self._session_id, self._status, self._name),)
+        return (ChatStatusFrame(self._session_id, self._session_id, self._status, self._name),)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, cast
 
 from msgspec import Struct
 
-from treadle.dialects.base import base64_in
+from treadle.dialects.base import check_base64
 from treadle.errors import BadInput
 from treadle.messages import (
     Call,
@@ -32,20 +32,20 @@ from treadle.messages import (
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
 
-class FunctionText(Struct, frozen=True):
+class FunctionIn(Struct, frozen=True):
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCallText(Struct, frozen=True):
+class ToolCallIn(Struct, frozen=True):
     id: str | None = None
-    function: FunctionText | None = None
+    function: FunctionIn | None = None
 
 
 class ChatMessage(Struct, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Json]] | None = None
-    tool_calls: list[ToolCallText] | None = None
+    tool_calls: list[ToolCallIn] | None = None
     tool_call_id: str | None = None
 
 
@@ -126,7 +126,7 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
     session_id: str | None = None
 
 
-def chat_request(body: ChatBody) -> Request:
+def build_chat_request(body: ChatBody) -> Request:
     """One model call, as the client of Chat Completions wants it."""
     if body.n not in (None, 1):
         raise BadInput("n: one choice a request is given here; ask again for another")
@@ -149,7 +149,7 @@ def chat_request(body: ChatBody) -> Request:
     )
 
 
-def completion_request(body: CompletionBody) -> Request:
+def build_completion_request(body: CompletionBody) -> Request:
     """One model call for a bare prompt."""
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1:
@@ -163,7 +163,7 @@ def completion_request(body: CompletionBody) -> Request:
     return _request("", messages, ([], "auto"), body.max_tokens, sampling, None)
 
 
-def responses_request(body: ResponsesBody) -> Request:
+def build_responses_request(body: ResponsesBody) -> Request:
     """One model call, as the client of Responses wants it."""
     if body.previous_response_id:
         raise BadInput("previous_response_id: responses are not kept here; send the input whole, or use a session")
@@ -188,7 +188,7 @@ def responses_request(body: ResponsesBody) -> Request:
     )
 
 
-def last_words(request: Request) -> tuple[Part, ...]:
+def build_agent_message(request: Request) -> tuple[Part, ...]:
     """What an agent is told when it answers in a model's place: the last message, after what was said before."""
     *before, last = request.messages
     if not isinstance(last, UserMessage):
@@ -256,8 +256,8 @@ def _message(message: ChatMessage, names: dict[str, str]) -> Message:
             return UserMessage(_parts(message.content))
 
 
-def _call(given: ToolCallText) -> Call:
-    function = given.function or FunctionText()
+def _call(given: ToolCallIn) -> Call:
+    function = given.function or FunctionIn()
     return Call(given.id or "", function.name or "", function.arguments or "{}")
 
 
@@ -330,7 +330,7 @@ def _inline(text: str, field: str) -> tuple[str, str]:
     """The media type and the base64 of a `data:` address, or of base64 alone."""
     head, comma, data = text.partition(",")
     media = head.removeprefix("data:").removesuffix(";base64") if comma else ""
-    return media, base64_in(data if comma else text, field)
+    return media, check_base64(data if comma else text, field)
 
 
 def _image(given: Json) -> ImagePart:

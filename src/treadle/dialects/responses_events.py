@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from treadle.dialects.base import Pieces
+from treadle.dialects.base import ReplyText
 from treadle.events import (
     LIMIT_REASONS,
     AnyFact,
@@ -49,10 +49,10 @@ class CallItem(Struct, frozen=True):
     type: str = "function_call"
 
 
-Item: TypeAlias = MessageItem | CallItem
+OutputItem: TypeAlias = MessageItem | CallItem
 
 
-class UsageOut(Struct, frozen=True):
+class ResponseUsage(Struct, frozen=True):
     input_tokens: int
     output_tokens: int
     total_tokens: int
@@ -60,13 +60,13 @@ class UsageOut(Struct, frozen=True):
     output_tokens_details: dict[str, int]
 
 
-class Response(Struct, frozen=True):
+class ResponseObject(Struct, frozen=True):
     id: str
     created_at: float
     model: str
     status: str
     output: tuple[MessageItem | CallItem, ...] = ()
-    usage: UsageOut | None = None
+    usage: ResponseUsage | None = None
     error: dict[str, str] | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
@@ -85,7 +85,7 @@ class ResponseEvent(Struct, frozen=True, omit_defaults=True):
 
     type: str
     sequence_number: int
-    response: Response | UnsetType = UNSET
+    response: ResponseObject | UnsetType = UNSET
     output_index: int | UnsetType = UNSET
     content_index: int | UnsetType = UNSET
     item_id: str | UnsetType = UNSET
@@ -99,14 +99,14 @@ class ResponseEvent(Struct, frozen=True, omit_defaults=True):
     treadle: AnyFact | UnsetType = UNSET
 
 
-class ResponseEvents:
+class ResponsesDialect:
     """A reply as a stream of events: of a bare model's events, or of an agent's run."""
 
     def __init__(self, response_id: str, model: str, created: float) -> None:
-        self._response = Response(response_id, created, model, "in_progress")
+        self._response = ResponseObject(response_id, created, model, "in_progress")
         self._number = 0
         self._text: list[str] = []
-        self._pieces = Pieces()
+        self._pieces = ReplyText()
         self._open = False
 
     def begin(self) -> Sequence[ResponseEvent]:
@@ -126,7 +126,7 @@ class ResponseEvents:
                 self._pieces.clear()
                 return ()
             case ModelReplied():
-                rest = self._pieces.rest(event.text)
+                rest = self._pieces.take_rest(event.text)
                 return (*self._opened(), self._piece(rest)) if rest else ()
             case CallStarted() | CallFinished() | ApprovalRequested() | InputRequested():
                 return (self._event("treadle.activity", treadle=event),)
@@ -134,10 +134,10 @@ class ResponseEvents:
                 return (
                     *self._closed(reply_text=event.text),
                     *self._calls(event),
-                    self._ended(of_reply(self._response, event)),
+                    self._ended(complete_with_reply(self._response, event)),
                 )
             case RunFinished():
-                ended = of_run(self._response, event, "".join(self._text))
+                ended = complete_with_run(self._response, event, "".join(self._text))
                 return (*self._closed(reply_text=event.answer), self._ended(ended))
             case _:
                 return ()
@@ -202,17 +202,17 @@ class ResponseEvents:
             )
         return events
 
-    def _ended(self, response: Response) -> ResponseEvent:
+    def _ended(self, response: ResponseObject) -> ResponseEvent:
         name = "failed" if response.status == "cancelled" else response.status  # they have no event for that
         return self._event(f"response.{name}", response=response)
 
 
-def new_response(response_id: str, model: str, created: float) -> Response:
+def start_response(response_id: str, model: str, created: float) -> ResponseObject:
     """A response that nothing has been said in yet."""
-    return Response(response_id, created, model, "in_progress")
+    return ResponseObject(response_id, created, model, "in_progress")
 
 
-def of_reply(response: Response, reply: Reply) -> Response:
+def complete_with_reply(response: ResponseObject, reply: Reply) -> ResponseObject:
     """The response that a bare model's reply amounts to."""
     said = _said(response.id, reply.text)
     cut = {"length": "max_output_tokens", "filter": "content_filter"}.get(reply.finish)
@@ -225,9 +225,9 @@ def of_reply(response: Response, reply: Reply) -> Response:
     )
 
 
-def of_run(
-    response: Response, ending: RunFinished, said: str = "", activity: Sequence[AnyFact] | None = None
-) -> Response:
+def complete_with_run(
+    response: ResponseObject, ending: RunFinished, said: str = "", activity: Sequence[AnyFact] | None = None
+) -> ResponseObject:
     """The response that an agent's run amounts to; `said` is what was streamed, the answer counts without."""
     status, error, cut = "completed", None, None
     if ending.reason in ("failed", "cancelled"):
@@ -245,7 +245,7 @@ def of_run(
     )
 
 
-def _said(response_id: str, text: str) -> tuple[Item, ...]:
+def _said(response_id: str, text: str) -> tuple[OutputItem, ...]:
     return (MessageItem(f"msg_{response_id}", (TextOut(text),)),) if text else ()
 
 
@@ -256,8 +256,8 @@ def _call_items(reply: Reply) -> tuple[CallItem, ...]:
     )
 
 
-def _usage(usage: Usage) -> UsageOut:
-    return UsageOut(
+def _usage(usage: Usage) -> ResponseUsage:
+    return ResponseUsage(
         usage.input_tokens,
         usage.output_tokens,
         usage.input_tokens + usage.output_tokens,

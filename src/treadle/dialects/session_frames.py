@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import field
 
-from treadle.dialects.base import Frame, Pieces, approval_id, is_rejected, options_of, summary_of
+from treadle.dialects.base import Frame, ReplyText, build_approval_id, is_rejected, list_options, shorten_output
 from treadle.events import (
     ApprovalRequested,
     CallFinished,
@@ -28,18 +28,18 @@ from treadle.events import (
 from treadle.messages import Call, Json
 
 
-class Delta(Frame, frozen=True, tag="delta"):
+class DeltaFrame(Frame, frozen=True, tag="delta"):
     text: str
 
 
-class ToolStart(Frame, frozen=True, tag="tool_start"):
+class ToolStartFrame(Frame, frozen=True, tag="tool_start"):
     name: str
     args: dict[str, Json]
     class_: str = field(name="class")
     id: str = ""
 
 
-class ToolEnd(Frame, frozen=True, tag="tool_end"):
+class ToolEndFrame(Frame, frozen=True, tag="tool_end"):
     name: str
     ok: bool
     summary: str
@@ -47,18 +47,18 @@ class ToolEnd(Frame, frozen=True, tag="tool_end"):
     status: str = ""
 
 
-class ToolRejected(Frame, frozen=True, tag="tool_rejected"):
+class ToolRejectedFrame(Frame, frozen=True, tag="tool_rejected"):
     name: str
     class_: str = field(name="class")
     id: str = ""
     reason: str = ""
 
 
-class Iteration(Frame, frozen=True, tag="iteration"):
+class IterationFrame(Frame, frozen=True, tag="iteration"):
     n: int
 
 
-class Done(Frame, frozen=True, tag="done"):
+class DoneFrame(Frame, frozen=True, tag="done"):
     """The run is over and stored. `reason` is `answered`, or says why there is no answer."""
 
     reply: str
@@ -67,18 +67,18 @@ class Done(Frame, frozen=True, tag="done"):
     can_continue: bool = False
 
 
-class Error(Frame, frozen=True, tag="error"):
+class ErrorFrame(Frame, frozen=True, tag="error"):
     message: str
 
 
-class Retry(Frame, frozen=True, tag="retry"):
+class RetryFrame(Frame, frozen=True, tag="retry"):
     """The model failed and is asked again: the text of this iteration so far is void."""
 
     message: str
     wait: float
 
 
-class ApprovalRequest(Frame, frozen=True, tag="approval_request"):
+class ApprovalRequestFrame(Frame, frozen=True, tag="approval_request"):
     id: str
     name: str
     args: dict[str, Json]
@@ -88,7 +88,7 @@ class ApprovalRequest(Frame, frozen=True, tag="approval_request"):
     expires_at: float | None = None
 
 
-class InputRequest(Frame, frozen=True, tag="input_request"):
+class InputRequestFrame(Frame, frozen=True, tag="input_request"):
     """The model asks the user; answered like an approval, with words. `options` are suggested for each question."""
 
     id: str
@@ -97,7 +97,7 @@ class InputRequest(Frame, frozen=True, tag="input_request"):
     options: tuple[tuple[str, ...], ...] = ()
 
 
-class FramesDialect:
+class SessionFramesDialect:
     """Turns one session's events into frames. `classes` are the tools' safety classes, for calls that never began."""
 
     def __init__(self, session_id: str, classes: Mapping[str, str] | None = None) -> None:
@@ -106,13 +106,13 @@ class FramesDialect:
         self._calls: dict[str, Call] = {}
         self._asked: dict[str, str] = {}
         self._begun: set[str] = set()
-        self._pieces = Pieces()
+        self._pieces = ReplyText()
 
     def feed(self, event: Event) -> Sequence[Frame]:
         """The frames that one of our events amounts to."""
         if type(event) is TextDelta:
             self._pieces.add(event.text)
-            return (Delta(event.text),)
+            return (DeltaFrame(event.text),)
         match event:
             case RunStarted():
                 self._calls.clear()
@@ -120,48 +120,50 @@ class FramesDialect:
                 self._begun.clear()
             case TurnStarted():
                 self._pieces.clear()
-                return (Iteration(event.turn),)
+                return (IterationFrame(event.turn),)
             case ModelReplied():
                 self._calls.update((call.id, call) for call in event.calls)
-                rest = self._pieces.rest(event.text)
-                return (Delta(rest),) if rest else ()
+                rest = self._pieces.take_rest(event.text)
+                return (DeltaFrame(rest),) if rest else ()
             case ModelFailed():
                 self._pieces.clear()
                 if event.wait is not None:
-                    return (Retry(event.message, event.wait),)
+                    return (RetryFrame(event.message, event.wait),)
             case ApprovalRequested() | InputRequested():
                 return (self._question(event),)
             case CallStarted():
                 if event.call_id not in self._begun:  # a safe call that runs again was told already
                     self._begun.add(event.call_id)
-                    return (ToolStart(event.tool, event.arguments, event.safety, event.call_id),)
+                    return (ToolStartFrame(event.tool, event.arguments, event.safety, event.call_id),)
             case CallFinished():
                 return self._call_finished(event)
             case RunFinished():
-                done = Done(event.answer, event.turns, event.reason, event.can_continue)
-                return (Error(event.error), done) if event.reason == "failed" else (done,)
+                done = DoneFrame(event.answer, event.turns, event.reason, event.can_continue)
+                return (ErrorFrame(event.error), done) if event.reason == "failed" else (done,)
             case _:
                 pass
         return ()
 
     def _question(self, fact: ApprovalRequested | InputRequested) -> Frame:
-        name = approval_id(self._session_id, fact.call_id)
+        name = build_approval_id(self._session_id, fact.call_id)
         if isinstance(fact, InputRequested):
-            return InputRequest(name, tuple(one.text for one in fact.questions), fact.expires_at, options_of(fact))
+            return InputRequestFrame(
+                name, tuple(one.text for one in fact.questions), fact.expires_at, list_options(fact)
+            )
         self._asked[fact.call_id] = fact.safety
-        return ApprovalRequest(
+        return ApprovalRequestFrame(
             name, fact.tool, fact.arguments, fact.safety, fact.why, digest=fact.digest, expires_at=fact.expires_at
         )
 
     def _call_finished(self, fact: CallFinished) -> Sequence[Frame]:
         safety = self._asked.get(fact.call_id) or self._classes.get(fact.tool, "caution")
         if is_rejected(fact):
-            return (ToolRejected(fact.tool, safety, fact.call_id, summary_of(fact.output)),)
-        end = ToolEnd(fact.tool, fact.status == "ok", summary_of(fact.output), fact.call_id, fact.status)
+            return (ToolRejectedFrame(fact.tool, safety, fact.call_id, shorten_output(fact.output)),)
+        end = ToolEndFrame(fact.tool, fact.status == "ok", shorten_output(fact.output), fact.call_id, fact.status)
         if fact.call_id in self._begun:
             return (end,)
         # What failed before it began still has a beginning here: clients pair the two.
-        return (ToolStart(fact.tool, self._arguments(fact.call_id), safety, fact.call_id), end)
+        return (ToolStartFrame(fact.tool, self._arguments(fact.call_id), safety, fact.call_id), end)
 
     def _arguments(self, call_id: str) -> dict[str, Json]:
         call = self._calls.get(call_id)

@@ -35,7 +35,7 @@ BACKOFF_CAP = 30.0
 RETRY_AFTER_CAP = 60.0
 TOOL_ATTEMPTS = 3
 
-Value = TypeVar("Passed")
+Value = TypeVar("Value")
 
 _logger = logging.getLogger("treadle")
 

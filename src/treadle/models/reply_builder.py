@@ -51,7 +51,7 @@ class PendingCall:
 class ReplyBuilder:
     """Collects the pieces of a reply. `take` gives the deltas since the last `take`."""
 
-    __slots__ = ("_events", "_run", "_splitter", "_thinking", "_touched", "texts", "calls", "reasoning")
+    __slots__ = ("_events", "_run", "_splitter", "_thinking", "_touched", "calls", "reasoning", "texts")
 
     def __init__(self, *, think_tags: bool = False) -> None:
         self.texts: list[str] = []

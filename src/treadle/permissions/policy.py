@@ -58,8 +58,8 @@ Posture = Literal["cautious", "balanced", "trusting"]
 class Verdict(Struct, frozen=True):
     """What is decided, and the rule that decided it.
 
-    A `is_once_only` question takes no answer but one to this very call, or one that was given beforehand; one whether the call
-    is `forbidden` not even that.
+    An `is_once_only` question takes only an answer to this call, or one that was given beforehand. A call that
+    `may_be_forbidden` takes only an answer to this call.
     """
 
     action: Action

@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import sys
 
-from treadle.app.settings import load
+from treadle.app.settings import load_settings
 from treadle.errors import TreadleError
-from treadle.server.serve import GRACE, ServeOptions, serve
+from treadle.server.serve import GRACE_SECONDS, ServeOptions, serve
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8420)
     parser.add_argument("--token-file", default="")
-    parser.add_argument("--grace", type=float, default=GRACE)
+    parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
     parser.add_argument("--allow-root", action="store_true")
     args = parser.parse_args()
     flags = {name: getattr(args, name) for name in ("model", "base_url", "api_key_env", "store", "workspace")}
@@ -27,7 +27,7 @@ def main() -> int:
         host=args.host, port=args.port, token_file=args.token_file, grace=args.grace, allow_root=args.allow_root
     )
     try:
-        asyncio.run(serve(load(flags).settings, options))
+        asyncio.run(serve(load_settings(flags).settings, options))
     except TreadleError as error:
         sys.stderr.write(f"treadle: {error}\n")
         return 2

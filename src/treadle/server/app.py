@@ -14,10 +14,10 @@ from treadle import Runtime, __version__
 from treadle.server import catalogue, home, loop_api, openai_api, problems, sessions, sockets
 from treadle.server import rpc as chat
 from treadle.server.config import ServerConfig
-from treadle.server.guard import Guard, Receive, Scope, Send
+from treadle.server.guard import AsgiScope, Guard, Receive, Send
 from treadle.server.service import Service, Viewer
 
-ABOUT = "A durable agent runtime: sessions, runs, approvals and events over HTTP."
+DESCRIPTION = "A durable agent runtime: sessions, runs, approvals and events over HTTP."
 
 
 class ServerApp(FastAPI):
@@ -28,7 +28,7 @@ class ServerApp(FastAPI):
         self.state.service = service
         self._guard = Guard(super().__call__, service.config, service.tokens)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         await self._guard(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class ServerApp(FastAPI):
             schemes = {"token": {"type": "http", "scheme": "bearer"}}
             components = schema.setdefault("components", {})
             components["securitySchemes"] = schemes
-            components.setdefault("schemas", {}).update(problems.schemas())
+            components.setdefault("schemas", {}).update(problems.build_error_schemas())
             schema["security"] = [{"token": []}]
             schema["paths"]["/health"]["get"]["security"] = []
             self.openapi_schema = schema
@@ -60,18 +60,18 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
     app = ServerApp(
         service,
         title="treadle",
-        description=ABOUT,
+        description=DESCRIPTION,
         version=__version__,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        responses=problems.RESPONSES,
+        responses=problems.ERROR_RESPONSES,
     )
     for part in (home, sessions, loop_api, chat, openai_api, catalogue, sockets):
         app.include_router(part.router)
     _describe(app)
-    problems.install(app)
+    problems.install_error_handlers(app)
     return app
 
 

@@ -29,7 +29,7 @@ class Subscription:
     ) -> None:
         self._bus.subscriptions.discard(self)
 
-    def give(self, session_id: str, fact: AnyFact) -> None:
+    def offer(self, session_id: str, fact: AnyFact) -> None:
         try:
             self._queue.put_nowait((session_id, fact))
         except asyncio.QueueFull:
@@ -62,7 +62,7 @@ class Bus:
         self.metrics.on_stored(session_id, facts, seconds)
         for subscription in self.subscriptions:
             for fact in facts:
-                subscription.give(session_id, fact)
+                subscription.offer(session_id, fact)
 
     def on_first_delta(self, session_id: str) -> None:
         self.metrics.on_first_delta(session_id)

@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 from treadle.errors import NotFound, TreadleError
 from treadle.knowledge.library import FileKnowledge
 from treadle.log.base import LONGEST_MEMORY, Memory, MemoryKind
-from treadle.server.problems import invalid
-from treadle.server.service import Sender, Service, TheService, Viewer
-from treadle.server.views import Body
+from treadle.server.problems import build_field_error
+from treadle.server.service import CurrentService, Sender, Service, Viewer
+from treadle.server.views import StrictBody
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 
@@ -35,7 +35,7 @@ class SkillView(BaseModel):
     enabled: bool
 
 
-class SkillSwitch(Body):
+class SkillSwitch(StrictBody):
     enabled: bool
 
 
@@ -70,7 +70,7 @@ class ConfigView(BaseModel):
     skill_autogen: bool
 
 
-class ModelName(Body):
+class ModelName(StrictBody):
     model: str = Field(max_length=500)
 
 
@@ -88,7 +88,7 @@ class MemoryView(BaseModel):
     created_at: float
 
     @classmethod
-    def of(cls, memory: Memory) -> MemoryView:
+    def from_memory(cls, memory: Memory) -> MemoryView:
         return cls(
             id=memory.id,
             content=memory.text,
@@ -99,22 +99,22 @@ class MemoryView(BaseModel):
         )
 
 
-class NewMemory(Body):
+class NewMemory(StrictBody):
     content: str = Field(min_length=1, max_length=LONGEST_MEMORY)
     kind: MemoryKind = "fact"
     scope: str = Field("", max_length=4000)
 
 
-class MemoryText(Body):
+class MemoryText(StrictBody):
     content: str = Field(min_length=1, max_length=LONGEST_MEMORY)
 
 
-class MemoryName(Body):
+class MemoryName(StrictBody):
     id: str = Field(max_length=200)
 
 
 @router.get("/tools", response_model_by_alias=True)
-async def tools(service: TheService, token: Viewer) -> list[ToolView]:
+async def list_tools(service: CurrentService, token: Viewer) -> list[ToolView]:
     """Every tool of every agent."""
     found: dict[str, ToolView] = {}
     for agent in service.runtime.agents.values():
@@ -128,9 +128,9 @@ async def tools(service: TheService, token: Viewer) -> list[ToolView]:
 
 
 @router.get("/skills")
-async def skills(service: TheService, token: Viewer) -> list[SkillView]:
+async def list_skills(service: CurrentService, token: Viewer) -> list[SkillView]:
     """What the agents know how to do in the first of the operator's folders."""
-    workspace = service.workspace("")
+    workspace = service.resolve_workspace("")
     found: dict[str, SkillView] = {}
     for agent in service.runtime.agents.values():
         if agent.knowledge is None:
@@ -144,20 +144,20 @@ async def skills(service: TheService, token: Viewer) -> list[SkillView]:
 
 
 @router.patch("/skills/{skill_id}")
-async def switch_skill(service: TheService, token: Sender, skill_id: str, body: SkillSwitch) -> SkillView:
+async def switch_skill(service: CurrentService, token: Sender, skill_id: str, body: SkillSwitch) -> SkillView:
     """Enable or disable a skill, in every workspace of this server's user."""
-    if skill_id not in {skill.id for skill in await skills(service, token)}:
+    if skill_id not in {skill.id for skill in await list_skills(service, token)}:
         raise NotFound(f"there is no skill {skill_id[:200]!r} here; GET /v1/skills lists them")
     for agent in service.runtime.agents.values():
         if isinstance(agent.knowledge, FileKnowledge):
             agent.knowledge.switch(skill_id, on=body.enabled)
-    return next(skill for skill in await skills(service, token) if skill.id == skill_id)
+    return next(skill for skill in await list_skills(service, token) if skill.id == skill_id)
 
 
 @router.get("/agents")
-async def agents(service: TheService, token: Viewer) -> list[AgentView]:
+async def list_agents(service: CurrentService, token: Viewer) -> list[AgentView]:
     """Who can be asked."""
-    workspace = service.workspace("")
+    workspace = service.resolve_workspace("")
     about: dict[str, str] = {}
     for agent in service.runtime.agents.values():
         if isinstance(agent.knowledge, FileKnowledge) and agent.name not in about:
@@ -175,7 +175,7 @@ async def agents(service: TheService, token: Viewer) -> list[AgentView]:
 
 
 @router.get("/config")
-async def config(service: TheService, token: Viewer) -> ConfigView:
+async def get_config(service: CurrentService, token: Viewer) -> ConfigView:
     """What the server runs with. Never a secret."""
     agent = service.default_agent
     name = agent.resolved_model().name
@@ -192,17 +192,17 @@ async def config(service: TheService, token: Viewer) -> ConfigView:
 
 
 @router.get("/models")
-async def models(service: TheService, token: Viewer) -> ModelList:
+async def list_models(service: CurrentService, token: Viewer) -> ModelList:
     """Models, and agents as `agent:NAME`."""
-    named = [_model_view(service, name) for name in service.model_names()]
+    named = [_model_view(service, name) for name in service.list_model_names()]
     agents = [ModelView(id=f"agent:{name}") for name in service.runtime.agents]
     return ModelList(data=[*named, *agents])
 
 
 @router.get("/models/{model_id:path}")
-async def one_model(service: TheService, token: Viewer, model_id: str) -> ModelView:
+async def get_model(service: CurrentService, token: Viewer, model_id: str) -> ModelView:
     """One model, or an agent as `agent:NAME`."""
-    for model in (await models(service, token)).data:
+    for model in (await list_models(service, token)).data:
         if model.id == model_id:
             return model
     raise NotFound(f"there is no model {model_id[:200]!r} here; GET /v1/models lists them")
@@ -213,33 +213,33 @@ def _model_view(service: Service, name: str) -> ModelView:
         window = service.runtime.model(name).window
     except TreadleError:  # offered by name, but its key or its package is not there
         return ModelView(id=name, loaded=False)
-    return ModelView(id=name, loaded=name not in service.unloaded, window=window)
+    return ModelView(id=name, loaded=name not in service.unloaded_models, window=window)
 
 
 @router.post("/models/load")
-async def load(service: TheService, token: Sender, body: ModelName) -> ModelView:
+async def load_model(service: CurrentService, token: Sender, body: ModelName) -> ModelView:
     """Get a model ready before it is needed."""
     name = _known(service, body.model)
-    service.unloaded.discard(name)
-    loading = getattr(service.model(name), "load", None)
+    service.unloaded_models.discard(name)
+    loading = getattr(service.get_model(name), "load", None)
     if loading is not None:
         await loading()
     return _model_view(service, name)
 
 
 @router.post("/models/unload")
-async def unload(service: TheService, token: Sender, body: ModelName) -> ModelView:
+async def unload_model(service: CurrentService, token: Sender, body: ModelName) -> ModelView:
     """Give back what a model holds. Until it is loaded again nothing is begun on it; what runs gets it back."""
     name = _known(service, body.model)
     unloading = getattr(service.runtime.model(name), "unload", None)
     if unloading is not None:
         unloading()
-    service.unloaded.add(name)
+    service.unloaded_models.add(name)
     return _model_view(service, name)
 
 
 def _known(service: Service, name: str) -> str:
-    if name not in service.model_names():
+    if name not in service.list_model_names():
         raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
     return name
 
@@ -248,43 +248,45 @@ def _known(service: Service, name: str) -> str:
 
 
 @router.get("/memory")
-async def memories(
-    service: TheService,
+async def list_memories(
+    service: CurrentService,
     token: Viewer,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> list[MemoryView]:
     """What is remembered across sessions, the oldest first; `offset` leaves out so many of them."""
-    return [MemoryView.of(memory) for memory in await service.runtime.log.memories.list(limit=limit, offset=offset)]
+    return [
+        MemoryView.from_memory(memory) for memory in await service.runtime.log.memories.list(limit=limit, offset=offset)
+    ]
 
 
 @router.get("/memory/search")
-async def recall(
-    service: TheService,
+async def search_memories(
+    service: CurrentService,
     token: Viewer,
     q: Annotated[str, Query(min_length=1, max_length=2000)],
     k: Annotated[int, Query(ge=1, le=100)] = 5,
 ) -> list[MemoryView]:
     """What is remembered about something, best first."""
-    return [MemoryView.of(memory) for memory in await service.runtime.log.memories.search(q, limit=k)]
+    return [MemoryView.from_memory(memory) for memory in await service.runtime.log.memories.search(q, limit=k)]
 
 
 @router.post("/memory", status_code=201)
-async def remember(service: TheService, token: Sender, body: NewMemory) -> MemoryView:
+async def add_memory(service: CurrentService, token: Sender, body: NewMemory) -> MemoryView:
     """Keep something beyond a session. What looks like a secret is refused."""
     memory = Memory(text=body.content, kind=body.kind, scope=body.scope)
-    return MemoryView.of(await service.runtime.log.memories.add(memory))
+    return MemoryView.from_memory(await service.runtime.log.memories.add(memory))
 
 
 @router.patch("/memory/{memory_id}")
-async def correct(service: TheService, token: Sender, memory_id: str, body: MemoryText) -> MemoryView:
+async def edit_memory(service: CurrentService, token: Sender, memory_id: str, body: MemoryText) -> MemoryView:
     """Change the text of one thing. What looks like a secret is refused."""
-    return MemoryView.of(await service.runtime.log.memories.edit(memory_id, body.content))
+    return MemoryView.from_memory(await service.runtime.log.memories.edit(memory_id, body.content))
 
 
 @router.delete("/memory", status_code=204)
-async def forget(
-    service: TheService,
+async def delete_memory(
+    service: CurrentService,
     token: Sender,
     body: MemoryName | None = None,
     id: Annotated[str, Query(max_length=200)] = "",
@@ -292,11 +294,11 @@ async def forget(
     """Forget one thing, named in the address or in a body."""
     name = body.id if body is not None else id
     if not name:
-        raise invalid("id", "say what is to be forgotten")
+        raise build_field_error("id", "say what is to be forgotten")
     await service.runtime.log.memories.delete(name)
 
 
 @router.delete("/memory/{memory_id}", status_code=204)
-async def forget_by_id(service: TheService, token: Sender, memory_id: str) -> None:
+async def delete_memory_by_id(service: CurrentService, token: Sender, memory_id: str) -> None:
     """Forget one thing."""
     await service.runtime.log.memories.delete(memory_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treadle.server.tokens import Token
 
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,6 @@ class ServerConfig:
     url_bytes: int = 8 * 1024
     json_depth: int = 64
     rate: float = 1000.0
-    at_once: int = 4096
-    wrong_tokens: int = 20
+    max_open_requests: int = 4096
+    max_wrong_tokens: int = 20
     skill_autogen: bool = False

@@ -9,20 +9,20 @@ from contextlib import aclosing, suppress
 from treadle import RunFinished, Session
 from treadle.events import CancelRequested, Event, MessageReceived, RunRequested, RunStarted, TurnStarted
 from treadle.log.base import Watch
-from treadle.server.streams import Streams
-from treadle.server.views import Outcome, Pending
+from treadle.server.streams import OpenStreams
+from treadle.server.views import PendingQuestion, RunOutcome
 
-HELD = "cancelled before it was begun; it is kept, and goes with the next message"
+HELD_MESSAGE = "cancelled before it was begun; it is kept, and goes with the next message"
 
 
-class Following:
+class MessageFollower:
     """Fed a session's events after a message, or after a request to go on, it knows when that is over."""
 
     def __init__(self, message_id: str = "") -> None:
         self._message_id = message_id
         self._mine = False
         self.ending: RunFinished | None = None
-        self.held = False
+        self.is_held = False
 
     def feed(self, event: Event) -> bool:
         """Whether it is over with this event."""
@@ -34,19 +34,19 @@ class Following:
             case RunFinished() if self._mine:
                 self.ending = event
             case CancelRequested() if not self._mine:
-                self.held = True
-            case MessageReceived() | RunRequested() if self.held:  # what was held goes with this one
-                self.held = False
+                self.is_held = True
+            case MessageReceived() | RunRequested() if self.is_held:  # what was held goes with this one
+                self.is_held = False
             case _:
                 pass
-        return self.over
+        return self.is_over
 
     @property
-    def over(self) -> bool:
-        return self.ending is not None or self.held
+    def is_over(self) -> bool:
+        return self.ending is not None or self.is_held
 
 
-class Waiting:
+class WaitingRequest:
     """A request that waits for an answer: it ends with the server, like a stream."""
 
     def __init__(self, watch: Watch) -> None:
@@ -60,12 +60,12 @@ class Waiting:
         """Nothing can be said before the answer."""
 
 
-async def followed(
-    streams: Streams, session: Session, message: MessageReceived, following: Following
+async def follow_message(
+    streams: OpenStreams, session: Session, message: MessageReceived, following: MessageFollower
 ) -> AsyncGenerator[Event]:
     """The events after a message, until it is over or the server leaves."""
     watch = session.watch(message.seq)
-    waiting = Waiting(watch)
+    waiting = WaitingRequest(watch)
     streams.add(waiting)
     try:
         async for event in watch:
@@ -78,19 +78,19 @@ async def followed(
         watch.close()
 
 
-async def settled(
-    streams: Streams, session: Session, message: MessageReceived, patience: float | None = None
-) -> tuple[str, Outcome]:
+async def wait_for_outcome(
+    streams: OpenStreams, session: Session, message: MessageReceived, timeout: float | None = None
+) -> tuple[str, RunOutcome]:
     """The reply to a message and how it went; with `patience`, what is so far when that is over."""
-    following = Following(message.id)
+    following = MessageFollower(message.id)
     with suppress(TimeoutError):
-        async with asyncio.timeout(patience), aclosing(followed(streams, session, message, following)) as events:
+        async with asyncio.timeout(timeout), aclosing(follow_message(streams, session, message, following)) as events:
             async for _ in events:
                 pass
     if following.ending is not None:
-        return following.ending.answer, Outcome.of(following.ending)
-    if following.held:
-        return "", Outcome(status="cancelled", reason="cancelled", error=HELD, can_continue=True)
-    pending = [Pending.of(session.id, question) for question in (await session.state()).pending]
-    reason = "shutting_down" if streams.closed else "waiting" if pending else "running"
-    return "", Outcome(status="waiting", reason=reason, pending=pending)
+        return following.ending.answer, RunOutcome.from_fact(following.ending)
+    if following.is_held:
+        return "", RunOutcome(status="cancelled", reason="cancelled", error=HELD_MESSAGE, can_continue=True)
+    pending = [PendingQuestion.from_fact(session.id, question) for question in (await session.state()).pending]
+    reason = "shutting_down" if streams.is_closed else "waiting" if pending else "running"
+    return "", RunOutcome(status="waiting", reason=reason, pending=pending)

@@ -16,18 +16,18 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from treadle.server.config import LOOPBACK, ServerConfig
-from treadle.server.tokens import COOKIE, NOBODY_ASKED, Token, Tokens
+from treadle.server.config import LOOPBACK_NAMES, ServerConfig
+from treadle.server.tokens import ANYONE, COOKIE_NAME, Token, Tokens
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+AsgiScope: TypeAlias = MutableMapping[str, Any]
+AsgiMessage: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
+Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
+AsgiApp: TypeAlias = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 
-PUBLIC = frozenset(("/", "/health", "/login", "/favicon.ico"))
-BODILESS = ("GET", "HEAD", "OPTIONS")
-HEADERS = [
+PUBLIC_PATHS = frozenset(("/", "/health", "/login", "/favicon.ico"))
+METHODS_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
+SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -52,7 +52,7 @@ class Refusal(Exception):
         self.retry_after, self.field = retry_after, field
 
 
-class Bucket:
+class RateBucket:
     """How much one token has used of its rate, and how many of its requests are open."""
 
     __slots__ = ("active", "at", "left")
@@ -74,18 +74,18 @@ class Bucket:
 class Guard:
     """Wraps the application; see the module."""
 
-    def __init__(self, app: App, config: ServerConfig, tokens: Tokens) -> None:
+    def __init__(self, app: AsgiApp, config: ServerConfig, tokens: Tokens) -> None:
         self._app, self._config, self._tokens = app, config, tokens
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, RateBucket] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = _headers(scope)
         began, status = time.perf_counter(), [0]
         sending = _with_headers(send, scope, self._cors(headers), status)
-        bucket: Bucket | None = None
+        bucket: RateBucket | None = None
         try:
             self._check_place(scope, headers)
             if _is_preflight(scope, headers):
@@ -102,21 +102,21 @@ class Guard:
             else:
                 await self._app(scope, receive, sending)
         except Refusal as refusal:
-            await refuse(scope, sending, refusal)
+            await send_refusal(scope, sending, refusal)
         finally:
             if bucket is not None:
                 bucket.active -= 1
             _log(scope, status[0], time.perf_counter() - began)
 
-    def _check_place(self, scope: Scope, headers: dict[str, str]) -> None:
+    def _check_place(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         """Is this a request to us, from our own page or from no page at all?"""
         if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > self._config.url_bytes:
             raise Refusal(414, "url_too_long", f"the address is longer than {self._config.url_bytes} bytes")
         host = headers.get("host", "")
         server = scope.get("server") or ("", 0)
-        own = {f"{name}:{server[1]}" for name in LOOPBACK} | set(self._config.hosts)
+        own = {f"{name}:{server[1]}" for name in LOOPBACK_NAMES} | set(self._config.hosts)
         if server[1] in (80, 443):
-            own |= set(LOOPBACK)
+            own |= set(LOOPBACK_NAMES)
         if host.lower() not in own:
             raise Refusal(
                 403, "wrong_host", "this server is not known by that name", "name it with --host-name if it is yours"
@@ -134,21 +134,21 @@ class Guard:
         origin = headers.get("origin", "")
         return origin if origin and origin in self._config.origins else ""
 
-    def _who(self, scope: Scope, headers: dict[str, str]) -> Token:
+    def _who(self, scope: AsgiScope, headers: dict[str, str]) -> Token:
         client = (scope.get("client") or ("", 0))[0]
         token = self._token(headers)
         if token is not None:
             return token
-        if not self._tokens.are_set:
-            return NOBODY_ASKED
+        if not self._tokens.has_tokens:
+            return ANYONE
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path in PUBLIC and scope.get("method", "GET") in BODILESS:
+        if path in PUBLIC_PATHS and scope.get("method", "GET") in METHODS_WITHOUT_BODY:
             return Token("nobody", "", frozenset())
-        wait = self._tokens.wait_after_wrong(client)
+        wait = self._tokens.seconds_until_retry(client)
         if wait:
             raise Refusal(429, "too_many_wrong_tokens", "too many requests without a right token", retry_after=wait)
         if "authorization" in headers or "cookie" in headers:
-            self._tokens.note_wrong(client)
+            self._tokens.record_wrong_token(client)
         raise Refusal(
             401,
             "unauthorized",
@@ -158,27 +158,27 @@ class Guard:
 
     def _token(self, headers: dict[str, str]) -> Token | None:
         if "authorization" in headers:
-            return self._tokens.of_bearer(headers["authorization"])
+            return self._tokens.find_by_header(headers["authorization"])
         if "cookie" in headers:
-            return self._tokens.of_cookie(_login_in(headers["cookie"]))
+            return self._tokens.find_by_cookie(_login_in(headers["cookie"]))
         return None
 
-    def _enter(self, token: Token) -> Bucket:
+    def _enter(self, token: Token) -> RateBucket:
         rate = self._config.rate
         bucket = self._buckets.get(token.name)
         if bucket is None:
-            bucket = self._buckets[token.name] = Bucket(2 * rate)
+            bucket = self._buckets[token.name] = RateBucket(2 * rate)
         wait = bucket.take(rate)
         if wait:
             raise Refusal(429, "too_many_requests", "this token has used up its rate", retry_after=wait)
-        if bucket.active >= self._config.at_once:
+        if bucket.active >= self._config.max_open_requests:
             raise Refusal(429, "too_many_requests", "this token has too many requests open", retry_after=1.0)
         bucket.active += 1
         return bucket
 
-    async def _checked_body(self, scope: Scope, headers: dict[str, str], receive: Receive) -> Receive:
+    async def _checked_body(self, scope: AsgiScope, headers: dict[str, str], receive: Receive) -> Receive:
         """The whole body, once it is known to be JSON of a bearable size and depth."""
-        if scope["method"] in BODILESS:
+        if scope["method"] in METHODS_WITHOUT_BODY:
             return receive
         body = await self._read(headers, receive)
         if body:
@@ -189,7 +189,7 @@ class Guard:
                 raise Refusal(415, "not_json", "a body must be JSON", "send `Content-Type: application/json`")
             if b"\0" in body:  # UTF-16 or 32, which Python would read: its depth cannot be seen here
                 raise Refusal(400, "malformed", "a body must be JSON in UTF-8")
-            if too_deep(body, self._config.json_depth):
+            if is_too_deep(body, self._config.json_depth):
                 raise Refusal(400, "too_deep", f"the JSON is nested deeper than {self._config.json_depth}")
         return _given(body, receive)
 
@@ -217,24 +217,24 @@ def _given_in(query: bytes) -> bytes:
     return b"&".join(part for part in query.split(b"&") if part.partition(b"=")[2]) if b"=" in query else query
 
 
-def too_deep(body: bytes, most: int) -> bool:
+def is_too_deep(body: bytes, max_depth: int) -> bool:
     """Whether JSON text is nested deeper than `most`; brackets in strings do not count."""
-    if body.count(b"[") + body.count(b"{") <= most:
+    if body.count(b"[") + body.count(b"{") <= max_depth:
         return False
     brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
-    return any(depth > most for depth in accumulate(1 if one in b"[{" else -1 for one in brackets))
+    return any(depth > max_depth for depth in accumulate(1 if one in b"[{" else -1 for one in brackets))
 
 
 def _login_in(cookies: str) -> str:
     """The login cookie's value; read by hand, since the standard library may take minutes over a hostile one."""
     for pair in cookies.split(";"):
         name, _, value = pair.partition("=")
-        if name.strip() == COOKIE:
+        if name.strip() == COOKIE_NAME:
             return value.strip(' "')
     return ""
 
 
-def _headers(scope: Scope) -> dict[str, str]:
+def _headers(scope: AsgiScope) -> dict[str, str]:
     """The headers by name; of one sent twice the first counts, but a second Host or Origin spoils it."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
@@ -251,7 +251,7 @@ def _headers(scope: Scope) -> dict[str, str]:
 def _given(body: bytes, receive: Receive) -> Receive:
     waiting = [body]
 
-    async def again() -> Message:
+    async def again() -> AsgiMessage:
         if waiting:
             return {"type": "http.request", "body": waiting.pop(), "more_body": False}
         return await receive()
@@ -259,13 +259,13 @@ def _given(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def _with_headers(send: Send, scope: Scope, cors: str, status: list[int]) -> Send:
-    async def sending(message: Message) -> None:
+def _with_headers(send: Send, scope: AsgiScope, cors: str, status: list[int]) -> Send:
+    async def sending(message: AsgiMessage) -> None:
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             status[0] = message["status"]
             headers = list(message.get("headers", ()))
             have = {name.lower() for name, _ in headers}
-            headers += [pair for pair in HEADERS if pair[0] not in have]
+            headers += [pair for pair in SECURITY_HEADERS if pair[0] not in have]
             if b"cache-control" not in have:
                 headers.append((b"cache-control", b"no-store"))
             if cors:
@@ -282,11 +282,11 @@ def _with_headers(send: Send, scope: Scope, cors: str, status: list[int]) -> Sen
     return sending
 
 
-async def _answer_head(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+async def _answer_head(app: AsgiApp, scope: AsgiScope, receive: Receive, send: Send) -> None:
     """What GET would answer, without its body; an endless one is broken off once its head is there."""
     begun = asyncio.Event()
 
-    async def heading(message: Message) -> None:
+    async def heading(message: AsgiMessage) -> None:
         if message["type"] == "http.response.start":
             await send(message)
             begun.set()
@@ -302,7 +302,7 @@ async def _answer_head(app: App, scope: Scope, receive: Receive, send: Send) -> 
     await send({"type": "http.response.body", "body": b""})
 
 
-def _is_preflight(scope: Scope, headers: dict[str, str]) -> bool:
+def _is_preflight(scope: AsgiScope, headers: dict[str, str]) -> bool:
     wanted = scope["type"] == "http" and scope["method"] == "OPTIONS"
     return wanted and "origin" in headers and "access-control-request-method" in headers
 
@@ -317,7 +317,7 @@ async def _answer_preflight(send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
+async def send_refusal(scope: AsgiScope, send: Send, refusal: Refusal) -> None:
     """Answer with a refusal; a WebSocket gets it instead of being accepted, where the server can do that."""
     kind = "http.response"
     if scope["type"] == "websocket":
@@ -336,7 +336,7 @@ async def refuse(scope: Scope, send: Send, refusal: Refusal) -> None:
     await send({"type": f"{kind}.body", "body": body})
 
 
-def _log(scope: Scope, status: int, seconds: float) -> None:
+def _log(scope: AsgiScope, status: int, seconds: float) -> None:
     """One line a request: the route's template, never an id, a query, a header or a body."""
     if _logger.isEnabledFor(logging.INFO):
         route = getattr(scope.get("route"), "path", "-")

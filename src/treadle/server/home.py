@@ -9,8 +9,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse,
 from pydantic import BaseModel
 
 from treadle.server.guard import Refusal
-from treadle.server.service import TheService, Viewer, token_of
-from treadle.server.tokens import COOKIE, COOKIE_SECONDS
+from treadle.server.service import CurrentService, Viewer, get_token
+from treadle.server.tokens import COOKIE_NAME, COOKIE_SECONDS
 
 router = APIRouter(tags=["server"])
 PAGE = """<!doctype html>
@@ -25,16 +25,16 @@ PAGE = """<!doctype html>
 """
 
 
-class Health(BaseModel):
+class HealthView(BaseModel):
     status: str = "ok"
 
 
-class Readiness(BaseModel):
+class ReadinessView(BaseModel):
     ready: bool
     problems: dict[str, str]
 
 
-class Ticket(BaseModel):
+class TicketView(BaseModel):
     """A link that logs a browser in once, within ten minutes."""
 
     path: str
@@ -42,61 +42,63 @@ class Ticket(BaseModel):
 
 
 @router.get("/health")
-async def health() -> Health:
+async def check_health() -> HealthView:
     """The process is alive."""
-    return Health()
+    return HealthView()
 
 
 @router.get("/v1/health")
-async def health_again(token: Viewer) -> Health:
+async def check_token(token: Viewer) -> HealthView:
     """The process is alive, and the token is right."""
-    return Health()
+    return HealthView()
 
 
-@router.get("/ready", responses={503: {"model": Readiness}})
-async def ready(service: TheService, token: Viewer, response: Response) -> Readiness:
+@router.get("/ready", responses={503: {"model": ReadinessView}})
+async def check_readiness(service: CurrentService, token: Viewer, response: Response) -> ReadinessView:
     """The store can be written and the models can be reached."""
-    problems = await service.problems()
-    if service.draining:
+    problems = await service.find_problems()
+    if service.is_draining:
         problems = {**problems, "server": "is shutting down"}
     if problems:
         response.status_code = 503
-    return Readiness(ready=not problems, problems=problems)
+    return ReadinessView(ready=not problems, problems=problems)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def metrics(service: TheService, token: Viewer) -> PlainTextResponse:
+async def get_metrics(service: CurrentService, token: Viewer) -> PlainTextResponse:
     """Counters in Prometheus' text format."""
-    text = service.bus.metrics.text(await service.gauges())
+    text = service.bus.metrics.render_text(await service.read_gauges())
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/", response_class=HTMLResponse, include_in_schema=False)
-async def page() -> Response:
+async def show_page() -> Response:
     """A word that the server runs."""
     return HTMLResponse(PAGE)
 
 
 @router.post("/v1/tickets", status_code=201)
-async def ticket(service: TheService, request: Request, token: Viewer) -> Ticket:
+async def create_ticket(service: CurrentService, request: Request, token: Viewer) -> TicketView:
     """A login link for another browser of the same person."""
-    if not service.tokens.are_set:
+    if not service.tokens.has_tokens:
         raise Refusal(409, "conflict", "this server needs no login")
-    return Ticket(path=f"/login?ticket={service.tokens.ticket(token_of(request))}", expires_in=600.0)
+    return TicketView(path=f"/login?ticket={service.tokens.issue_ticket(get_token(request))}", expires_in=600.0)
 
 
 @router.get("/login", include_in_schema=False)
-async def login(service: TheService, request: Request, ticket: Annotated[str, Query(max_length=200)] = "") -> Response:
+async def log_in(
+    service: CurrentService, request: Request, ticket: Annotated[str, Query(max_length=200)] = ""
+) -> Response:
     """Use a login link up: sets the cookie and goes to the page."""
-    token = service.tokens.redeem(ticket)
+    token = service.tokens.redeem_ticket(ticket)
     if token is None:
         raise Refusal(
             403, "used_up", "this login link was used already, or is too old", "`treadle serve` prints a new one"
         )
     answer = RedirectResponse("./", status_code=303)
     answer.set_cookie(
-        COOKIE,
-        service.tokens.cookie(token),
+        COOKIE_NAME,
+        service.tokens.sign_cookie(token),
         max_age=int(COOKIE_SECONDS),
         httponly=True,
         samesite="strict",

@@ -14,8 +14,8 @@ from pydantic.alias_generators import to_camel
 from starlette.responses import StreamingResponse
 
 from treadle import Answer, Grant, RunFinished, Session
-from treadle.dialects.base import encode
-from treadle.dialects.loop_events import LoopDialect, continuation_token, limits_of
+from treadle.dialects.base import encode_frame
+from treadle.dialects.loop_events import LoopDialect, build_continuation_token, build_limits
 from treadle.errors import BadInput, Conflict, NotFound
 from treadle.events import (
     AnyFact,
@@ -33,22 +33,22 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.log.base import SessionQuery
-from treadle.server.follow import Following
-from treadle.server.registry import LISTED, STATUSES, AgentSession, RunStatus, ended
-from treadle.server.service import Approver, Sender, Service, TheService, Viewer, beforehand
-from treadle.server.streams import HEADERS, LEAVING, PING, Stream, Translated, position
-from treadle.server.views import MOST_TURNS, Cancelled, Lenient, Outcome, Resolved
+from treadle.server.follow import MessageFollower
+from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, RunStatus, classify_run
+from treadle.server.service import Approver, CurrentService, Sender, Service, Viewer, filter_preapproved
+from treadle.server.streams import PING, SHUTDOWN_COMMENT, SSE_HEADERS, DialectWriter, EventStream, parse_position
+from treadle.server.views import MAX_TURNS, CancelledView, LenientBody, ResolvedView, RunOutcome
 
 router = APIRouter(prefix="/api/agent", tags=["agent"])
-EMPTY = "Objective must not be empty"
-RECENT = 50
+EMPTY_OBJECTIVE = "Objective must not be empty"
+MAX_RECENT_EVENTS = 50
 SSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "a stream"}}
 _SCOPES: dict[str, Scope] = {"this_call": "call", "this_tool": "tool", "this_session": "session"}
-UNTOLD = (SessionCreated, SessionRenamed, SessionConfigured, MessageReceived, Custom)
+SILENT_FACTS = (SessionCreated, SessionRenamed, SessionConfigured, MessageReceived, Custom)
 Glob = Annotated[str, Field(max_length=200)]
 
 
-class CamelBody(Lenient):
+class CamelBody(LenientBody):
     """A body in camelCase; snake_case is understood too."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
@@ -61,7 +61,7 @@ class RunBody(CamelBody):
     system_prompt: str | None = None
     session_name: str | None = Field(None, max_length=200)
     working_dir: str | None = Field(None, max_length=4000)
-    max_iterations: int = Field(10, ge=0, le=MOST_TURNS)
+    max_iterations: int = Field(10, ge=0, le=MAX_TURNS)
     max_tool_calls: int = Field(50, ge=0, le=100_000)
     max_tokens: int = Field(16384, ge=1, le=2**53)
     auto_approve: list[Glob] = Field(default_factory=list, max_length=200)
@@ -94,36 +94,36 @@ class AgentSessionPage(BaseModel):
 
 
 @router.post("/run", response_class=Response, responses=SSE)
-async def run(service: TheService, token: Sender, body: RunBody) -> Any:
+async def run_objective(service: CurrentService, token: Sender, body: RunBody) -> Any:
     """Run an objective and stream the loop's thirteen events. It goes on when the client has left."""
     if not body.objective.strip():
-        raise BadInput(EMPTY)
+        raise BadInput(EMPTY_OBJECTIVE)
     service.check_open()
     agent = service.default_agent
     await service.check_model(agent)
     approve = tuple(body.auto_approve)
-    session = await service.create(
+    session = await service.create_session(
         token,
         name=body.session_name or "",
-        workspace=str(service.workspace(body.working_dir or "", "workingDir")),
+        workspace=str(service.resolve_workspace(body.working_dir or "", "workingDir")),
         grant=Grant(tier="full", approve=approve, forbid=tuple(body.forbidden), ask_all=True),
         configured=SessionConfigured(
             instructions=body.system_prompt or "",
-            limits=limits_of(body.max_iterations, body.max_tool_calls, body.max_tokens),
+            limits=build_limits(body.max_iterations, body.max_tool_calls, body.max_tokens),
             approval_ttl=service.config.approval_seconds,
-            approve=beforehand(token, approve),
+            approve=filter_preapproved(token, approve),
             by=token.name,
         ),
     )
     message = await session.post(body.objective)
-    return await _stream(service, session, message.seq, Following(message.id))
+    return await _stream(service, session, message.seq, MessageFollower(message.id))
 
 
-async def _stream(service: Service, session: Session, after: int, following: Following) -> Stream:
+async def _stream(service: Service, session: Session, after: int, following: MessageFollower) -> EventStream:
     dialect = await _dialect(service, session.id)
-    write = Translated(dialect, named=True)
-    stream = Stream(service.streams, session.watch(after), write, following.feed)
-    stream.farewell = lambda: write.lines(dialect.leave()) + LEAVING
+    write = DialectWriter(dialect, named=True)
+    stream = EventStream(service.streams, session.watch(after), write, following.feed)
+    stream.on_shutdown = lambda: write.encode_frames(dialect.end_for_shutdown()) + SHUTDOWN_COMMENT
     return stream
 
 
@@ -134,46 +134,52 @@ async def _dialect(service: Service, session_id: str) -> LoopDialect:
 
 
 @router.post("/{session_id}/approve")
-async def approve(service: TheService, token: Approver, session_id: str, body: ApproveBody) -> Resolved:
+async def approve_call(service: CurrentService, token: Approver, session_id: str, body: ApproveBody) -> ResolvedView:
     """Answer a `tool_approval_required`."""
-    session = await service.usable(session_id, token)
+    session = await service.open_for_use(session_id, token)
     scope = _SCOPES[body.scope]
     if body.decision == "approve_always" and scope == "call":
         scope = "tool"
     decision = "deny" if body.decision == "deny" else "allow"
     await session.approve(body.call_id, Answer(decision, scope, body.comment, by=token.name), digest=body.digest)
-    return Resolved()
+    return ResolvedView()
 
 
 @router.post("/{session_id}/continue", response_class=Response, responses=SSE)
-async def continue_run(service: TheService, token: Sender, session_id: str, body: ContinueBody | None = None) -> Any:
+async def continue_run(
+    service: CurrentService, token: Sender, session_id: str, body: ContinueBody | None = None
+) -> Any:
     """Go on with a fresh budget from the ending that `continuation_token` names; streams like `run`."""
     service.check_open()
-    session = await service.usable(session_id, token)
-    await service.check_session(session)
+    session = await service.open_for_use(session_id, token)
+    await service.check_session_model(session)
     last = (await session.state()).last
     if last is None or not last.can_continue:
         raise Conflict(f"session {session_id} has nothing to go on with")
-    if body is not None and body.continuation_token not in ("", continuation_token(session_id, last)):
+    if body is not None and body.continuation_token not in ("", build_continuation_token(session_id, last)):
         raise Conflict("continuation_token: the session has gone on since; look at it again")
-    position = await session.go_on("continue", key=continuation_token(session_id, last))
-    return await _stream(service, session, position, Following())
+    position = await session.go_on("continue", key=build_continuation_token(session_id, last))
+    return await _stream(service, session, position, MessageFollower())
 
 
 @router.post("/{session_id}/cancel")
-async def cancel(service: TheService, token: Sender, session_id: str, body: CancelBody | None = None) -> Cancelled:
+async def cancel_run(
+    service: CurrentService, token: Sender, session_id: str, body: CancelBody | None = None
+) -> CancelledView:
     """Stop the run; answers when that is recorded."""
     by = "operator" if body is not None and body.by == "operator" else token.name
-    ending = await (await service.usable(session_id, token)).cancel(by=by)
-    return Cancelled(cancelled=ending is not None, outcome=Outcome.of(ending) if ending is not None else None)
+    ending = await (await service.open_for_use(session_id, token)).cancel(by=by)
+    return CancelledView(
+        cancelled=ending is not None, outcome=RunOutcome.from_fact(ending) if ending is not None else None
+    )
 
 
 # ── the registry ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @router.get("/sessions")
-async def list_sessions(
-    service: TheService,
+async def list_agent_sessions(
+    service: CurrentService,
     token: Viewer,
     status: RunStatus | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -181,13 +187,13 @@ async def list_sessions(
 ) -> AgentSessionPage:
     """What runs, waits and has ended, the last changed first."""
     found: list[AgentSession] = []
-    listed = LISTED.get(status) if status is not None else None
+    listed = LISTED_STATUSES.get(status) if status is not None else None
     while True:
         page = await service.runtime.sessions(SessionQuery(listed, limit=limit - len(found), cursor=cursor))
         for info in page.sessions:
             if status is None or info.status == "stopped" or STATUSES[info.status] == status:
                 with suppress(NotFound):  # it may be deleted by now
-                    line = await service.registry.line(service.runtime.log, info)
+                    line = await service.registry.summarize_session(service.runtime.log, info)
                     found += [line] if status in (None, line.status) else []
         cursor = page.cursor
         if len(found) == limit or not cursor:
@@ -195,36 +201,38 @@ async def list_sessions(
 
 
 @router.get("/sessions/stream", response_class=Response, responses=SSE)
-async def watch_all(service: TheService, token: Viewer) -> Any:
+async def stream_all_sessions(service: CurrentService, token: Viewer) -> Any:
     """All sessions, live: session_started, session_updated, agent_event and session_ended."""
-    return StreamingResponse(_all_sessions(service), headers={key.decode(): value.decode() for key, value in HEADERS})
+    return StreamingResponse(
+        _all_sessions(service), headers={key.decode(): value.decode() for key, value in SSE_HEADERS}
+    )
 
 
 @router.get("/sessions/{session_id}")
-async def get_session(service: TheService, token: Viewer, session_id: str) -> AgentSessionDetail:
+async def get_agent_session(service: CurrentService, token: Viewer, session_id: str) -> AgentSessionDetail:
     """One session with its recent events."""
     info = await service.runtime.log.info(session_id)
     facts = await service.runtime.log.read(session_id)
     dialect = LoopDialect()
-    events = [frame for fact in facts for frame in dialect.feed(fact)][-RECENT:]
-    recent = [msgspec.json.decode(encode(event)) for event in events]
-    line = await service.registry.line(service.runtime.log, info)
+    events = [frame for fact in facts for frame in dialect.feed(fact)][-MAX_RECENT_EVENTS:]
+    recent = [msgspec.json.decode(encode_frame(event)) for event in events]
+    line = await service.registry.summarize_session(service.runtime.log, info)
     return AgentSessionDetail(**line.model_dump(), recent_events=recent)
 
 
 @router.get("/sessions/{session_id}/stream", response_class=Response, responses=SSE)
-async def watch_one(
-    service: TheService,
+async def stream_agent_session(
+    service: CurrentService,
     token: Viewer,
     session_id: str,
     after: Annotated[int, Query(ge=0, le=2**53)] = 0,
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
     """One session's loop events, from `after` or Last-Event-ID on and then live."""
-    start = await service.within(session_id, position(last_event_id, after))
-    session = await service.session(session_id)
-    write = Translated(LoopDialect(), start, named=True)
-    return Stream(service.streams, session.watch(), write)
+    start = await service.limit_position(session_id, parse_position(last_event_id, after))
+    session = await service.open_session(session_id)
+    write = DialectWriter(LoopDialect(), start, named=True)
+    return EventStream(service.streams, session.watch(), write)
 
 
 async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
@@ -234,7 +242,7 @@ async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
         upcoming = asyncio.ensure_future(anext(facts, None))
         try:
             yield PING
-            while not service.draining:
+            while not service.is_draining:
                 done, _ = await asyncio.wait((upcoming,), timeout=service.config.keep_alive)
                 if not done:
                     yield PING
@@ -244,13 +252,13 @@ async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
                     break
                 upcoming = asyncio.ensure_future(anext(facts, None))
                 session_id, fact = item
-                if session_id not in dialects and not isinstance(fact, UNTOLD):
+                if session_id not in dialects and not isinstance(fact, SILENT_FACTS):
                     dialects[session_id] = await _known_dialect(service, session_id)
                 if session_id in dialects:
                     yield _told(dialects, session_id, fact)
                 if missed := subscription.take_missed():
                     yield _missed(missed)
-            yield LEAVING
+            yield SHUTDOWN_COMMENT
         finally:
             upcoming.cancel()
 
@@ -277,7 +285,7 @@ def _told(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFact) -> b
         add("agent_event", event=frame)
     if isinstance(fact, RunFinished):
         del dialects[session_id]
-        add("session_ended", status=ended(fact), reason=fact.reason, iterations=fact.turns)
+        add("session_ended", status=classify_run(fact), reason=fact.reason, iterations=fact.turns)
     return b"".join(lines)
 
 

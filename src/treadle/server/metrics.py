@@ -25,7 +25,7 @@ class Histogram:
         self._counts[bisect_left(_BOUNDS, seconds)] += 1
         self._sum += seconds
 
-    def lines(self, name: str) -> Iterator[str]:
+    def render_lines(self, name: str) -> Iterator[str]:
         total = 0
         for bound, count in zip((*_BOUNDS, "+Inf"), self._counts, strict=True):
             total += count
@@ -83,7 +83,7 @@ class Metrics:
             self._tools.add(name)
         return name if name in self._tools else "other"
 
-    def text(self, gauges: dict[str, float]) -> str:
+    def render_text(self, gauges: dict[str, float]) -> str:
         """All of it, with `gauges` of the moment."""
         lines: list[str] = []
 
@@ -101,9 +101,9 @@ class Metrics:
         tokens = (f'treadle_tokens_total{{kind="{kind}"}} {n}' for kind, n in sorted(self._tokens.items()))
         family("treadle_tokens_total", "counter", "Tokens, as the models report them.", tokens)
         family("treadle_facts_total", "counter", "Facts stored.", iter((f"treadle_facts_total {self._facts}",)))
-        first = self._first_token.lines("treadle_first_token_seconds")
+        first = self._first_token.render_lines("treadle_first_token_seconds")
         family("treadle_first_token_seconds", "histogram", "From a turn's start to its first fragment.", first)
-        append = self._append.lines("treadle_append_seconds")
+        append = self._append.render_lines("treadle_append_seconds")
         family("treadle_append_seconds", "histogram", "How long it took to store facts.", append)
         for name, value in gauges.items():
             family(name, "gauge", name.removeprefix("treadle_").replace("_", " ") + ".", iter((f"{name} {value:g}",)))

@@ -25,7 +25,7 @@ from treadle.errors import (
     StoreError,
     TreadleError,
 )
-from treadle.server.guard import Receive, Refusal, Scope, Send, refuse
+from treadle.server.guard import AsgiScope, Receive, Refusal, Send, send_refusal
 
 _logger = logging.getLogger("treadle.server")
 RETRY_SECONDS = 5.0
@@ -34,7 +34,7 @@ _MISSING = re.compile("missing required field `(.*)`")
 NO_MODEL = "No model loaded. Load a model before running the agent."
 
 
-class ProblemDetail(BaseModel):
+class ErrorDetail(BaseModel):
     """What went wrong, and what to do about it."""
 
     type: str
@@ -42,10 +42,10 @@ class ProblemDetail(BaseModel):
     hint: str = ""
 
 
-class Problem(BaseModel):
+class ErrorBody(BaseModel):
     """The body of every error."""
 
-    error: ProblemDetail
+    error: ErrorDetail
 
 
 _MEANINGS = {
@@ -67,28 +67,28 @@ _MEANINGS = {
 }
 # By reference, not by model: FastAPI would build the same model anew for each status of each route, at every start.
 _BODY = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-RESPONSES: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"content": _BODY, "description": meaning} for status, meaning in _MEANINGS.items()
 }
 
 
-def schemas() -> dict[str, Any]:
+def build_error_schemas() -> dict[str, Any]:
     """What `RESPONSES` refer to, as OpenAPI's components have it."""
-    schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = ErrorBody.model_json_schema(ref_template="#/components/schemas/{model}")
     return {**schema.pop("$defs"), "Problem": schema}
 
 
-def no_model() -> Refusal:
+def build_no_model_error() -> Refusal:
     """There is nothing that could answer."""
     return Refusal(503, "no_model", NO_MODEL, "POST /v1/models/load, or start the server with a model that works")
 
 
-def invalid(field: str, message: str) -> Refusal:
+def build_field_error(field: str, message: str) -> Refusal:
     """A field of a request has a value that it cannot have."""
     return Refusal(422, "invalid_field", f"{field}: {message}", field=field)
 
 
-def told(error: Exception) -> Refusal:
+def build_refusal(error: Exception) -> Refusal:
     """An exception as what the client is told."""
     match error:
         case Refusal():
@@ -126,7 +126,7 @@ def _misfit(text: str) -> Refusal:
     where = place.rstrip("`").replace("[", ".").replace("]", "")
     if missing := _MISSING.search(what):
         where, what = f"{where}.{missing[1]}", "Field required"
-    return invalid(where.strip(".") or "the body", what)
+    return build_field_error(where.strip(".") or "the body", what)
 
 
 def _model_status(error: ModelError) -> int:
@@ -135,7 +135,7 @@ def _model_status(error: ModelError) -> int:
     )
 
 
-def body_of(refusal: Refusal) -> dict[str, dict[str, str | None]]:
+def build_error_body(refusal: Refusal) -> dict[str, dict[str, str | None]]:
     """A refusal as it is sent; `code` and `param` are what OpenAI's clients look for."""
     error = {
         "type": refusal.kind,
@@ -147,10 +147,10 @@ def body_of(refusal: Refusal) -> dict[str, dict[str, str | None]]:
     return {"error": error}
 
 
-def response(refusal: Refusal) -> JSONResponse:
+def build_error_response(refusal: Refusal) -> JSONResponse:
     """A refusal as a response."""
     headers = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after else None
-    return JSONResponse(body_of(refusal), refusal.status, headers)
+    return JSONResponse(build_error_body(refusal), refusal.status, headers)
 
 
 def _unfit(errors: Sequence[Any]) -> Refusal:
@@ -159,10 +159,10 @@ def _unfit(errors: Sequence[Any]) -> Refusal:
         return Refusal(400, "malformed", "the body is not valid JSON")
     where = ".".join(str(piece) for piece in first["loc"] if piece not in ("body", "query", "path", "header"))
     also = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return invalid(where or "the body", f"{first['msg']}{also}")
+    return build_field_error(where or "the body", f"{first['msg']}{also}")
 
 
-def _methods(app: FastAPI, scope: Scope) -> list[str]:
+def _methods(app: FastAPI, scope: AsgiScope) -> list[str]:
     """What can be done with an address; a route by itself knows only its own method."""
     known = [
         method
@@ -172,19 +172,19 @@ def _methods(app: FastAPI, scope: Scope) -> list[str]:
     return ["OPTIONS", *(["HEAD"] if "GET" in known else []), *known]
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Have every exception told in this form."""
 
     async def treadle_error(request: Request, error: Exception) -> JSONResponse:
-        return response(told(error))
+        return build_error_response(build_refusal(error))
 
     async def unfit(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return response(_unfit(error.errors()))
+        return build_error_response(_unfit(error.errors()))
 
     async def unfit_socket(socket: WebSocket, error: Exception) -> None:
         assert isinstance(error, WebSocketRequestValidationError)
-        await refuse(socket.scope, socket.send, _unfit(error.errors()))
+        await send_refusal(socket.scope, socket.send, _unfit(error.errors()))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -193,7 +193,9 @@ def install(app: FastAPI) -> None:
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=error.headers)
         kinds = {404: "not_found", 405: "method_not_allowed"}
-        refused = response(Refusal(error.status_code, kinds.get(error.status_code, "bad_request"), str(error.detail)))
+        refused = build_error_response(
+            Refusal(error.status_code, kinds.get(error.status_code, "bad_request"), str(error.detail))
+        )
         refused.headers.update(error.headers or {})
         return refused
 
@@ -203,9 +205,9 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(WebSocketRequestValidationError, unfit_socket)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, http_error)
 
-    async def unknown(scope: Scope, receive: Receive, send: Send) -> None:
+    async def unknown(scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await refuse(scope, send, Refusal(404, "not_found", "Not Found"))
+            await send_refusal(scope, send, Refusal(404, "not_found", "Not Found"))
         else:
             raise HTTPException(404)
 

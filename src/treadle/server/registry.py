@@ -31,7 +31,11 @@ STATUSES: dict[Status, RunStatus] = {
     "cancelled": "cancelled",
 }
 # Those that are one and the same in the list of sessions, so that it can be asked for them alone.
-LISTED: dict[RunStatus, Status] = {"running": "running", "awaiting_approval": "waiting", "cancelled": "cancelled"}
+LISTED_STATUSES: dict[RunStatus, Status] = {
+    "running": "running",
+    "awaiting_approval": "waiting",
+    "cancelled": "cancelled",
+}
 _LONGEST = 2000
 _KEPT = 1000
 
@@ -54,7 +58,7 @@ class AgentSession(BaseModel):
     updated_at: float
 
 
-class Tally:
+class SessionCounts:
     """What one session's facts amount to so far."""
 
     __slots__ = ("calls", "errors", "iteration", "last", "most", "objective", "results", "seq", "thoughts")
@@ -92,11 +96,11 @@ class Registry:
     """Tallies of the sessions that were asked for last; each is brought level by reading what is new."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Tally] = OrderedDict()
+        self._kept: OrderedDict[str, SessionCounts] = OrderedDict()
 
-    async def line(self, log: Log, info: SessionInfo) -> AgentSession:
+    async def summarize_session(self, log: Log, info: SessionInfo) -> AgentSession:
         """One session's line."""
-        tally = self._kept.setdefault(info.id, Tally())
+        tally = self._kept.setdefault(info.id, SessionCounts())
         self._kept.move_to_end(info.id)
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
@@ -122,7 +126,7 @@ class Registry:
         )
 
 
-def ended(fact: RunFinished) -> RunStatus:
+def classify_run(fact: RunFinished) -> RunStatus:
     """Of the five; a limit is no success, but handing the turn back is."""
     if fact.reason in ("answered", "yielded"):
         return "completed"
@@ -130,4 +134,4 @@ def ended(fact: RunFinished) -> RunStatus:
 
 
 def _status(info: SessionInfo, last: RunFinished | None) -> RunStatus:
-    return ended(last) if info.status == "stopped" and last is not None else STATUSES[info.status]
+    return classify_run(last) if info.status == "stopped" and last is not None else STATUSES[info.status]

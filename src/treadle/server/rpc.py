@@ -11,30 +11,30 @@ from pydantic import Field, ValidationError
 
 from treadle import Answer, Session
 from treadle.dialects import jsonrpc
-from treadle.dialects.base import encode, parse_approval_id
+from treadle.dialects.base import encode_frame, parse_approval_id
 from treadle.dialects.chat_rpc import ChatRpcDialect
-from treadle.dialects.chat_rpc import Token as ChatToken
+from treadle.dialects.chat_rpc import ChatToken as ChatToken
 from treadle.dialects.jsonrpc import RpcError, RpcFailure, RpcRequest, RpcResponse, RpcResult
 from treadle.errors import Conflict, NotFound
 from treadle.events import AnyFact, Delta, Event, MessageReceived, SessionConfigured
 from treadle.messages import Json
-from treadle.server.follow import Following
+from treadle.server.follow import MessageFollower
 from treadle.server.guard import Refusal
-from treadle.server.problems import told
-from treadle.server.service import Service, TheService, Token, needs, service_of, token_of
-from treadle.server.sockets import Line
-from treadle.server.views import Attachment, Body, Name, NewMessage
+from treadle.server.problems import build_refusal
+from treadle.server.service import CurrentService, Service, Token, get_service, get_token, require_right
+from treadle.server.sockets import SocketConnection
+from treadle.server.views import Attachment, Name, NewMessage, StrictBody
 
 router = APIRouter(tags=["rpc"])
-MOST_IN_BATCH = 100
+MAX_BATCH_SIZE = 100
 _CODES = {400: jsonrpc.INVALID_PARAMS, 422: jsonrpc.INVALID_PARAMS, 500: jsonrpc.INTERNAL_ERROR}
 
-Watch: TypeAlias = Callable[[Session, MessageReceived, bool], None]
+StartWatching: TypeAlias = Callable[[Session, MessageReceived, bool], None]
 """Begins to tell a chat to whoever is connected: the session, the message, and whether each token."""
-RECENT = 256
+MAX_RECENT_FACTS = 256
 
 
-class ChatParams(Body):
+class ChatParams(StrictBody):
     prompt: str
     session_id: str = Field("", max_length=100)
     agent: Name = ""
@@ -43,21 +43,21 @@ class ChatParams(Body):
     stream: bool = True
 
 
-class SessionParams(Body):
+class SessionParams(StrictBody):
     session_id: str = Field(max_length=100)
 
 
-class ApproveParams(Body):
+class ApproveParams(StrictBody):
     session_id: str = Field("", max_length=100)
     approval_id: str = Field(max_length=600)
     decision: Literal["allow", "approve", "deny", "allow_always", "approve_always"]
     comment: str = Field("", max_length=10_000)
 
 
-class Methods:
+class RpcMethods:
     """What can be called, for one caller."""
 
-    def __init__(self, service: Service, token: Token, watch: Watch | None = None) -> None:
+    def __init__(self, service: Service, token: Token, watch: StartWatching | None = None) -> None:
         self._service, self._token, self._watch = service, token, watch
         self._known: dict[str, Callable[[dict[str, Json]], Awaitable[Json]]] = {
             "agents.chat": self._chat,
@@ -67,16 +67,16 @@ class Methods:
 
     async def answer(self, data: bytes | str) -> bytes | None:
         """The response to a message, if it gets one."""
-        incoming = jsonrpc.read(data)
-        if len(incoming.items) > MOST_IN_BATCH:
-            error = RpcError(jsonrpc.INVALID_REQUEST, f"a batch may have {MOST_IN_BATCH} requests")
-            return jsonrpc.write([RpcFailure(error)], batch=False)
+        incoming = jsonrpc.parse_message(data)
+        if len(incoming.items) > MAX_BATCH_SIZE:
+            error = RpcError(jsonrpc.INVALID_REQUEST, f"a batch may have {MAX_BATCH_SIZE} requests")
+            return jsonrpc.encode_responses([RpcFailure(error)], is_batch=False)
         responses: list[RpcResponse] = []
         for item in incoming.items:
             response = item if isinstance(item, RpcFailure) else await self._respond(item)
             if response is not None:
                 responses.append(response)
-        return jsonrpc.write(responses, batch=incoming.batch)
+        return jsonrpc.encode_responses(responses, is_batch=incoming.is_batch)
 
     async def _respond(self, request: RpcRequest) -> RpcResponse | None:
         result: Json = None
@@ -88,7 +88,7 @@ class Methods:
             where = ".".join(map(str, first["loc"])) or "params"
             error = RpcError(jsonrpc.INVALID_PARAMS, f"Invalid params: {where}: {first['msg']}")
         except Exception as raised:
-            refusal = told(raised)
+            refusal = build_refusal(raised)
             code = _CODES.get(refusal.status, jsonrpc.SERVER_ERROR)
             code = jsonrpc.METHOD_NOT_FOUND if refusal.kind == "method_not_found" else code
             data = {"type": refusal.kind, "hint": refusal.hint, "status": refusal.status}
@@ -109,18 +109,18 @@ class Methods:
 
     async def _chat(self, params: dict[str, Json]) -> Json:
         given = ChatParams.model_validate(params)
-        token, service = needs(self._token, "send"), self._service
+        token, service = require_right(self._token, "send"), self._service
         service.check_open()
-        parts = NewMessage(content=given.prompt, attachments=given.attachments).parts("prompt")
+        parts = NewMessage(content=given.prompt, attachments=given.attachments).build_parts("prompt")
         if given.session_id:
-            session = await service.usable(given.session_id, token)
+            session = await service.open_for_use(given.session_id, token)
             if given.model:
-                service.model(given.model)
+                service.get_model(given.model)
                 await session.configure(model=given.model, by=token.name)
         else:
             configured = SessionConfigured(model=given.model, by=token.name) if given.model else None
-            session = await service.create(token, agent=given.agent, configured=configured)
-        await service.check_session(session)
+            session = await service.create_session(token, agent=given.agent, configured=configured)
+        await service.check_session_model(session)
         message = await session.post(parts)
         if self._watch is not None:
             self._watch(session, message, given.stream)
@@ -128,20 +128,20 @@ class Methods:
 
     async def _cancel(self, params: dict[str, Json]) -> Json:
         given = SessionParams.model_validate(params)
-        token = needs(self._token, "send")
-        session = await self._service.usable(given.session_id, token)
+        token = require_right(self._token, "send")
+        session = await self._service.open_for_use(given.session_id, token)
         return {"cancelled": await session.cancel(by=token.name) is not None}
 
     async def _approve(self, params: dict[str, Json]) -> Json:
         given = ApproveParams.model_validate(params)
-        token = needs(self._token, "approve")
+        token = require_right(self._token, "approve")
         named, call_id = parse_approval_id(given.approval_id)
         if not call_id:
             named, call_id = given.session_id, given.approval_id
         decision = "deny" if given.decision == "deny" else "allow"
         answer = Answer(decision, "tool" if "always" in given.decision else "call", given.comment, by=token.name)
         try:
-            session = await self._service.usable(given.session_id or named, token)
+            session = await self._service.open_for_use(given.session_id or named, token)
             await session.approve(call_id, answer)
         except (NotFound, Conflict) as error:
             return {"resolved": False, "message": str(error)}
@@ -149,48 +149,48 @@ class Methods:
 
 
 @router.post("/v1/rpc", responses={204: {"description": "only notifications were sent"}})
-async def rpc(service: TheService, request: Request) -> Response:
+async def call_rpc(service: CurrentService, request: Request) -> Response:
     """JSON-RPC 2.0: `agents.chat`, `agents.chat.cancel`, `agents.chat.approve`; batches too."""
-    answer = await Methods(service, token_of(request)).answer(await request.body())
+    answer = await RpcMethods(service, get_token(request)).answer(await request.body())
     if answer is None:
         return Response(status_code=204)
     return Response(answer, media_type="application/json")
 
 
 @router.websocket("/v1/rpc")
-async def rpc_socket(socket: WebSocket) -> None:
+async def serve_rpc_socket(socket: WebSocket) -> None:
     """JSON-RPC 2.0 with `agents.chat.event` notifications."""
-    service, token = service_of(socket), token_of(socket)
-    telling: dict[str, Told] = {}
+    service, token = get_service(socket), get_token(socket)
+    telling: dict[str, ChatWatch] = {}
     begun: list[tuple[Session, int]] = []
-    async with Line(socket, service.streams) as line:
+    async with SocketConnection(socket, service.streams) as line:
 
         def watch(session: Session, message: MessageReceived, tokens: bool) -> None:
             if session.id not in telling:
-                telling[session.id] = Told()
+                telling[session.id] = ChatWatch()
                 begun.append((session, message.seq))
             telling[session.id].expect(message, tokens=tokens)
 
-        methods = Methods(service, token, watch)
-        async for text in line.messages():
+        methods = RpcMethods(service, token, watch)
+        async for text in line.receive_messages():
             answer = await methods.answer(text)
             if answer is not None:
                 await line.send(answer)
             while begun:  # only now: the acknowledgement goes first
-                line.start(_tell(line, *begun.pop(0), telling))
+                line.start_task(_tell(line, *begun.pop(0), telling))
 
 
-class Told:
+class ChatWatch:
     """A session that one connection is told: once, however many of its messages are waited for, until all are over."""
 
     def __init__(self) -> None:
         self.tokens = False
-        self._waiting: list[Following] = []
-        self._recent: deque[AnyFact] = deque(maxlen=RECENT)
+        self._waiting: list[MessageFollower] = []
+        self._recent: deque[AnyFact] = deque(maxlen=MAX_RECENT_FACTS)
 
     def expect(self, message: MessageReceived, *, tokens: bool) -> None:
         """Wait for one more message; what was told since it was stored counts for it."""
-        following = Following(message.id)
+        following = MessageFollower(message.id)
         self.tokens = self.tokens or tokens
         if not any(following.feed(fact) for fact in self._recent if fact.seq > message.seq):
             self._waiting.append(following)
@@ -204,12 +204,12 @@ class Told:
         return not self._waiting
 
 
-async def _tell(line: Line, session: Session, after: int, telling: dict[str, Told]) -> None:
+async def _tell(line: SocketConnection, session: Session, after: int, telling: dict[str, ChatWatch]) -> None:
     dialect, told_to = ChatRpcDialect(session.id), telling[session.id]
 
     def write(event: Event) -> list[bytes]:
         notes = dialect.feed(event)
-        return [encode(note) for note in notes if told_to.tokens or not isinstance(note.params, ChatToken)]
+        return [encode_frame(note) for note in notes if told_to.tokens or not isinstance(note.params, ChatToken)]
 
     def until(event: Event) -> bool:
         over = told_to.feed(event)

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treadle import Runtime
-from treadle.app.settings import Settings, build_agents, choose_model, data_folder, embedding_of, mcp_tools, open_store
+from treadle.app.settings import (
+    Settings,
+    build_agents,
+    build_embedding,
+    choose_model,
+    data_folder,
+    open_mcp_tools,
+    open_store,
+)
 from treadle.engine.session_name import name_session
 from treadle.errors import BadInput
 from treadle.knowledge.skill_drafts import Drafts
@@ -19,7 +27,7 @@ from treadle.server.config import ServerConfig
 from treadle.server.serve_app import is_loopback, serve_app
 from treadle.server.tokens import load_tokens
 
-GRACE = 10.0
+GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class ServeOptions:
     roots: Sequence[str] = ()
     models: Sequence[str] = ()
     token_file: str = ""
-    grace: float = GRACE
+    grace: float = GRACE_SECONDS
     allow_root: bool = False
 
 
@@ -46,8 +54,8 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     model, reason = await choose_model(settings)
     log = open_store(settings)
     try:
-        log.memories.embed = embedding_of(settings, model)
-        async with mcp_tools(settings) as (more, down):
+        log.memories.embed = build_embedding(settings, model)
+        async with open_mcp_tools(settings) as (more, down):
             built = build_agents(settings, model, more)
             if config.agent not in built.agents:
                 raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(built.agents)}")
@@ -59,7 +67,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
             app = create_app(runtime, config)
 
             def started(address: str) -> None:
-                ticket = app.state.service.tokens.ticket(config.tokens[0])
+                ticket = app.state.service.tokens.issue_ticket(config.tokens[0])
                 why = f" ({reason})" if reason else ""
                 lines = [
                     *(f"treadle: {problem}" for problem in (*down, *built.problems)),

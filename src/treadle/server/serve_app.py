@@ -15,10 +15,10 @@ import uvicorn
 from treadle.errors import BadInput
 from treadle.server.app import ServerApp
 
-FRAME_BYTES = 1024 * 1024
+MAX_FRAME_BYTES = 1024 * 1024
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """uvicorn, with our own way to leave."""
 
     def __init__(self, config: uvicorn.Config, app: ServerApp, started: Callable[[str], None] | None) -> None:
@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and self._told is not None and sockets:
-            self._told(address_of(sockets[0]))
+            self._told(format_address(sockets[0]))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:  # the log is whole at any instant, so nothing is lost by leaving it as it is
@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._app.state.service.drain)
 
 
-def address_of(listening: socket.socket) -> str:
+def format_address(listening: socket.socket) -> str:
     """The address to open, for a socket that listens."""
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -61,7 +61,7 @@ async def serve_app(
     app: ServerApp, host: str = "127.0.0.1", port: int = 8420, started: Callable[[str], None] | None = None
 ) -> None:
     """Serve until a signal comes. `started` is told the address once requests are taken."""
-    if not is_loopback(host) and not app.state.service.tokens.are_set:
+    if not is_loopback(host) and not app.state.service.tokens.has_tokens:
         raise BadInput(f"{host} can be reached by others, so a token is needed; nothing was started")
     listening = _listen(host, port)
     config = uvicorn.Config(
@@ -72,7 +72,7 @@ async def serve_app(
         proxy_headers=False,  # whoever connects could claim to be somebody else
         date_header=False,
         ws="websockets-sansio",
-        ws_max_size=FRAME_BYTES,
+        ws_max_size=MAX_FRAME_BYTES,
         lifespan="on",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
@@ -81,7 +81,7 @@ async def serve_app(
     # A refused WebSocket is answered with its status, which uvicorn takes for an unfinished handshake and complains of.
     logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
     with listening:
-        await Server(config, app, started).serve([listening])
+        await DrainingServer(config, app, started).serve([listening])
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:

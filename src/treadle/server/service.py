@@ -21,9 +21,9 @@ from treadle.server.bus import Bus
 from treadle.server.config import ServerConfig
 from treadle.server.guard import Refusal
 from treadle.server.metrics import Metrics
-from treadle.server.problems import invalid, no_model
+from treadle.server.problems import build_field_error, build_no_model_error
 from treadle.server.registry import Registry
-from treadle.server.streams import Streams
+from treadle.server.streams import OpenStreams
 from treadle.server.tokens import Right, Token, Tokens
 
 READY_SECONDS = 5.0
@@ -35,18 +35,18 @@ class Service:
 
     def __init__(self, runtime: Runtime, config: ServerConfig) -> None:
         self.runtime, self.config = runtime, config
-        self.tokens = Tokens(config.tokens, config.wrong_tokens)
+        self.tokens = Tokens(config.tokens, config.max_wrong_tokens)
         self.bus = Bus(Metrics())
-        self.streams = Streams(config.keep_alive)
+        self.streams = OpenStreams(config.keep_alive)
         self.registry = Registry()
-        self.draining = False
-        self.unloaded: set[str] = set()
+        self.is_draining = False
+        self.unloaded_models: set[str] = set()
         self._attached = False
         self._ready: tuple[float, dict[str, str]] = (0.0, {})
 
     def prepare(self) -> None:
         """Have questions wait in the log for whoever answers them over HTTP, unless the runtime has another way."""
-        self.draining = self.streams.closed = self._attached = False
+        self.is_draining = self.streams.is_closed = self._attached = False
         if self.runtime.gate is None:
             self.runtime.gate = later
 
@@ -59,26 +59,26 @@ class Service:
 
     def drain(self) -> None:
         """Take nothing new, and tell everybody who watches that the server leaves."""
-        self.draining = True
+        self.is_draining = True
         self.bus.close()
         self.streams.close()
 
     def check_open(self) -> None:
         """Raise when no new run may start."""
-        if self.draining:
+        if self.is_draining:
             raise Refusal(503, "shutting_down", "the server is shutting down; nothing was started", retry_after=2)
 
     # ── sessions ───────────────────────────────────────────────────────────────────────────────────────
 
-    async def session(self, session_id: str) -> Session:
+    async def open_session(self, session_id: str) -> Session:
         """A session to look at."""
         return await self.runtime.open(session_id)
 
-    async def within(self, session_id: str, after: int) -> int:
+    async def limit_position(self, session_id: str, after: int) -> int:
         """A position, or the log's end: who claims to be further would wait for what it says it has, and miss it."""
         return min(after, (await self.runtime.log.info(session_id)).seq) if after else 0
 
-    async def usable(self, session_id: str, token: Token) -> Session:
+    async def open_for_use(self, session_id: str, token: Token) -> Session:
         """A session to work with: a narrow token may only use what was made as narrow."""
         session = await self.runtime.open(session_id)
         if token.grant is not None:
@@ -87,7 +87,7 @@ class Service:
                 raise Refusal(403, "wider_session", "this session may do more than this token allows")
         return session
 
-    async def create(
+    async def create_session(
         self,
         token: Token,
         *,
@@ -100,17 +100,17 @@ class Service:
         """A new session, as narrow as the token and the request want it."""
         self.check_open()
         if configured is not None and configured.model:
-            self.model(configured.model)
+            self.get_model(configured.model)
         grants = tuple(one for one in (token.grant, grant) if one is not None)
         return await self.runtime.create(
             agent or self.default_agent.name,
             name=name,
-            workspace=self.workspace(workspace),
+            workspace=self.resolve_workspace(workspace),
             grants=grants,
             configured=configured,
         )
 
-    async def post(
+    async def post_message(
         self, session: Session, parts: tuple[Part, ...], mode: Literal["queue", "interrupt"] = "queue", key: str = ""
     ) -> MessageReceived:
         """Leave a message. A repeat with the same key gives the first one again; the key is not for another message."""
@@ -126,19 +126,19 @@ class Service:
             )
         return message
 
-    def workspace(self, asked: str, field: str = "workspace") -> Path:
+    def resolve_workspace(self, path: str, field: str = "workspace") -> Path:
         """A folder for a session: inside the operator's roots, without tricks. `field` is where it was asked for."""
         roots = [root.resolve() for root in self.config.roots] or [Path.cwd()]
-        if not asked:
+        if not path:
             return roots[0]
-        if "\0" in asked:
-            raise invalid(field, "a path has no null characters")
-        folder = (roots[0] / asked).resolve()
+        if "\0" in path:
+            raise build_field_error(field, "a path has no null characters")
+        folder = (roots[0] / path).resolve()
         if not any(folder.is_relative_to(root) for root in roots):
             message = f"{field}: that folder is outside of what this server may work in"
             raise Refusal(403, "outside_roots", message, field=field)
         if not folder.is_dir():
-            raise invalid(field, "there is no such folder")
+            raise build_field_error(field, "there is no such folder")
         return folder
 
     # ── agents and models ──────────────────────────────────────────────────────────────────────────────
@@ -147,43 +147,43 @@ class Service:
     def default_agent(self) -> Agent:
         agents = self.runtime.agents
         if not agents:
-            raise no_model()
+            raise build_no_model_error()
         return agents.get(self.config.agent) or next(iter(agents.values()))
 
-    def model_names(self) -> list[str]:
+    def list_model_names(self) -> list[str]:
         """The models that requests may name."""
         own = [agent.resolved_model().name for agent in self.runtime.agents.values()]
         return list(dict.fromkeys((*own, *self.config.models)))
 
-    def model(self, name: str) -> Model:
+    def get_model(self, name: str) -> Model:
         """A model that requests may use, by name; the default agent's for `default`."""
         if name in ("", "default"):
             name = self.default_agent.resolved_model().name
-        if name not in self.model_names():
+        if name not in self.list_model_names():
             raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
-        if name in self.unloaded:
-            raise no_model()
+        if name in self.unloaded_models:
+            raise build_no_model_error()
         return self.runtime.model(name)
 
     async def check_model(self, agent: Agent) -> None:
         """Raise when there is no model that could answer."""
         model = agent.resolved_model()
-        if model.name in self.unloaded:
-            raise no_model()
+        if model.name in self.unloaded_models:
+            raise build_no_model_error()
         choosing: Any = getattr(model, "chosen", None)
         if choosing is not None:
             try:
                 await choosing()
             except TreadleError:
-                raise no_model() from None
+                raise build_no_model_error() from None
 
-    async def check_session(self, session: Session) -> None:
+    async def check_session_model(self, session: Session) -> None:
         """Raise when the session's model cannot be had: its messages would wait, and nobody would be told why."""
         name = (await session.state()).model
         if not name:
             await self.check_model(session.agent)
-        elif name in self.unloaded or self._lacks(name):
-            raise no_model()
+        elif name in self.unloaded_models or self._lacks(name):
+            raise build_no_model_error()
 
     def _lacks(self, name: str) -> bool:
         try:
@@ -192,24 +192,24 @@ class Service:
             return True
         return False
 
-    async def window(self, session: Session) -> int | None:
+    async def get_window(self, session: Session) -> int | None:
         """How much the session's model can take in, where that is known."""
         name = (await session.state()).model or session.agent.resolved_model().name
         return None if self._lacks(name) else self.runtime.model(name).window
 
-    def classes(self, agent: Agent) -> Mapping[str, str]:
+    def list_tool_classes(self, agent: Agent) -> Mapping[str, str]:
         """Each tool's class as far as it is known without arguments."""
         return {name: tool.assess_safety({}) for name, tool in agent.toolbox.items()}
 
     # ── the state of things ────────────────────────────────────────────────────────────────────────────
 
-    async def problems(self) -> dict[str, str]:
+    async def find_problems(self) -> dict[str, str]:
         """What is not ready, and why; reached for anew every few seconds at most."""
         at, found = self._ready
         if time.monotonic() - at >= READY_SECONDS:
             found = await self._look()
             self._ready = (time.monotonic(), found)
-        return {**found, **{f"model {name}": "is not loaded" for name in self.unloaded}}
+        return {**found, **{f"model {name}": "is not loaded" for name in self.unloaded_models}}
 
     async def _look(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -217,7 +217,7 @@ class Service:
             await self.runtime.log.claim("probe", 1.0, agents=())
         except TreadleError as error:
             found["store"] = str(error)
-        for name in self.model_names():
+        for name in self.list_model_names():
             try:
                 problem = await _reach(self.runtime.model(name))
             except TreadleError as error:
@@ -226,7 +226,7 @@ class Service:
                 found[f"model {name}"] = problem
         return found
 
-    async def gauges(self) -> dict[str, float]:
+    async def read_gauges(self) -> dict[str, float]:
         """Figures of the moment."""
         active = await self.runtime.sessions(SessionQuery(status="running", limit=1000))
         waiting = await self.runtime.sessions(SessionQuery(status="waiting", limit=1000))
@@ -237,7 +237,7 @@ class Service:
         }
 
 
-def beforehand(token: Token, patterns: Sequence[str]) -> tuple[str, ...]:
+def filter_preapproved(token: Token, patterns: Sequence[str]) -> tuple[str, ...]:
     """What a request approves in advance: only who could answer the question later can answer it now."""
     return tuple(patterns) if "approve" in token.rights else ()
 
@@ -261,7 +261,7 @@ async def _reach(model: Model) -> str:
     return ""
 
 
-def service_of(connection: HTTPConnection) -> Service:
+def get_service(connection: HTTPConnection) -> Service:
     """The service of the application that a request came to."""
     service = connection.app.state.service
     assert isinstance(service, Service)
@@ -269,14 +269,14 @@ def service_of(connection: HTTPConnection) -> Service:
     return service
 
 
-def token_of(connection: HTTPConnection) -> Token:
+def get_token(connection: HTTPConnection) -> Token:
     """Who is asking, as the guard found out."""
     token = connection.scope["treadle.token"]
     assert isinstance(token, Token)
     return token
 
 
-def needs(token: Token, right: Right) -> Token:
+def require_right(token: Token, right: Right) -> Token:
     """The token, when it has the right."""
     if right not in token.rights:
         raise Refusal(403, "no_right", f"this token may not {right}", f"use a token with the right to {right}")
@@ -287,22 +287,22 @@ def needs(token: Token, right: Right) -> Token:
 
 
 async def _service(connection: HTTPConnection) -> Service:
-    return service_of(connection)
+    return get_service(connection)
 
 
 async def _viewer(connection: HTTPConnection) -> Token:
-    return needs(token_of(connection), "view")
+    return require_right(get_token(connection), "view")
 
 
 async def _sender(connection: HTTPConnection) -> Token:
-    return needs(token_of(connection), "send")
+    return require_right(get_token(connection), "send")
 
 
 async def _approver(connection: HTTPConnection) -> Token:
-    return needs(token_of(connection), "approve")
+    return require_right(get_token(connection), "approve")
 
 
-TheService = Annotated[Service, Depends(_service)]
+CurrentService = Annotated[Service, Depends(_service)]
 Viewer = Annotated[Token, Depends(_viewer)]
 Sender = Annotated[Token, Depends(_sender)]
 Approver = Annotated[Token, Depends(_approver)]

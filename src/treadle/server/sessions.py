@@ -11,37 +11,37 @@ from msgspec.structs import asdict, replace
 from pydantic import BaseModel, Field
 
 from treadle import Answer, Session
-from treadle.dialects.base import Dialect, encode, parse_approval_id
+from treadle.dialects.base import Dialect, encode_frame, parse_approval_id
 from treadle.dialects.chat_rpc import ChatRpcDialect
-from treadle.dialects.loop_events import GOES_ON, LoopDialect
-from treadle.dialects.message_frames import WireDialect
-from treadle.dialects.session_frames import Error, FramesDialect
+from treadle.dialects.loop_events import RUN_CONTINUES_LATER, LoopDialect
+from treadle.dialects.message_frames import MessageFramesDialect
+from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.errors import Conflict, NotFound, TreadleError
 from treadle.events import MessageReceived, ModelFailed, RunStarted, SessionConfigured, SignalDetected, TurnStarted
 from treadle.export.transcript import Form, export
 from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import render_parts
-from treadle.server.follow import Following, settled
-from treadle.server.service import Approver, Sender, Service, TheService, Token, Viewer, beforehand
-from treadle.server.streams import LEAVING, Stream, Translated, position
+from treadle.server.follow import MessageFollower, wait_for_outcome
+from treadle.server.service import Approver, CurrentService, Sender, Service, Token, Viewer, filter_preapproved
+from treadle.server.streams import SHUTDOWN_COMMENT, DialectWriter, EventStream, parse_position
 from treadle.server.views import (
-    Accepted,
-    Answered,
-    Answers,
+    AnswersBody,
     ApprovalAnswer,
-    Cancelled,
+    CancelledView,
     ChangeSession,
-    Compacted,
-    Compacting,
+    CompactBody,
+    CompactView,
     ContextView,
-    ForkAt,
-    GoOn,
+    ForkBody,
+    MessageAnswer,
     MessageView,
     NewMessage,
     NewSession,
-    Outcome,
-    Pending,
-    Resolved,
+    NextRunBody,
+    PendingQuestion,
+    ResolvedView,
+    RunAccepted,
+    RunOutcome,
     SessionDetail,
     SessionPageView,
     SessionView,
@@ -49,7 +49,7 @@ from treadle.server.views import (
 )
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
-MOST_PENDING = 1000
+MAX_PENDING = 1000
 MEDIA_TYPES: dict[Form, str] = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}
 EXPORT: dict[int | str, dict[str, Any]] = {
     200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "the whole session"}
@@ -64,7 +64,7 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 
 @router.get("/sessions")
 async def list_sessions(
-    service: TheService,
+    service: CurrentService,
     token: Viewer,
     status: Status | None = None,
     q: Annotated[str, Query(max_length=500)] = "",
@@ -73,40 +73,40 @@ async def list_sessions(
 ) -> SessionPageView:
     """The sessions, the last changed first; `cursor` fetches the next page."""
     page = await service.runtime.sessions(SessionQuery(status=status, text=q, limit=limit, cursor=cursor))
-    return SessionPageView(sessions=[SessionView.of(info) for info in page.sessions], cursor=page.cursor)
+    return SessionPageView(sessions=[SessionView.from_info(info) for info in page.sessions], cursor=page.cursor)
 
 
 @router.post("/sessions", status_code=201)
-async def create_session(service: TheService, token: Sender, body: NewSession | None = None) -> SessionView:
+async def create_session(service: CurrentService, token: Sender, body: NewSession | None = None) -> SessionView:
     """Make a session. `approve` answers beforehand what would be asked; it never allows what is denied."""
     body = body or NewSession.model_validate({})
     agent = service.runtime.agents.get(body.agent) or service.default_agent
-    limits = body.limits.limits(agent.limits) if body.limits is not None else None
+    limits = body.limits.apply_to(agent.limits) if body.limits is not None else None
     configured = SessionConfigured(
-        model=body.model, limits=limits, approve=beforehand(token, body.approve), by=token.name
+        model=body.model, limits=limits, approve=filter_preapproved(token, body.approve), by=token.name
     )
-    session = await service.create(
+    session = await service.create_session(
         token,
         agent=body.agent,
         name=body.name,
         workspace=body.workspace,
-        grant=body.grant(),
+        grant=body.build_grant(),
         configured=configured if configured != SessionConfigured(by=token.name) else None,
     )
-    return SessionView.of(await service.runtime.log.info(session.id))
+    return SessionView.from_info(await service.runtime.log.info(session.id))
 
 
 @router.get("/sessions/{session_id}")
-async def get_session(service: TheService, token: Viewer, session_id: str) -> SessionDetail:
+async def get_session(service: CurrentService, token: Viewer, session_id: str) -> SessionDetail:
     """A session with what was said in it, what it waits for, and what fills its model's window."""
     info = await service.runtime.log.info(session_id)
-    session = await service.session(session_id)
+    session = await service.open_session(session_id)
     state = await session.state()
     return SessionDetail(
-        **SessionView.of(info, state.agent).model_dump(),
+        **SessionView.from_info(info, state.agent).model_dump(),
         model=state.model or (state.created.model if state.created is not None else ""),
         messages=await _said(session),
-        pending=[Pending.of(session_id, question) for question in state.pending],
+        pending=[PendingQuestion.from_fact(session_id, question) for question in state.pending],
         context=await _context(session),
     )
 
@@ -136,65 +136,67 @@ async def _context(session: Session) -> ContextView | None:
 
 
 @router.patch("/sessions/{session_id}")
-async def change_session(service: TheService, token: Sender, session_id: str, body: ChangeSession) -> SessionView:
+async def change_session(service: CurrentService, token: Sender, session_id: str, body: ChangeSession) -> SessionView:
     """Rename a session, or give it another agent, model or limits from its next run on."""
-    session = await service.usable(session_id, token)
+    session = await service.open_for_use(session_id, token)
     if body.model:
-        service.model(body.model)
+        service.get_model(body.model)
     if body.agent and body.agent not in service.runtime.agents:
         raise NotFound(f"agent: there is no agent {body.agent!r}; GET /v1/agents lists them")
     if body.name is not None:
         await session.rename(body.name)
     if body.agent or body.model or body.limits is not None:
-        limits = body.limits.limits(session.agent.limits) if body.limits is not None else None
+        limits = body.limits.apply_to(session.agent.limits) if body.limits is not None else None
         await session.configure(agent=body.agent, model=body.model, limits=limits, by=token.name)
-    return SessionView.of(await service.runtime.log.info(session_id), (await session.state()).agent)
+    return SessionView.from_info(await service.runtime.log.info(session_id), (await session.state()).agent)
 
 
 @router.delete("/sessions/{session_id}", status_code=204)
-async def delete_session(service: TheService, token: Sender, session_id: str) -> None:
+async def delete_session(service: CurrentService, token: Sender, session_id: str) -> None:
     """Remove a session and all it has. Refused while it runs."""
-    await (await service.usable(session_id, token)).delete()
+    await (await service.open_for_use(session_id, token)).delete()
 
 
 async def _posted(
     service: Service, token: Token, session_id: str, body: NewMessage, key: str
 ) -> tuple[Session, MessageReceived]:
     service.check_open()
-    session = await service.usable(session_id, token)
-    await service.check_session(session)
-    return session, await service.post(session, body.parts(), body.mode, key)
+    session = await service.open_for_use(session_id, token)
+    await service.check_session_model(session)
+    return session, await service.post_message(session, body.build_parts(), body.mode, key)
 
 
 @router.post("/sessions/{session_id}/messages")
 async def post_message(
-    service: TheService,
+    service: CurrentService,
     token: Sender,
     session_id: str,
     body: NewMessage,
     key: Key = "",
     wait: Annotated[float | None, Query(ge=0, le=86400)] = None,
-) -> Answered:
+) -> MessageAnswer:
     """Send a message and wait for the answer; approvals are waited for too, `wait` seconds at most if it is given.
 
     The same `Idempotency-Key` gives the same message and the same answer; with another message it is a conflict.
     Closing the connection stops nothing.
     """
     session, message = await _posted(service, token, session_id, body, key)
-    reply, outcome = await settled(service.streams, session, message, wait)
+    reply, outcome = await wait_for_outcome(service.streams, session, message, wait)
     info = await service.runtime.log.info(session_id)
-    return Answered(reply=reply, session=SessionView.of(info), outcome=outcome, message_id=message.id)
+    return MessageAnswer(reply=reply, session=SessionView.from_info(info), outcome=outcome, message_id=message.id)
 
 
 @router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE)
-async def stream_message(service: TheService, token: Sender, session_id: str, body: NewMessage, key: Key = "") -> Any:
+async def stream_message(
+    service: CurrentService, token: Sender, session_id: str, body: NewMessage, key: Key = ""
+) -> Any:
     """Send a message and watch it: frames as server-sent events, up to `done`."""
     session, message = await _posted(service, token, session_id, body, key)
-    dialect = FramesDialect(session_id, service.classes(session.agent))
-    following = Following(message.id)
-    write = Translated(dialect)
-    stream = Stream(service.streams, session.watch(message.seq), write, following.feed)
-    stream.farewell = lambda: write.lines([Error(GOES_ON)]) + LEAVING
+    dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
+    following = MessageFollower(message.id)
+    write = DialectWriter(dialect)
+    stream = EventStream(service.streams, session.watch(message.seq), write, following.feed)
+    stream.on_shutdown = lambda: write.encode_frames([ErrorFrame(RUN_CONTINUES_LATER)]) + SHUTDOWN_COMMENT
     return stream
 
 
@@ -207,29 +209,31 @@ class EventQuery(BaseModel):
 
 
 @router.get("/sessions/{session_id}/events", response_class=Response, responses=EVENTS)
-async def session_events(
-    service: TheService,
+async def stream_events(
+    service: CurrentService,
     token: Viewer,
     session_id: str,
     query: Annotated[EventQuery, Query()],
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
     """Every event of a session: from `after` or Last-Event-ID on, and then live. `follow=false` gives a JSON array."""
-    after = await service.within(session_id, position(last_event_id, query.after))
-    session = await service.session(session_id)
+    after = await service.limit_position(session_id, parse_position(last_event_id, query.after))
+    session = await service.open_session(session_id)
     if query.dialect == "events":
         if query.follow:
-            return Stream(service.streams, session.watch(after), service.streams.shared)
+            return EventStream(service.streams, session.watch(after), service.streams.encoder)
         return _array(await session.facts(after))
-    dialect = _dialect(session_id, query.dialect, await service.window(session))
+    dialect = _dialect(session_id, query.dialect, await service.get_window(session))
     if query.follow:
-        return Stream(service.streams, session.watch(), Translated(dialect, after, named=query.dialect == "loop"))
+        return EventStream(
+            service.streams, session.watch(), DialectWriter(dialect, after, named=query.dialect == "loop")
+        )
     told = [(fact.seq, dialect.feed(fact)) for fact in await session.facts()]
     return _array([frame for seq, frames in told if seq > after for frame in frames])
 
 
 def _array(items: Sequence[Struct]) -> Response:
-    return Response(b"[" + b",".join(map(encode, items)) + b"]", media_type="application/json")
+    return Response(b"[" + b",".join(map(encode_frame, items)) + b"]", media_type="application/json")
 
 
 def _dialect(session_id: str, name: DialectName, window: int | None) -> Dialect:
@@ -237,11 +241,11 @@ def _dialect(session_id: str, name: DialectName, window: int | None) -> Dialect:
         case "loop":
             return LoopDialect()
         case "wire":
-            return WireDialect(session_id, window)
+            return MessageFramesDialect(session_id, window)
         case "rpc":
             return ChatRpcDialect(session_id)
         case _:
-            return FramesDialect(session_id)
+            return SessionFramesDialect(session_id)
 
 
 # ── answering ────────────────────────────────────────────────────────────────────────────────────────
@@ -249,33 +253,33 @@ def _dialect(session_id: str, name: DialectName, window: int | None) -> Dialect:
 
 @router.post("/sessions/{session_id}/approvals/{call_id:path}")
 async def answer_approval(
-    service: TheService, token: Approver, session_id: str, call_id: str, body: ApprovalAnswer
-) -> Resolved:
+    service: CurrentService, token: Approver, session_id: str, call_id: str, body: ApprovalAnswer
+) -> ResolvedView:
     """Allow or deny a call: once, or for a whole tool, pattern or session. The first answer counts."""
-    session = await service.usable(session_id, token)
+    session = await service.open_for_use(session_id, token)
     answer = Answer(body.decision, body.scope, body.comment, by=token.name)
     await session.approve(call_id, answer, digest=body.digest)
-    return Resolved()
+    return ResolvedView()
 
 
 @router.post("/sessions/{session_id}/answers/{call_id:path}")
 async def answer_question(
-    service: TheService, token: Approver, session_id: str, call_id: str, body: Answers
-) -> Resolved:
+    service: CurrentService, token: Approver, session_id: str, call_id: str, body: AnswersBody
+) -> ResolvedView:
     """Answer what the model asked the user."""
-    session = await service.usable(session_id, token)
+    session = await service.open_for_use(session_id, token)
     await session.answer(call_id, *body.answers, by=token.name)
-    return Resolved()
+    return ResolvedView()
 
 
 @router.get("/approvals", tags=["approvals"])
-async def list_approvals(service: TheService, token: Viewer) -> list[Pending]:
+async def list_approvals(service: CurrentService, token: Viewer) -> list[PendingQuestion]:
     """All that waits for a person, in every session."""
-    found: dict[str, Pending] = {}
+    found: dict[str, PendingQuestion] = {}
     # A question may be asked while another call of its reply runs; those first, since they come to wait meanwhile.
     for status in ("running", "waiting"):
         query: SessionQuery | None = SessionQuery(status=status, limit=200)
-        while query is not None and len(found) < MOST_PENDING:
+        while query is not None and len(found) < MAX_PENDING:
             page = await service.runtime.sessions(query)
             for info in page.sessions:
                 found.update((one.id, one) for one in await _questions(service, info))
@@ -283,83 +287,97 @@ async def list_approvals(service: TheService, token: Viewer) -> list[Pending]:
     return sorted(found.values(), key=lambda one: one.asked_at)
 
 
-async def _questions(service: Service, info: SessionInfo) -> list[Pending]:
+async def _questions(service: Service, info: SessionInfo) -> list[PendingQuestion]:
     if info.agent not in service.runtime.agents:
         return []
     try:
-        state = await (await service.session(info.id)).state()
+        state = await (await service.open_session(info.id)).state()
     except NotFound:  # it was deleted since it was listed
         return []
-    return [Pending.of(info.id, question) for question in state.pending]
+    return [PendingQuestion.from_fact(info.id, question) for question in state.pending]
 
 
 @router.post("/approvals/{approval:path}", tags=["approvals"])
-async def answer_any(service: TheService, token: Approver, approval: str, body: SimpleAnswer) -> Resolved:
+async def answer_by_id(service: CurrentService, token: Approver, approval: str, body: SimpleAnswer) -> ResolvedView:
     """Allow or deny a call by the id that its request had."""
     session_id, call_id = parse_approval_id(approval)
-    session = await service.usable(session_id, token)
+    session = await service.open_for_use(session_id, token)
     answer = Answer("allow" if body.approved else "deny", by=token.name)
     await session.approve(call_id, answer, digest=body.digest)
-    return Resolved()
+    return ResolvedView()
 
 
 # ── steering ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @router.post("/sessions/{session_id}/cancel")
-async def cancel(service: TheService, token: Sender, session_id: str) -> Cancelled:
+async def cancel_session(service: CurrentService, token: Sender, session_id: str) -> CancelledView:
     """Stop the run, its model call and its tools; answers when that is recorded."""
-    ending = await (await service.usable(session_id, token)).cancel(by=token.name)
-    return Cancelled(cancelled=ending is not None, outcome=Outcome.of(ending) if ending is not None else None)
+    ending = await (await service.open_for_use(session_id, token)).cancel(by=token.name)
+    return CancelledView(
+        cancelled=ending is not None, outcome=RunOutcome.from_fact(ending) if ending is not None else None
+    )
 
 
 @router.post("/sessions/{session_id}/continue")
-async def continue_session(service: TheService, token: Sender, session_id: str, body: GoOn | None = None) -> Accepted:
+async def continue_session(
+    service: CurrentService, token: Sender, session_id: str, body: NextRunBody | None = None
+) -> RunAccepted:
     """Go on after a limit, a cancel or a failure, with a fresh budget."""
     return await _go_on(service, token, session_id, "continue", body)
 
 
 @router.post("/sessions/{session_id}/regenerate")
-async def regenerate(service: TheService, token: Sender, session_id: str, body: GoOn | None = None) -> Accepted:
+async def regenerate_answer(
+    service: CurrentService, token: Sender, session_id: str, body: NextRunBody | None = None
+) -> RunAccepted:
     """Answer the last message again."""
     return await _go_on(service, token, session_id, "regenerate", body)
 
 
 async def _go_on(
-    service: Service, token: Token, session_id: str, trigger: Literal["continue", "regenerate"], body: GoOn | None
-) -> Accepted:
+    service: Service,
+    token: Token,
+    session_id: str,
+    trigger: Literal["continue", "regenerate"],
+    body: NextRunBody | None,
+) -> RunAccepted:
     service.check_open()
-    session = await service.usable(session_id, token)
-    await service.check_session(session)
-    wanted = body.limits.limits(session.agent.limits) if body is not None and body.limits is not None else None
+    session = await service.open_for_use(session_id, token)
+    await service.check_session_model(session)
+    wanted = body.limits.apply_to(session.agent.limits) if body is not None and body.limits is not None else None
     position = await session.go_on(trigger, wanted)
-    return Accepted(session_id=session_id, after=position)
+    return RunAccepted(session_id=session_id, after=position)
 
 
 @router.post("/sessions/{session_id}/fork", status_code=201)
-async def fork(service: TheService, token: Sender, session_id: str, body: ForkAt | None = None) -> SessionView:
+async def fork_session(
+    service: CurrentService, token: Sender, session_id: str, body: ForkBody | None = None
+) -> SessionView:
     """A new session that shares this one's past up to a position."""
-    session = await service.usable(session_id, token)
+    session = await service.open_for_use(session_id, token)
     after = body.after if body is not None else None
     if after is not None and after > (last := (await service.runtime.log.info(session_id)).seq):
         raise Conflict(f"after: session {session_id} has positions 1 to {last}, not {after}; nothing was forked")
     made = await session.fork(after)
-    return SessionView.of(await service.runtime.log.info(made.id))
+    return SessionView.from_info(await service.runtime.log.info(made.id))
 
 
 @router.post("/sessions/{session_id}/compact")
-async def compact(service: TheService, token: Sender, session_id: str, body: Compacting | None = None) -> Compacted:
+async def compact_session(
+    service: CurrentService, token: Sender, session_id: str, body: CompactBody | None = None
+) -> CompactView:
     """Sum up the older turns for the model, to make room, or take that back. The log keeps it all."""
     service.check_open()
-    session = await service.usable(session_id, token)
+    session = await service.open_for_use(session_id, token)
     if body is not None and body.undo:
         await session.undo_compaction()
-        return Compacted(compacted=False)
-    await service.check_session(session)
+        return CompactView(compacted=False)
+    await service.check_session_model(session)
     fact = await session.compact()
     if fact is None:
-        return Compacted(compacted=False)
-    return Compacted(compacted=True, tokens_before=fact.tokens_before, tokens_after=fact.tokens_after)
+        return CompactView(compacted=False)
+    return CompactView(compacted=True, tokens_before=fact.tokens_before, tokens_after=fact.tokens_after)
 
 
 # ── taking along ─────────────────────────────────────────────────────────────────────────────────────
@@ -370,16 +388,16 @@ async def compact(service: TheService, token: Sender, session_id: str, body: Com
     response_class=Response,
     responses={200: {"content": {"application/octet-stream": {}}, "description": "the whole output"}},
 )
-async def artifact(service: TheService, token: Viewer, session_id: str, artifact_id: str) -> Response:
+async def download_artifact(service: CurrentService, token: Viewer, session_id: str, artifact_id: str) -> Response:
     """Output that was too large for the model, whole. Always a download: it may be anything."""
-    kept = await (await service.session(session_id)).artifact(artifact_id)
+    kept = await (await service.open_session(session_id)).artifact(artifact_id)
     headers = {"content-disposition": "attachment"}
     return Response(kept.data, media_type="application/octet-stream", headers=headers)
 
 
 @router.get("/sessions/{session_id}/export", response_class=Response, responses=EXPORT)
 async def export_session(
-    service: TheService, token: Viewer, session_id: str, format: Annotated[Form, Query()] = "jsonl"
+    service: CurrentService, token: Viewer, session_id: str, format: Annotated[Form, Query()] = "jsonl"
 ) -> Response:
     """A session to take along: every fact and artifact as a line of JSON, or as a page to read."""
     data = await export(service.runtime.log, session_id, format)

@@ -14,27 +14,27 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from treadle import Answer, Session
-from treadle.dialects.base import encode, parse_approval_id
-from treadle.dialects.message_frames import ChatState, ChatStatus, StatusDialect, WireDialect
-from treadle.dialects.session_frames import Error, FramesDialect
+from treadle.dialects.base import encode_frame, parse_approval_id
+from treadle.dialects.message_frames import ChatState, ChatStatusDialect, ChatStatusFrame, MessageFramesDialect
+from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.errors import TreadleError
 from treadle.events import Delta, Event
 from treadle.log.base import SessionInfo, SessionQuery, Watch
-from treadle.server.guard import Refusal, refuse
-from treadle.server.problems import told
-from treadle.server.service import Service, Token, needs, service_of, token_of
-from treadle.server.streams import Streams
-from treadle.server.views import Attachment, Body, NewMessage
+from treadle.server.guard import Refusal, send_refusal
+from treadle.server.problems import build_refusal
+from treadle.server.service import Service, Token, get_service, get_token, require_right
+from treadle.server.streams import OpenStreams
+from treadle.server.views import Attachment, NewMessage, StrictBody
 
 router = APIRouter(tags=["sockets"])
 GOING_AWAY = 1012
-BROKEN = 1011
-LISTED = 200
-ELSEWHERE_SECONDS = 2.0
+INTERNAL_FAILURE = 1011
+MAX_LISTED = 200
+POLL_SECONDS = 2.0
 _STATES: dict[str, ChatState] = {"running": "streaming", "waiting": "needs_you"}
 
 
-class UserFrame(Body):
+class UserFrame(StrictBody):
     type: Literal["user"]
     content: str = ""
     attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
@@ -42,18 +42,18 @@ class UserFrame(Body):
     key: str = Field("", max_length=200)
 
 
-class CancelFrame(Body):
+class CancelFrame(StrictBody):
     type: Literal["cancel"]
 
 
-class ApprovalFrame(Body):
+class ApprovalFrame(StrictBody):
     type: Literal["approval"]
     id: str = Field(max_length=600)
     approved: bool
     digest: str = Field("", max_length=200)
 
 
-class AnswerFrame(Body):
+class AnswerFrame(StrictBody):
     type: Literal["answer"]
     id: str = Field(max_length=600)
     answers: list[str] = Field(min_length=1, max_length=100)
@@ -63,17 +63,17 @@ ClientFrame = UserFrame | CancelFrame | ApprovalFrame | AnswerFrame
 _frames: TypeAdapter[ClientFrame] = TypeAdapter(Annotated[ClientFrame, Field(discriminator="type")])
 
 
-class Line:
+class SocketConnection:
     """An accepted WebSocket: one writer at a time, tasks that end with it, closed when the server leaves."""
 
-    def __init__(self, socket: WebSocket, streams: Streams) -> None:
+    def __init__(self, socket: WebSocket, streams: OpenStreams) -> None:
         self._socket, self._streams = socket, streams
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
         self.last = 0.0
         self.pinging = True  # WebSockets have pings of their own
 
-    async def __aenter__(self) -> Line:
+    async def __aenter__(self) -> SocketConnection:
         await self._socket.accept()
         self._streams.add(self)
         return self
@@ -87,12 +87,12 @@ class Line:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._socket.client_state is WebSocketState.CONNECTED and not isinstance(error, WebSocketDisconnect):
             with suppress(RuntimeError, WebSocketDisconnect):
-                await self._socket.close(GOING_AWAY if self._streams.closed else 1000)
+                await self._socket.close(GOING_AWAY if self._streams.is_closed else 1000)
         return isinstance(error, WebSocketDisconnect)
 
-    def start(self, work: Coroutine[Any, Any, None], *, main: bool = False) -> None:
+    def start_task(self, work: Coroutine[Any, Any, None], *, closes_at_end: bool = False) -> None:
         """Run something for as long as the line is open. It closes when that fails, or when what it is for is over."""
-        task = asyncio.create_task(self._run(work, main=main))
+        task = asyncio.create_task(self._run(work, main=closes_at_end))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -101,19 +101,19 @@ class Line:
         try:
             await work
         except Exception as error:
-            told(error)  # logged there, where it is a mistake of the server's own
-            code = BROKEN
-        if main or code == BROKEN:
-            await self._close(GOING_AWAY if self._streams.closed else code)
+            build_refusal(error)  # logged there, where it is a mistake of the server's own
+            code = INTERNAL_FAILURE
+        if main or code == INTERNAL_FAILURE:
+            await self._close(GOING_AWAY if self._streams.is_closed else code)
 
     async def send(self, data: bytes) -> None:
         async with self._writing:
             with suppress(WebSocketDisconnect, RuntimeError):  # who has left is noticed by the one who reads
                 await self._socket.send_text(data.decode())
 
-    async def messages(self) -> AsyncIterator[str]:
+    async def receive_messages(self) -> AsyncIterator[str]:
         """What the client says, until it leaves or the server does."""
-        while not self._streams.closed:
+        while not self._streams.is_closed:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 return
@@ -135,7 +135,7 @@ class Line:
 
     def stop(self) -> None:
         """The server leaves: close, and say that it is worth coming back."""
-        self.start(self._close(GOING_AWAY))
+        self.start_task(self._close(GOING_AWAY))
 
     async def ping(self) -> None:
         """Nothing to do: the protocol's own pings keep it alive."""
@@ -146,49 +146,49 @@ class Line:
 
 
 @router.websocket("/v1/sessions/{session_id}/stream")
-async def session_socket(socket: WebSocket, session_id: str, after: int = -1) -> None:
+async def serve_session_socket(socket: WebSocket, session_id: str, after: int = -1) -> None:
     """Frames of a session, from now on or from `after`; takes `user`, `cancel`, `approval` and `answer`."""
-    service, token = service_of(socket), token_of(socket)
+    service, token = get_service(socket), get_token(socket)
     session = await _opened(socket, service, token, session_id)
     if session is None:
         return
-    dialect = FramesDialect(session_id, service.classes(session.agent))
-    start = await service.within(session_id, after if after >= 0 else sys.maxsize)
+    dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
+    start = await service.limit_position(session_id, after if after >= 0 else sys.maxsize)
 
     def write(event: Event) -> list[bytes]:
-        return [encode(frame) for frame in dialect.feed(event)]
+        return [encode_frame(frame) for frame in dialect.feed(event)]
 
-    async with Line(socket, service.streams) as line:
-        line.start(line.follow(session.watch(start), write), main=True)
-        async for text in line.messages():
+    async with SocketConnection(socket, service.streams) as line:
+        line.start_task(line.follow(session.watch(start), write), closes_at_end=True)
+        async for text in line.receive_messages():
             try:
                 await _take(service, token, session, _frames.validate_json(text))
             except ValidationError as error:
                 first = error.errors(include_url=False, include_context=False, include_input=False)[0]
                 where = ".".join(map(str, first["loc"])) or "frame"
-                await line.send(encode(Error(f"{where}: {first['msg']}")))
+                await line.send(encode_frame(ErrorFrame(f"{where}: {first['msg']}")))
             except (TreadleError, Refusal) as error:
-                await line.send(encode(Error(told(error).message)))
+                await line.send(encode_frame(ErrorFrame(build_refusal(error).message)))
 
 
 async def _take(service: Service, token: Token, session: Session, frame: ClientFrame) -> None:
-    await service.usable(session.id, token)
+    await service.open_for_use(session.id, token)
     match frame:
         case UserFrame():
             service.check_open()
-            needs(token, "send")
-            await service.check_session(session)
+            require_right(token, "send")
+            await service.check_session_model(session)
             message = NewMessage(content=frame.content, attachments=frame.attachments)
-            await service.post(session, message.parts(), frame.mode, frame.key)
+            await service.post_message(session, message.build_parts(), frame.mode, frame.key)
         case CancelFrame():
-            await session.cancel(by=needs(token, "send").name)
+            await session.cancel(by=require_right(token, "send").name)
         case ApprovalFrame():
-            by = needs(token, "approve").name
+            by = require_right(token, "approve").name
             call_id = _call_of(session, frame.id)
             answer = Answer("allow" if frame.approved else "deny", by=by)
             await session.approve(call_id, answer, digest=frame.digest)
         case AnswerFrame():
-            by = needs(token, "approve").name
+            by = require_right(token, "approve").name
             await session.answer(_call_of(session, frame.id), *frame.answers, by=by)
 
 
@@ -198,68 +198,68 @@ def _call_of(session: Session, name: str) -> str:
 
 
 @router.websocket("/v1/ws")
-async def user_socket(socket: WebSocket, session: str = "", after: int = 0) -> None:
+async def serve_user_socket(socket: WebSocket, session: str = "", after: int = 0) -> None:
     """Without `session`: the status of all sessions. With it: its message frames, from `after` on."""
-    service, token = service_of(socket), token_of(socket)
+    service, token = get_service(socket), get_token(socket)
     if session:
         opened = await _opened(socket, service, token, session)
         if opened is None:
             return
-        async with Line(socket, service.streams) as line:
-            write = _wire(session, await service.within(session, after), await service.window(opened))
-            line.start(line.follow(opened.watch(), write), main=True)
-            async for _ in line.messages():
+        async with SocketConnection(socket, service.streams) as line:
+            write = _wire(session, await service.limit_position(session, after), await service.get_window(opened))
+            line.start_task(line.follow(opened.watch(), write), closes_at_end=True)
+            async for _ in line.receive_messages():
                 pass
         return
     if not await _may_view(socket, token):
         return
-    async with Line(socket, service.streams) as line:
-        line.start(_tell_statuses(service, line), main=True)
-        async for _ in line.messages():
+    async with SocketConnection(socket, service.streams) as line:
+        line.start_task(_tell_statuses(service, line), closes_at_end=True)
+        async for _ in line.receive_messages():
             pass
 
 
 def _wire(session_id: str, after: int, window: int | None) -> Callable[[Event], list[bytes]]:
-    dialect = WireDialect(session_id, window)
+    dialect = MessageFramesDialect(session_id, window)
 
     def write(event: Event) -> list[bytes]:
         frames = dialect.feed(event)
         if not isinstance(event, Delta) and event.seq <= after:
             return []
-        return [encode(frame) for frame in frames]
+        return [encode_frame(frame) for frame in frames]
 
     return write
 
 
-async def _tell_statuses(service: Service, line: Line) -> None:
+async def _tell_statuses(service: Service, line: SocketConnection) -> None:
     """All sessions as they are now, and then each change: at once where this process writes, else soon."""
-    dialects: dict[str, StatusDialect] = {}
+    dialects: dict[str, ChatStatusDialect] = {}
     seen: dict[str, tuple[ChatState, str]] = {}
     with service.bus.subscribe() as subscription:
-        line.start(_look_elsewhere(service, line, seen))
+        line.start_task(_look_elsewhere(service, line, seen))
         async for session_id, fact in subscription:
             if session_id not in dialects:
                 before = seen[session_id][0] if session_id in seen else "idle"
-                dialects[session_id] = StatusDialect(session_id, before)
+                dialects[session_id] = ChatStatusDialect(session_id, before)
             for frame in dialects[session_id].feed(fact):
                 seen[session_id] = (frame.status, frame.name or seen.get(session_id, ("", ""))[1])
-                await line.send(encode(frame))
+                await line.send(encode_frame(frame))
 
 
-async def _look_elsewhere(service: Service, line: Line, seen: dict[str, tuple[ChatState, str]]) -> None:
+async def _look_elsewhere(service: Service, line: SocketConnection, seen: dict[str, tuple[ChatState, str]]) -> None:
     """What other processes do with the sessions of this store is found by looking."""
     while True:
-        page, before = await service.runtime.sessions(SessionQuery(limit=LISTED)), dict(seen)
+        page, before = await service.runtime.sessions(SessionQuery(limit=MAX_LISTED)), dict(seen)
         for info in reversed(page.sessions):
             now = (_STATES.get(info.status, "idle"), info.name)
             if before.get(info.id) == seen.get(info.id) != now:  # else it was told something newer meanwhile
                 seen[info.id] = now
-                await line.send(encode(_status(info)))
-        await asyncio.sleep(ELSEWHERE_SECONDS)
+                await line.send(encode_frame(_status(info)))
+        await asyncio.sleep(POLL_SECONDS)
 
 
-def _status(info: SessionInfo) -> ChatStatus:
-    return ChatStatus(info.id, info.id, _STATES.get(info.status, "idle"), info.name)
+def _status(info: SessionInfo) -> ChatStatusFrame:
+    return ChatStatusFrame(info.id, info.id, _STATES.get(info.status, "idle"), info.name)
 
 
 async def _opened(socket: WebSocket, service: Service, token: Token, session_id: str) -> Session | None:
@@ -267,16 +267,16 @@ async def _opened(socket: WebSocket, service: Service, token: Token, session_id:
     if not await _may_view(socket, token):
         return None
     try:
-        return await service.session(session_id)
+        return await service.open_session(session_id)
     except TreadleError as error:
-        await refuse(socket.scope, socket.send, told(error))
+        await send_refusal(socket.scope, socket.send, build_refusal(error))
         return None
 
 
 async def _may_view(socket: WebSocket, token: Token) -> bool:
     try:
-        needs(token, "view")
+        require_right(token, "view")
     except Refusal as refusal:
-        await refuse(socket.scope, socket.send, refusal)
+        await send_refusal(socket.scope, socket.send, refusal)
         return False
     return True

@@ -17,24 +17,24 @@ from treadle.errors import BadInput
 from treadle.events import Delta, Event, encode
 from treadle.log.base import Watch
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Write: TypeAlias = Callable[[Event], bytes]
+AsgiScope: TypeAlias = MutableMapping[str, Any]
+AsgiMessage: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
+Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
+EventWriter: TypeAlias = Callable[[Event], bytes]
 
-HEADERS = [
+SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-LEAVING = b": the server is shutting down; connect again with Last-Event-ID\nretry: 2000\n\n"
+SHUTDOWN_COMMENT = b": the server is shutting down; connect again with Last-Event-ID\nretry: 2000\n\n"
 PING = b": ping\n\n"
 _KEPT = 2048
 _encoder = msgspec.json.Encoder()
 
 
-class Shared:
+class SharedEncoder:
     """Events as they are sent, encoded once for all who watch the same session."""
 
     def __init__(self) -> None:
@@ -44,14 +44,14 @@ class Shared:
         kept = self._kept.get(id(event))
         if kept is not None and kept[0] is event:
             return kept[1]
-        data = native(event)
+        data = encode_event(event)
         if len(self._kept) >= _KEPT:
             self._kept.clear()
         self._kept[id(event)] = (event, data)
         return data
 
 
-def position(last_event_id: str, after: int = 0) -> int:
+def parse_position(last_event_id: str, after: int = 0) -> int:
     """Where a client goes on: after the last event it has, if it says so."""
     if not last_event_id:
         return after
@@ -60,14 +60,14 @@ def position(last_event_id: str, after: int = 0) -> int:
     return int(last_event_id)
 
 
-def native(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
     """One of our own events as a server-sent one; only facts have an id."""
     if isinstance(event, Delta):
         return b"data: " + encode(event) + b"\n\n"
     return b"id: %d\ndata: %b\n\n" % (event.seq, encode(event))
 
 
-class Translated:
+class DialectWriter:
     """Events in a dialect. What comes up to `after` is taken in and not told: the client has it."""
 
     def __init__(self, dialect: Dialect, after: int = 0, *, named: bool = False) -> None:
@@ -78,9 +78,9 @@ class Translated:
         seq = 0 if isinstance(event, Delta) else event.seq
         if not frames or 0 < seq <= self._after:
             return b""
-        return self.lines(frames, seq)
+        return self.encode_frames(frames, seq)
 
-    def lines(self, frames: Sequence[Struct], seq: int = 0) -> bytes:
+    def encode_frames(self, frames: Sequence[Struct], seq: int = 0) -> bytes:
         """Frames as server-sent events; `seq` is the fact's that they come of."""
         lines: list[bytes] = []
         last = len(frames) - 1
@@ -93,7 +93,7 @@ class Translated:
         return b"".join(lines)
 
 
-class Open(Protocol):
+class OpenConnection(Protocol):
     """A connection that stays open: a stream, or a WebSocket."""
 
     last: float
@@ -103,28 +103,28 @@ class Open(Protocol):
     async def ping(self) -> None: ...
 
 
-class Streams:
+class OpenStreams:
     """All open streams: they get a comment when nothing else was sent for a while, and end when the server does."""
 
     def __init__(self, keep_alive: float) -> None:
         self._keep_alive = keep_alive
-        self._open: set[Open] = set()
+        self._open: set[OpenConnection] = set()
         self._pulse: asyncio.Task[None] | None = None
         self._pings: set[asyncio.Task[None]] = set()
-        self.shared = Shared()
-        self.closed = False
+        self.encoder = SharedEncoder()
+        self.is_closed = False
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, stream: Open) -> None:
+    def add(self, stream: OpenConnection) -> None:
         self._open.add(stream)
-        if self.closed:  # it was let in before the server began to leave
+        if self.is_closed:  # it was let in before the server began to leave
             stream.stop()
         if self._pulse is None or self._pulse.done():
             self._pulse = asyncio.create_task(self._beat())
 
-    def remove(self, stream: Open) -> None:
+    def remove(self, stream: OpenConnection) -> None:
         self._open.discard(stream)
         if not self._open and self._pulse is not None:
             self._pulse.cancel()
@@ -132,7 +132,7 @@ class Streams:
 
     def close(self) -> None:
         """Let every stream say goodbye and end."""
-        self.closed = True
+        self.is_closed = True
         for stream in tuple(self._open):
             stream.stop()
 
@@ -148,35 +148,35 @@ class Streams:
                     task.add_done_callback(self._pings.discard)
 
 
-class Stream(Response):
+class EventStream(Response):
     """A response that follows a watch until `until` says that it is over, or the client or the server leaves."""
 
     def __init__(
         self,
-        streams: Streams,
+        streams: OpenStreams,
         watch: Watch,
-        write: Write,
+        write: EventWriter,
         until: Callable[[Event], bool] | None = None,
         tail: Callable[[], bytes] | None = None,
     ) -> None:
         super().__init__()
         self._streams, self._watch, self._write, self._until, self._tail = streams, watch, write, until, tail
-        self.farewell: Callable[[], bytes] = lambda: LEAVING
+        self.on_shutdown: Callable[[], bytes] = lambda: SHUTDOWN_COMMENT
         self._send: Send | None = None
         self._over = False
         self.last = time.monotonic()
         self.pinging = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         self._send = send
         gone = asyncio.create_task(self._until_gone(receive))
         self._streams.add(self)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await self._follow(send)
             self._over = True
-            if self._streams.closed:
-                await send({"type": "http.response.body", "body": self.farewell(), "more_body": True})
+            if self._streams.is_closed:
+                await send({"type": "http.response.body", "body": self.on_shutdown(), "more_body": True})
             elif self._tail is not None:
                 await send({"type": "http.response.body", "body": self._tail(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
@@ -221,14 +221,16 @@ class Stream(Response):
         self._watch.close()
 
 
-class Relayed(Response):
+class RelayedStream(Response):
     """A response of pieces that come one by one and are kept nowhere. Its client leaves, and they end.
 
     Nothing is sent before the first piece or the first comment: until then a failure is told by its status, and
     later by what `problem` makes of it.
     """
 
-    def __init__(self, streams: Streams, pieces: AsyncGenerator[bytes], problem: Callable[[Exception], bytes]) -> None:
+    def __init__(
+        self, streams: OpenStreams, pieces: AsyncGenerator[bytes], problem: Callable[[Exception], bytes]
+    ) -> None:
         super().__init__()
         self._streams, self._pieces, self._problem = streams, pieces, problem
         self._send: Send | None = None
@@ -237,7 +239,7 @@ class Relayed(Response):
         self.last = time.monotonic()
         self.pinging = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         self._send = send
         relaying, gone = asyncio.ensure_future(self._relay()), asyncio.ensure_future(_left(receive))
         self._streams.add(self)
@@ -269,7 +271,7 @@ class Relayed(Response):
         async with self._writing:  # the head goes first, whoever writes first
             if not self._begun:
                 self._begun = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self.last = time.monotonic()
 

@@ -25,7 +25,7 @@ from treadle.events import Grant
 
 Right = Literal["view", "send", "approve"]
 RIGHTS: frozenset[Right] = frozenset(("view", "send", "approve"))
-COOKIE = "treadle_login"
+COOKIE_NAME = "treadle_login"
 COOKIE_SECONDS = 30 * 24 * 3600.0
 TICKET_SECONDS = 600.0
 _CLIENTS = 4096
@@ -43,7 +43,7 @@ class Token(Struct, frozen=True):
         return f"<token {self.name}: {', '.join(sorted(self.rights))}>"
 
 
-NOBODY_ASKED = Token("anyone", "")
+ANYONE = Token("anyone", "")
 """Who comes in where no tokens are set."""
 
 
@@ -56,7 +56,7 @@ class Tokens:
         self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
         self._tickets: dict[str, tuple[Token, float]] = {}
 
-    def of_bearer(self, header: str) -> Token | None:
+    def find_by_header(self, header: str) -> Token | None:
         """The token of an Authorization header, if it is one of ours."""
         kind, _, value = header.partition(" ")
         if kind.lower() != "bearer":
@@ -67,7 +67,7 @@ class Tokens:
                 found = token
         return found
 
-    def of_cookie(self, value: str) -> Token | None:
+    def find_by_cookie(self, value: str) -> Token | None:
         """The token that a login cookie stands for, while it is valid."""
         name, _, rest = value.partition("|")
         expires, _, signature = rest.partition("|")
@@ -77,12 +77,12 @@ class Tokens:
                 return token if signed and int(expires) > time.time() else None
         return None
 
-    def cookie(self, token: Token) -> str:
+    def sign_cookie(self, token: Token) -> str:
         """A cookie's value; it lasts until it expires or the token is changed."""
         expires = str(int(time.time() + COOKIE_SECONDS))
         return f"{quote(token.name, safe='')}|{expires}|{_signature(token, expires)}"
 
-    def ticket(self, token: Token) -> str:
+    def issue_ticket(self, token: Token) -> str:
         """A word that logs in once, within ten minutes."""
         now = time.time()
         self._tickets = {word: kept for word, kept in self._tickets.items() if kept[1] > now}
@@ -90,20 +90,20 @@ class Tokens:
         self._tickets[word] = (token, now + TICKET_SECONDS)
         return word
 
-    def redeem(self, word: str) -> Token | None:
+    def redeem_ticket(self, word: str) -> Token | None:
         """Use a ticket up."""
         token, expires = self._tickets.pop(word, (None, 0.0))
         return token if expires > time.time() else None
 
     @property
-    def are_set(self) -> bool:
+    def has_tokens(self) -> bool:
         return bool(self._tokens)
 
     @property
     def first(self) -> Token:
-        return self._tokens[0] if self._tokens else NOBODY_ASKED
+        return self._tokens[0] if self._tokens else ANYONE
 
-    def note_wrong(self, client: str) -> None:
+    def record_wrong_token(self, client: str) -> None:
         """Somebody there came with a wrong token."""
         times = self._wrong.setdefault(client, deque(maxlen=self._wrong_a_minute))
         times.append(time.monotonic())
@@ -111,7 +111,7 @@ class Tokens:
         while len(self._wrong) > _CLIENTS:
             self._wrong.popitem(last=False)
 
-    def wait_after_wrong(self, client: str) -> float:
+    def seconds_until_retry(self, client: str) -> float:
         """Seconds until that client may be wrong again; 0 when it may now."""
         times = self._wrong.get(client)
         if times is None or len(times) < self._wrong_a_minute:

@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from treadle import ApprovalRequested, FilePart, Grant, ImagePart, InputRequested, Limits, RunFinished, TextPart
-from treadle.dialects.base import approval_id, base64_in, options_of
+from treadle.dialects.base import build_approval_id, check_base64, list_options
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo
 from treadle.messages import Part
-from treadle.server.problems import invalid
+from treadle.server.problems import build_field_error
 
-MOST_TURNS = 200
+MAX_TURNS = 200
 Name = Annotated[str, Field(max_length=200)]
 
 
-class Lenient(BaseModel):
+class LenientBody(BaseModel):
     """What is null is not given: many clients send every field they know."""
 
     @model_validator(mode="before")
@@ -29,13 +29,13 @@ class Lenient(BaseModel):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-class Body(Lenient):
+class StrictBody(LenientBody):
     """A request's body; a field that nobody knows is refused, so that a typing mistake is found."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Attachment(Body):
+class Attachment(StrictBody):
     """An image or a file that goes with a message: base64 `data`, or for images a `url`."""
 
     name: str = Field("", max_length=500)
@@ -43,40 +43,40 @@ class Attachment(Body):
     data: str = ""
     url: str = Field("", max_length=8000)
 
-    def part(self) -> Part:
+    def build_part(self) -> Part:
         try:
-            data = base64_in(self.data, "data")
+            data = check_base64(self.data, "data")
         except BadInput:
-            raise invalid("attachments.data", "must be base64") from None
+            raise build_field_error("attachments.data", "must be base64") from None
         if self.media_type.startswith("image/") or self.url:
             if self.url and not self.url.startswith(("https://", "http://")):
-                raise invalid("attachments.url", "must be http or https")
+                raise build_field_error("attachments.url", "must be http or https")
             if not self.data and not self.url:
-                raise invalid("attachments", "an image needs `data` or a `url`")
+                raise build_field_error("attachments", "an image needs `data` or a `url`")
             kind = self.media_type if self.media_type.startswith("image/") else "image/png"
             return ImagePart(data=data, media_type=kind, url=self.url)
         return FilePart(name=self.name or "file", data=data, media_type=self.media_type)
 
 
-class LimitsBody(Body):
+class LimitsBody(StrictBody):
     """How much one run may use; what is left out is the agent's."""
 
-    turns: int | None = Field(None, ge=0, le=MOST_TURNS)
+    turns: int | None = Field(None, ge=0, le=MAX_TURNS)
     calls: int | None = Field(None, ge=0, le=100_000)
     tokens: int | None = Field(None, ge=1, le=2**53)
     seconds: float | None = Field(None, gt=0, le=10**9)
     cost: float | None = Field(None, gt=0, le=10**9)
 
-    def limits(self, usual: Limits) -> Limits:
+    def apply_to(self, defaults: Limits) -> Limits:
         """Never more than the operator's own."""
         return Limits(
-            turns=usual.turns if self.turns is None else min(self.turns, MOST_TURNS),
-            calls=usual.calls if self.calls is None else self.calls,
-            tokens=_least(self.tokens, usual.tokens),
-            seconds=_least(self.seconds, usual.seconds),
-            cost=_least(self.cost, usual.cost),
-            attempts=usual.attempts,
-            doom_loop=usual.doom_loop,
+            turns=defaults.turns if self.turns is None else min(self.turns, MAX_TURNS),
+            calls=defaults.calls if self.calls is None else self.calls,
+            tokens=_least(self.tokens, defaults.tokens),
+            seconds=_least(self.seconds, defaults.seconds),
+            cost=_least(self.cost, defaults.cost),
+            attempts=defaults.attempts,
+            doom_loop=defaults.doom_loop,
         )
 
 
@@ -86,7 +86,7 @@ def _least(asked: Any, usual: Any) -> Any:
     return min(asked, usual)
 
 
-class NewSession(Body):
+class NewSession(StrictBody):
     """What a new session is to be like."""
 
     agent: Name = ""
@@ -97,18 +97,18 @@ class NewSession(Body):
     approve: list[Name] = Field(default_factory=list, max_length=200)
     forbid: list[Name] = Field(default_factory=list, max_length=200)
 
-    def grant(self) -> Grant | None:
-        return narrowed(self.approve, self.forbid)
+    def build_grant(self) -> Grant | None:
+        return build_request_grant(self.approve, self.forbid)
 
 
-def narrowed(approve: list[str], forbid: list[str], *, ask_all: bool = False) -> Grant | None:
+def build_request_grant(approve: list[str], forbid: list[str], *, ask_all: bool = False) -> Grant | None:
     """A request's own grant. It stands beside the operator's, and the stricter of the two decides."""
     if not approve and not forbid and not ask_all:
         return None
     return Grant(tier="full", approve=tuple(approve), forbid=tuple(forbid), ask_all=ask_all)
 
 
-class ChangeSession(Body):
+class ChangeSession(StrictBody):
     """What to change in a session, from its next run on."""
 
     name: Name | None = None
@@ -117,46 +117,46 @@ class ChangeSession(Body):
     limits: LimitsBody | None = None
 
 
-class NewMessage(Body):
+class NewMessage(StrictBody):
     """A message for a session. While a run is under way it steers it, or with `interrupt` stops it first."""
 
     content: str = ""
     attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
     mode: Literal["queue", "interrupt"] = "queue"
 
-    def parts(self, field: str = "content") -> tuple[Part, ...]:
+    def build_parts(self, field: str = "content") -> tuple[Part, ...]:
         """What the message holds; `field` is where the client wrote it."""
         if not self.content.strip() and not self.attachments:
-            raise invalid(field, "the message is empty: say what is wanted")
+            raise build_field_error(field, "the message is empty: say what is wanted")
         text: tuple[Part, ...] = (TextPart(self.content),) if self.content else ()
-        return (*text, *(attachment.part() for attachment in self.attachments))
+        return (*text, *(attachment.build_part() for attachment in self.attachments))
 
 
-class ApprovalAnswer(Body):
+class ApprovalAnswer(StrictBody):
     decision: Literal["allow", "deny"]
     scope: Literal["call", "tool", "pattern", "session"] = "call"
     comment: str = Field("", max_length=10_000)
     digest: str = Field("", max_length=200)
 
 
-class SimpleAnswer(Body):
+class SimpleAnswer(StrictBody):
     approved: bool
     digest: str = Field("", max_length=200)
 
 
-class Answers(Body):
+class AnswersBody(StrictBody):
     answers: list[str] = Field(min_length=1, max_length=100)
 
 
-class ForkAt(Body):
+class ForkBody(StrictBody):
     after: int | None = Field(None, ge=1, le=2**53)
 
 
-class GoOn(Body):
+class NextRunBody(StrictBody):
     limits: LimitsBody | None = None
 
 
-class Pending(BaseModel):
+class PendingQuestion(BaseModel):
     """A question that waits for a person. `options` are what each of `questions` suggests, where it suggests any."""
 
     id: str
@@ -175,9 +175,9 @@ class Pending(BaseModel):
     expires_at: float | None = None
 
     @classmethod
-    def of(cls, session_id: str, fact: ApprovalRequested | InputRequested) -> Pending:
+    def from_fact(cls, session_id: str, fact: ApprovalRequested | InputRequested) -> PendingQuestion:
         pending = cls(
-            id=approval_id(session_id, fact.call_id),
+            id=build_approval_id(session_id, fact.call_id),
             session_id=session_id,
             call_id=fact.call_id,
             kind="input" if isinstance(fact, InputRequested) else "approval",
@@ -186,7 +186,7 @@ class Pending(BaseModel):
         )
         if isinstance(fact, InputRequested):
             pending.questions = [question.text for question in fact.questions]
-            pending.options = [list(options) for options in options_of(fact)]
+            pending.options = [list(options) for options in list_options(fact)]
         else:
             pending.tool, pending.arguments, pending.safety = fact.tool, fact.arguments, fact.safety
             pending.why, pending.rule, pending.digest = fact.why, fact.rule, fact.digest
@@ -209,7 +209,7 @@ class SessionView(BaseModel):
     parent: str | None = None
 
     @classmethod
-    def of(cls, info: SessionInfo, agent: str = "") -> SessionView:
+    def from_info(cls, info: SessionInfo, agent: str = "") -> SessionView:
         """A session's line; `agent` is who it was given to since it was made, where that is known."""
         return cls(
             id=info.id,
@@ -252,7 +252,7 @@ class SessionDetail(SessionView):
 
     model: str = ""
     messages: list[MessageView] = Field(default_factory=list[MessageView])
-    pending: list[Pending] = Field(default_factory=list[Pending])
+    pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
     context: ContextView | None = None
 
 
@@ -261,7 +261,7 @@ class SessionPageView(BaseModel):
     cursor: str = ""
 
 
-class Outcome(BaseModel):
+class RunOutcome(BaseModel):
     """How it went. `answered` is the only success; `waiting` says that somebody must answer first."""
 
     status: Literal["answered", "stopped", "failed", "cancelled", "waiting"]
@@ -273,10 +273,10 @@ class Outcome(BaseModel):
     cost: float = 0.0
     can_continue: bool = False
     error: str = ""
-    pending: list[Pending] = Field(default_factory=list[Pending])
+    pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
 
     @classmethod
-    def of(cls, fact: RunFinished) -> Outcome:
+    def from_fact(cls, fact: RunFinished) -> RunOutcome:
         status = fact.reason if fact.reason in ("answered", "failed", "cancelled") else "stopped"
         return cls(
             status=status,
@@ -291,38 +291,38 @@ class Outcome(BaseModel):
         )
 
 
-class Answered(BaseModel):
+class MessageAnswer(BaseModel):
     """The answer to a message."""
 
     reply: str
     session: SessionView
-    outcome: Outcome
+    outcome: RunOutcome
     message_id: str
 
 
-class Accepted(BaseModel):
+class RunAccepted(BaseModel):
     """Something was begun; `after` is where to watch from."""
 
     session_id: str
     after: int
 
 
-class Resolved(BaseModel):
+class ResolvedView(BaseModel):
     resolved: bool = True
 
 
-class Cancelled(BaseModel):
+class CancelledView(BaseModel):
     cancelled: bool
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
 
 
-class Compacting(Body):
+class CompactBody(StrictBody):
     """`undo` takes the last compaction back instead: the model is shown again what it left out."""
 
     undo: bool = False
 
 
-class Compacted(BaseModel):
+class CompactView(BaseModel):
     compacted: bool
     tokens_before: int = 0
     tokens_after: int = 0

@@ -23,7 +23,7 @@ from treadle.permissions.policy import Assessment
 DEFAULT_TIMEOUT = 120.0
 DEFAULT_CAP = 16 * 1024
 
-ArgumentStruct = TypeVar("Wanted", bound=Struct)
+ArgumentStruct = TypeVar("ArgumentStruct", bound=Struct)
 
 Recovery = Literal["tell", "retry", "stop"]
 """What follows a failed call: tell the model, run it again, or end the run as failed."""

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.sessions import agent_of, ended, finished_calls, go, of, wait_for
 from treadle import Agent, Answer, CallStarted, RunFinished
-from treadle.cli.question_text import approval_lines
+from treadle.cli.question_text import render_approval
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant
 from treadle.messages import Call, Reply
@@ -56,7 +56,7 @@ async def test_the_terminal_shows_the_folder_and_still_every_part_of_the_command
     async with agent.session(workspace=workspace) as session:
         assert await go(session) is None
         (asked,) = of(await session.facts(), ApprovalRequested)
-    lines = approval_lines(asked, {"shell": Shell(sandbox)}, workspace, 80, colour=False)
+    lines = render_approval(asked, {"shell": Shell(sandbox)}, workspace, 80, colour=False)
     assert lines[2:4] == [f"  workspace: {workspace}", "  command: mkdir a && touch b"]
     assert "  folder: sub" in lines and lines[-3:] == ["  it consists of:", "    mkdir a", "    touch b"]
 

@@ -12,7 +12,8 @@ One run with one call of `read_file` is followed twice: `treadle run` and `POST 
   What runs while a module is imported does not count.
 
 Each line is the file and the first function that ran. `resumed` marks a file of which no function was entered: a
-coroutine of it was only passed through on the way to another one (`serve` while the server waits, say).
+coroutine of it was only passed through on the way to another one (`serve` while the server waits, say). On a busy
+machine the server's periodic look for abandoned sessions may fall into the walk and add a file.
 """
 
 import argparse

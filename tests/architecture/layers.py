@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.architecture.tree import PROJECT, Tree, find_imports, module_name, parse, read_public_names
+from tests.architecture.tree import PROJECT, Tree, find_imports, list_nodes, module_name, read_public_names
 
 PAGE = PROJECT / "docs" / "architecture.md"
 HEADER = re.compile(r"^\| *layer *\| *where *\| *may import *\|.*$", re.MULTILINE)
@@ -23,7 +23,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A row of the table. A place is a module (`engine/state`), a folder (`log/`), or a port in any of them (`*/base`)."""
+    """A row of the table. A place is a module (`engine/state`), a folder (`log/`) or any folder's port (`*/base`)."""
 
     name: str
     places: tuple[str, ...]
@@ -44,7 +44,7 @@ def read_layers(page: str | None = None) -> Layers:
         if not line.startswith("|"):
             break
         name, where, allowed = (cell.strip() for cell in line.strip("|").split("|"))
-        names = frozenset(part.strip() for part in allowed.split(","))
+        names = frozenset(part.strip() for part in allowed.split(",") if part.strip())
         layers[name] = Layer(name, tuple(re.findall(r"`([^`]+)`", where)), names)
     if unknown := {name for layer in layers.values() for name in layer.may_import} - {*layers, OWN_FOLDER}:
         raise ValueError(f"the table of layers names layers that have no row: {', '.join(sorted(unknown))}")
@@ -86,19 +86,26 @@ def _is_in(path: str, place: str) -> bool:
 
 def find_layer_breaches(tree: Tree, layers: Layers) -> list[str]:
     """Find imports, also late ones and those for types, that the table does not allow."""
-    return [
-        f"{module_name(path)} ({find_layer(module_name(path), layers)}) imports {target} ({find_layer(target, layers)})"
-        for path in tree
-        for target, name in dict.fromkeys(find_imports(path, tree))
-        if target.split(".")[0] == "treadle" and not _may_import(module_name(path), target, name, tree, layers)
-    ]
+    public = {*read_public_names(tree), "__version__"}
+    found: dict[str, None] = {}
+    for path in tree:
+        module = module_name(path)
+        for target, name in find_imports(path, tree):
+            if target.split(".")[0] != "treadle":
+                continue
+            is_hidden = target == "treadle" and name not in public
+            if is_hidden or not _may_import(module, target, layers):
+                found[f"{_show(module, layers)} imports {_show(target, layers)}"] = None
+    return list(found)
 
 
-def _may_import(module: str, target: str, name: str, tree: Tree, layers: Layers) -> bool:
+def _show(module: str, layers: Layers) -> str:
+    return f"{module} ({find_layer(module, layers) or 'no layer'})"
+
+
+def _may_import(module: str, target: str, layers: Layers) -> bool:
     layer, lower = find_layer(module, layers), find_layer(target, layers)
     if layer is None or lower is None:
-        return False
-    if target == "treadle" and name not in (*read_public_names(tree), "__version__"):
         return False
     allowed = layers[layer].may_import
     return lower in allowed or (OWN_FOLDER in allowed and _folder(module) == _folder(target))
@@ -155,6 +162,6 @@ def find_module_table_lookups(tree: Tree) -> list[str]:
     return [
         f"{path}:{node.lineno}"
         for path, source in tree.items()
-        for node in ast.walk(parse(source))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.modules"
+        for node in list_nodes(source)
+        if isinstance(node, ast.Attribute) and node.attr == "modules" and ast.unparse(node) == "sys.modules"
     ]

@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tests.architecture.tree import Function, Tree, find_functions, find_public_functions, parse
+from tests.architecture.tree import Function, Tree, find_functions, find_public_functions, list_nodes, parse
 
 VAGUE_NAMES = {"utils", "common", "core", "helpers"}
 SURFACES = ("cli", "server")
@@ -128,7 +128,7 @@ def find_open_callables(tree: Tree) -> list[str]:
     return [
         f"{path}:{node.lineno}"
         for path, source in tree.items()
-        for node in ast.walk(parse(source))
+        for node in list_nodes(source)
         if path not in OPEN_CALLABLES and isinstance(node, ast.Subscript) and _is_open_callable(node)
     ]
 

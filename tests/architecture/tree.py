@@ -1,9 +1,10 @@
 """The source tree that the rules read: a path in src/treadle -> its text. Knows syntax, no rule."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 Tree = dict[str, str]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -27,6 +28,18 @@ def parse(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@lru_cache(1024)
+def list_nodes(source: str) -> tuple[ast.AST, ...]:
+    """List every node of a file in the order of its text."""
+    found: list[ast.AST] = []
+    waiting: list[ast.AST] = [parse(source)]
+    while waiting:
+        node = waiting.pop()
+        found.append(node)
+        waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+    return tuple(found)
+
+
 def module_name(path: str) -> str:
     """The name a file is imported by."""
     parts = ["treadle", *path.removesuffix(".py").split("/")]
@@ -40,33 +53,41 @@ def count_lines(source: str) -> int:
 
 def find_functions(tree: Tree) -> Iterator[tuple[str, Function]]:
     """Find every function and method, also nested ones, as `path::Class.method`."""
-
-    def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
-        for child in ast.iter_child_nodes(node):
-            name = prefix
-            if isinstance(child, Function | ast.ClassDef):
-                name = f"{prefix}{child.name}"
-                if not isinstance(child, ast.ClassDef):
-                    yield name, child
-                name += "."
-            yield from visit(child, name)
-
     for path, source in tree.items():
-        yield from visit(parse(source), f"{path}::")
+        for place in _list_functions(source):
+            yield f"{path}::{place.name}", place.function
 
 
 def find_public_functions(tree: Tree) -> Iterator[tuple[str, Function]]:
     """Find the functions and methods whose own name and whose class's name have no leading underscore."""
-    nested = {
-        id(inner)
-        for _, outer in find_functions(tree)
-        for inner in ast.walk(outer)
-        if isinstance(inner, Function) and inner is not outer
-    }
-    for name, function in find_functions(tree):
-        parts = name.partition("::")[2].split(".")
-        if id(function) not in nested and not any(part.startswith("_") for part in parts):
-            yield name, function
+    for path, source in tree.items():
+        for place in _list_functions(source):
+            if not place.is_nested and not any(part.startswith("_") for part in place.name.split(".")):
+                yield f"{path}::{place.name}", place.function
+
+
+class _Place(NamedTuple):
+    name: str
+    function: Function
+    is_nested: bool
+
+
+@lru_cache(1024)
+def _list_functions(source: str) -> tuple[_Place, ...]:
+    found: list[_Place] = []
+
+    def visit(node: ast.AST, prefix: str, is_nested: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Function):
+                found.append(_Place(prefix + child.name, child, is_nested))
+                visit(child, f"{prefix}{child.name}.", True)
+            elif isinstance(child, ast.ClassDef):
+                visit(child, f"{prefix}{child.name}.", is_nested)
+            else:
+                visit(child, prefix, is_nested)
+
+    visit(parse(source), "", False)
+    return tuple(found)
 
 
 def find_imports(path: str, tree: Tree, *, for_types: bool = True) -> Iterator[tuple[str, str]]:
@@ -74,10 +95,12 @@ def find_imports(path: str, tree: Tree, *, for_types: bool = True) -> Iterator[t
 
     `for_types` includes imports that only a type checker follows.
     """
-    modules = {module_name(other) for other in tree}
     here = module_name(path).split(".")
     folder = here if path.endswith("__init__.py") else here[:-1]
-    for node in _walk(parse(tree[path]), for_types):
+    skipped = set[ast.AST]() if for_types else set(_list_nodes_for_types(tree[path]))
+    for node in list_nodes(tree[path]):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -85,17 +108,20 @@ def find_imports(path: str, tree: Tree, *, for_types: bool = True) -> Iterator[t
             source = ".".join([*start, *([node.module] if node.module else [])])
             for alias in node.names:
                 submodule = f"{source}.{alias.name}"
-                yield (submodule, "") if submodule in modules else (source, alias.name)
+                yield (submodule, "") if _is_module(submodule, tree) else (source, alias.name)
 
 
-def _walk(node: ast.AST, for_types: bool) -> Iterator[ast.AST]:
-    yield node
-    if isinstance(node, ast.If) and not for_types and "TYPE_CHECKING" in ast.unparse(node.test):
-        children: Iterable[ast.AST] = node.orelse
-    else:
-        children = ast.iter_child_nodes(node)
-    for child in children:
-        yield from _walk(child, for_types)
+def _is_module(name: str, tree: Tree) -> bool:
+    path = "/".join(name.split(".")[1:])
+    return name.startswith("treadle.") and (f"{path}.py" in tree or f"{path}/__init__.py" in tree)
+
+
+def _list_nodes_for_types(source: str) -> Iterator[ast.AST]:
+    """List what stands below `if TYPE_CHECKING`, which never runs."""
+    for node in list_nodes(source):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for statement in node.body:
+                yield from ast.walk(statement)
 
 
 def read_public_names(tree: Tree) -> list[str]:
@@ -112,9 +138,9 @@ def read_public_names(tree: Tree) -> list[str]:
     return []
 
 
-def find_unexcused(found: Iterable[str] | dict[str, int]) -> dict[str, int]:
+def find_unexcused(found: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
     """Leave out what the list of exceptions allows."""
-    sizes = found if isinstance(found, dict) else dict.fromkeys(found, 1)
+    sizes = found if isinstance(found, Mapping) else dict.fromkeys(found, 1)
     return {name: size for name, size in sizes.items() if size > EXCEPTIONS.get(name, 0)}
 
 

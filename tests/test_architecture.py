@@ -110,7 +110,7 @@ def test_a_module_has_the_layer_of_its_nearest_place() -> None:
         "treadle.engine.state": "pure",
         "treadle.permissions.shell.parse": "pure",
         "treadle.tools.base": "ports",
-        "treadle.tools.files.edit": "adapters",
+        "treadle.tools.files.edit": "tools",
         "treadle.tools.function": "entries",
         "treadle.cli.serve": "cli",
         "treadle.nothing": None,

@@ -58,7 +58,7 @@ soak: $(STAMP) ## run the soak tests, which take minutes or hours
 
 schema: $(STAMP) ## write docs/events.schema.json from the events
 	@mkdir -p docs
-	$(BIN)/python -c 'from treadle.events import schema_text; print(schema_text(), end="")' > docs/.events.schema.json.new
+	$(BIN)/python -c 'from treadle.events import render_schema; print(render_schema(), end="")' > docs/.events.schema.json.new
 	@mv docs/.events.schema.json.new docs/events.schema.json
 
 lock: $(BIN)/uv ## write requirements.lock from pyproject.toml; LOCK_FLAGS=--upgrade takes the newest

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import process_time as cpu
 
 from treadle import Limits
-from treadle.engine.compaction import plan, room_in
+from treadle.engine.compaction import compute_room, plan_compaction
 from treadle.engine.context import Projection
 from treadle.engine.model_call import build_request
 from treadle.engine.setup import Setup
@@ -30,7 +30,7 @@ from treadle.events import (
     RunStarted,
     SessionCreated,
     TurnStarted,
-    stamp,
+    stamp_fact,
 )
 from treadle.knowledge.file_knowledge import FileKnowledge
 from treadle.log.base import Memory
@@ -63,7 +63,7 @@ def session_of(length: int) -> State:
     ]
     turns = itertools.chain.from_iterable(map(turn_facts, itertools.count()))
     for fact in itertools.chain(start, turns):
-        stamp(fact, state.seq + 1, 0.0)
+        stamp_fact(fact, state.seq + 1, 0.0)
         apply(state, fact)
         if state.seq >= length and isinstance(fact, CallFinished):
             return state
@@ -103,7 +103,7 @@ def request_cost(setup: Setup, length: int, turns: int = 300) -> float:
         spent = 0.0
         for number in range(turns):
             for fact in (*turn_facts(10**6 + number), TurnStarted(turn=number)):
-                stamp(fact, state.seq + 1, 0.0)
+                stamp_fact(fact, state.seq + 1, 0.0)
                 apply(state, fact)
             before = cpu()
             build_request(setup, state, projection)
@@ -170,7 +170,7 @@ async def main() -> None:
         found["request_10000_to_10"] = found["request_10000_us"] / found["request_10_us"]
         long = session_of(10_000)
         long.tokens = 4096
-        found["plan_10000_ms"] = best(3, lambda: plan(long, room_in(4096, long))) * 1e3
+        found["plan_10000_ms"] = best(3, lambda: plan_compaction(long, compute_room(4096, long))) * 1e3
         found["first_request_10000_ms"] = best(3, lambda: Projection().messages(long, setup.attachments)) * 1e3
         knowledge, log = FileKnowledge(folder / "own"), SqliteLog(folder / "empty.db")
         await knowledge.preamble(folder, log.memories, 0.0)

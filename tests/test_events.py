@@ -26,10 +26,10 @@ from treadle.events import (
     TurnStarted,
     decode_event,
     decode_fact,
-    encode,
     fact_type,
-    schema_text,
-    stamp,
+    render_schema,
+    serialize_event,
+    stamp_fact,
 )
 from treadle.messages import TextPart
 
@@ -43,18 +43,18 @@ SCHEMA = Path(__file__).parent.parent / "docs" / "events.schema.json"
 @given(data=st.data())
 def test_every_event_comes_back_as_it_was_written(kind: Any, data: st.DataObject) -> None:
     event = data.draw(values_of(kind))
-    assert decode_event(encode(event)) == event
+    assert decode_event(serialize_event(event)) == event
     if isinstance(event, Fact):
-        assert decode_fact(encode(event)) == event
+        assert decode_fact(serialize_event(event)) == event
     else:
         with pytest.raises(msgspec.ValidationError):
-            decode_fact(encode(event))
+            decode_fact(serialize_event(event))
 
 
 @settings(max_examples=200)
 @given(st.one_of([values_of(kind) for kind in (*FACTS, *DELTAS)]))
 def test_every_event_fits_the_published_schema(event: Fact | Delta) -> None:
-    problems = [error.message for error in validator().iter_errors(json.loads(encode(event)))]
+    problems = [error.message for error in validator().iter_errors(json.loads(serialize_event(event)))]
     assert problems == []
 
 
@@ -63,7 +63,7 @@ def validator() -> Draft202012Validator:
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:
-    assert SCHEMA.read_text("utf-8") == schema_text(), "run `make schema`"
+    assert SCHEMA.read_text("utf-8") == render_schema(), "run `make schema`"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_schema_and_the_code_refuse_the_same(bad: dict[str, Any]) -> None:
 
 
 def test_the_schema_names_every_kind_once() -> None:
-    mapping = json.loads(schema_text())["discriminator"]["mapping"]
+    mapping = json.loads(render_schema())["discriminator"]["mapping"]
     assert sorted(mapping) == sorted(kind.__struct_config__.tag for kind in (*FACTS, *DELTAS))
 
 
@@ -96,12 +96,12 @@ def test_the_union_has_every_kind_and_the_strategies_know_them_all() -> None:
 
 def test_a_kind_is_named_in_snake_case() -> None:
     assert fact_type(CallFinished(call_id="c", tool="t", status="ok")) == "call_finished"
-    assert json.loads(encode(TextDelta(text="x", after=3))) == {"type": "text_delta", "text": "x", "after": 3}
+    assert json.loads(serialize_event(TextDelta(text="x", after=3))) == {"type": "text_delta", "text": "x", "after": 3}
 
 
 def test_what_is_left_at_its_default_is_not_written() -> None:
     message = MessageReceived(id="m1", parts=(TextPart("hi"),))
-    assert json.loads(encode(message)) == {
+    assert json.loads(serialize_event(message)) == {
         "type": "message_received",
         "id": "m1",
         "parts": [{"type": "text", "text": "hi"}],
@@ -117,13 +117,13 @@ def test_a_fact_cannot_be_changed_but_is_stamped_by_the_log() -> None:
     fact = TurnStarted(turn=1)
     with pytest.raises(AttributeError):
         fact.turn = 2  # type: ignore[misc]
-    stamp(fact, 7, 12.5)
+    stamp_fact(fact, 7, 12.5)
     assert (fact.seq, fact.at) == (7, 12.5)
 
 
 def test_a_fact_that_cannot_be_written_is_refused_before_it_is_stored() -> None:
     with pytest.raises(ValueError, match="surrogates"):
-        encode(MessageReceived(id="m1", parts=(TextPart("\ud800"),)))
+        serialize_event(MessageReceived(id="m1", parts=(TextPart("\ud800"),)))
 
 
 def test_a_limit_is_never_an_answer() -> None:

@@ -35,7 +35,7 @@ from treadle.events import (
     SessionCreated,
     TurnStarted,
 )
-from treadle.export.transcript import export, import_session, read_lines
+from treadle.export.transcript import import_session, parse_json_lines, render_transcript
 from treadle.messages import ModelMessage
 from treadle.testing import call
 
@@ -218,7 +218,7 @@ async def test_a_session_that_is_imported_keeps_its_times(store: Store) -> None:
     async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session(new=True) as session:
         await ended(session)
         before = await runtime.log.info(session.id)
-        data = await export(runtime.log, session.id, "jsonl")
+        data = await render_transcript(runtime.log, session.id, "jsonl")
         clock.step(3600)
-        copy = await runtime.log.info(await import_session(runtime.log, read_lines(data), "c" * 32))
+        copy = await runtime.log.info(await import_session(runtime.log, parse_json_lines(data), "c" * 32))
         assert (copy.created_at, copy.updated_at) == (before.created_at, before.updated_at)

@@ -372,7 +372,7 @@ async def test_seed_14_injected_text_is_not_stored_and_does_not_grow(store: Stor
     class Skills(Middleware):
         async def on_pre_llm(self, request: Request) -> Request:
             skill = UserMessage((TextPart("SKILL: how to fold paper " * 50),))
-            return replace(request, messages=[skill, *request.messages], scratch={})
+            return replace(request, messages=[skill, *request.messages], render_cache={})
 
     agent, model = agent_of(*["ok"] * 5, middleware=[Skills()])
     async with agent.session(store.open()) as session:

@@ -430,7 +430,7 @@ _fact_decoder = msgspec.json.Decoder(AnyFact)
 _event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
-def encode(event: Fact | Delta) -> bytes:
+def serialize_event(event: Fact | Delta) -> bytes:
     """The JSON of one event, as it is stored and streamed."""
     return _encoder.encode(event)
 
@@ -448,7 +448,7 @@ def decode_event(data: bytes | str) -> Event:
 def validate_fact(fact: AnyFact) -> AnyFact:
     """The fact as it will be read back; raises `BadInput` for one that could be stored but never read again."""
     try:
-        return decode_fact(encode(fact))
+        return decode_fact(serialize_event(fact))
     except UnicodeEncodeError as error:
         text = repr(error.object[:100])
         raise BadInput(f"this cannot be stored as {fact_type(fact)}: {text} has bytes that are not UTF-8") from None
@@ -456,7 +456,7 @@ def validate_fact(fact: AnyFact) -> AnyFact:
         raise BadInput(f"this cannot be stored as {fact_type(fact)}: {error}") from None
 
 
-def stamp(fact: Fact, seq: int, at: float) -> None:
+def stamp_fact(fact: Fact, seq: int, at: float) -> None:
     """Give a fact its place in the log. Only a log does this, once, when it stores or reads the fact."""
     msgspec.structs.force_setattr(fact, "seq", seq)
     msgspec.structs.force_setattr(fact, "at", at)
@@ -467,7 +467,7 @@ def fact_type(fact: Fact) -> str:
     return str(fact.__struct_config__.tag)
 
 
-def schema_text() -> str:
+def render_schema() -> str:
     """The JSON schema of all events, as kept in docs/events.schema.json."""
     import inspect
 

@@ -212,7 +212,7 @@ class Request(Struct, frozen=True):
     sampling: Sampling = Sampling()
     output_schema: dict[str, Json] | None = None
     session_id: str = ""
-    scratch: dict[str, Json] = field(default_factory=dict[str, Json])
+    render_cache: dict[str, Json] = field(default_factory=dict[str, Json])
 
 
 def replace_surrogates(text: str) -> str:

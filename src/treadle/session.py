@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from treadle.engine.compaction import Breakdown
 from treadle.engine.coordinator import Coordinator
-from treadle.engine.model_call import build_breakdown, compact
+from treadle.engine.model_call import build_breakdown, compact_context
 from treadle.engine.setup import Answer, check_returned_type
 from treadle.engine.state import State, fold
 from treadle.engine.tool_call import load_output
@@ -205,9 +205,9 @@ class Session(Generic[T]):
 
     async def spans(self) -> list[Span]:
         """The session as tracing spans: what took how long, and how it went."""
-        from treadle.export.spans import spans
+        from treadle.export.spans import build_spans
 
-        return spans(await self._log.read(self.id))
+        return build_spans(await self._log.read(self.id))
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Positions to look at with `at`, or to go on from with `fork`."""
@@ -270,7 +270,7 @@ class Session(Generic[T]):
     async def compact(self) -> ContextCompacted | None:
         """Sum up the older turns for the model, to make room; None when that gains nothing. The log keeps it all."""
         state = await self._coordinator.load_state(self.id)
-        fact = await compact(await self._coordinator.build_setup(state), state, asked=True)
+        fact = await compact_context(await self._coordinator.build_setup(state), state, asked=True)
         if fact is None or fact.tokens_after >= fact.tokens_before:
             return None
         await self._log.post(self.id, [validate_fact(fact)], wake=False)

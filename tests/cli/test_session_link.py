@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tests.kit.terminal import Place, until
 from treadle import ApprovalRequested
-from treadle.events import AnyFact, CallFinished, SessionCreated, encode
+from treadle.events import AnyFact, CallFinished, SessionCreated, serialize_event
 
 SESSION = "5" * 32
 
@@ -47,7 +47,7 @@ class Wobbly:
         if request.path == "/v1/sessions":
             return web.json_response({"sessions": [{"id": SESSION, "name": "job"}], "cursor": ""})
         if "follow" in request.query:
-            return web.json_response([json.loads(encode(fact)) for fact in self.facts])
+            return web.json_response([json.loads(serialize_event(fact)) for fact in self.facts])
         return await self._stream(request, int(request.query["after"]))
 
     async def _stream(self, request: web.Request, after: int) -> web.StreamResponse:
@@ -58,7 +58,7 @@ class Wobbly:
             while True:
                 self.changed.clear()
                 for fact in [fact for fact in self.facts if fact.seq > after]:
-                    await response.write(b"data: " + encode(fact) + b"\n\n")
+                    await response.write(b"data: " + serialize_event(fact) + b"\n\n")
                     after = fact.seq
                 await self.changed.wait()
         finally:

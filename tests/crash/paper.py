@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from treadle.errors import ClaimLost
-from treadle.events import AnyFact, encode
+from treadle.events import AnyFact, serialize_event
 from treadle.log.base import Claim, Posted
 from treadle.log.sqlite import SqliteLog
 
@@ -48,7 +48,7 @@ class Paper:
 
 def mark(fact: AnyFact) -> str:
     """What a fact is, whenever it is stored and read."""
-    return hashlib.blake2b(encode(msgspec.structs.replace(fact, seq=0, at=0.0)), digest_size=8).hexdigest()
+    return hashlib.blake2b(serialize_event(msgspec.structs.replace(fact, seq=0, at=0.0)), digest_size=8).hexdigest()
 
 
 class TellingLog(SqliteLog):

@@ -36,7 +36,7 @@ from treadle import (
     later,
     tool,
 )
-from treadle.engine.steps import answer_key
+from treadle.engine.steps import build_answer_key
 from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, NotFound
 from treadle.events import ApprovalAnswered, InputAnswered, Question
 from treadle.testing import call
@@ -126,7 +126,7 @@ async def test_an_answer_that_beats_the_expiry_by_a_moment_counts(on_file: Store
         elsewhere, post = on_file.open(), runtime.log.post
 
         async def slow_post(session_id: str, facts: Any, key: str = "", **options: Any) -> Any:
-            assert key == answer_key("a") and facts[0].by == "expiry"
+            assert key == build_answer_key("a") and facts[0].by == "expiry"
             await elsewhere.post(session.id, [ApprovalAnswered(call_id="a", decision="allow", by="ada")], key=key)
             return await post(session_id, facts, key, **options)
 

@@ -15,17 +15,17 @@ from treadle.engine.compaction import (
     HAPPENED,
     SAID,
     build_compaction_fact,
-    compose,
-    plan,
+    build_summary_request,
+    compose_summary,
+    compute_room,
+    plan_compaction,
     plan_summary,
-    room_in,
-    summary_request,
 )
-from treadle.engine.context import Projection, entries_through
-from treadle.engine.model_call import make_room
+from treadle.engine.context import Projection, select_entries
+from treadle.engine.model_call import compact_or_note_failure
 from treadle.engine.state import State, Turn, apply, fold
 from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, next_step
-from treadle.engine.token_estimate import in_messages, in_text
+from treadle.engine.token_estimate import estimate_messages, estimate_text
 from treadle.events import (
     AnyFact,
     ContextCompacted,
@@ -41,7 +41,7 @@ from treadle.events import (
     SessionCreated,
     SignalDetected,
     TurnStarted,
-    stamp,
+    stamp_fact,
 )
 from treadle.messages import (
     Call,
@@ -94,13 +94,13 @@ def test_a_planned_compaction_of_any_log_is_valid_and_splits_no_pair(
     history: list[AnyFact], window: int, asked: bool
 ) -> None:
     state = planted(history, window)
-    room = room_in(window, state)
-    wanted = plan_summary(state, room) if asked else plan(state, room)
+    room = compute_room(window, state)
+    wanted = plan_summary(state, room) if asked else plan_compaction(state, room)
     if wanted is None:
         return
-    check_request(summary_request(state, room, wanted))
-    fact = build_compaction_fact(state, room, wanted, compose(state, room, wanted, "so it was"))
-    whole = entries_through(state, fact.through)
+    check_request(build_summary_request(state, room, wanted))
+    fact = build_compaction_fact(state, room, wanted, compose_summary(state, room, wanted, "so it was"))
+    whole = select_entries(state, fact.through)
     apply(state, msgspec.structs.replace(fact, seq=state.seq + 1))
     assert all(not isinstance(entry, Turn) or entry.is_settled for entry in state.entries[:whole])
     check_request(Request(system="", messages=Projection().messages(state)))
@@ -111,11 +111,11 @@ def test_a_planned_compaction_of_any_log_is_valid_and_splits_no_pair(
 def test_compactions_one_after_another_come_to_an_end(history: list[AnyFact], data: st.DataObject) -> None:
     state = planted(history, 512)
     for _ in range(len(history) + 2):
-        room = room_in(512, state)
-        wanted = plan(state, room) if data.draw(st.booleans()) else plan_summary(state, room)
+        room = compute_room(512, state)
+        wanted = plan_compaction(state, room) if data.draw(st.booleans()) else plan_summary(state, room)
         if wanted is None:
             return
-        fact = build_compaction_fact(state, room, wanted, compose(state, room, wanted, "so"))
+        fact = build_compaction_fact(state, room, wanted, compose_summary(state, room, wanted, "so"))
         apply(state, msgspec.structs.replace(fact, seq=state.seq + 1))
     raise AssertionError("there is always something more to leave out")
 
@@ -152,11 +152,11 @@ def test_at_every_position_of_a_rich_log_a_compaction_leaves_what_the_user_said(
     tried = 0
     for length in range(len(rich()) + 1):
         state = planted(rich()[:length], 300)
-        room = room_in(300, state)
-        for wanted in filter(None, (plan(state, room), plan_summary(state, room))):
+        room = compute_room(300, state)
+        for wanted in filter(None, (plan_compaction(state, room), plan_summary(state, room))):
             tried += 1
             after = fold(rich()[:length])
-            fact = build_compaction_fact(state, room, wanted, compose(state, room, wanted, "so"))
+            fact = build_compaction_fact(state, room, wanted, compose_summary(state, room, wanted, "so"))
             apply(after, msgspec.structs.replace(fact, seq=length + 1))
             request = Request(system="", messages=Projection().messages(after))
             check_request(request)
@@ -177,7 +177,7 @@ def test_an_answer_is_not_shown_without_its_question() -> None:
             ModelReplied(text=f"answer {number}"),
         ]
     state = planted(told(*story[:-1]), 900)
-    wanted = plan_summary(state, room_in(900, state))
+    wanted = plan_summary(state, compute_room(900, state))
     assert wanted is not None
     apply(state, ContextCompacted(kind="summary", through=wanted.through, summary="so", seq=state.seq + 1))
     shown = shown_text(Request(system="", messages=Projection().messages(state)))
@@ -188,10 +188,10 @@ def test_what_the_last_calls_gave_is_never_left_out() -> None:
     large = "much " * 2000
     story = rich()[:18] + told(CallFinished(call_id="d", tool="look", status="ok", output=large), TurnStarted(turn=2))
     for number, fact in enumerate(story, 1):
-        stamp(fact, number, 0.0)
+        stamp_fact(fact, number, 0.0)
     for most in (300, 3000, 4000):
         state = planted(story, most)
-        wanted = plan(state, room_in(most, state))
+        wanted = plan_compaction(state, compute_room(most, state))
         assert wanted is not None
         apply(state, ContextCompacted(kind=wanted.kind, through=wanted.through, summary="so", seq=state.seq + 1))
         assert large in shown_text(Request(system="", messages=Projection().messages(state))), (most, wanted)
@@ -200,7 +200,7 @@ def test_what_the_last_calls_gave_is_never_left_out() -> None:
 def test_a_message_that_nobody_has_answered_is_never_summed_up() -> None:
     story = rich()[:8]  # m2 came in while a and b ran: it is older than their results, and nobody has answered it
     state = planted(story, 100)
-    wanted = plan_summary(state, room_in(100, state))
+    wanted = plan_summary(state, compute_room(100, state))
     assert wanted is not None
     apply(state, ContextCompacted(kind="summary", through=wanted.through, summary="so", seq=9))
     assert any(isinstance(part, ImagePart) for message in Projection().messages(state)
@@ -211,10 +211,10 @@ def test_a_summary_keeps_the_plan_the_files_and_what_failed() -> None:
     state = fold(rich())
     state.notes["treadle.todo"] = [{"text": "volume two", "status": "doing"}, {"text": "index", "status": "pending"}]
     apply(state, FilesKept(call_id="d", files=(KeptFile("shelf/list.txt"),), seq=state.seq + 1))
-    room = room_in(4096, state)
+    room = compute_room(4096, state)
     wanted = plan_summary(state, msgspec.structs.replace(room, window=600))
     assert wanted is not None
-    text = compose(state, room, wanted, "The ink is black.")
+    text = compose_summary(state, room, wanted, "The ink is black.")
     assert "- [>] volume two\n- [ ] index" in text
     assert "shelf/list.txt" in text and "no such shelf" in text and text.startswith(f"{HAPPENED}\nThe ink is black.")
     assert text.index("volume two") < text.index(SAID) < text.index(FIRST)
@@ -231,13 +231,13 @@ def test_a_summary_is_asked_for_without_tools_and_fits_the_window(
         for fact in (TurnStarted(turn=number), ModelReplied(text=words * (4000 // len(words)), calls=()))
     ]
     state = planted(told(*history, *long), window)
-    room = room_in(window, state)
+    room = compute_room(window, state)
     wanted = plan_summary(state, room)
     if wanted is not None:
-        request = summary_request(state, room, wanted)
+        request = build_summary_request(state, room, wanted)
         check_request(request)
         assert request.tools == () and request.tool_choice == "none" and request.max_tokens is not None
-        assert in_text(request.system) + in_messages(request.messages) + request.max_tokens <= window
+        assert estimate_text(request.system) + estimate_messages(request.messages) + request.max_tokens <= window
 
 
 def test_the_second_summary_is_written_from_the_first_and_what_came_since() -> None:
@@ -245,9 +245,9 @@ def test_the_second_summary_is_written_from_the_first_and_what_came_since() -> N
     first = ContextCompacted(kind="summary", through=14, summary=f"x\n{HAPPENED}\nThe ink is black.", seq=state.seq + 1)
     apply(state, first)
     state.tokens = 300
-    wanted = plan_summary(state, room_in(300, state))
+    wanted = plan_summary(state, compute_room(300, state))
     assert wanted is not None and wanted.through > 14
-    asked = shown_text(summary_request(state, room_in(300, state), wanted))
+    asked = shown_text(build_summary_request(state, compute_room(300, state), wanted))
     assert "The ink is black." in asked and "second volume" in asked and "look at this picture" not in asked
 
 
@@ -344,7 +344,7 @@ class Filling(Simulation):
                 assert all(entry.is_settled for entry in self.state.entries if isinstance(entry, Turn) and entry.reply)
                 if self._chance(4):
                     self.crash()
-                self.record(now_or_never(make_room(self.setup, self.state)))
+                self.record(now_or_never(compact_or_note_failure(self.setup, self.state)))
             elif isinstance(step, Rest) and not step.waiting:
                 return
             else:

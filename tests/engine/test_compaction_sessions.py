@@ -13,7 +13,7 @@ from tests.kit.sessions import PATIENCE, ended, of, said
 from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished, Limits, ToolContext, tool
 from treadle.engine.context import Projection
-from treadle.engine.token_estimate import in_messages, in_text, in_tools
+from treadle.engine.token_estimate import estimate_messages, estimate_text, estimate_tools
 from treadle.errors import Conflict, ModelError
 from treadle.events import (
     ContextCompacted,
@@ -87,7 +87,7 @@ async def test_the_prefix_only_grows_between_compactions_and_tools_are_sorted() 
     async with await opened(model) as session:
         await ended(session, FIRST)  # the strict model refuses a request that changes what was shown before
         changes = [fact.seq for fact in of(await session.facts(), ContextCompacted)]
-    assert len({id(request.scratch) for request in model.requests}) == 1 + len(changes)
+    assert len({id(request.render_cache) for request in model.requests}) == 1 + len(changes)
     assert {tuple(spec.name for spec in request.tools) for request in model.requests} == {("page", "todo")}
     assert len({request.system for request in model.requests}) == 1
 
@@ -372,8 +372,8 @@ async def test_what_is_shown_is_known_also_after_an_undo_a_rewind_and_another_tr
         async def is_known() -> bool:
             """What is shown as used is about what the next request would have."""
             shown = await session.context()
-            messages = in_messages(Projection().messages(await session.state()))
-            really = in_tools(tool.spec for tool in (page, todo)) + messages
+            messages = estimate_messages(Projection().messages(await session.state()))
+            really = estimate_tools(tool.spec for tool in (page, todo)) + messages
             return abs(shown.used - really) < really // 5
 
         await ended(session, FIRST)
@@ -420,13 +420,18 @@ async def test_what_a_stopped_model_had_said_counts_too() -> None:
                 if isinstance(event, TextDelta):
                     break
         more = (await session.context()).used - before
-    assert in_text(partial) < more < in_text(partial) + 20, "the message, and what was said before the stop"
+    assert estimate_text(partial) < more < estimate_text(partial) + 20, "the message, and what was said before the stop"
 
 
 def await_tokens(model: CountingModel) -> int:
     """What the provider counted for the last request and its reply."""
     last = model.requests[-1]
-    return in_text(last.system) + in_tools(last.tools) + in_messages(last.messages) + in_text("Done.")
+    return (
+        estimate_text(last.system)
+        + estimate_tools(last.tools)
+        + estimate_messages(last.messages)
+        + estimate_text("Done.")
+    )
 
 
 # ── cut anywhere ───────────────────────────────────────────────────────────────────────────────────────────

@@ -323,14 +323,14 @@ def test_the_last_summary_counts() -> None:
 def test_a_compaction_gives_a_new_scratch_and_nothing_else_does() -> None:
     state, projection = fold(told(*START)), Projection()
     projection.messages(state)
-    scratch = projection.scratch
+    scratch = projection.render_cache
     for fact in (ModelReplied(calls=(A,)), ended(A), TurnStarted(turn=2)):
         apply(state, fact)
         projection.messages(state)
-        assert projection.scratch is scratch
+        assert projection.render_cache is scratch
     apply(state, ContextCompacted(kind="prune", through=1))
     projection.messages(state)
-    assert projection.scratch is not scratch
+    assert projection.render_cache is not scratch
 
 
 # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -102,7 +102,7 @@ async def test_a_request_is_rewritten_for_the_model_only_and_does_not_grow_the_h
     class Remind(Middleware):
         async def on_pre_llm(self, request: Request) -> Request:
             reminder = UserMessage((TextPart("(remember: be brief)"),))
-            return replace(request, messages=[*request.messages, reminder], tools=(), scratch={})
+            return replace(request, messages=[*request.messages, reminder], tools=(), render_cache={})
 
     agent, model = agent_of("one", "two", "three", tools=[look], middleware=[Remind()])
     async with agent.session(store.open()) as session:
@@ -298,9 +298,9 @@ async def test_middleware_need_not_know_what_adapters_keep_of_the_messages(store
             return replace(request, messages=[*request.messages, reminder])
 
     def remembering(request: Request) -> str:
-        kept = request.scratch.setdefault("shown", [])
+        kept = request.render_cache.setdefault("shown", [])
         assert kept == list(request.messages)[: len(kept)], "what was kept is of other messages"
-        request.scratch["shown"] = list(request.messages)
+        request.render_cache["shown"] = list(request.messages)
         return "ok"
 
     agent, _ = agent_of(*[remembering] * 3, middleware=[Remind()])

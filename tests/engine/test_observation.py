@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from treadle.engine.observation import clean, render_result, shorten
+from treadle.engine.observation import cut_output, remove_control_characters, render_result
 from treadle.errors import BadInput
 from treadle.messages import ImagePart
 from treadle.tools.base import ToolResult
@@ -126,7 +126,7 @@ def test_a_result_that_is_not_json_is_refused_with_what_to_return(value: object,
     ],
 )
 def test_escape_codes_are_taken_out_and_other_controls_are_shown(text: str, cleaned: str) -> None:
-    assert clean(text) == cleaned
+    assert remove_control_characters(text) == cleaned
 
 
 ANY = st.text(alphabet=st.characters(codec=None) | st.sampled_from("\x1b[]\x07\\\r\n\x9bm;0"))
@@ -134,15 +134,15 @@ ANY = st.text(alphabet=st.characters(codec=None) | st.sampled_from("\x1b[]\x07\\
 
 @given(ANY)
 def test_whatever_a_tool_prints_comes_out_harmless_and_can_be_stored(text: str) -> None:
-    cleaned = clean(text)
+    cleaned = remove_control_characters(text)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", cleaned)
     assert msgspec.json.decode(msgspec.json.encode(cleaned)) == cleaned
-    assert clean(cleaned) == cleaned
+    assert remove_control_characters(cleaned) == cleaned
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cc", "Cs"]) | st.sampled_from("\n\t")))
 def test_plain_text_is_left_to_the_letter(text: str) -> None:
-    assert clean(text) == text
+    assert remove_control_characters(text) == text
 
 
 # ── cutting ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +150,7 @@ def test_plain_text_is_left_to_the_letter(text: str) -> None:
 
 @given(st.text(alphabet="aé中🎈\u0301", max_size=80) | st.text(max_size=80), st.integers(0, 100))
 def test_text_is_cut_between_characters_and_what_is_left_out_is_counted(text: str, cap: int) -> None:
-    head, tail, dropped = shorten(text, cap)
+    head, tail, dropped = cut_output(text, cap)
     assert text.startswith(head) and text.endswith(tail)
     assert len(head) + dropped + len(tail) == len(text)
     fits = len(text.encode()) <= cap
@@ -164,14 +164,14 @@ def test_text_is_cut_between_characters_and_what_is_left_out_is_counted(text: st
 
 
 def test_the_beginning_and_the_end_are_kept() -> None:
-    assert shorten("a" * 60 + "b" * 60, 30) == ("a" * 20, "b" * 10, 90)
-    assert shorten("🎈" * 10, 15) == ("🎈🎈", "🎈", 7)
+    assert cut_output("a" * 60 + "b" * 60, 30) == ("a" * 20, "b" * 10, 90)
+    assert cut_output("🎈" * 10, 15) == ("🎈🎈", "🎈", 7)
 
 
 @pytest.mark.parametrize("piece", ["né 🎈 plain text ", "\x1b[31mred\x1b[0m text that goes on \x1b]never closed\n"])
 def test_fifty_megabytes_are_dealt_with_in_a_moment(piece: str) -> None:
     text = piece * (50 * MEGABYTE // len(piece.encode()))
     began = time.process_time()
-    head, tail, dropped = shorten(clean(text), 16 * 1024)
+    head, tail, dropped = cut_output(remove_control_characters(text), 16 * 1024)
     assert time.process_time() - began < 10
     assert 16 * 1024 - 8 < len((head + tail).encode()) <= 16 * 1024 and dropped > MEGABYTE

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.strategies import histories, told, values_of
-from treadle.engine.state import TRAIL, State, apply, fold, signature
+from treadle.engine.state import TRAIL, State, apply, build_signature, fold
 from treadle.events import (
     AgentConfig,
     AnyFact,
@@ -34,7 +34,7 @@ from treadle.events import (
     SignalDetected,
     TurnStarted,
     decode_fact,
-    encode,
+    serialize_event,
 )
 from treadle.messages import Call, TextPart, Usage
 from treadle.permissions.policy import RememberedAnswer
@@ -78,15 +78,15 @@ def test_facts_with_any_values_fold(history: list[AnyFact]) -> None:
 def test_going_on_from_any_place_is_the_same_as_folding_anew(history: list[AnyFact], place: int) -> None:
     state = fold(history[:place])
     for fact in history[place:]:
-        apply(state, decode_fact(encode(fact)))
+        apply(state, decode_fact(serialize_event(fact)))
     assert state == fold(history)
 
 
 @given(histories)
 def test_folding_leaves_the_facts_as_they_are(history: list[AnyFact]) -> None:
-    before = [encode(fact) for fact in history]
+    before = [serialize_event(fact) for fact in history]
     fold(history)
-    assert [encode(fact) for fact in history] == before
+    assert [serialize_event(fact) for fact in history] == before
 
 
 @given(histories)
@@ -351,13 +351,13 @@ def test_time_spent_waiting_for_people_is_counted_once() -> None:
 
 def test_the_same_arguments_spelled_differently_are_the_same_call() -> None:
     one, other = Call("a", "look", '{"x": 1, "y": [2]}'), Call("b", "look", '{ "y":[2],"x":1 }')
-    assert signature(one) == signature(other) != signature(Call("c", "look", '{"x": 1, "y": [3]}'))
-    assert signature(one) != signature(Call("a", "read", one.arguments))
+    assert build_signature(one) == build_signature(other) != build_signature(Call("c", "look", '{"x": 1, "y": [3]}'))
+    assert build_signature(one) != build_signature(Call("a", "read", one.arguments))
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", '{"x":', "[" * 100_000 + "]" * 100_000, '{"x": 1e999}', "9" * 5000])
 def test_arguments_that_cannot_be_read_are_compared_to_the_letter(text: str) -> None:
-    assert signature(Call("a", "look", text)) == ("look", text)
+    assert build_signature(Call("a", "look", text)) == ("look", text)
 
 
 def test_the_trail_of_calls_is_short() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.kit.simulation import Simulation, check_results, check_runs, check_session
 from tests.kit.strategies import LIMITS, histories, told
 from treadle.engine.state import OUTCOME_UNKNOWN, fold
-from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Step, Work, answer_key, next_step
+from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Step, Work, build_answer_key, next_step
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,
@@ -360,12 +360,12 @@ def test_waiting_ends_with_the_first_question_that_expires() -> None:
     story = (MESSAGE, started(), TURN, CALLS, asked(A, 70.0), question)
     assert step_after(*story, now=49.9) == Rest(50.0, waiting=True)
     step = step_after(*story, now=50.0)
-    assert step == Record((InputAnswered(call_id="b", answers=(), by="expiry"),), key=answer_key("b"))
+    assert step == Record((InputAnswered(call_id="b", answers=(), by="expiry"),), key=build_answer_key("b"))
 
 
 def test_an_approval_that_expires_is_a_denial_under_the_key_of_an_answer() -> None:
     step = step_after(MESSAGE, started(), TURN, CALLS, asked(A, 70.0), now=70.0)
-    assert isinstance(step, Record) and step.key == answer_key("a")
+    assert isinstance(step, Record) and step.key == build_answer_key("a")
     fact = recorded(step)
     assert isinstance(fact, ApprovalAnswered)
     assert (fact.call_id, fact.decision, fact.by, fact.scope) == ("a", "deny", "expiry", "call")

@@ -1,6 +1,6 @@
 from treadle import Agent, Limits, tool
 from treadle.errors import ModelError
-from treadle.export.spans import spans as spans_of
+from treadle.export.spans import build_spans as spans_of
 from treadle.testing import ScriptedModel, SteppingClock, call
 
 

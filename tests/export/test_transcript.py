@@ -12,7 +12,15 @@ from tests.kit.sessions import agent_of, go
 from treadle import tool
 from treadle.errors import BadInput, Conflict
 from treadle.events import ApprovalAnswered, CallFinished, MessageReceived, ModelReplied, SessionCreated
-from treadle.export.transcript import blocks, export, html, import_session, json_lines, markdown, read_lines
+from treadle.export.transcript import (
+    build_blocks,
+    import_session,
+    parse_json_lines,
+    render_html,
+    render_json_lines,
+    render_markdown,
+    render_transcript,
+)
 from treadle.log.in_memory import MemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, TextPart
@@ -38,9 +46,9 @@ async def a_session(path: Path) -> str:
 async def test_an_export_comes_back_to_the_byte(tmp_path: Path) -> None:
     session_id = await a_session(tmp_path / "one.db")
     here, there = SqliteLog(tmp_path / "one.db"), SqliteLog(tmp_path / "two.db")
-    data = await export(here, session_id, "jsonl")
-    assert await import_session(there, read_lines(data)) == session_id
-    assert await export(there, session_id, "jsonl") == data
+    data = await render_transcript(here, session_id, "jsonl")
+    assert await import_session(there, parse_json_lines(data)) == session_id
+    assert await render_transcript(there, session_id, "jsonl") == data
     stored = [fact for fact in await there.read(session_id) if isinstance(fact, CallFinished)]
     assert stored[0].truncation is not None
     kept = await there.get_artifact(session_id, stored[0].truncation.artifact)
@@ -59,7 +67,7 @@ async def test_an_export_comes_back_to_the_byte(tmp_path: Path) -> None:
 async def test_an_import_never_overwrites_and_may_have_an_id_of_its_own(tmp_path: Path) -> None:
     session_id = await a_session(tmp_path / "one.db")
     log = SqliteLog(tmp_path / "one.db")
-    carried = read_lines(await export(log, session_id, "jsonl"))
+    carried = parse_json_lines(await render_transcript(log, session_id, "jsonl"))
     with pytest.raises(Conflict, match="already"):
         await import_session(log, carried)
     assert await import_session(log, carried, "other") == "other"
@@ -71,7 +79,7 @@ async def test_an_import_never_overwrites_and_may_have_an_id_of_its_own(tmp_path
 async def test_an_imported_session_goes_on(tmp_path: Path) -> None:
     session_id = await a_session(tmp_path / "one.db")
     log, there = SqliteLog(tmp_path / "one.db"), MemoryLog()
-    await import_session(there, read_lines(await export(log, session_id, "jsonl")))
+    await import_session(there, parse_json_lines(await render_transcript(log, session_id, "jsonl")))
     await log.close()
     agent, model = agent_of("Gladly.", tools=[long])
     async with agent.session(there, id=session_id) as session:
@@ -94,7 +102,7 @@ async def test_an_imported_session_goes_on(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_used_is_refused_with_its_line(data: bytes, told: str) -> None:
     with pytest.raises(BadInput, match=told):
-        read_lines(data)
+        parse_json_lines(data)
 
 
 def test_answers_that_allow_more_than_one_call_are_pointed_out() -> None:
@@ -104,13 +112,13 @@ def test_answers_that_allow_more_than_one_call_are_pointed_out() -> None:
         ApprovalAnswered(call_id="c1", decision="allow", scope="tool", seq=3),
         ApprovalAnswered(call_id="c2", decision="allow", scope="call", seq=4),
     ]
-    assert read_lines(json_lines(facts)).yeses == ("shell (for the tool)",)
+    assert parse_json_lines(render_json_lines(facts)).yeses == ("shell (for the tool)",)
 
 
 async def test_markdown_reads_well_and_a_fence_cannot_be_broken(tmp_path: Path) -> None:
     session_id = await a_session(tmp_path / "one.db")
     log = SqliteLog(tmp_path / "one.db")
-    text = (await export(log, session_id, "markdown")).decode()
+    text = (await render_transcript(log, session_id, "markdown")).decode()
     await log.close()
     assert text.startswith(f"# Much & more\n\n- session {session_id}\n")
     assert "## You\n\nsay much ```of``` it\n\n### long {} → ok\n\n" in text
@@ -119,7 +127,7 @@ async def test_markdown_reads_well_and_a_fence_cannot_be_broken(tmp_path: Path) 
         SessionCreated(session_id="x", seq=1),
         CallFinished(call_id="c", tool="t", status="ok", output="````\nout"),
     ]
-    assert "`````\n````\nout\n`````" in markdown(facts)
+    assert "`````\n````\nout\n`````" in render_markdown(facts)
 
 
 TAGS = set(words("html head meta title style body h1 h2 p br section details summary pre"))
@@ -148,15 +156,15 @@ def test_nothing_that_was_said_can_become_part_of_the_page(text: str) -> None:
         ModelReplied(text=text, reasoning=text, calls=(Call("c", "t", text),)),
         CallFinished(call_id="c", tool=text, status="ok", output=text),
     ]
-    page = Reader(html(facts))
+    page = Reader(render_html(facts))
     assert page.tags <= TAGS
     assert not any(name.startswith("on") or name in ("href", "src") for name in page.attributes)
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    page = html([SessionCreated(session_id="x", seq=1)])
+    page = render_html([SessionCreated(session_id="x", seq=1)])
     assert "http://" not in page and "https://" not in page and "default-src 'none'" in page
 
 
 def test_what_is_not_for_reading_is_left_out() -> None:
-    assert blocks([SessionCreated(session_id="x", seq=1)]) == []
+    assert build_blocks([SessionCreated(session_id="x", seq=1)]) == []

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from treadle.engine.token_estimate import in_messages, in_text, in_tools
+from treadle.engine.token_estimate import estimate_messages, estimate_text, estimate_tools
 from treadle.errors import ModelError
 from treadle.messages import Reply, Request, Usage
 from treadle.models.base import ModelEvent
@@ -32,7 +32,7 @@ class CountingModel:
         self.refused = 0
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        tokens = in_text(request.system) + in_tools(request.tools) + in_messages(request.messages)
+        tokens = estimate_text(request.system) + estimate_tools(request.tools) + estimate_messages(request.messages)
         if tokens > self.hard:
             self.refused += 1
             raise ModelError(f"{tokens} tokens, but the window has {self.hard}", kind="too_long")
@@ -46,6 +46,6 @@ class CountingModel:
         inner = ScriptedModel(line)
         async for event in inner.stream(request):
             if isinstance(event, Reply):
-                spent = in_text(event.text) + sum(in_text(call.arguments) for call in event.calls)
+                spent = estimate_text(event.text) + sum(estimate_text(call.arguments) for call in event.calls)
                 event = msgspec.structs.replace(event, usage=Usage(tokens, spent, cost=tokens / 1e6))
             yield event

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tests.kit.strategies import failures, foreign_facts, replies
 from tests.kit.strict import check_growth, check_request
-from treadle.engine.authorize import Ready, authorize_calls
+from treadle.engine.authorize import ReadyCall, authorize_calls
 from treadle.engine.context import Projection
 from treadle.engine.model_call import build_request
 from treadle.engine.reply import build_reply_facts
@@ -38,8 +38,8 @@ from treadle.events import (
     RunStarted,
     TurnStarted,
     decode_fact,
-    encode,
-    stamp,
+    serialize_event,
+    stamp_fact,
 )
 from treadle.messages import Json, Message, Reply, Request
 from treadle.testing import ScriptedModel, SteppingClock
@@ -133,9 +133,9 @@ class Simulation:
 
     def record(self, *facts: AnyFact) -> None:
         for fact in facts:
-            stamp(fact, self.state.seq + 1, self.clock.now())
+            stamp_fact(fact, self.state.seq + 1, self.clock.now())
             # What is folded has been through the store, so that no state hangs on an object that is not.
-            stored = decode_fact(encode(fact))
+            stored = decode_fact(serialize_event(fact))
             apply(self.state, stored)
             self.facts.append(stored)
 
@@ -171,9 +171,9 @@ class Simulation:
         request = build_request(self.setup, self.state, self.projection)
         check_request(request)
         scratch, before = self.shown
-        if scratch is request.scratch:
+        if scratch is request.render_cache:
             check_growth(before, request)
-        self.shown = (request.scratch, list(request.messages))
+        self.shown = (request.render_cache, list(request.messages))
         return request
 
     def _within_budget(self, reply: Reply) -> Reply:
@@ -233,7 +233,7 @@ def _failed(error: ModelError, attempt: int, wait: float | None) -> ModelFailed:
     )
 
 
-def _started(ready: Ready) -> CallStarted:
+def _started(ready: ReadyCall) -> CallStarted:
     return CallStarted(
         call_id=ready.call.call.id,
         tool=ready.tool.name,

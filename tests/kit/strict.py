@@ -121,9 +121,9 @@ class StrictModel:
                 yield event
 
     def _check_growth(self, request: Request) -> None:
-        _, before = self._shown.get(id(request.scratch), ({}, []))
+        _, before = self._shown.get(id(request.render_cache), ({}, []))
         check_growth(before, request)
-        self._shown[id(request.scratch)] = (request.scratch, list(request.messages))
+        self._shown[id(request.render_cache)] = (request.render_cache, list(request.messages))
 
 
 def check_growth(before: list[Message], request: Request) -> None:

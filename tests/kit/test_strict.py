@@ -100,11 +100,11 @@ async def test_the_strict_model_refuses_and_remembers_bad_requests() -> None:
 async def test_the_strict_model_sees_what_was_shown_before_change() -> None:
     scratch: dict[str, object] = {}
     model = StrictModel(ScriptedModel("One.", "Two.", "Three."))
-    await ask(model, Request(system="", messages=[ASK], scratch=scratch))
-    await ask(model, Request(system="", messages=[ASK, SAY, ASK], scratch=scratch))
+    await ask(model, Request(system="", messages=[ASK], render_cache=scratch))
+    await ask(model, Request(system="", messages=[ASK, SAY, ASK], render_cache=scratch))
     other = UserMessage((TextPart("do that"),))
     with pytest.raises(ModelError, match="message 0 was"):
-        await ask(model, Request(system="", messages=[other, SAY, ASK], scratch=scratch))
+        await ask(model, Request(system="", messages=[other, SAY, ASK], render_cache=scratch))
     with pytest.raises(ModelError, match="3 messages in the request before, now 1"):
-        await ask(model, Request(system="", messages=[ASK], scratch=scratch))
-    assert (await ask(model, Request(system="", messages=[other], scratch={}))).text == "Three."
+        await ask(model, Request(system="", messages=[ASK], render_cache=scratch))
+    assert (await ask(model, Request(system="", messages=[other], render_cache={}))).text == "Three."

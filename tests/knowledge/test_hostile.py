@@ -12,10 +12,10 @@ from tests.kit.counting_model import CountingModel
 from tests.kit.sessions import ended, of
 from tests.kit.strict import StrictModel
 from treadle import Grant, Runtime, later, tool
-from treadle.engine.compaction import context_breakdown
+from treadle.engine.compaction import measure_context
 from treadle.engine.state import State
-from treadle.engine.token_estimate import in_text
-from treadle.events import ApprovalAnswered, ApprovalRequested, CallFinished, RunFinished, encode
+from treadle.engine.token_estimate import estimate_text
+from treadle.events import ApprovalAnswered, ApprovalRequested, CallFinished, RunFinished, serialize_event
 from treadle.knowledge.agents import read_sections
 from treadle.knowledge.base import Skill
 from treadle.knowledge.bounded_read import read_beneath
@@ -151,7 +151,7 @@ async def test_the_canary_outside_the_workspace_is_never_shown_or_stored(workspa
     os.symlink(workspace.parent / "canary.txt", workspace / "sub" / "AGENTS.md")
     model, facts, library = await attack(workspace)
     assert not any(CANARY in text for text in model.seen)
-    assert CANARY.encode() not in b"".join(encode(fact) for fact in facts)
+    assert CANARY.encode() not in b"".join(serialize_event(fact) for fact in facts)
     assert set(library.skills) == {"helpful"} and "spy" not in library.agents
     (workspace / "AGENTS.md").unlink()
     os.symlink(workspace.parent / "canary.txt", workspace / "AGENTS.md")
@@ -216,7 +216,7 @@ SLOW: dict[str, Callable[[Path], object]] = {
     "calls that name a crowd of files": lambda at: [
         *find_nested(at, {"paths": [f"{n}/{'b/' * 30}c" for n in range(30_000)]})
     ],
-    "a message full of frames": lambda _: context_breakdown(
+    "a message full of frames": lambda _: measure_context(
         State(), Request("", (UserMessage((TextPart("<skill " * 100_000),)),)), 4096
     ),
     "skills that look for everything": lambda _: find_triggered(busy_skills(), "a 1\n" * 5000),
@@ -261,4 +261,4 @@ async def test_files_of_any_size_leave_room_for_the_work(tmp_path: Path, words: 
     async with agent.session(workspace=tmp_path) as session:
         assert (await ended(session)).answer == "Done."
     assert model.refused == 0 and "characters left out, for lack of room" in model.requests[0].system
-    assert in_text(model.requests[0].system) < 8192 / 4 + 500
+    assert estimate_text(model.requests[0].system) < 8192 / 4 + 500

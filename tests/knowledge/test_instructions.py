@@ -8,8 +8,8 @@ import pytest
 from tests.kit.sessions import ended, results, said
 from tests.kit.strict import StrictModel
 from treadle import tool
-from treadle.engine.context import own_text
-from treadle.events import encode
+from treadle.engine.context import find_own_text
+from treadle.events import serialize_event
 from treadle.knowledge.instructions import chain, read_chain
 from treadle.knowledge.library import AgentOptions, Library
 from treadle.models.local.chat_prompt import split_conversation
@@ -68,7 +68,7 @@ async def test_nested_ones_come_with_the_first_result_that_touches_them(tmp_path
     agent = agent_on(work, *script)
     async with agent.session(workspace=work) as session:
         await ended(session)
-        facts = b"".join(encode(fact) for fact in await session.facts())
+        facts = b"".join(serialize_event(fact) for fact in await session.facts())
     request = agent.model.requests[-1]
     assert "Root rule." in request.system and "Service rule." in request.system and "outside" not in request.system
     assert "Api rule." not in request.system
@@ -91,7 +91,9 @@ async def test_the_small_model_takes_nothing_that_is_attached_for_what_was_said_
     _, second, third = agent.model.requests
     assert "and then sing" in said(second)[0] and "Api rule." in results(second)["b"].text
     now, later = split_conversation(second.messages), split_conversation(third.messages)
-    assert now.request == "read it" and [own_text(found) for _, found in now.finished_calls] == ["text of api/v1/x.py"]
+    assert now.request == "read it" and [find_own_text(found) for _, found in now.finished_calls] == [
+        "text of api/v1/x.py"
+    ]
     assert later.earlier_turns[:2] == (("user", "read it"), ("assistant", "read_file: text of api/v1/x.py"))
 
 

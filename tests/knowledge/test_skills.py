@@ -12,7 +12,7 @@ from tests.kit.sessions import ended, said
 from tests.kit.strict import StrictModel
 from treadle.engine.context import Projection
 from treadle.engine.state import fold
-from treadle.engine.token_estimate import in_text
+from treadle.engine.token_estimate import estimate_text
 from treadle.errors import NotFound
 from treadle.events import (
     AnyFact,
@@ -23,8 +23,8 @@ from treadle.events import (
     RunFinished,
     RunStarted,
     TurnStarted,
-    encode,
-    stamp,
+    serialize_event,
+    stamp_fact,
 )
 from treadle.knowledge.base import Skill
 from treadle.knowledge.library import AgentOptions, Library
@@ -177,7 +177,7 @@ async def test_only_names_are_in_the_prompt_and_the_body_comes_with_the_message_
         await ended(session, "hi")
         await ended(session, "please deploy")
         await ended(session, "deploy once more")
-        facts = b"".join(encode(fact) for fact in await session.facts())
+        facts = b"".join(serialize_event(fact) for fact in await session.facts())
         found = await session.context()
     first, second, third = model.requests
     assert "- deploy (of the workspace): How this project is deployed." in first.system and "Tabs." in first.system
@@ -195,7 +195,7 @@ def test_skills_that_a_message_calls_for_take_a_quarter_of_the_window_together(t
         write(tmp_path, f".treadle/skills/{name}/SKILL.md", text)
     found = Library(tmp_path).knowledge.attachments(tmp_path, 4096).to_message("please ship it")
     assert [name for name, _ in found] == ["skill:deliver", "skill:deploy"]
-    assert sum(in_text(text) for _, text in found) < 4096 / 4 + 100 and "for lack of room" in found[0][1]
+    assert sum(estimate_text(text) for _, text in found) < 4096 / 4 + 100 and "for lack of room" in found[0][1]
 
 
 async def test_use_skill_gives_the_body_and_the_files_that_come_with_it(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_compaction_leaves_skills_out_but_for_the_message_at_hand(tmp_path: Pa
 
     def shown() -> int:
         for number, fact in enumerate(facts, 1):
-            stamp(fact, number, 0.0)
+            stamp_fact(fact, number, 0.0)
         messages = Projection().messages(fold(facts), deploy)
         return sum("make check" in render_parts(one.parts) for one in messages if isinstance(one, UserMessage))
 

@@ -63,7 +63,7 @@ async def test_a_tool_loop_with_thinking_is_accepted_turn_after_turn() -> None:
     async with StrictAnthropic([thoughtful, thoughtful, Reply(text="3", reasoning="done")]) as fake:
         model, items, scratch = anthropic_model(fake), [user("hi")], {}
         for _ in range(4):
-            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, scratch=scratch))
+            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, render_cache=scratch))
             items += [said(reply), *(results(reply.calls) or [user("again")])]
         assert fake.rejected == []
         content = fake.seen[2].body["messages"][1]["content"]
@@ -74,7 +74,7 @@ def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one_but_for_the_marks() -> None:
     wire, scratch, items = AnthropicMessages("fake", "m"), {}, [user("start")]
     before = b""
     for turn in range(50):
-        sent = unmarked(wire.build_body(Request("You help.", Messages(items), TOOLS, scratch=scratch), None))
+        sent = unmarked(wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=scratch), None))
         assert sent == unmarked(wire.build_body(Request("You help.", list(items), TOOLS), None))
         assert sent.startswith(before)
         json.loads(sent)
@@ -96,7 +96,7 @@ def test_any_context_is_written_right_whatever_was_written_before(data: st.DataO
         if data.draw(st.booleans()):
             shown = [*shown, user("(Go on.)")]
         tools = data.draw(st.sampled_from([(ADD,), TOOLS]))
-        sent = wire.build_body(Request("s", shown, tools, scratch=scratch), None)
+        sent = wire.build_body(Request("s", shown, tools, render_cache=scratch), None)
         assert sent == wire.build_body(Request("s", list(shown), tools), None)
         json.loads(sent)
 

@@ -57,7 +57,7 @@ def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
     wire, scratch, items = ChatCompletions("fake", "m"), {}, [user("start — größer")]
     before = b""
     for turn in range(50):
-        sent = wire.build_body(Request("You help.", Messages(items), (ADD,), scratch=scratch), None)
+        sent = wire.build_body(Request("You help.", Messages(items), (ADD,), render_cache=scratch), None)
         cold = wire.build_body(Request("You help.", list(items), (ADD,)), None)
         assert sent == cold, "what is kept equals what is made anew"
         assert sent.startswith(before)
@@ -85,7 +85,7 @@ def test_any_context_is_written_right_whatever_was_written_before(data: st.DataO
         shown: list[Message] = [*flat[:end], *([note] if data.draw(st.booleans()) else [])]
         if data.draw(st.booleans()):
             shown.insert(0, note)
-        request = Request("s", shown, scratch=scratch)
+        request = Request("s", shown, render_cache=scratch)
         assert wire.build_body(request, None) == wire.build_body(Request("s", list(shown)), None)
 
 

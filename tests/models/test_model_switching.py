@@ -54,7 +54,7 @@ async def turns(model: RemoteModel, items: list[Message], scratch: dict[str, Any
             Messages(items),
             TOOLS,
             sampling=sampling if thinks else Sampling(),
-            scratch=scratch,
+            render_cache=scratch,
         )
         reply = await reply_of(model, request)
         calls = tuple(Call(f"{call.id}_{len(items)}", call.tool, call.arguments) for call in reply.calls)

@@ -40,7 +40,7 @@ async def test_a_tool_loop_with_reasoning_is_accepted_turn_after_turn() -> None:
     async with StrictResponses([thoughtful, Reply(text="3", reasoning="done")]) as fake:
         model, items, scratch = responses_model(fake), [user("hi")], {}
         for turn in range(4):
-            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, scratch=scratch))
+            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, render_cache=scratch))
             calls = tuple(Call(f"call_{turn}_{n}", call.tool, call.arguments) for n, call in enumerate(reply.calls))
             items.append(ModelMessage(reply.text, calls, reply.reasoning, reply.opaque))
             items += results(calls) or [user("again")]
@@ -54,7 +54,7 @@ def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
     wire, scratch, items = OpenAIResponses("fake", "m"), {}, [user("start")]
     before = b""
     for turn in range(50):
-        sent = wire.build_body(Request("You help.", Messages(items), TOOLS, scratch=scratch), None)
+        sent = wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=scratch), None)
         assert sent == wire.build_body(Request("You help.", list(items), TOOLS), None)
         assert sent.startswith(before)
         before = sent.removesuffix(b"]}")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.sessions import agent_of, ended
 from treadle import ToolContext, tool
-from treadle.events import CallFinished, encode
+from treadle.events import CallFinished, serialize_event
 from treadle.messages import Call, Reply
 from treadle.secrets.keyring import build_redactor
 
@@ -45,7 +45,7 @@ async def test_no_secret_that_a_tool_gives_away_is_stored_or_shown(given: str, m
 
         async def look() -> None:
             async for event in watch:
-                shown.append(encode(event))
+                shown.append(serialize_event(event))
 
         looking = asyncio.create_task(look())
         await ended(session)
@@ -56,7 +56,7 @@ async def test_no_secret_that_a_tool_gives_away_is_stored_or_shown(given: str, m
         watch.close()
         await looking
     assert artifacts and b"[secret]" in whole
-    told = b"".join(map(encode, facts)) + whole + b"".join(shown) + str(model.requests).encode()
+    told = b"".join(map(serialize_event, facts)) + whole + b"".join(shown) + str(model.requests).encode()
     assert told.count(b"[secret]") >= 5 and b"and more" in told
     assert CANARY.encode() not in told
 

@@ -229,7 +229,7 @@ async def test_cancel_goes_down_the_tree(store: Store) -> None:
 
 
 async def test_a_parent_is_not_stopped_before_its_helper_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.engine.tool_call.GRACE", 0.05)
+    monkeypatch.setattr("treadle.engine.tool_call.GRACE_SECONDS", 0.05)
     let_go = asyncio.Event()
 
     @tool(name="wait")

@@ -22,7 +22,7 @@ from treadle.cli.screen import TICK_SECONDS, Screen
 from treadle.cli.signals import handle_signals
 from treadle.cli.terminal_text import escape_controls, is_terminal, silence_stream, style_text
 from treadle.errors import BadInput, TreadleError
-from treadle.events import Event, MessageReceived, Progress, SessionCreated, encode
+from treadle.events import Event, MessageReceived, Progress, SessionCreated, serialize_event
 from treadle.messages import Json, render_parts
 
 OutputMode = Literal["screen", "json", "jsonl"]
@@ -43,7 +43,7 @@ class JsonLinesSink:
 
     def handle_event(self, event: Event) -> None:
         try:
-            self._stream.write(encode(event) + b"\n")
+            self._stream.write(serialize_event(event) + b"\n")
             self._stream.flush()
         except OSError:  # its reader has gone, or its disk is full
             if not self._beside:

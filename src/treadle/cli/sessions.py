@@ -249,12 +249,12 @@ async def _rename(args: argparse.Namespace) -> int:
 
 
 async def _export(args: argparse.Namespace) -> int:
-    from treadle.export.transcript import export
+    from treadle.export.transcript import render_transcript
 
     log = open_store(load_command_settings(args).settings)
     try:
         info = await find_session(log, args.session)
-        data = await export(log, info.id, args.form)
+        data = await render_transcript(log, info.id, args.form)
     finally:
         await log.close()
     _put(data, args.output)
@@ -280,10 +280,10 @@ def _taken(file: str) -> bytes:
 
 
 async def _import(args: argparse.Namespace) -> int:
-    from treadle.export.transcript import import_session, read_lines
+    from treadle.export.transcript import import_session, parse_json_lines
     from treadle.session import generate_session_id
 
-    carried = read_lines(_taken(args.file))
+    carried = parse_json_lines(_taken(args.file))
     if carried.yeses and not args.trust:
         told = ", ".join(dict.fromkeys(carried.yeses))
         raise BadInput(f"this session holds answers that allow more than one call: {told}; --trust takes them over")

@@ -22,7 +22,7 @@ from treadle.cli.terminal_text import (
 )
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
-from treadle.export.transcript import Form, export
+from treadle.export.transcript import Form, render_transcript
 from treadle.log.base import SessionQuery
 from treadle.messages import render_parts
 
@@ -184,7 +184,7 @@ async def _export(chat: ChatTerminal, rest: str) -> None:
     form = words.pop(0) if words and words[0] in ("markdown", "html", "jsonl") else "markdown"
     ending = {"markdown": "md"}.get(form, form)
     name = " ".join(words) or f"treadle-{chat.session.id[:12]}.{ending}"
-    data = await export(chat.opened.runtime.log, chat.session.id, cast("Form", form))
+    data = await render_transcript(chat.opened.runtime.log, chat.session.id, cast("Form", form))
     chat.write_note(f"{len(data)} bytes to {_written(chat.opened.settings.folder, name, data)}")
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from treadle.engine.setup import Setup
 from treadle.engine.state import CallState, RunState, State
-from treadle.engine.steps import out_of_time
+from treadle.engine.steps import is_out_of_time
 from treadle.errors import describe_error
 from treadle.events import (
     AnyFact,
@@ -45,17 +45,17 @@ from treadle.permissions.policy import (
 )
 from treadle.tools.base import ParsedArguments, Tool, ToolInputError, Trait
 
-NOBODY = (
+NOBODY_TO_ASK = (
     "Nobody can be asked here, so this call was denied ({why}). Do without it, or tell the user to allow it: "
     "approve the tool by name, or run where questions can be answered."
 )
 
-CHANGED = (
+CHANGED_SINCE_APPROVAL = (
     "Denied: this is not what was approved, because the program, the folder it would run in or the walls around it "
     "have changed since. If it is still wanted, call it again, so that it is asked for again."
 )
 
-OTHERWISE = "what its server says of it has changed since it was allowed"
+CHANGED_DESCRIPTION = "what its server says of it has changed since it was allowed"
 
 SEEN = "treadle.seen."
 """The notes that say which tools have told something to those whose words this session was given."""
@@ -63,7 +63,7 @@ SEEN = "treadle.seen."
 _logger = logging.getLogger("treadle")
 
 
-class Ready(Struct, frozen=True):
+class ReadyCall(Struct, frozen=True):
     """A call that may run now."""
 
     call: CallState
@@ -78,7 +78,7 @@ class Authorization(Struct):
     """What became of the calls: facts to record, and those that may run, in order."""
 
     facts: list[AnyFact] = msgspec.field(default_factory=list[AnyFact])
-    ready: list[Ready] = msgspec.field(default_factory=list[Ready])
+    ready: list[ReadyCall] = msgspec.field(default_factory=list[ReadyCall])
 
 
 async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]) -> Authorization:
@@ -90,7 +90,7 @@ async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]
     for call in calls:
         fact = _out_of_budget(setup, run, call, len(result.ready), stopped=stopped)
         outcome = fact or await _judge_or_deny(setup, state, call, moving)
-        if isinstance(outcome, Ready):
+        if isinstance(outcome, ReadyCall):
             result.ready.append(outcome)
         elif outcome is not None:
             result.facts.append(outcome)
@@ -102,20 +102,20 @@ def _out_of_budget(setup: Setup, run: RunState, call: CallState, ready: int, *, 
         return _closed(call, "cancelled", "Not run: an earlier call ended the run.")
     if run.doomed:
         return _closed(call, "refused", "Not run: the same calls were repeated too often.")
-    if call.started is None and out_of_time(run, setup.clock.now()):
+    if call.started is None and is_out_of_time(run, setup.clock.now()):
         return _closed(call, "cancelled", "Not run: the time for this run is over.")
     if call.started is None and run.calls + ready >= run.limits.calls:
         return _closed(call, "refused", f"Not run: the limit of {run.limits.calls} calls is used up.")
     return None
 
 
-async def _judge_or_deny(setup: Setup, state: State, call: CallState, moving: set[str]) -> Ready | AnyFact | None:
+async def _judge_or_deny(setup: Setup, state: State, call: CallState, moving: set[str]) -> ReadyCall | AnyFact | None:
     try:
         outcome = await _judge_one(setup, state, call, moving)
         if outcome is None:
             return None
         # What a tool makes of its arguments is anybody's: it must be possible to store and read it again.
-        if isinstance(outcome, Ready):
+        if isinstance(outcome, ReadyCall):
             msgspec.json.encode(outcome.parsed.arguments)
             return outcome
         return validate_fact(outcome)
@@ -125,7 +125,7 @@ async def _judge_or_deny(setup: Setup, state: State, call: CallState, moving: se
         return _closed(call, "denied", f"Denied: {why}. Do without it.")
 
 
-async def _judge_one(setup: Setup, state: State, call: CallState, moving: set[str]) -> Ready | AnyFact | None:
+async def _judge_one(setup: Setup, state: State, call: CallState, moving: set[str]) -> ReadyCall | AnyFact | None:
     """What becomes of a call; None when that can only be told after an earlier one of the `moving` tools has ended."""
     name = setup.aliases.get(call.call.tool, call.call.tool)
     tool = setup.tools.get(name)
@@ -156,7 +156,7 @@ async def _judge_one(setup: Setup, state: State, call: CallState, moving: set[st
     if questions:
         return _question(setup, call, questions)
     attempt = call.started.attempt + 1 if call.started is not None else 1
-    ready = Ready(call, tool, parsed, assessment.safety, verdict.why, attempt)
+    ready = ReadyCall(call, tool, parsed, assessment.safety, verdict.why, attempt)
     return _ask(setup, call, ready, verdict, assessment)
 
 
@@ -189,7 +189,9 @@ def _as_it_is_now(
     every = {*yes, *(pattern for grant in grants for pattern in (*grant.approve, *grant.always))}
     others = (unpin_version(one) for one in every if not select_for_version((one,), version))
     if any(covers_call(one, tool.name, parsed.arguments) for one in others):
-        assessment = replace(assessment, why=assessment.why or OTHERWISE, doubts=(OTHERWISE, *assessment.doubts))
+        assessment = replace(
+            assessment, why=assessment.why or CHANGED_DESCRIPTION, doubts=(CHANGED_DESCRIPTION, *assessment.doubts)
+        )
     grants = [
         replace(
             grant, approve=select_for_version(grant.approve, version), always=select_for_version(grant.always, version)
@@ -218,7 +220,9 @@ def tools_seen(state: State) -> set[str]:
     return state.used.union(*heard)
 
 
-def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict, assessment: Assessment) -> Ready | AnyFact:
+def _ask(
+    setup: Setup, call: CallState, ready: ReadyCall, verdict: Verdict, assessment: Assessment
+) -> ReadyCall | AnyFact:
     if call.answer is not None:
         answer = call.answer
         if answer.decision == "deny":
@@ -226,13 +230,13 @@ def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict, assessme
             who = "Nobody answered in time" if answer.by == "expiry" else f"{answer.by or 'The user'} said no"
             return _closed(call, "denied", f"Denied: {who}.{'' if answer.by == 'expiry' else comment}")
         if call.asked is not None and call.asked.digest != _digest(setup, ready):
-            return _closed(call, "denied", CHANGED)
+            return _closed(call, "denied", CHANGED_SINCE_APPROVAL)
         asked = verdict.action == "ask"
         return replace(ready, why=f"{answer.by or 'a person'} allowed this call ({verdict.why})") if asked else ready
     if verdict.action == "allow":
         return ready
     if setup.gate is None:
-        return _closed(call, "denied", NOBODY.format(why=verdict.why))
+        return _closed(call, "denied", NOBODY_TO_ASK.format(why=verdict.why))
     arguments = ready.parsed.arguments
     return ApprovalRequested(
         call_id=call.call.id,
@@ -247,7 +251,7 @@ def _ask(setup: Setup, call: CallState, ready: Ready, verdict: Verdict, assessme
     )
 
 
-def _rule(ready: Ready, assessment: Assessment) -> str:
+def _rule(ready: ReadyCall, assessment: Assessment) -> str:
     rule = suggest_pattern(ready.tool.name, ready.parsed.arguments, assessment.commands)
     return pin_version(rule, ready.tool.version)
 
@@ -265,7 +269,7 @@ def _question(setup: Setup, call: CallState, questions: tuple[Question, ...]) ->
     return InputRequested(call_id=call.call.id, questions=questions, expires_at=expires)
 
 
-def _digest(setup: Setup, ready: Ready) -> str:
+def _digest(setup: Setup, ready: ReadyCall) -> str:
     """What would run, and whether walls are around it. What else is allowed or forbidden now is judged by itself."""
     import hashlib
 

@@ -11,9 +11,16 @@ from typing import Literal, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from treadle.engine.context import Attachments, Projection, entries_through, entry_position
+from treadle.engine.context import Attachments, Projection, entry_position, select_entries
 from treadle.engine.state import CallState, Entry, State, Turn, estimate_entry_tokens
-from treadle.engine.token_estimate import BYTES, count_bytes, in_message, in_messages, in_text, in_tools
+from treadle.engine.token_estimate import (
+    BYTES_PER_TOKEN,
+    count_bytes,
+    estimate_message,
+    estimate_messages,
+    estimate_text,
+    estimate_tools,
+)
 from treadle.events import ContextCompacted, MessageReceived, ModelFailed
 from treadle.messages import Json, Request, ResultMessage, TextPart, Usage, UserMessage, render_parts
 
@@ -69,7 +76,7 @@ class Room(Struct, frozen=True):
         return max(self.window - self.fixed * 3 // 2, self.window // 5)
 
 
-def room_in(window: int | None, state: State, fixed: int = 0, attachments: Attachments | None = None) -> Room:
+def compute_room(window: int | None, state: State, fixed: int = 0, attachments: Attachments | None = None) -> Room:
     """The room there is; where a request was too long for a window that is unknown or wrong, less than it had."""
     failed = state.turn.failed if state.turn is not None else None
     refused = failed is not None and failed.kind == "too_long"
@@ -87,7 +94,7 @@ def is_futile(state: State) -> bool:
     return state.crowded >= CROWDED
 
 
-def full(state: State, window: int | None, said: str = "") -> str:
+def describe_full_window(state: State, window: int | None, said: str = "") -> str:
     """Why a run stops whose context cannot be made to fit; what the provider `said` has better numbers than ours."""
     times = f"{state.crowded} compactions" if state.crowded > 1 else "a compaction"
     tried = f"{times} freed nothing" if state.crowded else "nothing can be left out"
@@ -99,10 +106,10 @@ def full(state: State, window: int | None, said: str = "") -> str:
     )
 
 
-def plan(state: State, room: Room) -> CompactionPlan | None:
+def plan_compaction(state: State, room: Room) -> CompactionPlan | None:
     """Prune where that is enough, otherwise sum up; None when there is nothing to shorten."""
     pruned = _prunable(state, room)
-    if pruned is not None and tokens_after(state, room, pruned) <= AIM * room.window:
+    if pruned is not None and estimate_tokens_after(state, room, pruned) <= AIM * room.window:
         return pruned
     return plan_summary(state, room)
 
@@ -114,7 +121,7 @@ def _prunable(state: State, room: Room) -> CompactionPlan | None:
     before = max((fact.through for fact in state.compacted if fact.kind == "prune"), default=0)
     kept = 0
     for number, turn in enumerate(reversed(turns)):
-        kept += sum(in_text(call.finished.output) for call in turn.calls.values() if call.finished is not None)
+        kept += sum(estimate_text(call.finished.output) for call in turn.calls.values() if call.finished is not None)
         if number and kept > TAIL * room.shared:
             return CompactionPlan("prune", turn.last_seq) if turn.last_seq > before else None
     return None
@@ -134,7 +141,7 @@ def plan_summary(state: State, room: Room) -> CompactionPlan | None:
     # A message stands where a turn took it, which may be after facts that are younger than it is.
     for place in (*range(cut, first, -1), *range(cut + 1, must + 1)):
         through = max((entry_position(entry) for entry in entries[:place]), default=0)
-        if place > first and entries_through(state, through) == place:
+        if place > first and select_entries(state, through) == place:
             return CompactionPlan("summary", through)
     return None
 
@@ -158,14 +165,16 @@ def _must_stay(state: State) -> int:
 def _summed_up(state: State) -> int:
     """How many entries the summary in effect stands for."""
     through = [fact.through for fact in state.compacted if fact.kind == "summary"]
-    return entries_through(state, through[-1]) if through else 0
+    return select_entries(state, through[-1]) if through else 0
 
 
-def tokens_after(state: State, room: Room, done: CompactionPlan, summary: str = "") -> int:
+def estimate_tokens_after(state: State, room: Room, done: CompactionPlan, summary: str = "") -> int:
     """About what the next request has once this is done: what there was, times what is left of it."""
     fact = ContextCompacted(kind=done.kind, through=done.through, summary=summary, seq=state.seq + 1)
     afterwards = replace(state, compacted=[*state.compacted, fact])
-    now, then = (room.fixed + in_messages(Projection().messages(one, room.attachments)) for one in (state, afterwards))
+    now, then = (
+        room.fixed + estimate_messages(Projection().messages(one, room.attachments)) for one in (state, afterwards)
+    )
     return state.tokens * then // max(now, 1)
 
 
@@ -177,7 +186,7 @@ def build_compaction_fact(
         kind=done.kind,
         through=done.through,
         tokens_before=state.tokens,
-        tokens_after=max(1, tokens_after(state, room, done, summary)),
+        tokens_after=max(1, estimate_tokens_after(state, room, done, summary)),
         summary=summary,
         usage=usage or Usage(),
     )
@@ -186,10 +195,10 @@ def build_compaction_fact(
 # ── what the model is asked ────────────────────────────────────────────────────────────────────────────────
 
 
-def summary_request(state: State, room: Room, done: CompactionPlan) -> Request:
+def build_summary_request(state: State, room: Room, done: CompactionPlan) -> Request:
     """What the model is given to sum up: the older part as plain text, cut to what it can read at once."""
     most = max(128, room.shared // 8)
-    left = max(512, (room.window - most - in_text(_ASK)) * 3 // 4) * BYTES
+    left = max(512, (room.window - most - estimate_text(_ASK)) * 3 // 4) * BYTES_PER_TOKEN
     text = next((text for cap in (1200, 300, 80) if count_bytes(text := _transcript(state, done, cap)) <= left), "")
     if not text:
         text = _shortened(_transcript(state, done, 80), left)
@@ -202,7 +211,7 @@ def _transcript(state: State, done: CompactionPlan, cap: int) -> str:
     before = [fact for fact in state.compacted if fact.kind == "summary"]
     if before:
         lines.append(f"Notes on what came before:\n{_written(before[-1].summary)}\n")
-    for entry in state.entries[_summed_up(state) : entries_through(state, done.through)]:
+    for entry in state.entries[_summed_up(state) : select_entries(state, done.through)]:
         if isinstance(entry, MessageReceived):
             lines.append(f"User: {_shortened(render_parts(entry.parts), cap)}")
         elif isinstance(entry, Turn) and entry.reply is not None:
@@ -240,18 +249,18 @@ def _shortened(text: str, most: int) -> str:
 # ── what the model is shown instead ────────────────────────────────────────────────────────────────────────
 
 
-def compose(state: State, room: Room, done: CompactionPlan, written: str) -> str:
+def compose_summary(state: State, room: Room, done: CompactionPlan, written: str) -> str:
     """A summary: what the model has written, and then what must not be lost, from the log itself.
 
     The user's words stand last, nearest to what follows: small models go by what they have read last.
     """
-    entries = state.entries[: entries_through(state, done.through)]
-    words = room.shared * BYTES
+    entries = state.entries[: select_entries(state, done.through)]
+    words = room.shared * BYTES_PER_TOKEN
     sections = [
         (HAPPENED, _shortened(written.strip(), words // 6)),
         (FAILED, _what_failed(entries, words // 24)),
         (TOUCHED, _shortened("\n".join(f"- {path}" for path in state.touched), words // 32)),
-        (PLANNED, _shortened(plan_text(state.notes.get(TODO)), words // 16)),
+        (PLANNED, _shortened(render_todo(state.notes.get(TODO)), words // 16)),
         (SAID, _user_said(entries, words // 5, words // 10)),
     ]
     return "\n\n".join(f"{title}\n{text}" for title, text in sections if text.strip())
@@ -273,7 +282,7 @@ def _user_said(entries: list[Entry], first: int, others: int) -> str:
     return "\n".join((f"- {_shortened(said[0], first)}", *note, *reversed(kept)))
 
 
-def plan_text(plan: Json) -> str:
+def render_todo(plan: Json) -> str:
     """The plan as the `todo` tool notes it, as lines."""
     lines: list[str] = []
     for item in cast("list[Json]", plan) if isinstance(plan, list) else ():
@@ -327,13 +336,13 @@ class Breakdown(Struct, frozen=True):
     estimated: bool = True
 
 
-def context_breakdown(state: State, request: Request, window: int | None) -> Breakdown:
+def measure_context(state: State, request: Request, window: int | None) -> Breakdown:
     """What the next request is made of."""
     skills, files = (_in_frames(kind, request.system) for kind in (_SKILLS, _FILES))
-    system = in_text(request.system) - skills - files
+    system = estimate_text(request.system) - skills - files
     history = 0
     for message in request.messages:
-        size = in_message(message)
+        size = estimate_message(message)
         if isinstance(message, ResultMessage):
             attached = _in_frames(_FILES, message.text) if message.tool != "read_file" else size
             files, history = files + attached, history + size - attached
@@ -341,7 +350,13 @@ def context_breakdown(state: State, request: Request, window: int | None) -> Bre
             said = render_parts(message.parts) if isinstance(message, UserMessage) else ""
             attached = _in_frames(_SKILLS, said)
             skills, history = skills + attached, history + size - attached
-    parts = {"system": system, "tools": in_tools(request.tools), "skills": skills, "files": files, "history": history}
+    parts = {
+        "system": system,
+        "tools": estimate_tools(request.tools),
+        "skills": skills,
+        "files": files,
+        "history": history,
+    }
     total = sum(parts.values())
     known = any(isinstance(entry, Turn) and entry.reply and entry.reply.usage.input_tokens for entry in state.entries)
     used = state.tokens if known else total
@@ -356,7 +371,7 @@ def _in_frames(kind: re.Pattern[str], text: str) -> int:
     found, begun = 0, -1
     for mark in kind.finditer(text):
         if mark[0].startswith("</"):
-            found += in_text(text[begun : mark.end()]) if begun >= 0 else 0
+            found += estimate_text(text[begun : mark.end()]) if begun >= 0 else 0
             begun = -1
         elif begun < 0:
             begun = mark.start()

@@ -82,7 +82,7 @@ class Projection:
         self._attachments: Attachments | None = None
         self._attached: set[str] = set()
         self._last: MessageReceived | None = None
-        self.scratch: dict[str, Json] = {}
+        self.render_cache: dict[str, Json] = {}
 
     def messages(self, state: State, attachments: Attachments | None = None) -> Messages:
         """The conversation of `state` as a provider must be shown it."""
@@ -146,7 +146,7 @@ class Projection:
         self._generation = state.generation
         self._messages = []
         self._attached = set()
-        self.scratch = {}
+        self.render_cache = {}
         summaries = [fact for fact in state.compacted if fact.kind == "summary"]
         prunes = [fact.through for fact in state.compacted if fact.kind == "prune"]
         self._pruned = max(prunes, default=0)
@@ -155,12 +155,12 @@ class Projection:
         self._last = next((entry for entry in messages if entry.seq <= self._compacted), None)
         self._done = 0
         if summaries:
-            self._done = entries_through(state, summaries[-1].through)
+            self._done = select_entries(state, summaries[-1].through)
             if self._done:
                 self._messages.append(_note(_summary_text(summaries[-1])))
 
 
-def own_text(message: UserMessage | ResultMessage) -> str:
+def find_own_text(message: UserMessage | ResultMessage) -> str:
     """What a user said or a call gave, without what is attached to it: for a model that cannot tell them apart."""
     if isinstance(message, ResultMessage):
         return message.text.partition(f"\n\n[{LOWER_TRUST}]\n<file ")[0]
@@ -168,7 +168,7 @@ def own_text(message: UserMessage | ResultMessage) -> str:
     return render_parts(tuple(own))
 
 
-def entries_through(state: State, through: int) -> int:
+def select_entries(state: State, through: int) -> int:
     """How many entries a summary up to a position stands for: whole ones only, so that no pair is split."""
     for index, entry in enumerate(state.entries):
         if entry_position(entry) > through or (isinstance(entry, Turn) and not entry.is_settled):

@@ -17,7 +17,7 @@ from treadle.engine.lease import Lease
 from treadle.engine.loop import Loop
 from treadle.engine.setup import Answer, Clock, Gate, Setup, SetupBuilder
 from treadle.engine.state import CallState, State, apply, fold
-from treadle.engine.steps import Rest, answer_key
+from treadle.engine.steps import Rest, build_answer_key
 from treadle.errors import (
     AlreadyAnswered,
     BadInput,
@@ -215,7 +215,7 @@ class Coordinator:
         if digest and call.asked is not None and digest != call.asked.digest:
             raise Conflict(f"call {call_id}: what was shown is not what would run; look at it again")
         fact = _answering(call, answer)
-        posted = await self.log.post(session_id, [validate_fact(fact)], key=answer_key(call_id))
+        posted = await self.log.post(session_id, [validate_fact(fact)], key=build_answer_key(call_id))
         if not posted.fresh:
             raise _already(call_id, posted.facts[0])
         await self.wake(session_id)

@@ -14,17 +14,23 @@ from contextlib import closing, suppress
 
 from msgspec.structs import replace
 
-from treadle.engine.authorize import Authorization, Ready, authorize_calls
+from treadle.engine.authorize import Authorization, ReadyCall, authorize_calls
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
 from treadle.engine.lease import Lease
-from treadle.engine.model_call import ask_model, build_failure_fact, build_request, make_room, not_compacted
+from treadle.engine.model_call import (
+    ask_model,
+    build_compaction_failure,
+    build_failure_fact,
+    build_request,
+    compact_or_note_failure,
+)
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Setup, SetupBuilder
 from treadle.engine.state import CallState, State, apply, fold
-from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, build_unfinished_result, next_step, stops
+from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, build_unfinished_result, next_step, stops_run
 from treadle.engine.tool_call import (
-    STOPPED,
+    STOPPED_OUTCOME,
     CallOutcome,
     build_finish_fact,
     build_start_fact,
@@ -40,7 +46,7 @@ from treadle.events import (
     ModelFailed,
     ModelReplied,
     SignalDetected,
-    stamp,
+    stamp_fact,
 )
 from treadle.log.base import Log
 
@@ -101,7 +107,7 @@ class Loop:
     def _record(self, *facts: AnyFact) -> None:
         now = self.setup.clock.now()
         for fact in facts:
-            stamp(fact, self.state.seq + 1, now)
+            stamp_fact(fact, self.state.seq + 1, now)
             apply(self.state, fact)
             self._buffer.append(fact)
 
@@ -128,7 +134,7 @@ class Loop:
 
     async def _see_posted(self) -> None:
         posted = await self.log.read(self.session_id, after=self.state.seq - len(self._buffer))
-        if any(map(stops, posted)):
+        if any(map(stops_run, posted)):
             self._scope.stop()
 
     def _until_stopped(self) -> CancelScope:
@@ -176,9 +182,9 @@ class Loop:
         if not await self._flush():
             return
         await self.lease.renew_if_due()
-        fact: AnyFact = not_compacted("it was stopped")
+        fact: AnyFact = build_compaction_failure("it was stopped")
         with suppress(TimeoutError), self._until_stopped():
-            fact = await make_room(self.setup, self.state)
+            fact = await compact_or_note_failure(self.setup, self.state)
         if self._behind:
             await self.catch_up()
         self._record(fact)
@@ -202,7 +208,7 @@ class Loop:
         if await self._flush():
             await self._run_batch(batch)
 
-    async def _run_batch(self, batch: Sequence[Ready]) -> None:
+    async def _run_batch(self, batch: Sequence[ReadyCall]) -> None:
         """Run started calls at once, and record each result as it comes."""
         limits = [CancelScope() for _ in batch[1:]]
         running = [asyncio.ensure_future(self._run_call(*call)) for call in zip(batch[1:], limits, strict=True)]
@@ -222,16 +228,16 @@ class Loop:
                 limit.close()
         for ready in batch:
             if self.state.calls[ready.call.call.id].finished is None:
-                await self._settle(ready, ready.attempt, STOPPED)
+                await self._settle(ready, ready.attempt, STOPPED_OUTCOME)
 
-    async def _run_call(self, ready: Ready, limit: CancelScope) -> None:
+    async def _run_call(self, ready: ReadyCall, limit: CancelScope) -> None:
         context = build_tool_context(self.setup, self.log, self.session_id, ready, self.state.notes)
         while await self._settle(ready, context.attempt, await run_tool(ready, context, self.setup.redactor, limit)):
             context.attempt += 1
         if self.state.turn is not None and not self.state.turn.is_settled:
             await self._flush()
 
-    async def _settle(self, ready: Ready, attempt: int, outcome: CallOutcome) -> bool:
+    async def _settle(self, ready: ReadyCall, attempt: int, outcome: CallOutcome) -> bool:
         """Record how a call went; True when it is to be tried again."""
         fact = await build_finish_fact(self.log, self.session_id, ready, outcome, self.setup.model.window)
         if self._behind:
@@ -249,7 +255,7 @@ class Loop:
         return False
 
 
-def _leading_safe(ready: Sequence[Ready]) -> Sequence[Ready]:
+def _leading_safe(ready: Sequence[ReadyCall]) -> Sequence[ReadyCall]:
     """The calls that may run at once: the safe ones at the front, or else the first one alone."""
     count = next((place for place, one in enumerate(ready) if one.safety != "safe"), len(ready))
     return ready[: max(count, 1)]

@@ -11,19 +11,19 @@ from treadle.engine.compaction import (
     CompactionPlan,
     Room,
     build_compaction_fact,
-    compose,
-    context_breakdown,
-    plan,
+    build_summary_request,
+    compose_summary,
+    compute_room,
+    estimate_tokens_after,
+    measure_context,
+    plan_compaction,
     plan_summary,
-    room_in,
-    summary_request,
-    tokens_after,
 )
 from treadle.engine.context import Projection
 from treadle.engine.reply_marks import MarkSplitter, split_marks
 from treadle.engine.setup import Setup, check_returned_type, compute_backoff
 from treadle.engine.state import State
-from treadle.engine.token_estimate import in_text, in_tools
+from treadle.engine.token_estimate import estimate_text, estimate_tools
 from treadle.errors import ModelError, describe_error
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
@@ -48,7 +48,7 @@ def build_request(setup: Setup, state: State, projection: Projection) -> Request
         sampling=setup.config.sampling,
         output_schema=None if wrap_up else setup.config.output_schema,
         session_id=state.created.session_id if state.created is not None else "",
-        scratch=projection.scratch,
+        render_cache=projection.render_cache,
     )
 
 
@@ -57,8 +57,8 @@ async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: 
     given = request
     for middleware in setup.middleware:
         request = check_returned_type(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
-    if request.messages is not given.messages and request.scratch is given.scratch:
-        request = replace(request, scratch={})  # what an adapter keeps there is of the messages as they were
+    if request.messages is not given.messages and request.render_cache is given.render_cache:
+        request = replace(request, render_cache={})  # what an adapter keeps there is of the messages as they were
     reply = await _stream(setup, log, request, after, said)
     for middleware in setup.middleware:
         reply = check_returned_type(await middleware.on_post_llm(reply), Reply, middleware, "on_post_llm")
@@ -79,7 +79,7 @@ def build_failure_fact(error: ModelError, state: State, attempt: int, said: str)
     )
 
 
-async def consult(setup: Setup, request: Request) -> Reply:
+async def ask_quietly(setup: Setup, request: Request) -> Reply:
     """The model's reply to something that is no part of the conversation; nobody watches it being written."""
     for middleware in setup.middleware:
         request = check_returned_type(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
@@ -94,18 +94,18 @@ async def consult(setup: Setup, request: Request) -> Reply:
 
 def measure_room(setup: Setup, state: State) -> Room:
     """The room that the session's context has in its model's window."""
-    fixed = in_text(setup.config.instructions) + in_tools(setup.specs)
-    return room_in(setup.model.window, state, fixed, setup.attachments)
+    fixed = estimate_text(setup.config.instructions) + estimate_tools(setup.specs)
+    return compute_room(setup.model.window, state, fixed, setup.attachments)
 
 
 def build_breakdown(setup: Setup, state: State) -> Breakdown:
     """What fills the window of the session's model."""
     shown = Projection().messages(state, setup.attachments)
     request = Request(setup.config.instructions, shown, setup.specs)
-    return context_breakdown(state, request, setup.model.window)
+    return measure_context(state, request, setup.model.window)
 
 
-async def compact(setup: Setup, state: State, *, asked: bool = False) -> ContextCompacted | None:
+async def compact_context(setup: Setup, state: State, *, asked: bool = False) -> ContextCompacted | None:
     """Make the context smaller, or None when nothing can be left out; raises what the model raises.
 
     When somebody `asked` for it, older turns are summed up however much room there is.
@@ -113,15 +113,15 @@ async def compact(setup: Setup, state: State, *, asked: bool = False) -> Context
     room = measure_room(setup, state)
     if asked:
         room = replace(room, window=min(room.window, max(state.tokens, 1)))
-    wanted = plan_summary(state, room) if asked else plan(state, room)
+    wanted = plan_summary(state, room) if asked else plan_compaction(state, room)
     if wanted is None or wanted.kind == "prune":
         return build_compaction_fact(state, room, wanted) if wanted is not None else None
-    if asked and tokens_after(state, room, wanted, compose(state, room, wanted, "")) >= state.tokens:
+    if asked and estimate_tokens_after(state, room, wanted, compose_summary(state, room, wanted, "")) >= state.tokens:
         return None  # whatever the model would write, it would be no shorter
     if isinstance(setup.model, Summarizer) and not setup.model.can_summarize:
         return _summed_up(state, room, wanted, "", Usage())
     try:
-        reply = await consult(setup, summary_request(state, room, wanted))
+        reply = await ask_quietly(setup, build_summary_request(state, room, wanted))
     except ModelError:
         if asked or state.tokens < room.window:  # there is room for now: better whole than short
             raise
@@ -130,19 +130,19 @@ async def compact(setup: Setup, state: State, *, asked: bool = False) -> Context
 
 
 def _summed_up(state: State, room: Room, wanted: CompactionPlan, written: str, usage: Usage) -> ContextCompacted:
-    return build_compaction_fact(state, room, wanted, compose(state, room, wanted, written), usage)
+    return build_compaction_fact(state, room, wanted, compose_summary(state, room, wanted, written), usage)
 
 
-async def make_room(setup: Setup, state: State) -> AnyFact:
+async def compact_or_note_failure(setup: Setup, state: State) -> AnyFact:
     """A compaction as the loop needs it: a fact in any case, since a run goes on when it fails."""
     try:
-        fact = await compact(setup, state)
+        fact = await compact_context(setup, state)
     except Exception as error:
-        return not_compacted(describe_error(error))
-    return fact or not_compacted("there is nothing that could be left out")
+        return build_compaction_failure(describe_error(error))
+    return fact or build_compaction_failure("there is nothing that could be left out")
 
 
-def not_compacted(why: str) -> SignalDetected:
+def build_compaction_failure(why: str) -> SignalDetected:
     """The fact of a compaction that failed."""
     return SignalDetected(kind="compaction_failed", detail=replace_surrogates(why[:500]))
 

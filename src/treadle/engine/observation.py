@@ -23,13 +23,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def render_result(value: object) -> tuple[str, tuple[Part, ...], bool]:
     """A tool's result as text, parts and whether it went well; raises `BadInput` when it is not JSON."""
     if isinstance(value, ToolResult):
-        return clean(value.text), _readable(value.parts), value.ok
+        return remove_control_characters(value.text), _readable(value.parts), value.ok
     if value is None:
         return "", (), True
     if isinstance(value, str):
-        return clean(value), (), True
+        return remove_control_characters(value), (), True
     try:
-        return clean(msgspec.json.encode(value, enc_hook=_to_json).decode()), (), True
+        return remove_control_characters(msgspec.json.encode(value, enc_hook=_to_json).decode()), (), True
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(
             f"the tool returned a {type(value).__name__}, which is not JSON ({error}). It may have run. "
@@ -55,7 +55,7 @@ def _to_json(value: object) -> object:
     raise TypeError(f"{type(value).__name__} inside")
 
 
-def clean(text: str) -> str:
+def remove_control_characters(text: str) -> str:
     """Without terminal escape sequences, and with other control characters made visible."""
     if "\r\n" in text:
         text = text.replace("\r\n", "\n")
@@ -64,7 +64,7 @@ def clean(text: str) -> str:
     return replace_surrogates(text)
 
 
-def shorten(text: str, cap: int) -> tuple[str, str, int]:
+def cut_output(text: str, cap: int) -> tuple[str, str, int]:
     """(head, tail, characters left out) so that head and tail have at most `cap` bytes together."""
     data = text.encode()
     if len(data) <= cap:

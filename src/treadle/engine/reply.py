@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from treadle.engine.reply_marks import find_cycle, split_marks
 from treadle.engine.setup import Setup
-from treadle.engine.state import RunState, State, signature
-from treadle.engine.token_estimate import in_message, in_messages, in_text, in_tools
+from treadle.engine.state import RunState, State, build_signature
+from treadle.engine.token_estimate import estimate_message, estimate_messages, estimate_text, estimate_tools
 from treadle.errors import ModelError
 from treadle.events import AnyFact, ModelReplied, SignalDetected
 from treadle.messages import Call, ModelMessage, Reply, Request, Usage, replace_surrogates
@@ -54,8 +54,8 @@ def build_reply_facts(setup: Setup, state: State, request: Request, reply: Reply
 
 def _guessed(request: Request, reply: Reply) -> Usage:
     """The usage of a model that does not count: how full its window is must be known all the same."""
-    sent = in_text(request.system) + in_tools(request.tools) + in_messages(request.messages)
-    written = reply.usage.output_tokens or in_message(ModelMessage(reply.text, reply.calls))
+    sent = estimate_text(request.system) + estimate_tools(request.tools) + estimate_messages(request.messages)
+    written = reply.usage.output_tokens or estimate_message(ModelMessage(reply.text, reply.calls))
     return replace(reply.usage, input_tokens=sent, output_tokens=written, estimated=True)
 
 
@@ -104,7 +104,7 @@ def _going_round(setup: Setup, run: RunState, calls: tuple[Call, ...]) -> str:
     for call in calls:
         if call.tool in polling:
             continue
-        trail.append(signature(call))
+        trail.append(build_signature(call))
         period = find_cycle(trail)
         if period:
             names = " → ".join(mark[0] for mark in trail[-period:])

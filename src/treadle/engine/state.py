@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from treadle.engine.token_estimate import FRAME, in_parts, in_text
+from treadle.engine.token_estimate import MESSAGE_TOKENS, estimate_parts, estimate_text
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,
@@ -80,7 +80,7 @@ class Turn(Struct):
     tools: bool = True
     wrap_up: EndReason | None = None
     failed: ModelFailed | None = None
-    compacted: int = 0
+    compacted_at: int = 0
     reply: ModelReplied | None = None
     calls: dict[str, CallState] = {}
     left: int = 0
@@ -289,7 +289,7 @@ def _replied(state: State, fact: ModelReplied) -> None:
         state.crowded = 0
     if state.run is not None:
         state.run.usage += fact.usage
-        state.run.trail.extend(signature(call) for call in fact.calls)
+        state.run.trail.extend(build_signature(call) for call in fact.calls)
         del state.run.trail[:-TRAIL]
         state.run.empty = 0 if fact.text.strip() or fact.calls else state.run.empty + 1
 
@@ -405,7 +405,7 @@ def _compacted(state: State, fact: ContextCompacted) -> None:
     state.counted = False
     state.generation += 1
     if state.turn is not None and state.turn.reply is None:
-        state.turn.compacted = fact.seq
+        state.turn.compacted_at = fact.seq
     state.usage += fact.usage
     if state.run is not None:
         state.run.usage += fact.usage
@@ -442,20 +442,20 @@ def estimate_entry_tokens(entry: Entry) -> int:
     """About what an entry takes in a request that shows it whole."""
     match entry:
         case MessageReceived(parts=parts):
-            return FRAME + in_parts(parts)
+            return MESSAGE_TOKENS + estimate_parts(parts)
         case Turn(reply=reply, calls=calls):
-            written = in_text(reply.text) if reply is not None else 0
-            called = (FRAME + in_text(call.call.tool + call.call.arguments) for call in calls.values())
+            written = estimate_text(reply.text) if reply is not None else 0
+            called = (MESSAGE_TOKENS + estimate_text(call.call.tool + call.call.arguments) for call in calls.values())
             results = (_tokens_of_result(call.finished) for call in calls.values() if call.finished is not None)
-            return FRAME + written + sum(called) + sum(results)
+            return MESSAGE_TOKENS + written + sum(called) + sum(results)
         case ModelFailed(partial=partial):
-            return 2 * FRAME + in_text(partial)
+            return 2 * MESSAGE_TOKENS + estimate_text(partial)
         case _:
-            return FRAME
+            return MESSAGE_TOKENS
 
 
 def _tokens_of_result(fact: CallFinished) -> int:
-    return FRAME + in_text(fact.output) + in_parts(fact.parts)
+    return MESSAGE_TOKENS + estimate_text(fact.output) + estimate_parts(fact.parts)
 
 
 def _noted(state: State, fact: Custom) -> None:
@@ -495,7 +495,7 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
 
 
 @lru_cache(maxsize=16)  # a call is looked at when its reply comes, and again when the reply is applied
-def signature(call: Call) -> tuple[str, str]:
+def build_signature(call: Call) -> tuple[str, str]:
     """What makes two calls the same: the tool and its arguments, however they were spelled."""
     try:
         arguments = msgspec.json.decode(call.arguments)

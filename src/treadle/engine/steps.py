@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from treadle.engine.compaction import full, is_due, is_futile
+from treadle.engine.compaction import describe_full_window, is_due, is_futile
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, RunState, State, Turn
 from treadle.events import (
     AnyFact,
@@ -30,9 +30,9 @@ from treadle.events import (
 )
 
 TURN_CEILING = 200
-EMPTY_REPLIES = 3
-INVALID_OUTPUTS = 3
-SAFE_ATTEMPTS = 3
+MAX_EMPTY_REPLIES = 3
+MAX_INVALID_OUTPUTS = 3
+MAX_SAFE_ATTEMPTS = 3
 
 
 class Record(Struct, frozen=True):
@@ -110,7 +110,7 @@ def _stop(state: State, run: RunState) -> Step:
     return Record((*closing, _ending(run, "cancelled", partial, error=_why_cancelled(run))))
 
 
-def stops(fact: AnyFact) -> bool:
+def stops_run(fact: AnyFact) -> bool:
     """Whether a fact stops the run that is under way."""
     return isinstance(fact, CancelRequested) or (isinstance(fact, MessageReceived) and fact.mode == "interrupt")
 
@@ -144,14 +144,14 @@ def _compact(state: State, run: RunState, turn: Turn, window: int | None) -> Ste
     if not refusal and not is_due(state, window):
         return None
     if is_futile(state):
-        return Record((_ending(run, "failed", error=full(state, window, refusal)),))
+        return Record((_ending(run, "failed", error=describe_full_window(state, window, refusal)),))
     return Compact()
 
 
 def _refused_for_length(turn: Turn) -> str:
     """What the model said when the request was too long for it, where nothing was done about that yet."""
     failed = turn.failed
-    if failed is None or failed.kind != "too_long" or turn.compacted >= failed.seq:
+    if failed is None or failed.kind != "too_long" or turn.compacted_at >= failed.seq:
         return ""
     return f"{failed.kind}: {failed.message}"
 
@@ -162,16 +162,16 @@ def _call_model(state: State, run: RunState, turn: Turn, now: float) -> Step:
         return AskModel(1)
     if failed.wait is not None:
         return AskModel(failed.attempt + 1, failed.at + failed.wait)
-    if failed.kind == "too_long" and turn.compacted > failed.seq:
+    if failed.kind == "too_long" and turn.compacted_at > failed.seq:
         return AskModel(failed.attempt + 1)
     if turn.wrap_up is not None:
         return Record((_ending(run, turn.wrap_up, _without_summary(run, turn.wrap_up)),))
     # Nobody stopped the run, or it would be over: the model was stopped because the time is.
-    if run.limits.seconds is not None and (failed.kind == "cancelled" or out_of_time(run, now)):
+    if run.limits.seconds is not None and (failed.kind == "cancelled" or is_out_of_time(run, now)):
         return _wrap_up(run, "time_limit")
     error = f"{failed.kind}: {failed.message}"
     if failed.kind == "too_long":
-        error = full(state, None, error)
+        error = describe_full_window(state, None, error)
     return Record((_ending(run, "failed", failed.partial, error=error),))
 
 
@@ -202,7 +202,7 @@ def _calls(turn: Turn, now: float) -> Step:
 
 def _runs_again(started: CallStarted) -> bool:
     """Whether a call that was broken off is run again; one that breaks its process each time is given up."""
-    return started.resumes or (started.safety == "safe" and started.attempt < SAFE_ATTEMPTS)
+    return started.resumes or (started.safety == "safe" and started.attempt < MAX_SAFE_ATTEMPTS)
 
 
 def _expire(question: ApprovalRequested | InputRequested) -> Record:
@@ -213,10 +213,10 @@ def _expire(question: ApprovalRequested | InputRequested) -> Record:
         fact = ApprovalAnswered(call_id=question.call_id, decision="deny", by="expiry", comment=comment)
     else:
         fact = InputAnswered(call_id=question.call_id, answers=(), by="expiry")
-    return Record((fact,), key=answer_key(question.call_id))
+    return Record((fact,), key=build_answer_key(question.call_id))
 
 
-def answer_key(call_id: str) -> str:
+def build_answer_key(call_id: str) -> str:
     """The key under which the one answer to a question is stored."""
     return f"answer:{call_id}"
 
@@ -239,7 +239,7 @@ def _after_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     if "yielded" in turn.signals:
         return Record((_ending(run, "yielded", reply.text),))
     if not reply.text.strip():
-        if run.empty >= EMPTY_REPLIES:
+        if run.empty >= MAX_EMPTY_REPLIES:
             error = f"the model gave {run.empty} empty replies in a row"
             return Record((_ending(run, "stuck", error=error),))
         return _new_turn(state, run, now)
@@ -248,7 +248,7 @@ def _after_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     if reply.finish == "length":
         return _wrap_up(run, "token_limit")
     if "invalid_output" in turn.signals:
-        if run.invalid >= INVALID_OUTPUTS:
+        if run.invalid >= MAX_INVALID_OUTPUTS:
             error = f"{run.invalid} answers in a row did not fit the output schema"
             return Record((_ending(run, "failed", reply.text, error=error),))
         return _new_turn(state, run, now)
@@ -267,7 +267,7 @@ def _wrap_up(run: RunState, limit: EndReason) -> Record:
     return Record((TurnStarted(turn=run.turns + 1, tools=False, wrap_up=limit),))
 
 
-def out_of_time(run: RunState, now: float) -> bool:
+def is_out_of_time(run: RunState, now: float) -> bool:
     """Whether the run has used up its time; waiting for a person is not counted."""
     return run.limits.seconds is not None and now - run.started_at - run.waited >= run.limits.seconds
 
@@ -276,7 +276,7 @@ def _limit_reached(run: RunState, now: float) -> EndReason | None:
     limits = run.limits
     if run.doomed:
         return "doom_loop"
-    if out_of_time(run, now):
+    if is_out_of_time(run, now):
         return "time_limit"
     if limits.cost is not None and run.usage.cost >= limits.cost:
         return "cost_limit"

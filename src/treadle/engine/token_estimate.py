@@ -18,10 +18,10 @@ from treadle.messages import (
     UserMessage,
 )
 
-BYTES = 4
+BYTES_PER_TOKEN = 4
 """Bytes of text to a token: right for English and code, a little low for scripts of two or three bytes a letter."""
-IMAGE = 1000
-FRAME = 4
+IMAGE_TOKENS = 1000
+MESSAGE_TOKENS = 4
 """What a message costs besides its content."""
 
 
@@ -30,43 +30,48 @@ def count_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
-def in_text(text: str) -> int:
+def estimate_text(text: str) -> int:
     """The tokens of a text."""
-    return -(-count_bytes(text) // BYTES)
+    return -(-count_bytes(text) // BYTES_PER_TOKEN)
 
 
-def in_parts(parts: Iterable[Part]) -> int:
+def estimate_parts(parts: Iterable[Part]) -> int:
     """The tokens of a message's parts."""
     total = 0
     for part in parts:
         match part:
             case TextPart(text=text):
-                total += in_text(text)
+                total += estimate_text(text)
             case ImagePart():
-                total += IMAGE
+                total += IMAGE_TOKENS
             case FilePart(data=data):
-                total += len(data) * 3 // 4 // BYTES
+                total += len(data) * 3 // 4 // BYTES_PER_TOKEN
     return total
 
 
-def in_message(message: Message) -> int:
+def estimate_message(message: Message) -> int:
     """The tokens of one message as a model is shown it."""
     match message:
         case UserMessage(parts=parts):
-            return FRAME + in_parts(parts)
+            return MESSAGE_TOKENS + estimate_parts(parts)
         case ModelMessage(text=text, calls=calls):
-            return FRAME + in_text(text) + sum(FRAME + in_text(call.tool + call.arguments) for call in calls)
+            return (
+                MESSAGE_TOKENS
+                + estimate_text(text)
+                + sum(MESSAGE_TOKENS + estimate_text(call.tool + call.arguments) for call in calls)
+            )
         case ResultMessage(text=text, parts=parts):
-            return FRAME + in_text(text) + in_parts(parts)
+            return MESSAGE_TOKENS + estimate_text(text) + estimate_parts(parts)
 
 
-def in_messages(messages: Iterable[Message]) -> int:
+def estimate_messages(messages: Iterable[Message]) -> int:
     """The tokens of a conversation."""
-    return sum(map(in_message, messages))
+    return sum(map(estimate_message, messages))
 
 
-def in_tools(tools: Iterable[ToolSpec]) -> int:
+def estimate_tools(tools: Iterable[ToolSpec]) -> int:
     """The tokens of the descriptions of tools."""
     return sum(
-        in_text(spec.name + spec.description) + -(-len(msgspec.json.encode(spec.parameters)) // BYTES) for spec in tools
+        estimate_text(spec.name + spec.description) + -(-len(msgspec.json.encode(spec.parameters)) // BYTES_PER_TOKEN)
+        for spec in tools
     )

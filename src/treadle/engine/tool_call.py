@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from treadle.engine.authorize import Ready
+from treadle.engine.authorize import ReadyCall
 from treadle.engine.cancel_scope import CancelScope
-from treadle.engine.observation import clean, render_result, shorten
+from treadle.engine.observation import cut_output, remove_control_characters, render_result
 from treadle.engine.setup import Setup
 from treadle.errors import BadInput, NotFound, describe_error
 from treadle.events import (
@@ -33,8 +33,8 @@ from treadle.permissions.policy import find_narrowest_tier
 from treadle.secrets.redact import RedactedStream, Redactor
 from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
 
-GRACE = 1.0
-SMALLEST_CAP = 512
+GRACE_SECONDS = 1.0
+MIN_OUTPUT_CAP = 512
 """The cap in bytes is at most half the tokens of the window, so that one result fills no more than an eighth of it."""
 
 
@@ -48,10 +48,10 @@ class CallOutcome(Struct):
     usage: Usage = NO_USAGE
 
 
-STOPPED = CallOutcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
+STOPPED_OUTCOME = CallOutcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
 
 
-async def run_tool(ready: Ready, context: ToolContext, redactor: Redactor, limit: CancelScope) -> CallOutcome:
+async def run_tool(ready: ReadyCall, context: ToolContext, redactor: Redactor, limit: CancelScope) -> CallOutcome:
     """Run a call to its end, whatever that is; only cancelling it raises. Known secrets are taken out of the result."""
     began = time.perf_counter()
     try:
@@ -77,7 +77,7 @@ async def run_tool(ready: Ready, context: ToolContext, redactor: Redactor, limit
         else:
             outcome = CallOutcome("error", _told(error))
     except (ToolError, BadInput) as error:
-        outcome = CallOutcome("error", clean(str(error)))
+        outcome = CallOutcome("error", remove_control_characters(str(error)))
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
@@ -100,7 +100,7 @@ async def _leaving_behind(running: Coroutine[Any, Any, object]) -> object:
         return await result
     except asyncio.CancelledError:
         task.cancel()
-        await asyncio.wait((task,), timeout=GRACE)
+        await asyncio.wait((task,), timeout=GRACE_SECONDS)
         raise
 
 
@@ -122,10 +122,10 @@ async def _deliver(running: Coroutine[Any, Any, object], result: asyncio.Future[
 
 
 def _told(error: BaseException) -> str:
-    return clean(describe_error(error))
+    return remove_control_characters(describe_error(error))
 
 
-def build_start_fact(setup: Setup, claim: Claim, ready: Ready, attempt: int) -> CallStarted:
+def build_start_fact(setup: Setup, claim: Claim, ready: ReadyCall, attempt: int) -> CallStarted:
     """The fact of a call's beginning, stored before it runs."""
     return CallStarted(
         call_id=ready.call.call.id,
@@ -142,12 +142,12 @@ def build_start_fact(setup: Setup, claim: Claim, ready: Ready, attempt: int) -> 
 
 
 async def build_finish_fact(
-    log: Log, session_id: str, ready: Ready, outcome: CallOutcome, window: int | None = None
+    log: Log, session_id: str, ready: ReadyCall, outcome: CallOutcome, window: int | None = None
 ) -> CallFinished:
     """The fact of a call's end; output over the cap is kept whole as an artifact and shown head and tail."""
     text, truncation = outcome.text, None
-    cap = min(ready.tool.cap, max(window // 2, SMALLEST_CAP)) if window else ready.tool.cap
-    head, tail, dropped = shorten(text, cap)
+    cap = min(ready.tool.cap, max(window // 2, MIN_OUTPUT_CAP)) if window else ready.tool.cap
+    head, tail, dropped = cut_output(text, cap)
     if dropped:
         artifact = await log.put_artifact(session_id, text.encode())
         truncation = Truncation(len(head) + len(tail), dropped, artifact)
@@ -217,7 +217,9 @@ class LogToolServices(ToolServices):
         return (await load_output(self._log, self._session_id, artifact_id)).data
 
 
-def build_tool_context(setup: Setup, log: Log, session_id: str, ready: Ready, notes: Mapping[str, Json]) -> ToolContext:
+def build_tool_context(
+    setup: Setup, log: Log, session_id: str, ready: ReadyCall, notes: Mapping[str, Json]
+) -> ToolContext:
     """What the tool is given."""
     call_id = ready.call.call.id
     desk = LogToolServices(setup, log, session_id, call_id)

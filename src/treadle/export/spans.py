@@ -39,7 +39,7 @@ class Span:
     attributes: dict[str, Attribute] = field(default_factory=dict[str, Attribute])
 
 
-def spans(facts: Iterable[AnyFact]) -> list[Span]:
+def build_spans(facts: Iterable[AnyFact]) -> list[Span]:
     """The spans of these facts, in the order in which they began."""
     tracer = _Tracer()
     for fact in facts:

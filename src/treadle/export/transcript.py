@@ -32,7 +32,7 @@ from treadle.events import (
     SessionCreated,
     SessionRenamed,
     decode_fact,
-    encode,
+    serialize_event,
 )
 from treadle.log.base import Artifact, Log
 from treadle.messages import Json, render_parts
@@ -41,7 +41,7 @@ Form = Literal["markdown", "jsonl", "html"]
 _ARTIFACT = b'{"type":"artifact"'
 
 
-class Block(Struct, frozen=True):
+class TranscriptBlock(Struct, frozen=True):
     """One thing to read: who or what it is, a line about it, and its text."""
 
     kind: Literal["user", "agent", "reasoning", "call", "note"]
@@ -49,12 +49,12 @@ class Block(Struct, frozen=True):
     text: str = ""
 
 
-async def export(log: Log, session_id: str, form: Form) -> bytes:
+async def render_transcript(log: Log, session_id: str, form: Form) -> bytes:
     """The session in one of the forms."""
     facts = await log.read(session_id)
     if form == "jsonl":
-        return json_lines(facts, await _artifacts(log, session_id, facts))
-    return (markdown(facts) if form == "markdown" else html(facts)).encode("utf-8", "replace")
+        return render_json_lines(facts, await _artifacts(log, session_id, facts))
+    return (render_markdown(facts) if form == "markdown" else render_html(facts)).encode("utf-8", "replace")
 
 
 async def _artifacts(log: Log, session_id: str, facts: Sequence[AnyFact]) -> list[Artifact]:
@@ -68,9 +68,9 @@ async def _artifacts(log: Log, session_id: str, facts: Sequence[AnyFact]) -> lis
     return found
 
 
-def json_lines(facts: Iterable[AnyFact], artifacts: Iterable[Artifact] = ()) -> bytes:
+def render_json_lines(facts: Iterable[AnyFact], artifacts: Iterable[Artifact] = ()) -> bytes:
     """Every fact on a line, as the log has it, and then what was too large for the model."""
-    lines = [encode(fact) for fact in facts]
+    lines = [serialize_event(fact) for fact in facts]
     for one in artifacts:
         data = base64.b64encode(one.data).decode()
         lines.append(
@@ -79,7 +79,7 @@ def json_lines(facts: Iterable[AnyFact], artifacts: Iterable[Artifact] = ()) -> 
     return b"\n".join([*lines, b""])
 
 
-class Carried(Struct, frozen=True):
+class ImportedSession(Struct, frozen=True):
     """What a file of JSON lines holds. `yeses` are answers in it that would hold for more than one call."""
 
     facts: tuple[AnyFact, ...]
@@ -92,8 +92,8 @@ class Carried(Struct, frozen=True):
         return self.facts[0]
 
 
-def read_lines(data: bytes) -> Carried:
-    """What `json_lines` wrote. Raises `BadInput` with the line that cannot be used."""
+def parse_json_lines(data: bytes) -> ImportedSession:
+    """What `render_json_lines` wrote. Raises `BadInput` with the line that cannot be used."""
     facts: list[AnyFact] = []
     artifacts: list[Artifact] = []
     for number, line in enumerate(data.splitlines(), 1):
@@ -110,7 +110,7 @@ def read_lines(data: bytes) -> Carried:
         raise BadInput("a session begins with session_created; this file does not. Nothing was imported")
     if [fact.seq for fact in facts] != list(range(1, len(facts) + 1)):
         raise BadInput("facts are missing or out of order; nothing was imported")
-    return Carried(tuple(facts), tuple(artifacts), tuple(_yeses(facts)))
+    return ImportedSession(tuple(facts), tuple(artifacts), tuple(_yeses(facts)))
 
 
 def _yeses(facts: Iterable[AnyFact]) -> Iterable[str]:
@@ -123,7 +123,7 @@ def _yeses(facts: Iterable[AnyFact]) -> Iterable[str]:
             yield f"{tools.get(fact.call_id, fact.call_id)} (for the {fact.scope})"
 
 
-async def import_session(log: Log, carried: Carried, session_id: str = "") -> str:
+async def import_session(log: Log, carried: ImportedSession, session_id: str = "") -> str:
     """Make the session anew in this store, under its own id or another; its id."""
     first = carried.first
     wanted = session_id or first.session_id
@@ -135,37 +135,39 @@ async def import_session(log: Log, carried: Carried, session_id: str = "") -> st
     return wanted
 
 
-def blocks(facts: Iterable[AnyFact]) -> list[Block]:
+def build_blocks(facts: Iterable[AnyFact]) -> list[TranscriptBlock]:
     """A session as a person reads it."""
-    found: list[Block] = []
+    found: list[TranscriptBlock] = []
     arguments: dict[str, str] = {}
     for fact in facts:
         match fact:
             case MessageReceived():
-                found.append(Block("user", text=render_parts(fact.parts)))
+                found.append(TranscriptBlock("user", text=render_parts(fact.parts)))
             case ModelReplied():
-                found += [Block("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []
-                found += [Block("agent", text=fact.text)] if fact.text.strip() else []
+                found += [TranscriptBlock("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []
+                found += [TranscriptBlock("agent", text=fact.text)] if fact.text.strip() else []
                 arguments |= {call.id: call.arguments for call in fact.calls}
             case CallStarted():
                 arguments[fact.call_id] = json.dumps(fact.arguments, ensure_ascii=False)
             case CallFinished():
                 head = f"{fact.tool} {arguments.get(fact.call_id, '')}".strip()
-                found.append(Block("call", f"{head} → {fact.status.replace('_', ' ')}", fact.output))
+                found.append(TranscriptBlock("call", f"{head} → {fact.status.replace('_', ' ')}", fact.output))
             case ApprovalAnswered():
                 said = f": {fact.comment}" if fact.comment else ""
-                found.append(Block("note", f"{fact.by or 'somebody'} said {fact.decision} ({fact.scope}){said}"))
+                found.append(
+                    TranscriptBlock("note", f"{fact.by or 'somebody'} said {fact.decision} ({fact.scope}){said}")
+                )
             case RunStarted() if fact.trigger != "message":
-                found.append(Block("note", f"a run began again ({fact.trigger})"))
+                found.append(TranscriptBlock("note", f"a run began again ({fact.trigger})"))
             case ModelFailed():
-                found.append(Block("note", f"the model gave no reply ({fact.kind}): {fact.message}"))
+                found.append(TranscriptBlock("note", f"the model gave no reply ({fact.kind}): {fact.message}"))
             case ContextCompacted():
-                found.append(Block("note", f"the context was compacted ({fact.kind})", fact.summary))
+                found.append(TranscriptBlock("note", f"the context was compacted ({fact.kind})", fact.summary))
             case Rewound():
-                found.append(Block("note", f"back to position {fact.to} ({fact.what})"))
+                found.append(TranscriptBlock("note", f"back to position {fact.to} ({fact.what})"))
             case RunFinished() if fact.reason != "answered":
                 end = f"the run ended: {fact.reason.replace('_', ' ')}"
-                found.append(Block("note", f"{end}: {fact.error}" if fact.error else end))
+                found.append(TranscriptBlock("note", f"{end}: {fact.error}" if fact.error else end))
             case _:
                 pass
     return found
@@ -182,12 +184,12 @@ def _about(facts: Sequence[AnyFact]) -> tuple[str, list[str]]:
     return (names[-1] if names else f"Session {first.session_id[:12]}"), lines + ([f"cost ${cost:.4f}"] if cost else [])
 
 
-def markdown(facts: Sequence[AnyFact]) -> str:
+def render_markdown(facts: Sequence[AnyFact]) -> str:
     """The session as Markdown."""
     title, about = _about(facts)
     pieces = [f"# {_line(title)}", "\n".join(f"- {_line(line)}" for line in about)]
     heads = {"user": "## You", "agent": "## Agent"}
-    for block in blocks(facts):
+    for block in build_blocks(facts):
         if block.kind in heads:
             pieces += [heads[block.kind], block.text.rstrip()]
         elif block.kind == "reasoning":
@@ -234,14 +236,14 @@ summary {{ cursor: pointer; overflow-wrap: anywhere; }} h2 {{ font-size: .8rem; 
 """
 
 
-def html(facts: Sequence[AnyFact]) -> str:
+def render_html(facts: Sequence[AnyFact]) -> str:
     """The session as one page that needs nothing else and runs no script."""
     title, about = _about(facts)
-    body = "\n".join(_section(block) for block in blocks(facts))
+    body = "\n".join(_section(block) for block in build_blocks(facts))
     return _PAGE.format(title=_safe(title), about="<br>".join(_safe(line) for line in about), body=body)
 
 
-def _section(block: Block) -> str:
+def _section(block: TranscriptBlock) -> str:
     text = f"<pre>{_safe(block.text)}</pre>" if block.text.strip() else ""
     match block.kind:
         case "user" | "agent":

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.engine.context import LOWER_TRUST, Attachments
-from treadle.engine.token_estimate import BYTES, count_bytes
+from treadle.engine.token_estimate import BYTES_PER_TOKEN, count_bytes
 from treadle.errors import NotFound
 from treadle.knowledge.agents import AgentFile, read_agent
 from treadle.knowledge.base import Knowledge, Origin, Problem, Skill
@@ -166,9 +166,9 @@ class WorkspaceAttachments:
 def _fitted(text: str, window: int | None, share: int) -> str:
     """At most this share of the model's window of a text: whoever wrote it must not stop the session with it."""
     size = count_bytes(text)
-    if not window or size * share <= window * BYTES:
+    if not window or size * share <= window * BYTES_PER_TOKEN:
         return text
-    kept = len(text) * window * BYTES // (size * share)
+    kept = len(text) * window * BYTES_PER_TOKEN // (size * share)
     return f"{text[:kept]}\n[… {len(text) - kept} characters left out, for lack of room …]"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from treadle.engine.model_call import consult
+from treadle.engine.model_call import ask_quietly
 from treadle.engine.setup import Setup
 from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
@@ -91,7 +91,7 @@ async def propose(library: Library, session: Session, setup: Setup) -> Proposal 
     alike = [last, *(one for one in (*before, *await _others(session)) if _alike(one.asked, last.asked))][:OFTEN]
     if len(alike) < OFTEN or not all(one.calls for one in alike):
         return None
-    name, text = _skill(alike, (await consult(setup, _request(alike, session.id))).text)
+    name, text = _skill(alike, (await ask_quietly(setup, _request(alike, session.id))).text)
     target = folder / "skills" / name / FILE
     taken = (target.parent, folder / PROPOSALS / name, folder / DECLINED / name)
     if not name or any(place.exists() for place in taken) or find_secret(text):

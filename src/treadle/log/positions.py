@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from treadle.errors import Conflict
-from treadle.events import AnyFact, stamp
+from treadle.events import AnyFact, stamp_fact
 
 
 def place_first(facts: Sequence[AnyFact], now: float) -> list[AnyFact]:
@@ -19,7 +19,7 @@ def stamp_first(facts: Sequence[AnyFact], placed: Sequence[AnyFact]) -> None:
     """Stamp a session's first facts once they are stored, save those that have their place elsewhere."""
     for fact, stored in zip(facts, placed, strict=True):
         if not fact.seq:
-            stamp(fact, stored.seq, stored.at)
+            stamp_fact(fact, stored.seq, stored.at)
 
 
 def stamp_from(facts: Sequence[AnyFact], head: int, now: float) -> None:
@@ -27,7 +27,7 @@ def stamp_from(facts: Sequence[AnyFact], head: int, now: float) -> None:
     for fact in facts:
         head += 1
         if fact.seq != head or not fact.at:
-            stamp(fact, head, fact.at or now)
+            stamp_fact(fact, head, fact.at or now)
 
 
 def place_again(facts: Sequence[AnyFact], stored: Sequence[AnyFact], key: str) -> None:
@@ -35,7 +35,7 @@ def place_again(facts: Sequence[AnyFact], stored: Sequence[AnyFact], key: str) -
     if len(facts) != len(stored):
         raise Conflict(f"the key {key!r} was used for other facts; use a new key for these")
     for fact, earlier in zip(facts, stored, strict=True):
-        stamp(fact, earlier.seq, earlier.at)
+        stamp_fact(fact, earlier.seq, earlier.at)
 
 
 def artifact_name(data: bytes) -> str:

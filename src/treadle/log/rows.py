@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from treadle.errors import StoreDamaged, StoreTooNew
-from treadle.events import AnyFact, Parent, decode_fact, encode
+from treadle.events import AnyFact, Parent, decode_fact, serialize_event
 from treadle.log.base import Claim, Listing, SessionInfo
 from treadle.log.owner import is_gone
 
@@ -51,7 +51,7 @@ def fetch_row(db: sqlite3.Connection, sql: str, *values: object) -> tuple[Any, .
 def add_facts(db: sqlite3.Connection, num: int, facts: Sequence[AnyFact]) -> None:
     """Store facts at the places they are stamped with."""
     base = num << 32
-    db.executemany("INSERT INTO facts VALUES (?, ?)", [(base + fact.seq, encode(fact)) for fact in facts])
+    db.executemany("INSERT INTO facts VALUES (?, ?)", [(base + fact.seq, serialize_event(fact)) for fact in facts])
 
 
 def append_facts(db: sqlite3.Connection, num: int, claim: Claim, facts: Sequence[AnyFact]) -> bool:
@@ -62,7 +62,7 @@ def append_facts(db: sqlite3.Connection, num: int, claim: Claim, facts: Sequence
     base = num << 32
     values: list[object] = []
     for fact in facts:
-        values += (base + fact.seq, encode(fact))
+        values += (base + fact.seq, serialize_event(fact))
     values += (num, claim.epoch, claim.owner, base + facts[0].seq - 1)
     try:
         return db.execute(_append(len(facts)), values).rowcount == len(facts)

@@ -145,7 +145,7 @@ class AnthropicMessages:
 
     def _head(self, request: Request) -> _Head:
         key = (request.system, request.tools, request.tool_choice, request.sampling, request.output_schema)
-        before = request.scratch.get(self._key)
+        before = request.render_cache.get(self._key)
         before = before if isinstance(before, _Head) else None
         if before is not None and before.key == key:
             return before
@@ -156,7 +156,7 @@ class AnthropicMessages:
         tools = [_tool(tool) for tool in specs]
         data = encode(self._fields(request, tools))
         bound = hashlib.blake2b(encode([request.system, [_tool(tool) for tool in specs]]), digest_size=16)
-        head = request.scratch[self._key] = _Head(key, specs, data, bound.digest())
+        head = request.render_cache[self._key] = _Head(key, specs, data, bound.digest())
         return head
 
     def _fields(self, request: Request, tools: list[dict[str, Json]]) -> dict[str, Json]:

@@ -80,9 +80,9 @@ class MessageBuffer:
 
 def get_buffer(request: Request, key: str) -> MessageBuffer:
     """What was serialised for earlier turns of the same context."""
-    found = request.scratch.get(key)
+    found = request.render_cache.get(key)
     if not isinstance(found, MessageBuffer):
-        found = request.scratch[key] = MessageBuffer()
+        found = request.render_cache[key] = MessageBuffer()
     return found
 
 

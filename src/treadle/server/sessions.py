@@ -18,7 +18,7 @@ from treadle.dialects.message_frames import MessageFramesDialect
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.errors import Conflict, NotFound, TreadleError
 from treadle.events import MessageReceived, ModelFailed, RunStarted, SessionConfigured, SignalDetected, TurnStarted
-from treadle.export.transcript import Form, export
+from treadle.export.transcript import Form, render_transcript
 from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import render_parts
 from treadle.server.follow import MessageFollower, wait_for_outcome
@@ -400,6 +400,6 @@ async def export_session(
     service: CurrentService, token: Viewer, session_id: str, format: Annotated[Form, Query()] = "jsonl"
 ) -> Response:
     """A session to take along: every fact and artifact as a line of JSON, or as a page to read."""
-    data = await export(service.runtime.log, session_id, format)
+    data = await render_transcript(service.runtime.log, session_id, format)
     headers = {"content-disposition": "attachment"}
     return Response(data, media_type=MEDIA_TYPES[format], headers=headers)

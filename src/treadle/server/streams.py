@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from treadle.dialects.base import Dialect
 from treadle.errors import BadInput
-from treadle.events import Delta, Event, encode
+from treadle.events import Delta, Event, serialize_event
 from treadle.log.base import Watch
 
 AsgiScope: TypeAlias = MutableMapping[str, Any]
@@ -63,8 +63,8 @@ def parse_position(last_event_id: str, after: int = 0) -> int:
 def encode_event(event: Event) -> bytes:
     """One of our own events as a server-sent one; only facts have an id."""
     if isinstance(event, Delta):
-        return b"data: " + encode(event) + b"\n\n"
-    return b"id: %d\ndata: %b\n\n" % (event.seq, encode(event))
+        return b"data: " + serialize_event(event) + b"\n\n"
+    return b"id: %d\ndata: %b\n\n" % (event.seq, serialize_event(event))
 
 
 class DialectWriter:

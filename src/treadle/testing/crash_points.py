@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from treadle.events import AnyFact, SessionCreated, decode_fact, encode, fact_type
+from treadle.events import AnyFact, SessionCreated, decode_fact, fact_type, serialize_event
 from treadle.log.base import Log
 from treadle.session import Session
 
@@ -24,7 +24,7 @@ class CrashPoint:
 
     async def plant(self, log: Log) -> str:
         """Make a session of this prefix in another log, as a new process would find it; its id."""
-        await log.create(self.session_id, [decode_fact(encode(fact)) for fact in self.facts])
+        await log.create(self.session_id, [decode_fact(serialize_event(fact)) for fact in self.facts])
         return self.session_id
 
 

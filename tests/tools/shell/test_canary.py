@@ -11,7 +11,7 @@ import pytest
 from tests.kit.sessions import agent_of, ended, finished_calls, of
 from tests.kit.shell import needs_bubblewrap
 from treadle import RunFinished, Session
-from treadle.events import CallFinished, CallStarted, Event, Grant, OutputDelta, encode
+from treadle.events import CallFinished, CallStarted, Event, Grant, OutputDelta, serialize_event
 from treadle.log.sqlite import SqliteLog
 from treadle.testing import call
 from treadle.tools.builtin import build_default_tools
@@ -80,7 +80,7 @@ async def leaks(store: Path, secrets: list[str], *calls: Any, **options: Any) ->
         done = list((await finished_calls(session)).values())
         events = await heard
         live = "".join(event.text for event in of(events, OutputDelta)).encode()
-        for written in (live, *map(encode, events)):
+        for written in (live, *map(serialize_event, events)):
             found += [str(written[:200]) for secret in secrets for form in spellings(secret) if form in written]
     await log.close()
     assert len(of(events, CallStarted)) == len(done) == len(calls) and live

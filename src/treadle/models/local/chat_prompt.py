@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from treadle.engine.context import own_text
+from treadle.engine.context import find_own_text
 from treadle.messages import Call, Message, ModelMessage, ResultMessage, UserMessage
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine
 
@@ -53,7 +53,7 @@ def split_conversation(messages: Sequence[Message]) -> Conversation:
     first = asked_at
     while first and isinstance(messages[first - 1], UserMessage):
         first -= 1
-    asked = [own_text(each) for each in messages[first : asked_at + 1] if isinstance(each, UserMessage)]
+    asked = [find_own_text(each) for each in messages[first : asked_at + 1] if isinstance(each, UserMessage)]
     calls: dict[str, Call] = {}
     done: list[tuple[Call, ResultMessage]] = []
     for message in messages[asked_at:]:
@@ -73,11 +73,11 @@ def build_turns(messages: Sequence[Message]) -> list[Turn]:
     for message in messages:
         match message:
             case UserMessage():
-                written.append(("user", own_text(message)))
+                written.append(("user", find_own_text(message)))
             case ModelMessage(text=said) if said:
                 written.append(("assistant", said))
             case ResultMessage(tool=tool):
-                written.append(("assistant", f"{tool}: {own_text(message).strip()}"))
+                written.append(("assistant", f"{tool}: {find_own_text(message).strip()}"))
             case _:
                 pass
     return written

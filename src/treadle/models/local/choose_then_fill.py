@@ -14,7 +14,7 @@ from contextlib import aclosing
 import msgspec
 from msgspec import Struct
 
-from treadle.engine.context import own_text
+from treadle.engine.context import find_own_text
 from treadle.events import CallDelta, TextDelta
 from treadle.messages import Call, Json, Reply, Request, ResultMessage, ToolSpec, Usage
 from treadle.models.base import ModelEvent
@@ -177,7 +177,7 @@ class ChooseThenFill:
 
 
 def _told(result: ResultMessage) -> str:
-    return own_text(result).strip() or "(nothing)"
+    return find_own_text(result).strip() or "(nothing)"
 
 
 def _json(value: Json) -> str:

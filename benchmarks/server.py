@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--crowd", action="store_true", help="200 sessions of 5 calls with a watcher each")
     parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.start_server:
+    if options.serve:
         {"treadle": serve_treadle, "relay": serve_relay}[options.serve[0]](*options.serve[1:])
         return
     with process(str(HERE / "fake_model.py"), "--until-eof") as (said, _):

@@ -61,7 +61,7 @@ def checked(base: str, schema: Any, operation: Any) -> None:
             case.path_parameters["session_id"] = session_id
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and "unload" not in operation.path:
             case.body["model"] = "scripted"
-        case.call_and_validate(base, params=query, run_checks=CHECKS, **ASKING)
+        case.call_and_validate(base, params=query, checks=CHECKS, **ASKING)
 
     check()
 

@@ -83,11 +83,11 @@ def _composed(front: str) -> Any:
 
     reader: Any = yaml  # comes without types
     try:
-        return reader.compose_summary(front, Loader=yaml.SafeLoader)
+        return reader.compose(front, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         quoted = _PLAIN.sub(lambda found: found[1] + _quoted(found[2].rstrip()), front)
         with suppress(yaml.YAMLError):
-            return reader.compose_summary(quoted, Loader=yaml.SafeLoader)
+            return reader.compose(quoted, Loader=yaml.SafeLoader)
         raise
 
 

@@ -109,7 +109,7 @@ def _wire(protocol: ProtocolName, provider: str, model: str, quirks: Quirks) -> 
     samples = price.samples if price is not None else True
     match protocol:
         case "chat":
-            return ChatCompletions(provider, model, replace(quirks, max_output=most, samples=samples))
+            return ChatCompletions(provider, model, replace(quirks, max_output=most, accepts_sampling=samples))
         case "anthropic":
             from treadle.models.anthropic_messages import AnthropicMessages
 

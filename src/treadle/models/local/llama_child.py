@@ -58,7 +58,7 @@ def start_server(settings: dict[str, Any]) -> object:
     params.cors_origins = ""
     params.offline = True
     params.verbosity = -1
-    return xllamacpp.DrainingServer(params)
+    return xllamacpp.Server(params)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ async def test_an_approval_counts_for_what_was_shown_and_nothing_else() -> None:
             await run.wait()
         question = run.pending[0]
         assert isinstance(question, ApprovalRequested)
-        with pytest.raises(Conflict, match="not what would run"):
+        with pytest.raises(Conflict, match="not the one that was shown"):
             await session.approve("e", digest="another")
         await session.approve("e", digest=question.digest)
         async with session.resume() as run:

@@ -47,7 +47,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._follower is not None:
-            self._follower.cancel()
+            self._follower.close()
         if self._watch is not None:
             self._watch.close()
         if self.outcome is None and not self._coordinator.is_closed and self._coordinator.is_running(self.session_id):
@@ -78,9 +78,8 @@ class Run:
             yield event
             if self.outcome is not None:
                 return
-        failure = self._coordinator.failures.pop(self.session_id, None)
-        if failure is not None:
-            raise failure
+        if self._follower is not None and self._follower.failure is not None:
+            raise self._follower.failure
         self.pending = (await self._coordinator.load_state(self.session_id)).pending
 
     def _take(self, event: Event) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -32,6 +32,17 @@ _logger = logging.getLogger("treadle")
 MAX_RECENT_SESSIONS = 64
 
 
+class OpenSession:
+    """How a session was opened here: by how many, with which gate, and with which narrower grants."""
+
+    __slots__ = ("gate", "grants", "users")
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.gate: Gate | None = None
+        self.grants: list[Grant] = []
+
+
 class Runtime:
     """`async with Runtime("work.db", [agent]) as runtime:` runs every session of these agents in one store.
 
@@ -52,9 +63,7 @@ class Runtime:
         if len(self.agents) < len(agents):
             raise BadInput("two agents have the same name; names tell whose a stored session is")
         self._store, self._recover, self._lease, self._grace = store, recover, lease, grace
-        self._open: Counter[str] = Counter()
-        self._gates: dict[str, Gate] = {}
-        self._grants: dict[str, list[Grant]] = {}
+        self._open: dict[str, OpenSession] = {}
         self._models: dict[str, Model] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._coordinator: Coordinator | None = None
@@ -117,21 +126,20 @@ class Runtime:
     @contextmanager
     def kept(self, session_id: str, gate: Gate | None = None, grant: Grant | None = None) -> Generator[None]:
         """Have a session's state at hand, with a gate and a narrower grant, for as long as somebody works with it."""
+        entry = self._open.setdefault(session_id, OpenSession())
+        entry.users += 1
         if gate is not None:
-            self._gates[session_id] = gate
+            entry.gate = gate
         if grant is not None:
-            self._grants.setdefault(session_id, []).append(grant)
-        self._open[session_id] += 1
+            entry.grants.append(grant)
         self.coordinator.keep_state(session_id)
         try:
             yield
         finally:
-            self._open[session_id] -= 1
-            if not self._open[session_id]:
-                if session_id not in self._recent:
-                    self.coordinator.forget_state(session_id)
-                for mine in (self._open, self._gates, self._grants):
-                    mine.pop(session_id, None)
+            self.coordinator.forget_state(session_id)
+            entry.users -= 1
+            if not entry.users:
+                del self._open[session_id]
 
     async def create(
         self,
@@ -168,13 +176,13 @@ class Runtime:
     async def open(self, session_id: str) -> Session[Any]:
         """A session by its id, which needs no closing; raises `NotFound`. Those opened last are kept at hand."""
         session = Session(self.coordinator, self._agent((await self.log.info(session_id)).agent), session_id)
-        self.coordinator.keep_state(session_id)
+        if session_id not in self._recent:
+            self.coordinator.keep_state(session_id)
         self._recent[session_id] = None
         self._recent.move_to_end(session_id)
         if len(self._recent) > MAX_RECENT_SESSIONS:
             oldest, _ = self._recent.popitem(last=False)
-            if oldest not in self._open:
-                self.coordinator.forget_state(oldest)
+            self.coordinator.forget_state(oldest)
         return session
 
     async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
@@ -260,7 +268,8 @@ class Runtime:
         created = state.created
         assert created is not None
         agent, configured = self._agent(state.agent), state.configured
-        setup = await agent.setup(created, self._gates.get(created.session_id) or agent.gate or self.gate)
+        opened = self._open.get(created.session_id) or OpenSession()
+        setup = await agent.setup(created, opened.gate or agent.gate or self.gate)
         if configured is not None:
             instructions = configured.instructions or setup.config.instructions
             setup = replace(
@@ -269,7 +278,7 @@ class Runtime:
                 limits=configured.limits or setup.limits,
                 approval_ttl=configured.approval_ttl or setup.approval_ttl,
             )
-        narrower = [grant for grant in self._grants.get(created.session_id, ()) if grant not in created.grants]
+        narrower = [grant for grant in opened.grants if grant not in created.grants]
         if narrower:
             setup = replace(setup, grants=(*setup.grants, *narrower))
         if state.model:

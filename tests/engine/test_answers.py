@@ -162,7 +162,7 @@ async def test_an_answer_to_something_else_than_what_was_shown_is_refused(store:
         assert await go(session) is None
         [question] = await questions(session)
         assert isinstance(question, ApprovalRequested)
-        with pytest.raises(Conflict, match="what was shown is not what would run"):
+        with pytest.raises(Conflict, match="not the one that was shown"):
             await runtime.coordinator.answer(session.id, "a", Answer(), digest="something else")
         assert len(await questions(session)) == 1
         await runtime.coordinator.answer(session.id, "a", Answer(), digest=question.digest)

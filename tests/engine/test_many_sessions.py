@@ -33,7 +33,7 @@ from treadle import (
     later,
     tool,
 )
-from treadle.errors import BadInput, Conflict, NotFound
+from treadle.errors import BadInput, Conflict, NotFound, StoreFull
 from treadle.events import (
     MessageReceived,
 )
@@ -117,7 +117,10 @@ async def test_a_run_is_followed_by_no_task_while_it_is_driven_here(store: Store
         held.free.set()
         outcome = await run.wait()
     assert outcome is not None and outcome.answer == "done"
-    assert {name for name in names if name.startswith("Coordinator.")} == {"Coordinator._drive", "Coordinator._keep"}
+    assert {name for name in names if name.startswith("Coordinator.")} == {
+        "Coordinator._run_session",
+        "Coordinator._keep_claims",
+    }
 
 
 async def test_a_closed_runtime_says_so(store: Store) -> None:
@@ -274,3 +277,21 @@ async def test_a_message_from_elsewhere_in_the_moment_a_session_is_given_back_is
         second = await wait_for(session, RunFinished, after=outcome.seq)
     assert (outcome.answer, second.answer) == ("one", "two")
     assert said(model.requests[1]) == ["go", "more"]
+
+
+async def test_everybody_who_waits_is_told_why_a_session_stopped(store: Store) -> None:
+    held = Held()
+    agent, _ = agent_of(call("wait"), tools=[held.tool])
+    log = store.open()
+
+    async def fail(*_: Any) -> None:
+        raise StoreFull("the disk is full")
+
+    async with agent.session(log) as session, session.run("one") as first, session.run("two") as second:
+        await wait_for(session, CallStarted)
+        waiting = [asyncio.create_task(run.wait()) for run in (first, second)]
+        log.append = fail  # type: ignore[method-assign]
+        held.free.set()
+        failures = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE)
+        del log.append
+    assert [str(failure) for failure in failures] == ["the disk is full"] * 2

@@ -291,7 +291,8 @@ async def test_a_helper_whose_run_is_killed_goes_on_and_gives_one_result(store: 
         waiting = asyncio.create_task(run.wait())
         child = await child_of(session, "d")
         await wait_for(child, CallStarted)
-        session._coordinator._drives[child.id].cancel()  # pyright: ignore[reportPrivateUsage]
+        running = session._coordinator._entries[child.id].task  # pyright: ignore[reportPrivateUsage]
+        assert running is not None and running.cancel()
         outcome = await asyncio.wait_for(waiting, PATIENCE)
         done = await finished_calls(session)
         facts = await child.facts()

@@ -1,9 +1,9 @@
-"""The loop: fold the log, ask `next_step` what to do, do it, record what happened, again.
+"""The loop: fold the log, ask `next_step` what to do, do it, record what happened, repeat.
 
     facts ──fold──► State ──next_step──► Step ──act──► facts ──append──► log
 
-Decisions are gathered and written together, always before the next effect: what has not been
-written has not happened. Everything that decides is in steps.py and judge.py; this file only acts.
+Decisions are buffered and written together, always before the next effect. A fact that is not written did not happen.
+All decisions are made in steps.py and authorize.py. This file only acts on them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,9 @@ from msgspec.structs import replace
 from treadle.engine.authorize import Authorization, ReadyCall, authorize_calls
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
-from treadle.engine.lease import Lease
-from treadle.engine.model_call import (
-    ask_model,
-    build_compaction_failure,
-    build_failure_fact,
-    build_request,
-    compact_or_note_failure,
-)
+from treadle.engine.model_call import ask_model, build_failure_fact, build_request, compact_or_note_failure, build_compaction_failure
 from treadle.engine.reply import build_reply_facts
-from treadle.engine.setup import Setup, SetupBuilder
+from treadle.engine.setup import Lease, Setup, SetupBuilder
 from treadle.engine.state import CallState, State, apply, fold
 from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, build_unfinished_result, next_step, stops_run
 from treadle.engine.tool_call import (
@@ -50,7 +43,7 @@ from treadle.events import (
 )
 from treadle.log.base import Log
 
-WRAP_UP_SECONDS, LAST_WORDS_SECONDS = 60.0, 5.0  # the second where the run itself had less time
+WRAP_UP_SECONDS, SHORT_WRAP_UP_SECONDS = 60.0, 5.0  # the short one is for runs that had less time themselves
 EFFECT_FACTS = (ModelReplied, ModelFailed, CallFinished, SignalDetected, ContextCompacted, Custom)
 
 
@@ -58,27 +51,27 @@ class Loop:
     """Runs one session for as long as there is something to do."""
 
     def __init__(
-        self, log: Log, lease: Lease, sets_up: SetupBuilder, setup: Setup, state: State, seen: Projection
+        self, log: Log, lease: Lease, build_setup: SetupBuilder, setup: Setup, state: State, projection: Projection
     ) -> None:
-        self.log, self.lease, self.build_setup, self.setup = log, lease, sets_up, setup
-        self.state, self.projection, self._configured = state, seen, state.configured
+        self.log, self.lease, self.build_setup, self.setup = log, lease, build_setup, setup
+        self.state, self.projection, self._configured = state, projection, state.configured
         self.session_id = lease.claim.session_id
         self._buffer: list[AnyFact] = []
-        self._behind = log.head(self.session_id) > state.seq
-        self._scope, self._limit = CancelScope(), CancelScope()
-        self._look: asyncio.Task[None] | None = None
+        self._is_behind = log.head(self.session_id) > state.seq
+        self._run_scope, self._call_scope = CancelScope(), CancelScope()
+        self._check_task: asyncio.Task[None] | None = None
 
     async def run(self) -> Rest:
-        """Do what is to be done, until nothing is."""
-        with closing(self._scope), closing(self._limit):
+        """Do one step after another, until there is nothing to do."""
+        with closing(self._run_scope), closing(self._call_scope):
             while True:
-                if self._behind:
+                if self._is_behind:
                     await self.catch_up()
                 if self.state.run is None and self.state.configured != self._configured:  # from the next run on
                     self.setup, self._configured = await self.build_setup(self.state), self.state.configured
                 step = next_step(self.state, self.setup.clock.now(), self.setup.limits, self.setup.model.window)
                 match step:
-                    case Record() if step.key:  # somebody may have been first: what the log has then counts
+                    case Record() if step.key:  # if somebody stored this key first, the log's fact counts
                         await self.log.post(self.session_id, step.facts, step.key, wake=False)
                         await self.catch_up()
                     case Record():
@@ -97,10 +90,10 @@ class Loop:
     # ── the log ────────────────────────────────────────────────────────────────────────────────────────
 
     async def catch_up(self) -> None:
-        """Take in what others have posted."""
-        self._behind = False
+        """Apply the facts that others have posted."""
+        self._is_behind = False
         if await self._flush():
-            await self.lease.renew_if_due(0)  # what a new owner wrote is not for one that was taken over
+            await self.lease.renew_if_due(0)  # a process that lost its claim must not act on a new owner's facts
             for fact in await self.log.read(self.session_id, after=self.state.seq):
                 apply(self.state, fact)
 
@@ -112,7 +105,7 @@ class Loop:
             self._buffer.append(fact)
 
     async def _flush(self) -> bool:
-        """Write what was recorded. False when others posted first: what happened is kept, the rest is decided again."""
+        """Write the buffer. False when others posted first: effects are recorded again, decisions are made anew."""
         if not self._buffer:
             return True
         facts, self._buffer = self._buffer, []
@@ -127,26 +120,26 @@ class Loop:
     # ── being stopped ──────────────────────────────────────────────────────────────────────────────────
 
     def check_posts(self) -> None:
-        """Somebody posted to this session: see at once whether that stops what is under way."""
-        self._behind = True
-        if self._scope.is_active and (self._look is None or self._look.done()):
-            self._look = asyncio.create_task(self._see_posted())
+        """Somebody posted to this session: check at once whether the post stops the current effect."""
+        self._is_behind = True
+        if self._run_scope.is_active and (self._check_task is None or self._check_task.done()):
+            self._check_task = asyncio.create_task(self._stop_if_asked())
 
-    async def _see_posted(self) -> None:
+    async def _stop_if_asked(self) -> None:
         posted = await self.log.read(self.session_id, after=self.state.seq - len(self._buffer))
         if any(map(stops_run, posted)):
-            self._scope.stop()
+            self._run_scope.stop()
 
-    def _until_stopped(self) -> CancelScope:
-        """A scope that ends with the run's time, or as soon as somebody stops the run."""
+    def _stop_in_time(self) -> CancelScope:
+        """A scope that ends when the run's time is over, or as soon as somebody stops the run."""
         run, turn = self.state.run, self.state.turn
         assert run is not None
         left: float | None = None
         if turn is not None and turn.wrap_up is not None:
-            left = min(WRAP_UP_SECONDS, max(LAST_WORDS_SECONDS, run.limits.seconds or WRAP_UP_SECONDS))
+            left = min(WRAP_UP_SECONDS, max(SHORT_WRAP_UP_SECONDS, run.limits.seconds or WRAP_UP_SECONDS))
         elif run.limits.seconds is not None:
             left = run.started_at + run.waited + run.limits.seconds - self.setup.clock.now()
-        return self._scope.limit_to(left)
+        return self._run_scope.limit_to(left)
 
     # ── the model ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,7 +151,7 @@ class Loop:
         failure: ModelError | None = None
         facts: list[AnyFact] = []
         try:
-            with self._until_stopped():
+            with self._stop_in_time():
                 wait = step.not_before - self.setup.clock.now()
                 if wait > 0:
                     await self.setup.clock.sleep(wait)
@@ -168,13 +161,13 @@ class Loop:
         except ModelError as error:
             failure = error
         except TimeoutError as error:
-            kind = "cancelled" if self._scope.was_stopped else "network"
+            kind = "cancelled" if self._run_scope.was_stopped else "network"
             failure = ModelError(str(error) or "stopped", kind=kind)
-        except Exception as error:  # a bug in an adapter or in middleware ends the run, and is recorded
+        except Exception as error:  # a bug in an adapter or in middleware is recorded and ends the run
             failure = ModelError(describe_error(error))
         if failure is not None:
             facts = [build_failure_fact(failure, self.state, step.attempt, "".join(said))]
-        if self._behind:
+        if self._is_behind:
             await self.catch_up()
         self._record(*facts)
 
@@ -183,38 +176,39 @@ class Loop:
             return
         await self.lease.renew_if_due()
         fact: AnyFact = build_compaction_failure("it was stopped")
-        with suppress(TimeoutError), self._until_stopped():
+        with suppress(TimeoutError), self._stop_in_time():
             fact = await compact_or_note_failure(self.setup, self.state)
-        if self._behind:
+        if self._is_behind:
             await self.catch_up()
         self._record(fact)
 
     # ── the calls ──────────────────────────────────────────────────────────────────────────────────────
 
     async def _work(self, calls: Sequence[CallState]) -> None:
-        if self.setup.middleware and not await self._flush():  # it may take its time to say what may run
+        if self.setup.middleware and not await self._flush():  # middleware may take long to decide
             return
-        judgement = Authorization(
-            [build_unfinished_result(call) for call in calls]
-        )  # what is stopped before it is judged does not run
-        with suppress(TimeoutError), self._until_stopped():
-            judgement = await authorize_calls(self.setup, self.state, calls)
-        if judgement.facts:
-            self._record(*judgement.facts)
+        # Calls that are stopped before they are authorized do not run.
+        authorization = Authorization([build_unfinished_result(call) for call in calls])
+        with suppress(TimeoutError), self._stop_in_time():
+            authorization = await authorize_calls(self.setup, self.state, calls)
+        if authorization.facts:
+            self._record(*authorization.facts)
             return
-        batch = _leading_safe(judgement.ready)
+        ready = authorization.ready
+        safe = next((place for place, call in enumerate(ready) if call.safety != "safe"), len(ready))
+        batch = ready[: max(safe, 1)]  # the safe calls at the front run at once, any other call runs alone
         await self.lease.renew_if_due()
-        self._record(*(build_start_fact(self.setup, self.lease.claim, ready, ready.attempt) for ready in batch))
+        self._record(*(build_start_fact(self.setup, self.lease.claim, call, call.attempt) for call in batch))
         if await self._flush():
             await self._run_batch(batch)
 
     async def _run_batch(self, batch: Sequence[ReadyCall]) -> None:
-        """Run started calls at once, and record each result as it comes."""
+        """Run started calls at once, and record each result when it arrives."""
         limits = [CancelScope() for _ in batch[1:]]
         running = [asyncio.ensure_future(self._run_call(*call)) for call in zip(batch[1:], limits, strict=True)]
         try:
-            with self._until_stopped():
-                await self._run_call(batch[0], self._limit)
+            with self._stop_in_time():
+                await self._run_call(batch[0], self._call_scope)
                 if running:
                     await asyncio.gather(*running)
         except TimeoutError:
@@ -238,24 +232,18 @@ class Loop:
             await self._flush()
 
     async def _settle(self, ready: ReadyCall, attempt: int, outcome: CallOutcome) -> bool:
-        """Record how a call went; True when it is to be tried again."""
+        """Record the result of a call. True when the call must be tried again."""
         fact = await build_finish_fact(self.log, self.session_id, ready, outcome, self.setup.model.window)
-        if self._behind:
+        if self._is_behind:
             await self.catch_up()
         if outcome.status in ("error", "timed_out"):
-            what = self.setup.choose_recovery(ready.tool, outcome.text, attempt)
-            if what == "retry" and outcome.status == "error":  # one that timed out may still be at work
+            recovery = self.setup.choose_recovery(ready.tool, outcome.text, attempt)
+            if recovery == "retry" and outcome.status == "error":  # a call that timed out may still run
                 detail = f"{ready.tool.name}: {outcome.text[:500]}"
                 again = build_start_fact(self.setup, self.lease.claim, ready, attempt + 1)
                 self._record(SignalDetected(kind="tool_retry", detail=detail), again)
                 if await self._flush():
                     return True
-            fact = replace(fact, fatal=what == "stop")
+            fact = replace(fact, fatal=recovery == "stop")
         self._record(fact)
         return False
-
-
-def _leading_safe(ready: Sequence[ReadyCall]) -> Sequence[ReadyCall]:
-    """The calls that may run at once: the safe ones at the front, or else the first one alone."""
-    count = next((place for place, one in enumerate(ready) if one.safety != "safe"), len(ready))
-    return ready[: max(count, 1)]

@@ -12,18 +12,22 @@ from typing import TypeVar
 from msgspec import Struct, field
 
 from treadle.engine.context import Attachments
-from treadle.engine.state import State
-from treadle.errors import BadInput
+from treadle.engine.state import CallState, State
+from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired
 from treadle.events import (
     AgentConfig,
+    AnyFact,
+    ApprovalAnswered,
     ApprovalRequested,
     Decision,
     Grant,
+    InputAnswered,
     InputRequested,
     Limits,
     Safety,
     Scope,
 )
+from treadle.log.base import Claim, Log
 from treadle.messages import Json, Part, Reply, Request, ToolSpec
 from treadle.models.base import Model
 from treadle.permissions.policy import Verdict
@@ -56,6 +60,51 @@ Gate = Callable[[ApprovalRequested | InputRequested], Awaitable[Answer | None]]
 
 async def later(question: ApprovalRequested | InputRequested) -> None:
     """The gate that asks nobody here: the question waits in the log until any surface answers it."""
+
+
+def build_answer_fact(call: CallState, answer: Answer) -> AnyFact:
+    """The answer as a fact. An answer of the other kind is refused, so that no text can pass for an approval."""
+    call_id = call.call.id
+    if call.asked is not None:
+        if answer.answers:
+            raise BadInput(f"call {call_id} waits for an approval: approve or deny it")
+        scope = "call" if call.asked.once and answer.decision == "allow" else answer.scope
+        return ApprovalAnswered(
+            call_id=call_id, decision=answer.decision, scope=scope, by=answer.by, comment=answer.comment
+        )
+    if answer.decision == "deny" and not answer.answers:
+        comment = f" They say: {answer.comment}" if answer.comment else ""
+        return InputAnswered(call_id=call_id, answers=(f"(They do not want to answer.{comment})",), by=answer.by)
+    if not answer.answers:
+        raise BadInput(f"call {call_id} waits for an answer in words")
+    for question, said in zip(call.input_asked.questions if call.input_asked else (), answer.answers, strict=False):
+        if question.strict and said not in question.options:
+            options = ", ".join(map(repr, question.options))
+            raise BadInput(f"call {call_id}: {said!r} is none of the answers to choose from: {options}")
+    return InputAnswered(call_id=call_id, answers=answer.answers, by=answer.by)
+
+
+def check_unanswered(call: CallState) -> None:
+    """Raise a `Conflict` when the question of a call is settled."""
+    answered = call.answer or call.input_answer
+    if answered is not None:
+        raise build_answered_error(call.call.id, answered)
+    if call.finished is not None:
+        raise Conflict(f"call {call.call.id} is finished ({call.finished.status}); there is nothing left to answer")
+
+
+def build_answered_error(call_id: str, fact: AnyFact) -> Conflict:
+    """The error for a second answer. `fact` is the first one."""
+    by = getattr(fact, "by", "")
+    if by == "expiry":
+        return build_expired_error(call_id)
+    what = getattr(fact, "decision", "answered")
+    return AlreadyAnswered(f"call {call_id} was answered already, by {by or 'somebody'}: {what}", fact)
+
+
+def build_expired_error(call_id: str) -> Expired:
+    """The error for an answer that comes after the question expired."""
+    return Expired(f"call {call_id}: the time to answer is over; the model is told that nobody answered")
 
 
 class Middleware:
@@ -96,6 +145,25 @@ class Clock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class Lease:
+    """A claim on a session, and when it was last known to hold."""
+
+    def __init__(self, log: Log, claim: Claim) -> None:
+        self.log, self.claim = log, claim
+        self._renewed, self._renewed_wall = time.monotonic(), time.time()
+
+    async def renew_if_due(self, share: float = 2 / 3) -> None:
+        """Renew the claim when that share of its time has passed; raises `ClaimLost`. Call it before an effect.
+
+        The time is taken from two clocks, and the later one counts: a wall clock may be set back, and a monotonic
+        clock stands still while a laptop sleeps.
+        """
+        limit, now, wall = self.claim.ttl * share, time.monotonic(), time.time()
+        if now - self._renewed > limit or wall - self._renewed_wall > limit:
+            await self.log.renew(self.claim)
+            self._renewed, self._renewed_wall = now, wall
 
 
 RecoveryStrategy = Callable[[str, str, int], Recovery]

@@ -32,8 +32,8 @@ _logger = logging.getLogger("treadle")
 MAX_RECENT_SESSIONS = 64
 
 
-class OpenSession:
-    """How a session was opened here: by how many, with which gate, and with which narrower grants."""
+class SessionUse:
+    """How a session is used here: by how many, with which gate, and with which narrower grants."""
 
     __slots__ = ("gate", "grants", "users")
 
@@ -63,7 +63,7 @@ class Runtime:
         if len(self.agents) < len(agents):
             raise BadInput("two agents have the same name; names tell whose a stored session is")
         self._store, self._recover, self._lease, self._grace = store, recover, lease, grace
-        self._open: dict[str, OpenSession] = {}
+        self._open: dict[str, SessionUse] = {}
         self._models: dict[str, Model] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._coordinator: Coordinator | None = None
@@ -126,7 +126,7 @@ class Runtime:
     @contextmanager
     def kept(self, session_id: str, gate: Gate | None = None, grant: Grant | None = None) -> Generator[None]:
         """Have a session's state at hand, with a gate and a narrower grant, for as long as somebody works with it."""
-        entry = self._open.setdefault(session_id, OpenSession())
+        entry = self._open.setdefault(session_id, SessionUse())
         entry.users += 1
         if gate is not None:
             entry.gate = gate
@@ -268,7 +268,7 @@ class Runtime:
         created = state.created
         assert created is not None
         agent, configured = self._agent(state.agent), state.configured
-        opened = self._open.get(created.session_id) or OpenSession()
+        opened = self._open.get(created.session_id) or SessionUse()
         setup = await agent.setup(created, opened.gate or agent.gate or self.gate)
         if configured is not None:
             instructions = configured.instructions or setup.config.instructions

@@ -14,10 +14,10 @@ from contextlib import closing, suppress
 
 from msgspec.structs import replace
 
+from treadle.engine import model_call
 from treadle.engine.authorize import Authorization, ReadyCall, authorize_calls
 from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
-from treadle.engine.model_call import ask_model, build_failure_fact, build_request, compact_or_note_failure, build_compaction_failure
 from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Lease, Setup, SetupBuilder
 from treadle.engine.state import CallState, State, apply, fold
@@ -155,8 +155,8 @@ class Loop:
                 wait = step.not_before - self.setup.clock.now()
                 if wait > 0:
                     await self.setup.clock.sleep(wait)
-                request = build_request(self.setup, self.state, self.projection)
-                reply = await ask_model(self.setup, self.log, request, self.state.seq, said)
+                request = model_call.build_request(self.setup, self.state, self.projection)
+                reply = await model_call.ask_model(self.setup, self.log, request, self.state.seq, said)
             facts = build_reply_facts(self.setup, self.state, request, reply)
         except ModelError as error:
             failure = error
@@ -166,7 +166,7 @@ class Loop:
         except Exception as error:  # a bug in an adapter or in middleware is recorded and ends the run
             failure = ModelError(describe_error(error))
         if failure is not None:
-            facts = [build_failure_fact(failure, self.state, step.attempt, "".join(said))]
+            facts = [model_call.build_failure_fact(failure, self.state, step.attempt, "".join(said))]
         if self._is_behind:
             await self.catch_up()
         self._record(*facts)
@@ -175,9 +175,9 @@ class Loop:
         if not await self._flush():
             return
         await self.lease.renew_if_due()
-        fact: AnyFact = build_compaction_failure("it was stopped")
+        fact: AnyFact = model_call.build_compaction_failure("it was stopped")
         with suppress(TimeoutError), self._stop_in_time():
-            fact = await compact_or_note_failure(self.setup, self.state)
+            fact = await model_call.compact_or_note_failure(self.setup, self.state)
         if self._is_behind:
             await self.catch_up()
         self._record(fact)

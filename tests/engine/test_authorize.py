@@ -33,9 +33,10 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Json, ToolSpec
+from treadle.permissions.data_flow import Trait
 from treadle.sandbox.base import CommandResult, Job, OnOutput, ProbeResult, SandboxLevel
 from treadle.testing import call
-from treadle.tools.base import ParsedArguments, Tool, ToolContext, Trait
+from treadle.tools.base import ParsedArguments, Tool, ToolContext
 from treadle.tools.shell import Shell
 
 store = either_store

@@ -8,16 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.events import Decision, Grant, Safety, Tier
-from treadle.permissions.policy import (
-    Assessment,
-    RememberedAnswer,
-    Verdict,
-    choose_strictest,
-    covers_call,
-    decide_call,
-    find_touched_part,
-    suggest_pattern,
-)
+from treadle.permissions.patterns import covers_call, find_touched_part, suggest_pattern
+from treadle.permissions.policy import Assessment, RememberedAnswer, Verdict, choose_strictest, decide_call
 
 SAFETIES: tuple[Safety, ...] = ("safe", "caution", "destructive")
 TIERS: tuple[Tier, ...] = ("read-only", "sandbox", "full")

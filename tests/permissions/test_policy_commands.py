@@ -5,18 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.events import Grant, Safety, Tier
-from treadle.permissions.policy import (
-    Assessment,
-    RememberedAnswer,
-    Verdict,
-    apply_posture,
-    covers_call,
-    decide_call,
-    find_touched_part,
-    suggest_pattern,
-)
+from treadle.permissions.patterns import covers_call, find_touched_part, suggest_pattern
+from treadle.permissions.policy import Assessment, RememberedAnswer, Verdict, apply_posture, decide_call
 from treadle.permissions.shell.classify import classify_command
-from treadle.permissions.shell.parse import parse_command, render_commands
+from treadle.permissions.shell.command_parts import render_commands
+from treadle.permissions.shell.parse import parse_command
 
 
 def commands(command: str) -> tuple[str, ...]:

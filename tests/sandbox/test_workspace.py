@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from tests.kit.sandbox import EVERYWHERE, Place, Run, a_neighbour, a_place, collect, inside, needs_bubblewrap, until
 from treadle.errors import BadInput
 from treadle.log.open_log import open_log
+from treadle.permissions.paths import is_env_file
 from treadle.sandbox import bubblewrap
 from treadle.sandbox import guarded_paths as workspaces
-from treadle.sandbox.base import Job, SandboxUnavailable, is_env_file
+from treadle.sandbox.base import Job, SandboxUnavailable
 from treadle.sandbox.guarded_paths import (
     find_guarded_paths,
     hold_protected_paths,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 import msgspec
 from msgspec import Struct
@@ -29,21 +28,18 @@ from treadle.events import (
     Tier,
     validate_fact,
 )
+from treadle.permissions.data_flow import UNKNOWN_TOOL_TRAITS, Trait, explain_leak_risk, list_tools_seen
+from treadle.permissions.patterns import covers_call, pin_version, select_for_version, suggest_pattern, unpin_version
 from treadle.permissions.policy import (
     Assessment,
     RememberedAnswer,
     Verdict,
     apply_aliases,
     choose_strictest,
-    covers_call,
     decide_call,
     find_narrowest_tier,
-    pin_version,
-    select_for_version,
-    suggest_pattern,
-    unpin_version,
 )
-from treadle.tools.base import ParsedArguments, Tool, ToolInputError, Trait
+from treadle.tools.base import ParsedArguments, Tool, ToolInputError
 
 NOBODY_TO_ASK = (
     "Nobody can be asked here, so this call was denied ({why}). Do without it, or tell the user to allow it: "
@@ -56,9 +52,6 @@ CHANGED_SINCE_APPROVAL = (
 )
 
 CHANGED_DESCRIPTION = "what its server says of it has changed since it was allowed"
-
-SEEN = "treadle.seen."
-"""The notes that say which tools have told something to those whose words this session was given."""
 
 _logger = logging.getLogger("treadle")
 
@@ -168,11 +161,10 @@ def _assessed(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments) -
     if assessment.commands is not None and tool.describe_sandbox(tier) == "landlock":
         doubts.append("the sandbox is reduced on this machine, so every command is asked for")
     own = tool.list_traits(tier)
-    if "way_out" in own and assessment.safety != "safe":
-        seen = _seen(setup, state, tier)
-        # Who wrote what was read may have chosen what is sent: a person looks before private things leave.
-        if "untrusted" in seen and "private" in seen | own:
-            doubts.append("it could carry private data out, and text from outside may have asked for it")
+    if "way_out" in own:
+        seen = (_find_traits(setup, name, tier) for name in list_tools_seen(state.used, state.notes))
+        if risk := explain_leak_risk(own, assessment.safety, seen):
+            doubts.append(risk)
     return replace(assessment, doubts=tuple(doubts)) if doubts else assessment
 
 
@@ -202,22 +194,11 @@ def _as_it_is_now(
     return grants, current, assessment
 
 
-def _seen(setup: Setup, state: State, tier: Tier) -> set[Trait]:
-    """What the calls of this session have brought in, and those of its parent and its helpers."""
-    seen: set[Trait] = set()
-    for name in tools_seen(state):
-        found = setup.tools.get(name) or next(
-            filter(None, (one.find_hidden_tool(name) for one in setup.tools.values())), None
-        )
-        # A tool that is gone cannot be asked what it was.
-        seen |= found.list_traits(tier) if found is not None else {"untrusted", "private"}
-    return seen
-
-
-def tools_seen(state: State) -> set[str]:
-    """The tools whose results may stand in what a session knows: its own, and those of whom it has heard from."""
-    heard = (cast("list[str]", data) for name, data in state.notes.items() if name.startswith(SEEN))
-    return state.used.union(*heard)
+def _find_traits(setup: Setup, name: str, tier: Tier) -> frozenset[Trait]:
+    """What the calls of a tool bring in."""
+    hidden = (tool.find_hidden_tool(name) for tool in setup.tools.values())
+    found = setup.tools.get(name) or next(filter(None, hidden), None)
+    return found.list_traits(tier) if found is not None else UNKNOWN_TOOL_TRAITS
 
 
 def _ask(

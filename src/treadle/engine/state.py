@@ -42,7 +42,8 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Call, Json, Usage
-from treadle.permissions.policy import RememberedAnswer, covers_call, unpin_version
+from treadle.permissions.patterns import covers_call, unpin_version
+from treadle.permissions.policy import RememberedAnswer
 
 TRAIL = 12
 FREED = 0.9

@@ -22,7 +22,8 @@ from treadle.knowledge.file_knowledge import FileKnowledge, WorkspaceFiles
 from treadle.log.base import Embed
 from treadle.messages import Sampling
 from treadle.models.base import Model
-from treadle.permissions.policy import apply_posture, covers_call
+from treadle.permissions.patterns import covers_call
+from treadle.permissions.policy import apply_posture
 from treadle.tools.base import Tool
 from treadle.tools.function import tool as made_tool
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from treadle.errors import BadInput, StoreDamaged
 from treadle.events import Decision, Grant
-from treadle.permissions.policy import unpin_version
+from treadle.permissions.patterns import unpin_version
 
 RULES_FILE = "rules.json"
 

@@ -5,8 +5,6 @@ No policy here: whether a command may run is decided before anybody is asked to 
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
@@ -29,18 +27,6 @@ INSTALL_HINT = (
     "Install bubblewrap: `apt-get install bubblewrap`, `dnf install bubblewrap` or `apk add bubblewrap`. It must be at "
     "/usr/bin/bwrap, and the kernel must allow user namespaces."
 )
-
-PROTECTED = (".git", ".treadle")
-"""What a command may read and never write in its workspace, whether it exists or not."""
-
-LOG_FILE_SUFFIXES = ("", "-wal", "-shm", "-journal")
-"""A log in a file is these, while it is open; the second is always there then."""
-
-LOG_HEAD_BYTES = 64 * 1024
-"""How much of a log and of its `-wal` must be read to know it: a new one has its mark only in the second."""
-
-_STORE = re.compile(rb"SQLite format 3\0.{52}trdl", re.DOTALL)
-_HARMLESS_ENV = (".example", ".sample", ".template", ".dist", ".defaults")
 
 
 class SandboxUnavailable(TreadleError):
@@ -117,24 +103,3 @@ class Sandbox(Protocol):
     async def run_on_host(self, job: Job, on_output: OnOutput) -> CommandResult:
         """Run a command without walls, but with its bounds, a clean environment, and nothing left behind."""
         ...
-
-
-def is_env_file(name: str) -> bool:
-    """Whether a file of this name holds secrets by custom: `.env`, `.envrc`, `.env.local`, but not `.env.example`."""
-    name = name.casefold()
-    return name in (".env", ".envrc") or (name.startswith(".env.") and not name.endswith(_HARMLESS_ENV))
-
-
-def is_log_file(head: bytes) -> bool:
-    """Whether a file that begins so is a log of sessions: who can write it can say yes in a person's name."""
-    return _STORE.search(head) is not None
-
-
-def list_own_folders() -> tuple[Path, ...]:
-    """Where rules, tokens and logs of this user are, and their settings: what is written there widens rights."""
-    environ, home = os.environ, Path(os.path.expanduser("~"))
-    data = environ.get("TREADLE_DATA_DIR") or Path(environ.get("XDG_DATA_HOME") or home / ".local/share", "treadle")
-    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config", "treadle")
-    chosen = environ.get("TREADLE_CONFIG", "")
-    places = (Path(data), config, *([Path(chosen)] if chosen else []))
-    return tuple(Path(os.path.realpath(place.expanduser())) for place in places)

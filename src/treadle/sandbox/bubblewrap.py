@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.sandbox.base import PROTECTED, CommandResult, Job, OnOutput, SandboxUnavailable
+from treadle.permissions.paths import PROTECTED
+from treadle.sandbox.base import CommandResult, Job, OnOutput, SandboxUnavailable
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
 from treadle.sandbox.guarded_paths import (
     find_guarded_paths,

@@ -19,15 +19,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.sandbox.base import (
+from treadle.permissions.paths import (
     LOG_FILE_SUFFIXES,
     LOG_HEAD_BYTES,
     PROTECTED,
-    Job,
     is_env_file,
     is_log_file,
     list_own_folders,
 )
+from treadle.sandbox.base import Job
 from treadle.sandbox.runtime_folder import make_runtime_folder
 
 _NEVER = {

@@ -15,8 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from treadle.errors import BadInput
+from treadle.permissions.paths import PROTECTED
 from treadle.sandbox import supervised
-from treadle.sandbox.base import PROTECTED, CommandResult, Job, OnOutput
+from treadle.sandbox.base import CommandResult, Job, OnOutput
 from treadle.sandbox.bubblewrap import detect_machine
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
 from treadle.sandbox.guarded_paths import find_guarded_paths, resolve_sandbox_workspace, resolve_working_folder

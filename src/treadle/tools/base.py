@@ -18,6 +18,7 @@ from treadle.errors import BadInput, NotFound, TreadleError
 from treadle.events import KeptFile, Question, Safety, Tier
 from treadle.log.base import Memories
 from treadle.messages import NO_USAGE, Json, Part, ToolSpec, Usage
+from treadle.permissions.data_flow import Trait
 from treadle.permissions.policy import Assessment
 
 DEFAULT_TIMEOUT = 120.0
@@ -27,9 +28,6 @@ ArgumentStruct = TypeVar("ArgumentStruct", bound=Struct)
 
 Recovery = Literal["tell", "retry", "stop"]
 """What follows a failed call: tell the model, run it again, or end the run as failed."""
-
-Trait = Literal["untrusted", "private", "way_out"]
-"""What a tool lets in or out: text that a stranger wrote, what is the user's own, a way to send something elsewhere."""
 
 
 class ToolError(TreadleError):

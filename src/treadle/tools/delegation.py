@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from treadle.engine.authorize import SEEN, tools_seen
 from treadle.engine.setup import Setup
 from treadle.engine.state import State
 from treadle.errors import Conflict, NotFound
@@ -32,6 +31,7 @@ from treadle.events import (
     TurnStarted,
     validate_fact,
 )
+from treadle.permissions.data_flow import SEEN_NOTE, list_tools_seen
 from treadle.session import Session
 from treadle.tools.base import HelperRunner, HelperTask, ToolContext, ToolError, ToolResult
 
@@ -64,8 +64,9 @@ class Delegation(HelperRunner):
                         await session.cancel(by="delegate", why="its parent was stopped")
                     raise
             # What it answers may be made of what it has seen.
-            heard = tools_seen(await session.state())
-            await context.services.save_note(f"{SEEN}{context.call_id}", sorted(heard))
+            state = await session.state()
+            seen = sorted(list_tools_seen(state.used, state.notes))
+            await context.services.save_note(f"{SEEN_NOTE}{context.call_id}", seen)
         return _told(outcome)
 
     def _agent(self, name: str) -> Agent:
@@ -95,8 +96,8 @@ class Delegation(HelperRunner):
             SessionRenamed(name=" ".join(task.text.split())[:60], by="auto"),
             SessionConfigured(limits=self._what_is_left(parent, agent.limits, context.call_id), by="delegate"),
         ]
-        if seen := tools_seen(parent):
-            facts.append(Custom(name=f"{SEEN}parent", data=sorted(seen)))
+        if seen := list_tools_seen(parent.used, parent.notes):
+            facts.append(Custom(name=f"{SEEN_NOTE}parent", data=sorted(seen)))
         try:
             await self._runtime.log.create(child_id, [validate_fact(fact) for fact in facts])
         except Conflict:

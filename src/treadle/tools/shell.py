@@ -19,10 +19,12 @@ from treadle.events import Safety, Tier
 from treadle.history.kept_files import KeptFiles
 from treadle.history.snapshot import record_changes
 from treadle.messages import Json, ToolSpec
+from treadle.permissions.data_flow import Trait
 from treadle.permissions.paths import is_instruction_path
 from treadle.permissions.policy import Assessment
 from treadle.permissions.shell.classify import classify_command
-from treadle.permissions.shell.parse import parse_command, render_commands
+from treadle.permissions.shell.command_parts import render_commands
+from treadle.permissions.shell.parse import parse_command
 from treadle.sandbox.base import Bounds, CommandResult, Job, Sandbox, SandboxUnavailable
 from treadle.tools.base import (
     ParsedArguments,
@@ -31,7 +33,6 @@ from treadle.tools.base import (
     ToolError,
     ToolInputError,
     ToolResult,
-    Trait,
     decode_arguments,
 )
 
@@ -112,8 +113,8 @@ class Shell(Tool):
 
     def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
         parts = parse_command(parsed.arguments["command"])
-        folder, walls = parsed.arguments.get("folder", ""), tier != "full"
-        safety, why = classify_command(parts, os.path.realpath(workspace), folder, walls=walls)
+        folder, in_sandbox = parsed.arguments.get("folder", ""), tier != "full"
+        safety, why = classify_command(parts, os.path.realpath(workspace), folder, in_sandbox=in_sandbox)
         moves = safety != "safe" or any(part.name == "cd" for part in parts)
         return Assessment(safety, why, render_commands(parts), affects_later_calls=moves)
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
+from treadle.permissions.data_flow import Trait
 from treadle.tools.base import (
     ParsedArguments,
     Tool,
@@ -27,7 +28,6 @@ from treadle.tools.base import (
     ToolError,
     ToolInputError,
     ToolResult,
-    Trait,
     decode_arguments,
 )
 from treadle.tools.html_text import convert_html

@@ -18,8 +18,14 @@ from typing import Literal, Self
 
 from msgspec import Struct
 
-from treadle.permissions.paths import is_protected_path, is_secret_path
-from treadle.sandbox.base import LOG_FILE_SUFFIXES, LOG_HEAD_BYTES, is_log_file, list_own_folders
+from treadle.permissions.paths import (
+    LOG_FILE_SUFFIXES,
+    LOG_HEAD_BYTES,
+    is_log_file,
+    is_protected_path,
+    is_secret_path,
+    list_own_folders,
+)
 from treadle.tools.base import ToolError
 from treadle.workspace.beneath import O_PATH, open_beneath
 

@@ -7,7 +7,8 @@ import pytest
 from treadle.events import Grant
 from treadle.permissions.policy import Assessment, decide_call
 from treadle.permissions.shell.classify import classify_command
-from treadle.permissions.shell.parse import parse_command, render_commands
+from treadle.permissions.shell.command_parts import render_commands
+from treadle.permissions.shell.parse import parse_command
 
 
 def safety(command: str) -> str:
@@ -465,4 +466,4 @@ def test_no_command_takes_long_to_judge(command: str) -> None:
 @pytest.mark.parametrize("command", ["rm -rf /tmp/x", "echo x > /var/tmp/y", "mv a /tmp", "cd /tmp && rm -rf x"])
 def test_what_is_in_tmp_is_a_commands_own_only_inside_the_sandbox(command: str) -> None:
     assert classify_command(parse_command(command), "/work/project")[0] == "caution"
-    assert classify_command(parse_command(command), "/work/project", walls=False)[0] == "destructive"
+    assert classify_command(parse_command(command), "/work/project", in_sandbox=False)[0] == "destructive"

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kit.shell import run_to_the_end
-from treadle.permissions.policy import UNREADABLE_MARK
-from treadle.permissions.shell.parse import parse_command, render_commands
+from treadle.permissions.patterns import UNREADABLE_MARK
+from treadle.permissions.shell.command_parts import render_commands
+from treadle.permissions.shell.parse import parse_command
 
 
 def texts(command: str) -> list[str]:

@@ -9,7 +9,8 @@ from tests.kit.shell import run_to_the_end
 from treadle.events import Grant
 from treadle.permissions.policy import Assessment, decide_call
 from treadle.permissions.shell.classify import classify_command
-from treadle.permissions.shell.parse import parse_command, render_commands
+from treadle.permissions.shell.command_parts import render_commands
+from treadle.permissions.shell.parse import parse_command
 
 TRICKS = Path(__file__).with_name("tricks.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n%%\n")
 GROUPS = [TRICKS[start : start + 60] for start in range(0, len(TRICKS), 60)]

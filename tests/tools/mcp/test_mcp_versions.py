@@ -15,7 +15,7 @@ from treadle import Answer, CallStarted, RunFinished, Session
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, CallFinished, Grant
 from treadle.messages import Call, Reply
-from treadle.permissions.policy import pin_version, select_for_version, unpin_version
+from treadle.permissions.patterns import pin_version, select_for_version, unpin_version
 from treadle.permissions.saved_rules import apply_rules, load_all_rules, load_rules, save_rule
 from treadle.tools.mcp.connection import compute_version
 from treadle.tools.mcp.servers import McpServers

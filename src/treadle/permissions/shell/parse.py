@@ -1,22 +1,20 @@
-"""What a shell command would run: its simple commands, redirections and assignments, found in bash's own grammar.
+"""What a shell command would run: its simple commands, redirections and assignments, found with bash's grammar.
 
-It reads, it runs nothing and allows nothing. What it cannot follow (a name known only when it runs, a syntax error)
-is a part of the kind "unknown", so that a person is asked.
+It runs nothing and allows nothing. A part that cannot be followed (a name known only when it runs, a syntax error)
+has the kind "unknown", so that a person is asked.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-import shlex
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from treadle.permissions.policy import UNREADABLE_MARK
+from treadle.permissions.shell.command_parts import STANDARD_DEVICES, CommandPart, ShellWord
+from treadle.permissions.shell.command_table import Wrapper, load_command_table
 from treadle.permissions.shell.grammar import (
     assigns_text,
     decode_ansi_quotes,
@@ -26,473 +24,420 @@ from treadle.permissions.shell.grammar import (
     parse_script,
     remove_escapes,
 )
-from treadle.permissions.shell.wrappers import WRAPPERS, find_first_operand, find_helper_commands
+from treadle.permissions.shell.wrappers import (
+    find_exec_commands,
+    find_first_operand,
+    find_helper_commands,
+    find_xargs_placeholder,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_DEPTH = 8
-_SHELLS = frozenset(("sh", "bash", "dash", "ash"))
-_NOT_READ = re.compile(
-    r"|zsh|ksh|fish|t?csh|pwsh|alias|script|parallel|flock|systemd-run|compgen|complete|setarch|linux(32|64)|setpriv"
-    r"|prlimit|choom|ssh-agent|dbus-run-session|fakeroot|run-parts|unbuffer|fc"
-)
 
-_SEEN_TOO = frozenset(("doas", "sudo", "xargs"))
-_RESERVED = re.compile(
-    r"[{}!]|\[\[|\]\]|if|then|elif|else|fi|for|while|until|do|done|case|esac|in|function|select|coproc"
-)
-_SYSTEM = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
-_STREAM = re.compile(r"-|/dev/(stdin|fd/.*)|/proc/[^/]+/fd/.*")
-STANDARD_DEVICES = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/stdin", "/dev/tty")
-_BRACES = re.compile(r"\{(?=[^{}]*(,|\.\.))[^{}]*\}")
-_MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
+_SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_INPUT_STREAM = re.compile(r"-|/dev/(stdin|fd/.*)|/proc/[^/]+/fd/.*")
+_BRACE_EXPANSION = re.compile(r"\{(?=[^{}]*(,|\.\.))[^{}]*\}")
+_HEREDOC_MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
 # Bash reads subscripts and numbers a second time, and then runs what was only text at first.
-_READ_TWICE = re.compile(r"'[^']*(\$\(|`)|\\[$`]|[<>]\(|\$[\"'][^\"']*\(")
-_SUBSCRIPT = re.compile(r"(?:^|\])(?>[^\]]*?\w\[)[^\]]*(\$\(|`)")
-# In a number: what comes from a command, or from a value that is no plain name.
-_DERIVED = re.compile(r"\$(?!\{#)[^\w?#$!]|`")
-_LOOSE = re.compile(r"[A-Za-z_]|\$\d")
-_COUNTS = re.compile(r"\{\d+\.\.\d+\}|\$\(\([^$`\[]*\)\)")
+_RUNS_WHEN_READ_AGAIN = re.compile(r"'[^']*(\$\(|`)|\\[$`]|[<>]\(|\$[\"'][^\"']*\(")
+_COMMAND_IN_SUBSCRIPT = re.compile(r"(?:^|\])(?>[^\]]*?\w\[)[^\]]*(\$\(|`)")
+# In arithmetic: a value that comes from a command, or from something else than a plain name.
+_COMPUTED_NUMBER = re.compile(r"\$(?!\{#)[^\w?#$!]|`")
+_NAMED_NUMBER = re.compile(r"[A-Za-z_]|\$\d")
+_PLAIN_NUMBERS = re.compile(r"\{\d+\.\.\d+\}|\$\(\([^$`\[]*\)\)")
+# Variables whose value bash runs later.
 _RUN_LATER = re.compile(
     r"(PS[04]|BASH_ENV|BASH_CMDS|BASH_ALIASES|BASH_FUNC_[^=]*|PROMPT_COMMAND)(\[.*\])?(:?\+?=|$)|ENV\+?=", re.DOTALL
 )
-_GLUED = re.compile(r"^-\w*?(?=PS|BASH|PROMPT)")
-_READING = frozenset(("getopts", "mapfile", "printf", "read", "readarray", "set"))
-_DECLARING = frozenset(("declare", "export", "local", "readonly", "typeset"))
-_SETTERS = _DECLARING | {"getopts", "printf", "read"}
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-
-PartKind = Literal["command", "redirect", "assignment", "unknown"]
-
-
-class ShellWord(Struct, frozen=True):
-    """One word: what it is, or how it is written where only running it would tell (`fixed` is False)."""
-
-    text: str
-    is_literal: bool = True
-
-
-class CommandPart(Struct, frozen=True):
-    """One thing that a command line does. `fed` is a command that reads what another one writes."""
-
-    kind: PartKind
-    words: tuple[ShellWord, ...]
-    reads_pipe: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.words[0].text
-
-    @property
-    def text(self) -> str:
-        """The part as the policy sees it: quotes, escapes and blanks put straight."""
-        first, *rest = self.words
-        name = _quoted(first) if self.kind == "command" else first.text
-        told = " ".join([name, *(_quoted(word) for word in rest)])
-        return f"{UNREADABLE_MARK}{told}" if self.kind == "unknown" else told
-
-
-def _quoted(word: ShellWord) -> str:
-    return shlex.quote(word.text) if word.is_literal and re.search(r"[\s'\"\\]|^$", word.text) else word.text
+_RUN_LATER_OPTION = re.compile(rf"-\w*C|{_RUN_LATER.pattern}", re.DOTALL)
+_OPTION_BEFORE_NAME = re.compile(r"^-\w*?(?=PS|BASH|PROMPT)")
+_SCRIPT_OPTION = re.compile(r"-[a-np-zA-NP-Z]{0,3}c[a-np-zA-NP-Z]{0,2}")
+_HARMLESS_SHELL_OPTION = re.compile(r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc|noprofile|login)")
 
 
 @lru_cache(maxsize=256)
 def parse_command(command: str) -> tuple[CommandPart, ...]:
     """Everything that a command line would do, as far as it can be read without running it."""
     reader = _Reader()
-    reader.script(command, 0)
-    reader.end()
+    reader.read_script(command, 0)
+    reader.finish()
     return tuple(dict.fromkeys(reader.parts))
 
 
-def render_commands(parts: Sequence[CommandPart]) -> tuple[str, ...]:
-    """The parts as the policy judges them, without `<` for files below: to read one is no more than to be given it."""
-    return tuple(
-        part.text for part in parts if not (part.name == "<" and re.match(r"(?!\.\.)[\w.]", part.words[1].text))
-    )
-
-
 class _Reader:
-    """Walks a syntax tree and collects what it does; scripts inside of scripts are read the same way."""
+    """Walks a syntax tree and collects its parts. Scripts inside of scripts are read the same way."""
 
     def __init__(self) -> None:
         self.parts: list[CommandPart] = []
+        self._table = load_command_table()
+        self._builtins = self._table.bash
         self._depth = 0
-        self._counted = ""
-        self._texts = False
+        self._arithmetic = ""
+        self._has_any_text = False
 
-    def script(self, source: str, depth: int) -> None:
-        if depth > MAX_DEPTH or _CONTROL.search(source) or not _writable(source):
-            self._unknown(source)
+    def read_script(self, source: str, depth: int) -> None:
+        if depth > MAX_DEPTH or _CONTROL_CHARACTER.search(source) or not _is_encodable(source):
+            self._add_unknown(source)
             return
         before, self._depth = self._depth, depth
         root = parse_script(source)
         if is_misread(root):
-            self._unknown(source)
+            self._add_unknown(source)
         try:
             self._visit(root)
         except RecursionError:
-            self._unknown(source)
+            self._add_unknown(source)
         self._depth = before
 
-    def end(self) -> None:
-        """What is known only when all has been read: that a value which may be any text is taken for a number."""
-        if self._counted and self._texts:
-            self._computed(self._counted)
+    def finish(self) -> None:
+        """Add what is known only at the end: whether a variable that may hold any text is used as a number."""
+        if self._arithmetic and self._has_any_text:
+            self._add_arithmetic(self._arithmetic)
 
-    def _count(self, text: str) -> None:
-        if _DERIVED.search(text):
-            self._computed(text)
-        elif _LOOSE.search(text):
-            self._counted = text
+    def _add_unknown(self, source: str, *more: ShellWord) -> None:
+        words = (ShellWord(" ".join(source.split()), is_literal=False), *more)
+        self.parts.append(CommandPart("unknown", words))
 
-    def _computed(self, text: str) -> None:
-        """Numbers may run what stands in the text they are made of, as a script does, so they are a part as well."""
-        self.parts.append(
-            CommandPart(
-                "command", (ShellWord("$((", is_literal=False), ShellWord(" ".join(text.split()), is_literal=False))
-            )
-        )
+    def _add_arithmetic(self, text: str) -> None:
+        """Add arithmetic as a part of its own: it may run commands in the text that its numbers come from."""
+        words = (ShellWord("$((", is_literal=False), ShellWord(" ".join(text.split()), is_literal=False))
+        self.parts.append(CommandPart("command", words))
 
-    def _unknown(self, source: str, *more: ShellWord) -> None:
-        self.parts.append(CommandPart("unknown", (ShellWord(" ".join(source.split()), is_literal=False), *more)))
+    def _check_arithmetic(self, text: str) -> None:
+        if _COMPUTED_NUMBER.search(text):
+            self._add_arithmetic(text)
+        elif _NAMED_NUMBER.search(text):
+            self._arithmetic = text
 
-    def _visit(self, node: Node, *, fed: bool = False) -> None:
+    def _check_assigned(self, values: Sequence[ShellWord]) -> None:
+        """Remember that a variable may hold text that runs something where a number is expected."""
+        for word in values:
+            if word.is_literal:
+                is_number = not re.search(r"[\[$`]", word.text)
+            else:
+                is_number = _PLAIN_NUMBERS.fullmatch(word.text) is not None
+            self._has_any_text = self._has_any_text or not is_number
+
+    def _check_subscripts(self, words: Sequence[ShellWord]) -> None:
+        """Mark text that runs when bash takes it for the name of an element, as many of its own commands do."""
+        for word in words:
+            if _COMMAND_IN_SUBSCRIPT.search(word.text) and (word.is_literal or re.search(r"['\\]", word.text)):
+                self._add_unknown(word.text)
+
+    # ── syntax ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _visit(self, node: Node, *, reads_pipe: bool = False) -> None:
         for text in find_arithmetic(node):
-            self._count(text)
-        self._texts = self._texts or assigns_text(node)
+            self._check_arithmetic(text)
+        self._has_any_text = self._has_any_text or assigns_text(node)
         match node.type:
             case "command":
-                self._command(node, fed=fed)
+                self._visit_command(node, reads_pipe=reads_pipe)
             case "pipeline":
-                inside = node.parent is not None and node.parent.type == "heredoc_redirect"
+                in_heredoc = node.parent is not None and node.parent.type == "heredoc_redirect"
                 for number, child in enumerate(node.named_children):
-                    self._visit(child, fed=fed or inside or number > 0)
+                    self._visit(child, reads_pipe=reads_pipe or in_heredoc or number > 0)
             case "declaration_command" | "unset_command":
-                words = [
-                    ShellWord(get_node_text(child)) if not child.is_named else self._word(child)
-                    for child in node.children
-                ]
-                self._late(words)
-                self._names(words[0].text, words)
-                self._texts = self._texts or not all(_is_plain(_value(word)) for word in words if "=" in word.text)
-                self.parts.append(
-                    CommandPart("unknown" if _reads_commands(words[0].text, words) else "command", tuple(words))
-                )
+                self._visit_declaration(node)
             case "variable_assignment":
-                self._assignment(self._assigned(node))
+                self._add_assignment(self._read_assignment(node))
             case "file_redirect":
-                self._redirect(node)
+                self._visit_redirect(node)
             case "heredoc_redirect":
-                self._heredoc(node)
+                self._visit_heredoc(node)
             case "herestring_redirect":
-                self._late([self._word(child) for child in node.named_children])
+                self._check_subscripts([self._read_word(child) for child in node.named_children])
             case "for_statement":
-                self._loop(node)
+                self._visit_loop(node)
             case "command_substitution":
-                self._substitution(node)
+                self._visit_substitution(node)
             case "arithmetic_expansion" if "'" in get_node_text(node):  # which quotes nothing there
-                self._unknown(get_node_text(node))
+                self._add_unknown(get_node_text(node))
             case "expansion" if _RUN_LATER.match(get_node_text(node)[2:-1]):
-                self._unknown(get_node_text(node))
-            case "expansion" | "subscript" | "test_command" if _READ_TWICE.search(get_node_text(node)):
-                self._unknown(get_node_text(node))
-            case "compound_statement" if get_node_text(node).startswith("((") and _READ_TWICE.search(
-                get_node_text(node)
+                self._add_unknown(get_node_text(node))
+            case "expansion" | "subscript" | "test_command" if _RUNS_WHEN_READ_AGAIN.search(get_node_text(node)):
+                self._add_unknown(get_node_text(node))
+            case "compound_statement" if (text := get_node_text(node)).startswith("((") and (
+                _RUNS_WHEN_READ_AGAIN.search(text)
             ):
-                self._unknown(get_node_text(node))
+                self._add_unknown(text)
             case _:
                 for child in node.named_children:
-                    self._visit(child, fed=fed)
+                    self._visit(child, reads_pipe=reads_pipe)
 
-    def _loop(self, node: Node) -> None:
+    def _visit_loop(self, node: Node) -> None:
         """`for x in …` and `select`: their variable takes any text that stands there."""
         values, variable = node.children_by_field_name("value"), node.child_by_field_name("variable")
         if variable is not None and _RUN_LATER.match(get_node_text(variable)):
-            self._unknown(get_node_text(node))
-        words = [self._word(child) for child in values]
-        self._late(words)
-        self._texts = self._texts or not all(map(_is_plain, words))
+            self._add_unknown(get_node_text(node))
+        words = [self._read_word(child) for child in values]
+        self._check_subscripts(words)
+        self._check_assigned(words)
         seen = {child.id for child in values}
         for child in node.named_children:
             if child.id not in seen:
                 self._visit(child)
 
-    def _command(self, node: Node, *, fed: bool) -> None:
+    def _visit_command(self, node: Node, *, reads_pipe: bool) -> None:
         words: list[ShellWord] = []
         end = node.start_byte
         for child in node.named_children:
             between = (node.text or b"")[end - node.start_byte : child.start_byte - node.start_byte]
             end = child.end_byte
             if words and not between and not child.type.endswith("_redirect"):
-                self._unknown(get_node_text(node))  # one word to bash
+                self._add_unknown(get_node_text(node))  # bash reads it as one word
             elif words and b"\n" in between.replace(b"\\\n", b""):
                 # After a pipe of three the grammar takes the next line for arguments; bash does not.
-                self._simple(words, fed=fed)
+                self._add_command(words, reads_pipe=reads_pipe)
                 words = []
             if child.type == "variable_assignment" or child.type.endswith("_redirect"):
                 self._visit(child)
             elif child.type == "command_name":
-                words.extend(self._word(piece) for piece in child.named_children or [child])
+                words.extend(self._read_word(piece) for piece in child.named_children or [child])
             else:
-                words.append(self._word(child))
+                words.append(self._read_word(child))
         if words:
-            self._simple(words, fed=fed)
+            self._add_command(words, reads_pipe=reads_pipe)
 
-    def _simple(self, words: Sequence[ShellWord], *, fed: bool = False) -> None:
-        name = _command_name(words[0].text)
-        if not words[0].is_literal or "{}" in name or _NOT_READ.fullmatch(name) or _RESERVED.fullmatch(name):
-            self._unknown(words[0].text, *words[1:])
-            return
-        self._late(words)
-        self._texts = self._texts or name in _READING
-        self._names(name, words)
-        if name == "printf" and _first(words).startswith("-v"):
-            variable = ShellWord(_first(words)[2:]) if _first(words) != "-v" else (*words[2:], ShellWord(""))[0]
-            if _is_computed(variable):
-                self._unknown(variable.text)
-            self._assignment(ShellWord(f"{variable.text}=", is_literal=False))
-        if name == "test":
-            self._count(" ".join(word.text for word in words[1:] if _may_name(word, _first(words))))
-        words = (ShellWord(name), *words[1:])
-        if name in WRAPPERS and not (name == "command" and _first(words) in ("-v", "-V")):
-            self._wrapped(name, words, fed=fed)
-        elif name in _SHELLS:
-            self._shell(words, fed=fed)
-        elif name == "su":
-            self._su(words)
-        elif name in ("eval", "trap"):
-            self._evaluated(name, words)
-        else:
-            self.parts.append(CommandPart("unknown" if _reads_commands(name, words) else "command", tuple(words), fed))
-            if name == "find":
-                self._found(words)
-            for number, script in find_helper_commands([word.text for word in words]):
-                self._joined(words, [ShellWord(script, one.is_literal) for one in words[number : number + 1]])
+    def _visit_declaration(self, node: Node) -> None:
+        words = [
+            self._read_word(child) if child.is_named else ShellWord(get_node_text(child)) for child in node.children
+        ]
+        name = words[0].text
+        self._check_subscripts(words)
+        self._check_variable_names(name, words)
+        self._check_assigned([_assigned_value(word) for word in words if "=" in word.text])
+        self.parts.append(CommandPart("unknown" if self._runs_later(name, words) else "command", tuple(words)))
 
-    def _wrapped(self, name: str, words: Sequence[ShellWord], *, fed: bool) -> None:
-        """A command that runs the rest of its words."""
-        spec, before = WRAPPERS[name]
-        if name == "env":  # to which a lone dash is an option
-            words = [word for word in words if word.text != "-"]
-        start = find_first_operand([word.text for word in words], spec)
-        # A word that is not known before it runs may be none, or several, and the command another.
-        if start is None or not all(word.is_literal for word in words[1 : start + before]):
-            self._unknown(words[0].text, *words[1:])
-            return
-        if name in _SEEN_TOO or (name == "env" and start > 1):
-            self.parts.append(CommandPart("command", tuple(words)))
-        rest = list(words[start + before :])
-        while name in ("env", "sudo", "doas") and rest and "=" in rest[0].text:
-            self._assignment(rest.pop(0))
-        if name == "watch":
-            self._joined(words, rest)
-        elif rest and name == "xargs":
-            mark = _replaced(words[:start])
-            self._simple(
-                [
-                    *(ShellWord(one.text.replace(mark, "{}"), one.is_literal) for one in rest),
-                    ShellWord("$@", is_literal=False),
-                ]
-            )
-        elif rest:
-            self._simple(rest, fed=fed)
-        elif name not in _SEEN_TOO:
-            self.parts.append(CommandPart("command", tuple(words)))
-
-    def _shell(self, words: Sequence[ShellWord], *, fed: bool) -> None:
-        """`bash -c "…"` is what is in the quotes; a shell that reads its commands from somewhere is not to be known."""
-        for number, word in enumerate(words[1:], 1):
-            # Longer ones are other options: bash takes some with one dash.
-            if word.is_literal and re.fullmatch(r"-[a-np-zA-NP-Z]{0,3}c[a-np-zA-NP-Z]{0,2}", word.text):
-                script = words[number + 1 : number + 2]
-                only_bash = words[0].text != "bash" and any("$'" in one.text for one in script)  # knows these quotes
-                if only_bash or any(re.match(r"[-+]", one.text) for one in script):
-                    self._unknown(words[0].text, *words[1:])
-                self._joined(words, script)
-                self._texts = self._texts or not all(map(_is_plain, words[number + 2 :]))  # its $0, $1 and so on
-                return
-            plain = r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc|noprofile|login)"
-            if not word.is_literal or not re.fullmatch(plain, word.text):
-                script = word.is_literal and not re.match(r"[-+]", word.text) and not _STREAM.fullmatch(word.text)
-                self.parts.append(CommandPart("command" if script else "unknown", tuple(words), fed))
-                return
-        self.parts.append(CommandPart("unknown", tuple(words), fed))
-
-    def _su(self, words: Sequence[ShellWord]) -> None:
-        self.parts.append(CommandPart("command", tuple(words)))
-        for number, word in enumerate(words):
-            if word.text in ("-c", "--command"):
-                self._joined(words, words[number + 1 : number + 2])
-
-    def _evaluated(self, name: str, words: Sequence[ShellWord]) -> None:
-        if name == "trap":
-            self.parts.append(CommandPart("command", tuple(words)))
-        start = 2 if _first(words) == "--" else 1
-        rest = words[start:] if name == "eval" else words[start : start + 1]
-        if rest and not (name == "trap" and rest[0].text.startswith("-")):
-            self._joined(words, rest)
-
-    def _assignment(self, word: ShellWord) -> None:
-        if _RUN_LATER.match(word.text):
-            self._unknown(word.text)
-        else:
-            self.parts.append(CommandPart("assignment", (word,)))
-            self._texts = self._texts or not _is_plain(_value(word))
-        self._late((word,))
-
-    def _late(self, words: Sequence[ShellWord]) -> None:
-        """Text that is run when bash takes it for the name of an element, as many of its own commands do."""
-        for word in words:
-            if _SUBSCRIPT.search(word.text) and (word.is_literal or re.search(r"['\\]", word.text)):
-                self._unknown(word.text)
-
-    def _names(self, name: str, words: Sequence[ShellWord]) -> None:
-        """What bash's own commands take for numbers, or for names to which they give values."""
-        if name == "let" or any(re.match(r"-\w*[in]", word.text) for word in words if name in _DECLARING):
-            self._count(" ".join(word.text for word in words[1:]))
-        elif name in _SETTERS:
-            chosen = [two for one, two in pairwise(words) if one.text == "-v"] if name == "printf" else words[1:]
-            loose = [word.text for word in chosen if not word.is_literal]
-            # A list in quotes is read a second time, and its values with it.
-            names = [text if re.match(r'"\w+\+?=\(', text) else text.partition("=")[0] for text in loose]
-            self._count(" ".join(one for one in names if re.search(r"[$`]", one)))
-
-    def _joined(self, words: Sequence[ShellWord], script: Sequence[ShellWord]) -> None:
-        """Words that a shell reads as a script of their own."""
-        # What stands for `{}` is put into the script before the shell reads it, whatever it says.
-        if script and all(word.is_literal and "{}" not in word.text for word in script):
-            self.script(" ".join(word.text for word in script), self._depth + 1)
-        else:
-            self._unknown(words[0].text, *words[1:])
-
-    def _found(self, words: Sequence[ShellWord]) -> None:
-        for inner in find_exec_commands(words):
-            if inner:
-                self._simple(inner)
-            else:
-                self._unknown("find", *words[1:])
-
-    def _redirect(self, node: Node) -> None:
+    def _visit_redirect(self, node: Node) -> None:
         operator = next((child.type for child in node.children if child.type.strip("<>&|") == ""), ">")
-        if len(node.children_by_field_name("destination")) > 1:
-            self._unknown(get_node_text(node))  # but the first these are words of the command
-        for target in node.children_by_field_name("destination"):
-            word, reads = self._word(target), operator == "<"
+        targets = node.children_by_field_name("destination")
+        if len(targets) > 1:
+            self._add_unknown(get_node_text(node))  # all but the first are words of the command
+        for target in targets:
+            word = self._read_word(target)
             path = posixpath.normpath(word.text) if word.is_literal and word.text else word.text
             if (operator.endswith("&") and re.fullmatch(r"\d*-?", path)) or path in STANDARD_DEVICES:
                 continue
-            self.parts.append(
-                CommandPart("redirect", (ShellWord("<" if reads else ">"), ShellWord(path, word.is_literal)))
-            )
+            direction = ShellWord("<" if operator == "<" else ">")
+            self.parts.append(CommandPart("redirect", (direction, ShellWord(path, word.is_literal))))
 
-    def _heredoc(self, node: Node) -> None:
+    def _visit_heredoc(self, node: Node) -> None:
         marker = next((get_node_text(child) for child in node.children if child.type == "heredoc_start"), "")
         plain = marker.strip("'\"\\")
         for child in node.named_children:
             if child.type != "heredoc_body":
-                self._visit(child, fed=child.type == "pipeline")
+                self._visit(child, reads_pipe=child.type == "pipeline")
             # Bash may see another end than the grammar, and run what comes after it.
-            elif not _MARKER.fullmatch(marker) or plain in map(str.strip, get_node_text(child).splitlines()):
-                self._unknown(get_node_text(node))
+            elif not _HEREDOC_MARKER.fullmatch(marker) or plain in map(str.strip, get_node_text(child).splitlines()):
+                self._add_unknown(get_node_text(node))
             elif plain == marker:
                 self._visit(child)
 
-    def _substitution(self, node: Node) -> None:
+    def _visit_substitution(self, node: Node) -> None:
         text = get_node_text(node)
-        if text.startswith("`"):  # inside of backticks a backslash is taken off first
-            self.script(re.sub(r"\\([`$\\])", r"\1", text[1:-1]), self._depth + 1)
+        if text.startswith("`"):  # inside of backticks bash removes a backslash first
+            self.read_script(re.sub(r"\\([`$\\])", r"\1", text[1:-1]), self._depth + 1)
             return
         for child in node.named_children:
             self._visit(child)
 
-    def _assigned(self, node: Node) -> ShellWord:
+    def _read_assignment(self, node: Node) -> ShellWord:
         for name in node.children_by_field_name("name"):
             self._visit(name)
         value = node.child_by_field_name("value")
-        word = self._word(value) if value is not None else ShellWord("")
+        word = self._read_word(value) if value is not None else ShellWord("")
         name = get_node_text(node)[: (value.start_byte if value is not None else node.end_byte) - node.start_byte]
         return ShellWord(f"{name}{word.text}", word.is_literal)
 
-    def _word(self, node: Node) -> ShellWord:
-        """The value of a word; what it would run on the way is collected."""
+    def _read_word(self, node: Node) -> ShellWord:
+        """The value of a word. The commands that it runs on the way are collected."""
         text = get_node_text(node)
         match node.type:
             case "word" | "number" | "variable_name" | "command_name" | "special_character" if not node.named_children:
                 plain = re.sub(r"\\.", "", text, flags=re.DOTALL)
-                loose = re.search(r"[*?\[]|^~", plain) or _BRACES.search(plain) or "`" in plain
-                return ShellWord(text, is_literal=False) if loose else ShellWord(remove_escapes(text))
+                is_expanded = re.search(r"[*?\[`]|^~", plain) or _BRACE_EXPANSION.search(plain)
+                return ShellWord(text, is_literal=False) if is_expanded else ShellWord(remove_escapes(text))
             case "raw_string":
                 return ShellWord(text[1:-1])
             case "ansi_c_string":
                 return ShellWord(decode_ansi_quotes(text[2:-1]), is_literal=not re.search(r"\\[uUc]", text))
             case "string" if all(child.type == "string_content" for child in node.named_children):
-                return ShellWord(
-                    remove_escapes(text[text.index('"') + 1 : -1], in_quotes=True), is_literal="`" not in text
-                )
+                inside = text[text.index('"') + 1 : -1]
+                return ShellWord(remove_escapes(inside, in_quotes=True), is_literal="`" not in text)
             case "concatenation":
-                words = [self._word(child) for child in node.named_children]
-                whole = sum(child.end_byte - child.start_byte for child in node.named_children)
-                fixed = all(word.is_literal for word in words) and whole == node.end_byte - node.start_byte
-                if fixed and not _BRACES.search(text):
+                words = [self._read_word(child) for child in node.named_children]
+                length = sum(child.end_byte - child.start_byte for child in node.named_children)
+                is_whole = length == node.end_byte - node.start_byte
+                if is_whole and all(word.is_literal for word in words) and not _BRACE_EXPANSION.search(text):
                     return ShellWord("".join(word.text for word in words))
                 return ShellWord(text, is_literal=False)
             case "variable_assignment":  # an argument of `export` and the like
-                return self._assigned(node)
+                return self._read_assignment(node)
             case _:
                 self._visit(node)
                 return ShellWord(text, is_literal=False)
 
+    # ── commands ───────────────────────────────────────────────────────────────────────────────────────────
 
-def _value(word: ShellWord) -> ShellWord:
-    """What an assignment assigns."""
-    return ShellWord(word.text.partition("=")[2], word.is_literal)
+    def _add_command(self, words: Sequence[ShellWord], *, reads_pipe: bool = False) -> None:
+        name = _strip_system_folder(words[0].text)
+        is_unreadable = not name or name in self._table.programs.unreadable or name in self._builtins.reserved_words
+        if not words[0].is_literal or "{}" in name or is_unreadable:
+            self._add_unknown(words[0].text, *words[1:])
+            return
+        self._check_subscripts(words)
+        self._has_any_text = self._has_any_text or name in self._builtins.reads_text
+        self._check_variable_names(name, words)
+        option = words[1].text if len(words) > 1 else ""
+        if name == "printf" and option.startswith("-v"):
+            variable = ShellWord(option[2:]) if option != "-v" else (*words[2:], ShellWord(""))[0]
+            if _is_computed_name(variable):
+                self._add_unknown(variable.text)
+            self._add_assignment(ShellWord(f"{variable.text}=", is_literal=False))
+        if name == "test":
+            # `test` may take a value for the name of an element, or one without quotes for the option to do so.
+            names = [word.text for word in words[1:] if not word.is_literal]
+            self._check_arithmetic(" ".join(one for one in names if option == "-v" or not one.startswith('"')))
+        words = (ShellWord(name), *words[1:])
+        wrapper = self._table.find_wrapper(name)
+        if wrapper is not None and not (name == "command" and option in ("-v", "-V")):
+            self._add_wrapped(wrapper, words, reads_pipe=reads_pipe)
+        elif name in self._table.programs.shells:
+            self._add_shell(words, reads_pipe=reads_pipe)
+        elif name in ("eval", "su", "trap"):
+            self._add_evaluated(name, words)
+        else:
+            kind = "unknown" if self._runs_later(name, words) else "command"
+            self.parts.append(CommandPart(kind, words, reads_pipe))
+            for inner in find_exec_commands(words) if name == "find" else ():
+                if inner:
+                    self._add_command(inner)
+                else:
+                    self._add_unknown("find", *words[1:])
+            helper_options = self._table.find_helper_options(name)
+            for number, script in find_helper_commands([word.text for word in words], helper_options):
+                self._add_script(words, [ShellWord(script, one.is_literal) for one in words[number : number + 1]])
+
+    def _add_wrapped(self, wrapper: Wrapper, words: Sequence[ShellWord], *, reads_pipe: bool) -> None:
+        """A command that runs the command in the rest of its words."""
+        name = words[0].text
+        if name == "env":  # for which a lone dash is an option
+            words = [word for word in words if word.text != "-"]
+        start = find_first_operand([word.text for word in words], wrapper)
+        # A word that is not known before it runs may be none, or several, and the command another.
+        if start is None or not all(word.is_literal for word in words[1 : start + wrapper.skip]):
+            self._add_unknown(words[0].text, *words[1:])
+            return
+        if wrapper.is_listed or (name == "env" and start > 1):
+            self.parts.append(CommandPart("command", tuple(words)))
+        rest = list(words[start + wrapper.skip :])
+        while name in ("env", "sudo", "doas") and rest and "=" in rest[0].text:
+            self._add_assignment(rest.pop(0))
+        if name == "watch":
+            self._add_script(words, rest)
+        elif rest and name == "xargs":
+            placeholder = find_xargs_placeholder(words[:start])
+            inner = [ShellWord(one.text.replace(placeholder, "{}"), one.is_literal) for one in rest]
+            self._add_command([*inner, ShellWord("$@", is_literal=False)])
+        elif rest:
+            self._add_command(rest, reads_pipe=reads_pipe)
+        elif not wrapper.is_listed:
+            self.parts.append(CommandPart("command", tuple(words)))
+
+    def _add_shell(self, words: Sequence[ShellWord], *, reads_pipe: bool) -> None:
+        """`bash -c "…"` is the script in the quotes. A shell that reads its commands from elsewhere is unreadable."""
+        for number, word in enumerate(words[1:], 1):
+            # Longer ones are other options: bash takes some with one dash.
+            if word.is_literal and _SCRIPT_OPTION.fullmatch(word.text):
+                script = words[number + 1 : number + 2]
+                needs_bash = words[0].text != "bash" and any("$'" in one.text for one in script)
+                if needs_bash or any(re.match(r"[-+]", one.text) for one in script):
+                    self._add_unknown(words[0].text, *words[1:])
+                self._add_script(words, script)
+                self._check_assigned(words[number + 2 :])  # its $0, $1 and so on
+                return
+            if not word.is_literal or not _HARMLESS_SHELL_OPTION.fullmatch(word.text):
+                is_file = not re.match(r"[-+]", word.text) and not _INPUT_STREAM.fullmatch(word.text)
+                kind = "command" if word.is_literal and is_file else "unknown"
+                self.parts.append(CommandPart(kind, tuple(words), reads_pipe))
+                return
+        self.parts.append(CommandPart("unknown", tuple(words), reads_pipe))
+
+    def _add_evaluated(self, name: str, words: Sequence[ShellWord]) -> None:
+        """`eval`, `trap` and `su -c`: their words are a script."""
+        if name != "eval":
+            self.parts.append(CommandPart("command", tuple(words)))
+        if name == "su":
+            for number, word in enumerate(words):
+                if word.text in ("-c", "--command"):
+                    self._add_script(words, words[number + 1 : number + 2])
+            return
+        start = 2 if len(words) > 1 and words[1].text == "--" else 1
+        script = words[start:] if name == "eval" else words[start : start + 1]
+        if script and not (name == "trap" and script[0].text.startswith("-")):
+            self._add_script(words, script)
+
+    def _add_script(self, words: Sequence[ShellWord], script: Sequence[ShellWord]) -> None:
+        """Words that a shell reads as a script of their own."""
+        # The text that replaces `{}` gets into the script before the shell reads it, whatever it says.
+        if script and all(word.is_literal and "{}" not in word.text for word in script):
+            self.read_script(" ".join(word.text for word in script), self._depth + 1)
+        else:
+            self._add_unknown(words[0].text, *words[1:])
+
+    def _add_assignment(self, word: ShellWord) -> None:
+        if _RUN_LATER.match(word.text):
+            self._add_unknown(word.text)
+        else:
+            self.parts.append(CommandPart("assignment", (word,)))
+            self._check_assigned([_assigned_value(word)])
+        self._check_subscripts([word])
+
+    def _check_variable_names(self, name: str, words: Sequence[ShellWord]) -> None:
+        """Check what bash's own commands take for numbers, or for names of variables that they set."""
+        declares = name in self._builtins.declares_variables
+        if name == "let" or (declares and any(re.match(r"-\w*[in]", word.text) for word in words)):
+            self._check_arithmetic(" ".join(word.text for word in words[1:]))
+        elif name in self._builtins.sets_variables:
+            chosen = [two for one, two in pairwise(words) if one.text == "-v"] if name == "printf" else words[1:]
+            texts = [word.text for word in chosen if not word.is_literal]
+            # Bash reads a list in quotes a second time, and its values with it.
+            names = [text if re.match(r'"\w+\+?=\(', text) else text.partition("=")[0] for text in texts]
+            self._check_arithmetic(" ".join(one for one in names if re.search(r"[$`]", one)))
+
+    def _runs_later(self, name: str, words: Sequence[ShellWord]) -> bool:
+        """Whether a command of bash itself runs what it reads, or sets what runs later."""
+        if name in (".", "source"):
+            return any(not word.is_literal or _INPUT_STREAM.fullmatch(word.text) for word in words[1:2])
+        if name in self._builtins.sets_variables:
+            # One variable may stand for another, or have a name that is known only when it runs.
+            can_refer = name in ("declare", "local", "typeset")
+            return any(
+                _RUN_LATER.match(_OPTION_BEFORE_NAME.sub("", word.text))
+                or (can_refer and re.match(r"-\w*n", word.text))
+                or (name != "printf" and _is_computed_name(word))
+                for word in words[1:]
+            )
+        if name == "hash":
+            return any(re.match(r"-\w*p", word.text) for word in words)
+        return name in ("mapfile", "readarray") and any(
+            not word.is_literal or _RUN_LATER_OPTION.match(word.text) for word in words
+        )
 
 
-def _is_plain(word: ShellWord) -> bool:
-    """Whether a value is surely no text that would run something where a number is wanted."""
-    return not re.search(r"[\[$`]", word.text) if word.is_literal else _COUNTS.fullmatch(word.text) is not None
+def _assigned_value(assignment: ShellWord) -> ShellWord:
+    return ShellWord(assignment.text.partition("=")[2], assignment.is_literal)
 
 
-def _may_name(word: ShellWord, option: str) -> bool:
-    """Whether `test` may take a value for the name of an element, or one without quotes for the option to do so."""
-    return not word.is_literal and (option == "-v" or not word.text.startswith('"'))
-
-
-def _reads_commands(name: str, words: Sequence[ShellWord]) -> bool:
-    """Whether a command of bash itself runs what it reads, or what it is told for later."""
-    if name in (".", "source"):
-        return any(not word.is_literal or _STREAM.fullmatch(word.text) for word in words[1:2])
-    if name in _SETTERS:
-        told = ((word, _GLUED.sub("", word.text)) for word in words[1:])
-        return any(_RUN_LATER.match(text) or _names(name, word) for word, text in told)
-    if name == "hash":
-        return any(re.match(r"-\w*p", word.text) for word in words)
-    later = rf"-\w*C|{_RUN_LATER.pattern}"
-    return name in ("mapfile", "readarray") and any(not word.is_literal or re.match(later, word.text) for word in words)
-
-
-def _names(setter: str, word: ShellWord) -> bool:
-    """Whether a word makes one variable stand for another, or sets one whose name is known only when it runs."""
-    if setter in ("declare", "local", "typeset") and re.match(r"-\w*n", word.text):
-        return True
-    return setter != "printf" and _is_computed(word)
-
-
-def _is_computed(variable: ShellWord) -> bool:
+def _is_computed_name(variable: ShellWord) -> bool:
     return not variable.is_literal and re.search(r"[$`*?{]", variable.text.partition("=")[0]) is not None
 
 
-def _replaced(options: Sequence[ShellWord]) -> str:
-    """What `xargs` puts its input in place of."""
-    for number, word in enumerate(options):
-        if found := re.match(r"-\w*I(.*)", word.text):
-            return found[1] or (options[number + 1].text if number + 1 < len(options) else "") or "{}"
-    return "{}"
-
-
-def _writable(source: str) -> bool:
+def _is_encodable(source: str) -> bool:
     try:
         source.encode()
     except UnicodeEncodeError:
@@ -500,24 +445,7 @@ def _writable(source: str) -> bool:
     return True
 
 
-def _command_name(text: str) -> str:
+def _strip_system_folder(text: str) -> str:
     """`/usr/bin/git` is `git`; a program from anywhere else keeps its path."""
     folder, slash, name = text.rpartition("/")
-    return name if slash and posixpath.normpath(folder or "/") in _SYSTEM else text
-
-
-def _first(words: Sequence[ShellWord]) -> str:
-    return words[1].text if len(words) > 1 else ""
-
-
-def find_exec_commands(words: Sequence[ShellWord]) -> list[tuple[ShellWord, ...]]:
-    """The commands that `find` runs on what it finds; an empty one where it is not clear which."""
-    found: list[tuple[ShellWord, ...]] = []
-    begun = 0
-    for number, word in enumerate(words):
-        if not begun and word.text in ("-exec", "-execdir", "-ok", "-okdir"):
-            begun = number + 1
-        elif begun and word.text in (";", "+"):
-            found.append(tuple(words[begun:number]))
-            begun = 0
-    return [*found, ()] if begun else found
+    return name if slash and posixpath.normpath(folder or "/") in _SYSTEM_FOLDERS else text

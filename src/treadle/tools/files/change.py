@@ -15,9 +15,10 @@ from msgspec import Struct
 from treadle.events import KeptFile, Safety, Tier
 from treadle.history.kept_files import KeptFiles, hash_content
 from treadle.messages import Json
+from treadle.permissions.data_flow import Trait
 from treadle.permissions.paths import explain_write_risk, is_secret_path
 from treadle.permissions.policy import Assessment
-from treadle.tools.base import ParsedArguments, ToolContext, ToolError, Trait
+from treadle.tools.base import ParsedArguments, ToolContext, ToolError
 from treadle.tools.function import Function, FunctionTool, ToolOptions
 from treadle.workspace.encoding import diff
 from treadle.workspace.folder import FileChanged, Folder, Held

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
+from treadle.permissions.data_flow import Trait
 from treadle.permissions.policy import Assessment
-from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolInputError, Trait
+from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolInputError
 from treadle.tools.mcp.connection import Connection, compute_version
 from treadle.tools.mcp.mcp_result import convert_result
 

@@ -26,84 +26,12 @@ def judged(command: str, *grants: Grant, remembered: tuple[RememberedAnswer, ...
 ASKING = Grant(ask_all=True, approve=("shell(git *)",))
 
 
-@pytest.mark.parametrize(
-    ("command", "action"),
-    [
-        ("git log", "allow"),
-        ("/usr/bin/git log", "allow"),
-        ("git log && git status", "allow"),
-        ("git log | git apply", "allow"),
-        ("(git log; git status) || git diff", "allow"),
-        ("bash -c 'git log; git status'", "allow"),
-        ("timeout 5 git log", "allow"),
-        ("git log $(git rev-parse HEAD)", "allow"),
-        ("if git log; then git status; fi", "allow"),
-        ("git log 2>/dev/null", "allow"),
-        ("git commit -m 'rm -rf /; x'", "allow"),
-        ("git log && make", "ask"),
-        ("git log; rm x", "ask"),
-        ("git log | sh", "ask"),
-        ("git log $(make)", "ask"),
-        ("git log > /etc/x", "ask"),
-        ("git log > out.txt", "ask"),
-        ("git log >> ~/.bashrc", "ask"),
-        ("sudo git log", "ask"),
-        ("env GIT_PAGER=./x git log", "ask"),
-        ("GIT_PAGER=./x git log", "ask"),
-        ("./git log", "ask"),
-        ("gitk", "ask"),
-        ("$GIT log", "ask"),
-        ("git log\nrm x", "ask"),
-        ("git log `rm x`", "ask"),
-        ("git log <(rm x)", "ask"),
-        ("find . -exec git log {} +", "ask"),
-        ("xargs git add", "ask"),
-        ("eval $x", "ask"),
-        ("if git log; then", "ask"),
-    ],
-)
-def test_a_pattern_covers_a_command_only_with_all_its_parts(command: str, action: str) -> None:
-    assert judged(command, ASKING).action == action, commands(command)
-
-
 def test_several_patterns_cover_a_command_together_and_all_are_named() -> None:
     grant = Grant(ask_all=True, approve=("shell(git *)", "shell(make *)", "shell(> out/*)"))
     verdict = judged("git pull && make test > out/log", grant)
     assert verdict == Verdict("allow", "approved by shell(git *) and shell(make *) and shell(> out/*)")
     assert judged("git pull && make test > out/../../log", grant).action == "ask"
     assert judged("git pull && ls", grant).action == "ask"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "rm x",
-        "sudo rm x",
-        "env A=1 rm x",
-        "/bin/rm x",
-        "/opt/tools/rm x",
-        "./rm x",
-        "command rm x",
-        "\\rm x",
-        "'rm' x",
-        'r"m" x',
-        "ls && rm x",
-        "ls | xargs rm",
-        "find . -exec rm {} \\;",
-        "echo $(rm x)",
-        "bash -c 'ls; rm x'",
-        "timeout 5 nohup rm x",
-        "f() { rm x; }; f",
-        "if rm x; then",
-        "su -c 'rm x'",
-        "cat <<EOF\n$(rm x)\nEOF",
-    ],
-)
-@pytest.mark.parametrize("grant", [Grant(forbid=("shell(rm *)",), yes=True, approve=("*",)), Grant(tools=("shell",))])
-def test_a_forbidden_command_is_found_behind_anything(command: str, grant: Grant) -> None:
-    remembered = () if grant.forbid else (RememberedAnswer("shell(command=rm *)", "deny", "ann"),)
-    verdict = judged(command, grant, remembered=remembered)
-    assert verdict.action == "deny" and "rm" in verdict.why
 
 
 @pytest.mark.parametrize(
@@ -120,20 +48,6 @@ def test_a_forbidden_verb_is_found_behind_options(command: str) -> None:
     grant = Grant(forbid=("shell(git push *)",), yes=True)
     assert judged(command, grant).action == "deny"
     assert judged(command.replace("push", "log origin push"), grant).action == "allow"
-
-
-@pytest.mark.parametrize(
-    "command", ["tar xf a --to-command='rm x'", "rg --pre rm x", "sort --compress-program='rm x' a"]
-)
-def test_a_forbidden_command_is_found_in_an_option(command: str) -> None:
-    assert judged(command, Grant(forbid=("shell(rm *)",), yes=True)).action == "deny"
-
-
-@pytest.mark.parametrize(
-    "command", ["ls", "git rm x", "echo 'rm x'", "rmdir x", "grep rm x", "cat <<'E'\nrm x\nE", "echo 'a; rm x'"]
-)
-def test_a_forbidden_command_forbids_no_other(command: str) -> None:
-    assert judged(command, Grant(forbid=("shell(rm *)",))).action == "allow"
 
 
 def test_a_forbidden_variable_and_a_forbidden_place_are_found() -> None:

@@ -1,24 +1,98 @@
-"""Ways to run a command past the one who reads it: whatever bash runs was read beforehand, or is asked for."""
+"""Each shell command in `tricks.txt` gets its verdict, and no trick runs a command that was not found by reading."""
 
 import shlex
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.kit.shell import run_to_the_end
 from treadle.events import Grant
-from treadle.permissions.policy import Assessment, decide_call
+from treadle.permissions.patterns import UNREADABLE_MARK
+from treadle.permissions.policy import Assessment, RememberedAnswer, Verdict, decide_call
 from treadle.permissions.shell.classify import classify_command
 from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
 
-TRICKS = Path(__file__).with_name("tricks.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n%%\n")
-GROUPS = [TRICKS[start : start + 60] for start in range(0, len(TRICKS), 60)]
+GROUP_SIZE = 60
+
+
+def read_tricks() -> Iterator[tuple[str, str]]:
+    """The verdicts and commands in the file."""
+    verdict, block = "", None
+    for line in Path(__file__).with_name("tricks.txt").read_text("utf-8").splitlines():
+        if block is not None and line != ">>>":
+            block.append(line)
+        elif block is not None:
+            yield verdict, "\n".join(block)
+            block = None
+        elif line.startswith("== "):
+            verdict = line.removeprefix("== ")
+        elif line == "<<<":
+            block = []
+        elif line and not line.startswith("# "):
+            yield verdict, line
+
+
+TRICKS = list(read_tricks())
+
+
+GROUPS = [
+    (verdict, commands[start : start + GROUP_SIZE])
+    for verdict in dict.fromkeys(verdict for verdict, _ in TRICKS)
+    for commands in [[command for one, command in TRICKS if one == verdict]]
+    for start in range(0, len(commands), GROUP_SIZE)
+]
+
+
+def classify(command: str) -> str:
+    return classify_command(parse_command(command), "/work/project")[0]
+
+
+def decide(command: str, grant: Grant, *remembered: RememberedAnswer) -> Verdict:
+    parts = parse_command(command)
+    safety, why = classify_command(parts, "/work/project")
+    assessment = Assessment(safety, why, render_commands(parts))
+    return decide_call([grant], remembered, "shell", {"command": command}, assessment)
+
+
+def is_unreadable(command: str) -> bool:
+    """Whether a command is marked as unreadable, also as the script of another shell."""
+    nested = shlex.join(["bash", "-c", command])
+    return all(any(part.kind == "unknown" for part in parse_command(one)) for one in (command, nested))
+
+
+def runs_rm(command: str) -> bool:
+    texts = render_commands(parse_command(command))
+    return any(text.removeprefix(UNREADABLE_MARK).startswith("rm x") for text in texts)
+
+
+def denies_rm(command: str) -> bool:
+    verdicts = (
+        decide(command, Grant(forbid=("shell(rm *)",), yes=True, approve=("*",))),
+        decide(command, Grant(tools=("shell",)), RememberedAnswer("shell(command=rm *)", "deny", "ann")),
+    )
+    return all(verdict.action == "deny" and "rm" in verdict.why for verdict in verdicts)
+
+
+APPROVES_GIT = Grant(ask_all=True, approve=("shell(git *)",))
+CHECKS: dict[str, Callable[[str], bool]] = {
+    "safe": lambda command: classify(command) == "safe",
+    "caution": lambda command: classify(command) == "caution",
+    "destructive": lambda command: classify(command) == "destructive",
+    "unreadable": is_unreadable,
+    "runs rm x": runs_rm,
+    "denied where rm is forbidden": denies_rm,
+    "allowed where rm is forbidden": lambda command: decide(command, Grant(forbid=("shell(rm *)",))).action == "allow",
+    "allowed where git is approved": lambda command: decide(command, APPROVES_GIT).action == "allow",
+    "asked where git is approved": lambda command: decide(command, APPROVES_GIT).action == "ask",
+}
 
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Programs that say by a file that they ran; the tricks are about running `alpha`."""
+    """Programs that create a file when they run. The tricks try to run `alpha`."""
     folder = tmp_path_factory.mktemp("stub")
     for name in ("alpha", "beta"):
         (folder / name).write_text(f"#!/bin/sh\n: > {shlex.quote(str(folder))}/ran-{name}\n")
@@ -35,55 +109,61 @@ def runs_alpha(command: str, stub: Path) -> bool:
     return (stub / "ran-alpha").exists()
 
 
-@pytest.mark.parametrize("tricks", GROUPS, ids=lambda tricks: shlex.quote(tricks[0])[:30])
-def test_no_trick_runs_what_was_not_read(tricks: list[str], stub: Path) -> None:
-    ran = 0
-    for command in tricks:
-        parts = parse_command(command)
-        read = any(text.partition(" ")[0].endswith("alpha") for text in render_commands(parts))
-        asked = any(part.kind == "unknown" or part.name == "$((" for part in parts)
-        if runs_alpha(command, stub):
-            ran += 1
-            assert read or asked, (command, render_commands(parts))
-            assert classify_command(parts, str(stub))[0] != "safe", command
-    assert ran > len(tricks) / 2, "most of these do run it, or they would prove nothing"
+def finds_alpha(command: str) -> bool:
+    """Whether `alpha` is found among the commands, or the command is asked because it cannot be read."""
+    parts = parse_command(command)
+    is_found = any(text.partition(" ")[0].endswith("alpha") for text in render_commands(parts))
+    return is_found or any(part.kind == "unknown" or part.name == "$((" for part in parts)
 
 
-def test_a_number_made_of_text_is_no_part_of_what_was_allowed_or_may_hide_what_was_forbidden() -> None:
-    for command in ("[[ $(cat f) -eq 1 ]]", "echo $(( $(cat f) ))", "for x in $(cat f); do ((x)); done"):
-        parts = parse_command(command)
-        assessment = Assessment(classify_command(parts, "/workspace")[0], "", render_commands(parts))
-        allowed = Grant(tier="read-only", approve=("shell(cat *)", "shell(echo *)"))
-        for grant in (allowed, Grant(forbid=("shell(rm *)",))):
-            assert decide_call([grant], [], "shell", {"command": command}, assessment).action == "ask", command
+@pytest.mark.parametrize(("verdict", "commands"), GROUPS, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_command_gets_its_verdict(verdict: str, commands: list[str], stub: Path) -> None:
+    if verdict == "hides alpha":
+        ran = [command for command in commands if runs_alpha(command, stub)]
+        assert [command for command in ran if not finds_alpha(command) or classify(command) == "safe"] == []
+        assert len(ran) > len(commands) / 2, "most of these do run it, or they would prove nothing"
+    else:
+        assert [command for command in commands if not CHECKS[verdict](command)] == []
+
+
+def test_the_tricks_are_many_and_each_is_its_own() -> None:
+    assert len(set(TRICKS)) == len(TRICKS) > 1200
+
+
+@pytest.mark.parametrize("command", ["git status\rrm x", "echo \x1b[2J", "\udc80", "eval " * 12 + "ls"])
+def test_control_characters_and_deep_nesting_are_unreadable(command: str) -> None:
+    assert any(part.kind == "unknown" for part in parse_command(command))
+
+
+@pytest.mark.parametrize(
+    "command", ["[[ $(cat f) -eq 1 ]]", "echo $(( $(cat f) ))", "for x in $(cat f); do ((x)); done"]
+)
+@pytest.mark.parametrize(
+    "grant",
+    [Grant(tier="read-only", approve=("shell(cat *)", "shell(echo *)")), Grant(forbid=("shell(rm *)",))],
+)
+def test_a_number_that_comes_from_text_is_asked(command: str, grant: Grant) -> None:
+    assert decide(command, grant).action == "ask"
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "echo $((1 + 2 * 3))",
-        "for i in 1 2 3; do echo $((i * 2)); done",
-        "for i in {1..5}; do echo $((i * 2)) ${i:0:1}; done",
-        "for f in *.c; do [[ -f $f ]] && cat $f; done",
-        "cat f; [ $? -eq 0 ] && ls",
-        '[ "$(wc -l < f)" -gt 5 ] && cat f',
-        "[[ -n $(cat f) ]] && ls",
-        'test -n "$(cat f)" && ls',
-        "cat f | xargs grep x",
-        "echo ${x:-$(cat f)} $((y + 1))",
+        ";".join(f"echo {number}" for number in range(9000)),
+        "find . " + "-exec a {} " * 8000,
+        "find . " + "-exec a {} + " * 8000,
+        "a" + " `x`" * 20000,
+        "echo $(" * 5000 + "x" + ")" * 5000,
+        "eval '" + "ls;" * 30000 + "'",
+        "$((" * 20000,
+        "rm " + "x " * 40000,
+        "git " + "-c " * 30000,
+        "echo " + "a[" * 45000,
+        "for x in " + "$a " * 30000 + "; do ls; done",
     ],
+    ids=lambda command: command[:12],
 )
-def test_numbers_that_are_numbers_are_harmless(command: str) -> None:
-    assert classify_command(parse_command(command), "/workspace")[0] == "safe"
-
-
-@pytest.mark.parametrize(("start", "again", "end"), [("echo ", "a[", ""), ("for x in ", "$a ", "; do ls; done")])
-def test_a_long_command_holds_nobody_up(start: str, again: str, end: str) -> None:
-    command = start + again * (90_000 // len(again)) + end
-    assert classify_command(parse_command(command), "/workspace")[0], (
-        "where its words are gone through for each word, it takes long"
-    )
-
-
-def test_the_tricks_are_many_and_each_is_its_own() -> None:
-    assert len(set(TRICKS)) == len(TRICKS) > 450
+def test_no_command_takes_long_to_judge(command: str) -> None:
+    start = time.process_time()
+    decide(command, Grant(ask_all=True, approve=("shell(echo *)", "shell(ls *)"), forbid=("shell(git push *)",)))
+    assert time.process_time() - start < 10  # what is not linear takes minutes

@@ -185,7 +185,7 @@ async def test_a_command_that_nobody_can_be_asked_about_is_denied_with_the_reaso
     async with agent.session() as session:
         await ended(session)
         done = (await finished_calls(session))["a"]
-    assert done.status == "denied" and "cannot be told what this would run: $CMD" in done.output and paper.ran == []
+    assert done.status == "denied" and "nobody can tell what this would run: $CMD" in done.output and paper.ran == []
 
 
 class TestPrivateDataOnItsWayOut:

@@ -80,7 +80,7 @@ def test_what_may_be_forbidden_is_asked_and_no_approval_but_its_own_counts(
     grant = Grant(forbid=(pattern,), yes=True, approve=("*",), always=("*",))
     verdict = judged(command, grant, remembered=(RememberedAnswer("*", "allow"),), safety="caution")
     assert (verdict.action, verdict.is_once_only) == (("ask", True) if asked else ("allow", False))
-    assert not asked or "cannot be told" in verdict.why
+    assert not asked or "nobody can tell" in verdict.why
 
 
 # ── what is asked for each time ────────────────────────────────────────────────────────────────────────────
@@ -140,7 +140,7 @@ def test_what_only_a_tool_calls_destructive_may_be_remembered() -> None:
         ("ls && rm -rf /", Grant(forbid=("shell(rm *)",)), "forbidden by shell(rm *) (rm -rf /)"),
         ("ls; make x", Grant(ask=("shell(make *)",)), "asked for by shell(make *) (make x)"),
         ("ls && sudo ls", Grant(), "destructive in tier sandbox: it takes the rights of another user (sudo ls)"),
-        ("ls; $CMD  x", Grant(), "it cannot be told what this would run: $CMD x"),
+        ("ls; $CMD  x", Grant(), "nobody can tell what this would run: $CMD x"),
         ("make x", Grant(tier="read-only"), "caution in tier read-only"),
         ("make x", Grant(cautious=True), "caution, and this agent is cautious"),
         ("make x", Grant(), "caution in tier sandbox"),
@@ -148,7 +148,7 @@ def test_what_only_a_tool_calls_destructive_may_be_remembered() -> None:
         (
             "git $X",
             Grant(forbid=("shell(git push *)",)),
-            "it cannot be told whether shell(git push *) forbids this: git $X",
+            "nobody can tell whether shell(git push *) forbids this: git $X",
         ),
         ("make x", Grant(ask_all=True, approve=("shell(make *)",)), "approved by shell(make *)"),
         ("make x", Grant(cautious=True, always=("shell(make *)",)), "approved by shell(make *)"),
@@ -160,7 +160,7 @@ def test_every_decision_says_which_rule_made_it_and_for_which_part(command: str,
 
 
 def test_a_reason_is_short_and_hides_nothing() -> None:
-    assert judged("ls \x1b[2J\u202e x").why == "it cannot be told what this would run: ls \\x1b[2J\\u202e x"
+    assert judged("ls \x1b[2J\u202e x").why == "nobody can tell what this would run: ls \\x1b[2J\\u202e x"
     assert judged("sudo \u202els").why.endswith("(sudo \\u202els)")
     assert len(judged(f"sudo {'x' * 5000}").why) < 400 and len(judged(f"$X {'x' * 5000}").why) < 400
 

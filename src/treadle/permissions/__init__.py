@@ -1,1 +1,1 @@
-"""Permissions: whether a call may run. Pure; how a question reaches a person is the gate's task."""
+"""Permissions: whether a call may run. Pure. How a question reaches a person is the gate's task."""

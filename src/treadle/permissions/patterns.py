@@ -340,7 +340,9 @@ def suggest_pattern(tool: str, arguments: Mapping[str, Json], commands: tuple[st
     argument = next(iter(arguments), "")
     value = arguments.get(argument)
     if isinstance(value, list) and _argument_kind(argument) == "path":
-        folder = _find_common_folder(_list_values(value)[1])
+        folders = [posixpath.dirname(_normalize(path)) for path in _list_values(value)[1]]
+        are_below = all(folder.split("/")[0] not in ("", "..") for folder in folders)
+        folder = posixpath.commonpath(folders) if folders and are_below else ""
         return f"{tool}({argument}={_escape_glob(folder)}/**)" if folder else tool
     if not isinstance(value, str | int | float) or value == "":
         return tool
@@ -370,11 +372,3 @@ def _find_rule_words(command: str) -> str:
     if words[0] in facts.open_ended or _EXPANSION.search(words[0]):
         return ""
     return f"{words[0]} {verb}" if verb else words[0]
-
-
-def _find_common_folder(paths: Sequence[str]) -> str:
-    """The folder below the workspace that holds all of these paths, or nothing."""
-    folders = [posixpath.dirname(_normalize(path)) for path in paths]
-    if not folders or any(folder.split("/")[0] in ("", "..") for folder in folders):
-        return ""
-    return posixpath.commonpath(folders)

@@ -189,7 +189,7 @@ def _decide_by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], ass
         return Verdict("deny", why)
     for pattern in grant.forbid:
         if (part := find_possible_match(pattern, tool, arguments, commands)) is not None:
-            unsure = f"it cannot be told whether {pattern} forbids this: {make_printable(part)}"
+            unsure = f"nobody can tell whether {pattern} forbids this: {make_printable(part)}"
             return Verdict("ask", unsure, is_once_only=True, may_be_forbidden=True)
     for pattern in grant.ask:
         if (part := find_touched_part(pattern, tool, arguments, commands)) is not None:
@@ -212,7 +212,7 @@ def _decide_by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], ass
 def _find_reason_to_ask(grant: Grant, assessment: Assessment) -> str | None:
     """Why a call is asked that its tier would allow, or None."""
     if assessment.unreadable_command is not None:
-        return f"it cannot be told what this would run: {make_printable(assessment.unreadable_command)}"
+        return f"nobody can tell what this would run: {make_printable(assessment.unreadable_command)}"
     if assessment.doubts:
         return assessment.doubts[0]
     if grant.ask_all:

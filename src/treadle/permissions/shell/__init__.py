@@ -1,1 +1,1 @@
-"""Shell commands: what a command would run, and how dangerous that is. Pure."""
+"""Shell commands: what a command would run, and how dangerous it is. Pure."""

@@ -19,7 +19,7 @@ from treadle.permissions.shell.wrappers import find_exec_commands
 
 _RUNS_PROGRAM = "it lets git run another program"
 _CHANGES_PROTECTED = "it changes what runs at the next git or treadle command"
-_CHANGES_INSTRUCTIONS = "it changes what tells agents, editors or build services what to do"
+_CHANGES_INSTRUCTIONS = "it changes a file that instructs agents, editors or build services"
 _WRITES_OUTSIDE = "it writes outside the workspace"
 
 _HARMLESS_PLACES = ("/dev/fd", *STANDARD_DEVICES)
@@ -76,14 +76,14 @@ class _Classifier:
     def find_danger(self, part: CommandPart) -> str:
         """Why this part must not run unasked; empty when nothing is known against it."""
         if self._downloads and self._runs_download(part):
-            return "it runs what it downloads, unseen"
+            return "it runs a download that nobody has seen"
         if part.kind == "assignment":
             return ""
         if part.kind == "unknown":
             return self._find_known_danger(part)
         opens_files = part.name not in self._files.opens_no_file
         if opens_files and any(_may_be_secret(word, part.name) for word in part.words[1:]):
-            return "it touches what may be secret"
+            return "it touches a file that may hold secrets"
         if part.kind == "redirect":
             if part.name != ">":
                 return ""
@@ -190,7 +190,7 @@ class _Classifier:
                 return why
             is_unknown = not word.is_literal and re.search(r"[$`]", path.text)
             if name == "rm" and _RECURSIVE.search(flags) and (is_unknown or self._is_whole_workspace(word.text)):
-                return "it deletes all that is below the workspace, or below a place that is not known"
+                return "it deletes the whole workspace, or a place that is not known"
         return ""
 
     def _find_outputs(self, name: str, words: Sequence[ShellWord]) -> Iterator[ShellWord]:

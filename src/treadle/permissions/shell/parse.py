@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 8
 
 _SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/sbin", "/usr/sbin", "/usr/local/bin")
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_UNREADABLE_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 _INPUT_STREAM = re.compile(r"-|/dev/(stdin|fd/.*)|/proc/[^/]+/fd/.*")
 _BRACE_EXPANSION = re.compile(r"\{(?=[^{}]*(,|\.\.))[^{}]*\}")
 _HEREDOC_MARKER = re.compile(r"\\?[\w.-]+|'[\w.-]+'|\"[\w.-]+\"")
@@ -79,7 +79,7 @@ class _Reader:
         self._has_any_text = False
 
     def read_script(self, source: str, depth: int) -> None:
-        if depth > MAX_DEPTH or _CONTROL_CHARACTER.search(source) or not _is_encodable(source):
+        if depth > MAX_DEPTH or _UNREADABLE_CHARACTER.search(source):
             self._add_unknown(source)
             return
         before, self._depth = self._depth, depth
@@ -435,14 +435,6 @@ def _assigned_value(assignment: ShellWord) -> ShellWord:
 
 def _is_computed_name(variable: ShellWord) -> bool:
     return not variable.is_literal and re.search(r"[$`*?{]", variable.text.partition("=")[0]) is not None
-
-
-def _is_encodable(source: str) -> bool:
-    try:
-        source.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _strip_system_folder(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Globs: what they mean, and that nobody can write one that takes for ever."""
+"""Globs match in linear time."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ texts = st.text("ab/ *?[.\n", max_size=10)
 
 
 @given(patterns.map("".join), texts)
-def test_following_all_ways_at_once_finds_what_a_regular_expression_finds(pattern: str, text: str) -> None:
+def test_matching_without_backtracking_agrees_with_regular_expressions(pattern: str, text: str) -> None:
     for made in (compile_name_glob(pattern), compile_text_glob(pattern), compile_path_glob(pattern)):
         assert made.matches_without_backtracking(text) == (made._regex.fullmatch(text) is not None)
 
@@ -35,18 +35,18 @@ def test_following_all_ways_at_once_finds_what_a_regular_expression_finds(patter
         (compile_name_glob(""), "", True),
     ],
 )
-def test_what_a_glob_means(made: Glob, text: str, expected: bool) -> None:
+def test_globs_match_names_texts_and_paths(made: Glob, text: str, expected: bool) -> None:
     assert made.matches(text) is made.matches_without_backtracking(text) is expected
 
 
 @pytest.mark.parametrize("made", [compile_name_glob, compile_text_glob, compile_path_glob])
 @pytest.mark.parametrize("hostile", ["*a" * 60 + "b", "**a*a" * 40 + "b", "**/" * 60 + "b", "*" * 190 + "b", "*a*b"])
-def test_a_hostile_glob_costs_what_it_and_the_text_are_long(made: Callable[[str], Glob], hostile: str) -> None:
+def test_a_hostile_glob_takes_linear_time(made: Callable[[str], Glob], hostile: str) -> None:
     for text in ("a" * 5000, "a/" * 2500):
         assert made(hostile).matches(text) is False
 
 
-def test_a_call_is_decided_whatever_the_patterns_of_a_request_are() -> None:
+def test_a_hostile_pattern_in_a_grant_still_decides() -> None:
     grant = Grant(forbid=("t(x=" + "*a" * 60 + "b)",))
     assert decide_call([grant], [], "t", {"x": "a" * 5000}, Assessment("safe")).action == "allow"
     assert decide_call([grant], [], "t", {"x": "a" * 5000 + "b"}, Assessment("safe")).action == "deny"

@@ -1,4 +1,4 @@
-"""Should a call run: patterns on parsed arguments, tiers, grants that only narrow, and answers that are remembered."""
+"""Whether a call may run: patterns on arguments, tiers, grants that only narrow, and remembered answers."""
 
 import re
 from typing import Any
@@ -37,11 +37,11 @@ def touches(pattern: str, tool: str, arguments: dict[str, Any]) -> bool:
         ("full", ("allow", "allow", "ask")),
     ],
 )
-def test_the_tiers_are_as_promised(tier: Tier, actions: tuple[str, ...]) -> None:
+def test_each_tier_has_an_action_for_each_class(tier: Tier, actions: tuple[str, ...]) -> None:
     assert tuple(action(Grant(tier=tier), safety=safety) for safety in SAFETIES) == actions
 
 
-def test_the_default_tier_is_the_sandbox_also_where_there_is_no_grant_at_all() -> None:
+def test_the_default_tier_is_the_sandbox() -> None:
     for safety in SAFETIES:
         assert action(Grant(), safety=safety) == action(Grant(tier="sandbox"), safety=safety)
         assert action(safety=safety) == action(Grant(), safety=safety)
@@ -61,7 +61,7 @@ def test_approving_and_yes_turn_ask_into_allow_but_never_deny() -> None:
     assert action(Grant(yes=True, ask=("*",))) == "allow"
 
 
-def test_only_the_tools_that_are_named_may_be_used() -> None:
+def test_only_named_tools_may_be_used() -> None:
     grant = Grant(tools=("read_*", "search"), yes=True, approve=("*",))
     assert action(grant, tool="read_file", safety="safe") == "allow"
     assert action(grant, tool="search", safety="safe") == "allow"
@@ -69,7 +69,7 @@ def test_only_the_tools_that_are_named_may_be_used() -> None:
     assert action(Grant(tools=()), safety="safe") == "deny"
 
 
-def test_asking_for_all_asks_for_what_is_not_approved() -> None:
+def test_ask_all_asks_for_each_call_that_is_not_approved() -> None:
     grant = Grant(ask_all=True, approve=("read_file", "shell(git *)"))
     assert action(grant, tool="read_file", safety="safe") == "allow"
     assert action(grant, tool="list_files", safety="safe") == "ask"
@@ -112,7 +112,7 @@ CALLS = st.sampled_from(
 @given(
     st.lists(GRANTS, min_size=1, max_size=3), GRANTS, st.integers(0, 3), REMEMBERED, CALLS, st.sampled_from(SAFETIES)
 )
-def test_one_grant_more_never_allows_more(
+def test_another_grant_never_allows_more(
     grants: list[Grant], more: Grant, place: int, remembered: list[RememberedAnswer], call: Any, safety: Safety
 ) -> None:
     before = decide_call(grants, remembered, *call, Assessment(safety))
@@ -121,7 +121,7 @@ def test_one_grant_more_never_allows_more(
 
 
 @given(st.lists(GRANTS, min_size=1, max_size=3), REMEMBERED, CALLS, st.sampled_from(SAFETIES))
-def test_no_answer_of_a_person_allows_what_is_denied(
+def test_no_remembered_answer_allows_a_denied_call(
     grants: list[Grant], remembered: list[RememberedAnswer], call: Any, safety: Safety
 ) -> None:
     if decide_call(grants, (), *call, Assessment(safety)).action == "deny":
@@ -187,7 +187,7 @@ def test_a_tool_is_matched_by_its_whole_name(pattern: str, tool: str, matches: b
         ("write_file(text=src/**)", "src/a.py", False),
     ],
 )
-def test_a_path_is_covered_after_it_is_put_straight(pattern: str, path: str, covered: bool) -> None:
+def test_a_path_is_normalized_before_it_is_matched(pattern: str, path: str, covered: bool) -> None:
     assert covers_call(pattern, "write_file", {"path": path, "text": "hello"}) is covered
 
 
@@ -205,7 +205,7 @@ def test_a_path_is_covered_after_it_is_put_straight(pattern: str, path: str, cov
         ("write_file(*)", "deep/down/a.py"),
     ],
 )
-def test_a_forbidden_path_is_forbidden_however_it_is_spelled(pattern: str, path: str) -> None:
+def test_each_spelling_of_a_forbidden_path_is_forbidden(pattern: str, path: str) -> None:
     assert action(Grant(forbid=(pattern,)), path=path) == "deny"
 
 
@@ -266,7 +266,7 @@ def test_a_forbidden_command_is_found_anywhere_among_shell_operators(command: st
 
 
 @pytest.mark.parametrize("name", ["command", "cmd", "script", "shell_command", "commands"])
-def test_every_argument_that_is_a_command_is_read_as_one(name: str) -> None:
+def test_each_argument_that_holds_a_command_is_matched_as_one(name: str) -> None:
     value: Any = ["git log; rm x"] if name == "commands" else "git log; rm x"
     assert not covers_call("run(git *)", "run", {name: value})
     assert touches("run(rm *)", "run", {name: value})
@@ -301,25 +301,25 @@ def test_a_pattern_can_name_the_argument_it_is_about() -> None:
         ({"src/a": 1}, False, False),
     ],
 )
-def test_of_a_list_all_must_be_covered_and_any_is_touched(value: Any, covered: bool, is_touched: bool) -> None:
+def test_a_pattern_covers_all_values_of_a_list_or_touches_one(value: Any, covered: bool, is_touched: bool) -> None:
     assert covers_call("write_files(src/**)", "write_files", {"paths": value}) is covered
     assert touches("write_files(src/**)", "write_files", {"paths": value}) is is_touched
     assert touches("write_files(*)", "write_files", {"paths": value})
 
 
-def test_a_pattern_on_an_argument_says_nothing_of_a_call_without_arguments() -> None:
+def test_a_pattern_on_an_argument_does_not_cover_a_call_without_arguments() -> None:
     assert not covers_call("now(*)", "now", {}) and touches("now(*)", "now", {})
     assert not covers_call("now(x)", "now", {}) and not touches("now(x)", "now", {})
 
 
-def test_numbers_are_matched_as_they_are_written() -> None:
+def test_numbers_are_matched_by_their_text() -> None:
     assert covers_call("delete_row(5)", "delete_row", {"id": 5}) and not covers_call(
         "delete_row(5)", "delete_row", {"id": 55}
     )
 
 
 @given(st.text(), st.text(alphabet="ab*?[]()/. ", max_size=8))
-def test_any_pattern_can_be_matched_with_anything(value: str, pattern: str) -> None:
+def test_any_pattern_can_be_matched_with_any_value(value: str, pattern: str) -> None:
     for name in ("path", "command", "text"):
         covered = covers_call(f"t({pattern})", "t", {name: value})
         assert not covered or touches(f"t({pattern})", "t", {name: value})
@@ -340,13 +340,13 @@ def test_any_pattern_can_be_matched_with_anything(value: str, pattern: str) -> N
         ("write_file", "allow", "ask"),
     ],
 )
-def test_a_remembered_answer_holds_for_what_it_covers(pattern: str, decision: Decision, expected: str) -> None:
+def test_a_remembered_answer_holds_for_the_calls_it_covers(pattern: str, decision: Decision, expected: str) -> None:
     answers = [RememberedAnswer(pattern, decision, "ann")]
     call = {"tool": "shell", "safety": "destructive", "command": "git push --force"}
     assert action(Grant(), remembered=answers, **call) == expected  # type: ignore[arg-type]
 
 
-def test_a_remembered_denial_also_holds_for_what_nobody_would_be_asked() -> None:
+def test_a_remembered_denial_also_denies_calls_that_would_not_be_asked() -> None:
     verdict = decide_call(
         (Grant(),), [RememberedAnswer("write_file", "deny", "ann")], "write_file", {"path": "a"}, Assessment()
     )
@@ -354,7 +354,7 @@ def test_a_remembered_denial_also_holds_for_what_nobody_would_be_asked() -> None
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
-def test_a_remembered_denial_beats_an_allowance_whichever_came_first(order: slice) -> None:
+def test_a_remembered_denial_beats_a_remembered_yes_in_any_order(order: slice) -> None:
     answers = [RememberedAnswer("*", "allow"), RememberedAnswer("shell(rm *)", "deny")][order]
     call = {"tool": "shell", "safety": "destructive"}
     assert action(Grant(), remembered=answers, command="rm x", **call) == "deny"  # type: ignore[arg-type]
@@ -385,7 +385,7 @@ def test_a_remembered_denial_beats_an_allowance_whichever_came_first(order: slic
         ("apply_patch", {"files": []}, "apply_patch"),
     ],
 )
-def test_a_rule_made_of_a_call_says_what_a_person_would_mean(tool: str, arguments: Any, rule: str) -> None:
+def test_a_suggested_rule_is_as_wide_as_a_person_would_mean(tool: str, arguments: Any, rule: str) -> None:
     assert suggest_pattern(tool, arguments) == rule
 
 
@@ -402,12 +402,12 @@ ARGUMENTS = st.one_of(
 
 
 @given(ARGUMENTS)
-def test_a_rule_made_of_a_call_covers_that_call(arguments: dict[str, Any]) -> None:
+def test_a_suggested_rule_covers_its_own_call(arguments: dict[str, Any]) -> None:
     assert covers_call(suggest_pattern("t", arguments), "t", arguments)
 
 
 @given(ARGUMENTS, st.sampled_from(["../../etc/passwd", "/etc/passwd", "x; rm -rf /", "b", "git log | sh"]))
-def test_a_rule_made_of_a_call_covers_no_way_out(arguments: dict[str, Any], other: str) -> None:
+def test_a_suggested_rule_covers_no_path_outside_and_no_other_command(arguments: dict[str, Any], other: str) -> None:
     name = next(iter(arguments), "")
     if name in ("path", "command", "text") and isinstance(arguments[name], str) and arguments[name]:
         if re.search(r"\.\.|[;|]", other) or other.startswith("/"):

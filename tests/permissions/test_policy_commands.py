@@ -1,4 +1,4 @@
-"""Shell commands are judged part by part: the strictest part decides, and what nobody can read is asked for."""
+"""Shell commands are decided part by part: the strictest part counts, and an unreadable part is asked."""
 
 import pytest
 from hypothesis import given
@@ -74,7 +74,7 @@ def test_a_forbidden_variable_and_a_forbidden_place_are_found() -> None:
         ("write_file", "git $X", False),
     ],
 )
-def test_what_may_be_forbidden_is_asked_and_no_approval_but_its_own_counts(
+def test_a_command_that_may_be_forbidden_is_asked_despite_all_approvals(
     pattern: str, command: str, asked: bool
 ) -> None:
     grant = Grant(forbid=(pattern,), yes=True, approve=("*",), always=("*",))
@@ -90,7 +90,7 @@ def test_what_may_be_forbidden_is_asked_and_no_approval_but_its_own_counts(
     "command", ["git push --force", "sudo ls", "rm -rf /etc", "curl x | sh", "$CMD x", "ls; eval $x"]
 )
 @pytest.mark.parametrize("tier", ["sandbox", "full"])
-def test_dangerous_and_unreadable_commands_are_asked_for_each_time(command: str, tier: Tier) -> None:
+def test_dangerous_and_unreadable_commands_are_asked_each_time(command: str, tier: Tier) -> None:
     everything = (
         RememberedAnswer("*", "allow"),
         RememberedAnswer("shell", "allow"),
@@ -104,13 +104,13 @@ def test_dangerous_and_unreadable_commands_are_asked_for_each_time(command: str,
     assert judged(command, Grant(tier=tier), remembered=beforehand).action == "allow"
 
 
-def test_no_answer_given_beforehand_covers_what_may_be_forbidden() -> None:
+def test_an_answer_given_beforehand_does_not_allow_a_command_that_may_be_forbidden() -> None:
     beforehand = (RememberedAnswer("*", "allow", "ann", was_given_beforehand=True),)
     verdict = judged("$CMD x", Grant(forbid=("shell(rm *)",)), remembered=beforehand)
     assert (verdict.action, verdict.may_be_forbidden) == ("ask", True)
 
 
-def test_a_remembered_rule_for_a_command_does_not_reach_its_dangerous_form() -> None:
+def test_a_remembered_rule_does_not_allow_the_dangerous_form_of_a_command() -> None:
     remembered = (RememberedAnswer("shell(command=git push *)", "allow"),)
     cautious = Grant(cautious=True)
     assert judged("git push", cautious, remembered=remembered).action == "allow"
@@ -119,11 +119,11 @@ def test_a_remembered_rule_for_a_command_does_not_reach_its_dangerous_form() -> 
     assert judged("git push && git push -f", Grant(cautious=True, always=("shell(git push *)",))).action == "ask"
 
 
-def test_a_remembered_denial_still_counts_for_what_is_asked_each_time() -> None:
+def test_a_remembered_denial_denies_commands_that_are_asked_each_time() -> None:
     assert judged("sudo ls", remembered=(RememberedAnswer("shell(sudo *)", "deny", "ann"),)).action == "deny"
 
 
-def test_what_only_a_tool_calls_destructive_may_be_remembered() -> None:
+def test_an_answer_to_a_destructive_tool_without_commands_can_be_remembered() -> None:
     verdict = decide_call(
         (Grant(),), (RememberedAnswer("drop", "allow"),), "drop", {"table": "x"}, Assessment("destructive")
     )
@@ -159,13 +159,13 @@ def test_every_decision_says_which_rule_made_it_and_for_which_part(command: str,
     assert judged(command, grant).why == why
 
 
-def test_a_reason_is_short_and_hides_nothing() -> None:
+def test_a_reason_is_short_and_shows_hidden_characters() -> None:
     assert judged("ls \x1b[2J\u202e x").why == "nobody can tell what this would run: ls \\x1b[2J\\u202e x"
     assert judged("sudo \u202els").why.endswith("(sudo \\u202els)")
     assert len(judged(f"sudo {'x' * 5000}").why) < 400 and len(judged(f"$X {'x' * 5000}").why) < 400
 
 
-def test_a_doubt_asks_for_what_would_be_allowed_until_somebody_approves() -> None:
+def test_a_doubt_asks_until_somebody_approves() -> None:
     doubtful = Assessment("caution", doubts=("something is odd",))
     assert decide_call((Grant(),), (), "send", {}, doubtful) == Verdict("ask", "something is odd")
     assert decide_call((Grant(approve=("send",)),), (), "send", {}, doubtful).action == "allow"
@@ -206,7 +206,7 @@ def test_a_doubt_asks_for_what_would_be_allowed_until_somebody_approves() -> Non
         ("rg x src", "shell(command=rg x *)"),
     ],
 )
-def test_a_rule_is_made_of_one_plain_command_or_is_that_very_command(command: str, rule: str) -> None:
+def test_a_suggested_rule_names_a_plain_command_or_the_whole_command_line(command: str, rule: str) -> None:
     assert suggest_pattern("shell", {"command": command}, commands(command)) == rule
     assert covers_call(rule, "shell", {"command": command}, commands(command))
 
@@ -222,7 +222,7 @@ def test_a_rule_is_made_of_one_plain_command_or_is_that_very_command(command: st
         ("printf *", "printf -v PATH ./x"),
     ],
 )
-def test_a_rule_for_a_command_does_not_cover_what_its_options_run_or_set(rule: str, command: str) -> None:
+def test_a_rule_for_a_command_does_not_cover_commands_in_its_options(rule: str, command: str) -> None:
     assert judged(command, Grant(cautious=True, always=(f"shell({rule})",))).action == "ask", commands(command)
     assert judged(command.split(" ")[0] + " a", Grant(cautious=True, always=(f"shell({rule})",))).action == "allow"
 
@@ -234,7 +234,7 @@ SCRIPTS = st.lists(
 
 
 @given(SCRIPTS, SCRIPTS)
-def test_a_rule_made_of_one_command_covers_another_only_if_all_its_parts_begin_alike(one: str, other: str) -> None:
+def test_a_suggested_rule_covers_another_command_only_if_all_parts_begin_alike(one: str, other: str) -> None:
     rule = suggest_pattern("shell", {"command": one}, commands(one))
     assert covers_call(rule, "shell", {"command": one}, commands(one)) or any(
         part.startswith("? ") for part in commands(one)
@@ -245,7 +245,7 @@ def test_a_rule_made_of_one_command_covers_another_only_if_all_its_parts_begin_a
 
 
 @given(SCRIPTS, st.sampled_from(["git *", "ls", "rm *", "*", "sudo *", "> x", "A=*", "? *"]))
-def test_what_covers_a_command_also_touches_it(command: str, glob: str) -> None:
+def test_a_pattern_that_covers_a_command_also_touches_it(command: str, glob: str) -> None:
     pattern, arguments = f"shell({glob})", {"command": command}
     if covers_call(pattern, "shell", arguments, commands(command)):
         assert find_touched_part(pattern, "shell", arguments, commands(command)) is not None
@@ -262,14 +262,14 @@ def test_what_covers_a_command_also_touches_it(command: str, glob: str) -> None:
         ("trusting", ("allow", "allow", "allow", "ask")),
     ],
 )
-def test_a_posture_says_what_is_asked(posture: str, actions: tuple[str, ...]) -> None:
+def test_a_posture_decides_which_classes_are_asked(posture: str, actions: tuple[str, ...]) -> None:
     grant = apply_posture(Grant(), posture)  # type: ignore[arg-type]
     classes: tuple[Safety, ...] = ("safe", "caution", "destructive")
     told = [decide_call((grant,), (), "erase", {}, Assessment(safety)).action for safety in classes]
     assert (*told, judged("sudo ls", grant).action) == actions
 
 
-def test_a_posture_allows_nothing_that_a_grant_denies() -> None:
+def test_a_posture_never_allows_a_denied_call() -> None:
     grant = apply_posture(Grant(tier="read-only", forbid=("note",)), "trusting")
     assert decide_call((grant,), (), "note", {}, Assessment("safe")).action == "deny"
     assert decide_call((grant,), (), "erase", {}, Assessment("destructive")).action == "deny"

@@ -36,26 +36,26 @@ def test_a_rule_holds_in_its_workspace_or_everywhere(data: Path, tmp_path: Path)
     assert load_all_rules(data) == (everywhere, local)
 
 
-def test_a_workspace_is_known_however_it_is_reached(data: Path, tmp_path: Path) -> None:
+def test_a_rule_holds_for_each_path_to_its_workspace(data: Path, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "link").symlink_to("here")
     rule = save_rule(data, "note", workspace=tmp_path / "here")
     assert load_rules(data, tmp_path / "link") == load_rules(data, tmp_path / "x" / ".." / "here") == (rule,)
 
 
-def test_the_last_word_on_a_pattern_counts(data: Path) -> None:
+def test_the_last_answer_for_a_pattern_counts(data: Path) -> None:
     save_rule(data, "note")
     no = save_rule(data, "note", "deny")
     assert load_rules(data) == (no,)
 
 
-def test_a_rule_can_be_taken_back(data: Path) -> None:
+def test_a_rule_can_be_forgotten(data: Path) -> None:
     rule = save_rule(data, "note")
     assert forget_rule(data, rule) and load_rules(data) == ()
     assert not forget_rule(data, rule)
 
 
-def test_rules_join_a_grant_as_what_may_be_remembered(data: Path) -> None:
+def test_saved_rules_extend_a_grant(data: Path) -> None:
     grant = apply_rules(
         Grant(cautious=True, forbid=("a",)), (SavedRule("shell(git push *)"), SavedRule("drop", "deny"))
     )
@@ -68,7 +68,7 @@ def test_rules_join_a_grant_as_what_may_be_remembered(data: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "  "])
-def test_what_has_no_rule_cannot_be_remembered(data: Path, pattern: str) -> None:
+def test_an_empty_rule_cannot_be_saved(data: Path, pattern: str) -> None:
     with pytest.raises(BadInput, match="only be allowed once"):
         save_rule(data, pattern)
     assert not data.exists()
@@ -91,7 +91,7 @@ def test_rules_that_cannot_be_read_are_an_error_and_are_not_overwritten(data: Pa
     assert (data / RULES_FILE).read_bytes() == content
 
 
-def test_two_programs_that_save_at_once_lose_nothing(data: Path) -> None:
+def test_two_programs_that_save_at_once_lose_no_rule(data: Path) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         list(pool.map(save_rule, [data] * 20, [f"tool{number}" for number in range(20)]))
     assert {rule.pattern for rule in load_all_rules(data)} == {f"tool{number}" for number in range(20)}

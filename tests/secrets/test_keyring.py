@@ -33,7 +33,9 @@ async def leak(how: str, context: ToolContext) -> str:
 
 
 @pytest.mark.parametrize("given", ["environment", "agent"])
-async def test_no_secret_that_a_tool_gives_away_is_stored_or_shown(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_secret_in_the_result_of_a_tool_is_stored_or_shown(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if given == "environment":
         monkeypatch.setenv("ACME_API_KEY", CANARY)
     calls = tuple(Call("", "leak", f'{{"how": "{how}"}}') for how in ("plain", "long", "raise", "note", "live"))

@@ -1,4 +1,4 @@
-"""Known secrets do not get through: in no usual spelling, and however a stream is cut."""
+"""Known secrets are hidden in each usual spelling, and however a stream is cut."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ def test_a_secret_is_hidden_in_every_usual_spelling(spelled: str) -> None:
 @pytest.mark.parametrize("before", ["", "u", "us", "use", "user:"])
 @pytest.mark.parametrize("after", ["", "x", "xy", "xyz"])
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
-def test_a_secret_is_hidden_in_base64_wherever_it_stands(before: str, after: str, encode: type) -> None:
+def test_a_secret_is_hidden_in_base64_at_each_offset(before: str, after: str, encode: type) -> None:
     secret = "hunter2-Ünd-mehr?>"
     text = encode(f"{before}{secret}{after}".encode()).decode()  # type: ignore[attr-defined]
     hidden = Redactor([secret]).redact_text(text)
@@ -42,9 +42,7 @@ def test_a_secret_is_hidden_in_base64_wherever_it_stands(before: str, after: str
 
 
 @given(st.text("ab\n", max_size=80), st.text("ab\n", max_size=40), st.integers(1, 80), st.lists(st.integers(0, 400)))
-def test_a_secret_is_hidden_in_base64_that_is_broken_into_lines(
-    before: str, after: str, width: int, cuts: list[int]
-) -> None:
+def test_a_secret_is_hidden_in_base64_with_line_breaks(before: str, after: str, width: int, cuts: list[int]) -> None:
     letters = base64.b64encode(f"{before}{SECRET}{after}".encode()).decode()
     text = "\n".join(letters[start : start + width] for start in range(0, len(letters), width))
     redactor = Redactor([SECRET])
@@ -55,20 +53,20 @@ def test_a_secret_is_hidden_in_base64_that_is_broken_into_lines(
     assert core not in told.replace("\n", "")
 
 
-def test_text_without_secrets_is_left_as_it_is() -> None:
+def test_text_without_secrets_does_not_change() -> None:
     for redactor in (Redactor([]), Redactor(["", "ab", "     "]), Redactor(["correct horse"])):
         assert redactor.redact_text("nothing ab here") == "nothing ab here"
         assert redactor.start_stream().feed("nothing ab her") + "e" == "nothing ab here"
 
 
-def test_the_longer_of_two_secrets_is_hidden_whole() -> None:
+def test_the_longer_of_two_secrets_is_hidden_completely() -> None:
     redactor = Redactor(["abcdef", "abcdefghi"])
     assert redactor.redact_text("abcdefghi abcdef") == f"{PLACEHOLDER} {PLACEHOLDER}"
     stream = redactor.start_stream()
     assert stream.feed("abcdef") + stream.feed("ghi") + stream.finish() == PLACEHOLDER
 
 
-def test_everything_inside_a_value_is_looked_at() -> None:
+def test_secrets_are_hidden_everywhere_in_a_json_value() -> None:
     value = {"a": ["my topsecret", 5, None, {"topsecret": True}], "b": 1.5}
     assert Redactor(["topsecret"]).redact_value(value) == {
         "a": [f"my {PLACEHOLDER}", 5, None, {PLACEHOLDER: True}],
@@ -77,7 +75,7 @@ def test_everything_inside_a_value_is_looked_at() -> None:
     assert Redactor([]).redact_value(value) is value
 
 
-def test_a_stream_holds_back_no_more_than_may_be_a_secret() -> None:
+def test_a_stream_holds_back_only_a_possible_start_of_a_secret() -> None:
     stream = Redactor(["topsecret"]).start_stream()
     assert stream.feed("plain text") == "plain tex"
     assert stream.feed("ure, a to") == "ture, a "
@@ -91,7 +89,9 @@ SECRETS = st.text(alphabet='abcß/%+ \n"\\', min_size=6, max_size=12).filter(lam
 @given(
     st.lists(SECRETS, min_size=1, max_size=3), st.lists(st.text(alphabet="abc/ \n", max_size=6), max_size=4), st.data()
 )
-def test_no_secret_survives_any_cutting(secrets: list[str], around: list[str], data: st.DataObject) -> None:
+def test_no_secret_gets_through_a_stream_however_it_is_cut(
+    secrets: list[str], around: list[str], data: st.DataObject
+) -> None:
     spellings = [
         str,
         quote,
@@ -114,7 +114,7 @@ def test_no_secret_survives_any_cutting(secrets: list[str], around: list[str], d
 
 
 @given(st.text(alphabet="top secret", max_size=40), st.lists(st.integers(0, 40), max_size=6))
-def test_a_stream_says_what_the_whole_text_would(text: str, cuts: list[int]) -> None:
+def test_a_redacted_stream_equals_the_redacted_text(text: str, cuts: list[int]) -> None:
     redactor = Redactor(["topsecret", "secrets"])
     stream = redactor.start_stream()
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})

@@ -1,4 +1,4 @@
-"""The class of a shell command: safe when all of it is known to read, destructive when any of it is known to hurt."""
+"""The class of a shell command depends on its folder and on the sandbox. The classes themselves are in `tricks.txt`."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from treadle.permissions.shell.parse import parse_command
         ("touch ../*", "destructive"),
     ],
 )
-def test_paths_are_from_the_folder_in_which_a_command_starts(command: str, expected: str) -> None:
+def test_paths_are_relative_to_the_starting_folder(command: str, expected: str) -> None:
     assert classify_command(parse_command(command), "/work/project", "sub/deep")[0] == expected
     if ".." in command and expected != "destructive":
         assert classify_command(parse_command(command), "/work/project")[0] != expected, (
@@ -31,7 +31,7 @@ def test_paths_are_from_the_folder_in_which_a_command_starts(command: str, expec
         )
 
 
-def test_the_reason_names_the_part_that_hurts() -> None:
+def test_the_reason_names_the_dangerous_part() -> None:
     assert classify_command(parse_command("ls && git push --force"), "/w") == (
         "destructive",
         "it overwrites or deletes what others have (git push --force)",
@@ -39,6 +39,6 @@ def test_the_reason_names_the_part_that_hurts() -> None:
 
 
 @pytest.mark.parametrize("command", ["rm -rf /tmp/x", "echo x > /var/tmp/y", "mv a /tmp", "cd /tmp && rm -rf x"])
-def test_what_is_in_tmp_is_a_commands_own_only_inside_the_sandbox(command: str) -> None:
+def test_files_in_tmp_belong_to_the_command_only_inside_the_sandbox(command: str) -> None:
     assert classify_command(parse_command(command), "/work/project")[0] == "caution"
     assert classify_command(parse_command(command), "/work/project", in_sandbox=False)[0] == "destructive"

@@ -1,4 +1,4 @@
-"""What a command line would run is found by reading it, through every operator, quote and wrapper; checked on bash."""
+"""All commands in a command line are found by reading it, through operators, quotes and wrappers. Checked on bash."""
 
 import os
 import shlex
@@ -53,7 +53,7 @@ def texts(command: str) -> list[str]:
         ("ls *.py", ["ls *.py"]),
     ],
 )
-def test_the_parts_are_told_in_plain_words(command: str, expected: list[str]) -> None:
+def test_parts_are_rendered_in_one_form(command: str, expected: list[str]) -> None:
     assert texts(command) == expected
 
 
@@ -122,7 +122,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS)
-def test_what_bash_runs_was_read_beforehand(stubs: Path, command: str) -> None:
+def test_each_command_that_bash_runs_was_found_by_reading(stubs: Path, command: str) -> None:
     called = stubs / "called"
     called.write_text("")
     environment = {"PATH": f"{stubs}:{os.environ['PATH']}", "CALLED": str(called), "LC_ALL": "C.UTF-8"}
@@ -138,11 +138,11 @@ def test_what_bash_runs_was_read_beforehand(stubs: Path, command: str) -> None:
 @pytest.mark.parametrize(
     "command", [form.format("alpha x", "beta y") for form in (*AROUND_ONE, *AROUND_TWO, *AROUND_SIMPLE)]
 )
-def test_ordinary_commands_are_read_whole(command: str) -> None:
+def test_ordinary_commands_are_readable(command: str) -> None:
     assert all(part.kind != "unknown" for part in parse_command(command)), texts(command)
 
 
 @given(st.text(alphabet="ab $'\"\\`(){};|&<>*\n=#!-/é", max_size=24) | st.text(max_size=24))
-def test_anything_can_be_read(command: str) -> None:
+def test_any_text_can_be_parsed(command: str) -> None:
     for part in parse_command(command):
         assert part.words and isinstance(part.text, str)

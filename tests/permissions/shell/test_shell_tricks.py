@@ -126,7 +126,7 @@ def test_each_command_gets_its_verdict(verdict: str, commands: list[str], stub: 
         assert [command for command in commands if not CHECKS[verdict](command)] == []
 
 
-def test_the_tricks_are_many_and_each_is_its_own() -> None:
+def test_each_trick_stands_once_in_the_file() -> None:
     assert len(set(TRICKS)) == len(TRICKS) > 1200
 
 

@@ -1,4 +1,4 @@
-"""No secret leaves: canaries in the environment, in the agent's secrets and in a `.env` are in nothing that is kept."""
+"""No secret leaves: canaries in the environment, in the agent's secrets and in a `.env` reach no log and no output."""
 
 import asyncio
 import base64
@@ -64,7 +64,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def leaks(store: Path, secrets: list[str], *calls: Any, **options: Any) -> tuple[list[str], list[CallFinished]]:
-    """What of a run holds one of the secrets: facts, deltas, and every byte of the store."""
+    """The facts, deltas and files of the store that hold a secret after a run."""
     agent, _ = agent_of(
         *calls,
         "done",
@@ -75,7 +75,7 @@ async def leaks(store: Path, secrets: list[str], *calls: Any, **options: Any) ->
     found: list[str] = []
     log = SqliteLog(store)
     async with agent.session(log, workspace=options["workspace"]) as session:
-        heard = asyncio.create_task(_heard(session))
+        heard = asyncio.create_task(collect_events(session))
         await ended(session)
         done = list((await finished_calls(session)).values())
         events = await heard
@@ -90,8 +90,8 @@ async def leaks(store: Path, secrets: list[str], *calls: Any, **options: Any) ->
     return found, done
 
 
-async def _heard(session: Session) -> list[Event]:
-    """Every fact and every delta, up to the end of the run."""
+async def collect_events(session: Session) -> list[Event]:
+    """All facts and deltas up to the end of the run."""
     events: list[Event] = []
     watch = session.watch()
     async for event in watch:
@@ -103,9 +103,7 @@ async def _heard(session: Session) -> list[Event]:
 
 
 @needs_bubblewrap
-async def test_no_canary_is_in_any_fact_or_artifact_whatever_a_command_or_a_file_tool_tries(
-    workspace: Path, tmp_path: Path
-) -> None:
+async def test_no_command_and_no_file_tool_gets_a_canary_into_the_log(workspace: Path, tmp_path: Path) -> None:
     calls = [call("shell", command=command) for command in COMMANDS]
     calls += [call(name, **arguments) for name, arguments in FILES]
     found, done = await leaks(tmp_path / "s.db", [ENVIRONMENT, CONFIGURED, FILE], *calls, workspace=workspace)
@@ -121,9 +119,7 @@ async def test_no_canary_of_the_environment_reaches_a_command_on_the_host(worksp
 
 
 @needs_bubblewrap
-async def test_a_configured_secret_that_a_command_writes_out_is_hidden_also_live(
-    workspace: Path, tmp_path: Path
-) -> None:
+async def test_a_configured_secret_in_the_output_of_a_command_is_hidden(workspace: Path, tmp_path: Path) -> None:
     (workspace / "notes.txt").write_text(f"the key is {CONFIGURED}\n" * 2000)
     commands = ["cat notes.txt", "base64 -w0 notes.txt", 'while read -r -n 3 x; do printf %s "$x"; done < notes.txt']
     calls = [call("shell", command=command) for command in commands]

@@ -1,4 +1,4 @@
-"""The shell tool on the real sandbox: output as it comes, the folder that lasts, bounds, and nothing left behind."""
+"""The shell tool on the real sandbox: streamed output, the current folder, bounds, and nothing left behind."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("tier", BOTH)
-async def test_the_output_of_a_command_is_the_result_and_is_heard_as_it_comes(workspace: Path, tier: Tier) -> None:
+async def test_the_output_of_a_command_is_its_result_and_is_streamed(workspace: Path, tier: Tier) -> None:
     terminal = Terminal(workspace, tier=tier)
     result = await terminal.run("echo out; echo err >&2; printf 'no newline'")
     assert (result.text, result.ok) == ("out\nerr\nno newline", True)
@@ -59,7 +59,7 @@ async def test_the_output_of_a_command_is_the_result_and_is_heard_as_it_comes(wo
         ("cat <<'EOF'\n$HOME\nEOF", "$HOME", True),
     ],
 )
-async def test_how_a_command_ended_is_told(workspace: Path, command: str, text: str, ok: bool) -> None:
+async def test_the_result_says_how_a_command_ended(workspace: Path, command: str, text: str, ok: bool) -> None:
     result = await Terminal(workspace).run(command)
     assert (result.text, result.ok) == (text, ok)
 
@@ -76,14 +76,14 @@ async def test_the_folder_of_one_command_is_where_the_next_one_starts(workspace:
     assert note_of(terminal.desk.notes) == ""
 
 
-async def test_a_folder_outside_the_workspace_does_not_last_and_that_is_said(workspace: Path) -> None:
+async def test_a_folder_outside_the_workspace_is_left_again(workspace: Path) -> None:
     terminal = Terminal(workspace)
     await terminal.says("cd src")
     assert "/tmp is outside the workspace" in await terminal.says("cd /tmp && pwd")
     assert await terminal.says("pwd") == str(workspace)
 
 
-async def test_what_was_meant_for_a_folder_that_is_gone_does_not_run_and_the_next_starts_in_the_workspace(
+async def test_a_command_for_a_removed_folder_does_not_run(
     workspace: Path,
 ) -> None:
     terminal = Terminal(workspace)
@@ -95,9 +95,7 @@ async def test_what_was_meant_for_a_folder_that_is_gone_does_not_run_and_the_nex
 
 
 @pytest.mark.parametrize("folder", ["..", "../other", "/", "src/../..", "nowhere", "src/../src"])
-async def test_a_folder_that_somebody_else_noted_is_taken_only_when_it_is_one_of_the_workspace(
-    workspace: Path, folder: str
-) -> None:
+async def test_a_noted_folder_outside_the_workspace_is_refused(workspace: Path, folder: str) -> None:
     (workspace.parent / "other").mkdir()
     terminal = Terminal(workspace, tier="full")
     terminal.desk.notes["treadle.folder"] = folder
@@ -107,7 +105,7 @@ async def test_a_folder_that_somebody_else_noted_is_taken_only_when_it_is_one_of
 
 
 @pytest.mark.parametrize("leads_to", [".", "../../"])
-async def test_a_folder_that_became_a_link_is_not_taken(workspace: Path, leads_to: str) -> None:
+async def test_a_folder_that_became_a_link_is_refused(workspace: Path, leads_to: str) -> None:
     terminal = Terminal(workspace, tier="full")
     await terminal.says("mkdir door; cd door")
     (workspace / "door").rmdir()
@@ -121,7 +119,7 @@ async def test_a_folder_that_became_a_link_is_not_taken(workspace: Path, leads_t
 async def test_a_command_that_takes_too_long_is_stopped_with_all_it_started(workspace: Path, tier: Tier) -> None:
     terminal = Terminal(workspace, tier=tier)
     task = asyncio.create_task(terminal.run(f"echo begun; (setsid sleep {LONG} &); sleep {LONG}", timeout_s=300))
-    await all_begun(terminal)
+    await wait_for_both(terminal)
     let_pass(300)
     result = await task
     assert result.text == "begun\n[stopped after 300 s, with all it had started. It may have had effects]"
@@ -130,18 +128,18 @@ async def test_a_command_that_takes_too_long_is_stopped_with_all_it_started(work
 
 
 @pytest.mark.parametrize("tier", BOTH)
-async def test_a_cancelled_command_is_gone_when_cancelling_returns(workspace: Path, tier: Tier) -> None:
+async def test_cancelling_returns_when_the_command_is_gone(workspace: Path, tier: Tier) -> None:
     terminal = Terminal(workspace, tier=tier)
     task = asyncio.create_task(terminal.run(f"echo begun; (setsid sleep {LONG} &); sleep {LONG}"))
-    await all_begun(terminal)
+    await wait_for_both(terminal)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not running(LONG)
 
 
-async def all_begun(terminal: Terminal) -> None:
-    """Wait until the command has said so, and both of what it starts run."""
+async def wait_for_both(terminal: Terminal) -> None:
+    """Wait for the output of the command and for both of its processes."""
     await until(lambda: terminal.begun.is_set() and len(running(LONG)) == 2)
 
 
@@ -158,35 +156,35 @@ def running(word: str) -> list[str]:
     return found
 
 
-async def test_more_output_than_is_allowed_stops_the_command(workspace: Path) -> None:
+async def test_too_much_output_stops_the_command(workspace: Path) -> None:
     tool = Shell(sandbox, bounds=Bounds(output_bytes=10_000))
     result = await Terminal(workspace, tool).run("yes")
     assert not result.ok and result.text.endswith("[stopped: it wrote more than 10000 bytes of output]")
 
 
 @needs_bubblewrap
-async def test_a_command_cannot_write_outside_nor_into_git(workspace: Path) -> None:
+async def test_a_command_cannot_write_outside_the_workspace_or_into_git(workspace: Path) -> None:
     terminal = Terminal(workspace)
     text = await terminal.says("echo x > /etc/x; mkdir .git; echo x > .git/config; echo done > inside; ls -a")
     assert "inside" in text and (workspace / "inside").read_text() == "done\n"
     assert not Path("/etc/x").exists() and not (workspace / ".git").exists()
 
 
-async def test_the_sandbox_that_holds_is_told(workspace: Path) -> None:
+async def test_the_tool_names_its_sandbox_level(workspace: Path) -> None:
     assert Shell(sandbox).describe_sandbox("sandbox") == sandbox.probe().level
     assert Shell(sandbox).describe_sandbox("read-only") == sandbox.probe().level
     assert Shell(sandbox).describe_sandbox("full") == "none"
 
 
-def test_with_full_access_what_is_in_tmp_is_asked_for() -> None:
+def test_with_full_access_deleting_in_tmp_is_destructive() -> None:
     shell = Shell(sandbox)
     parsed = shell.parse('{"command": "rm -rf /tmp/x"}')
     found = {tier: shell.assess(parsed, Path("/work"), tier).safety for tier in BOTH}
     assert found == {"sandbox": "caution", "full": "destructive"}
 
 
-class NoWalls:
-    """A machine on which nothing holds."""
+class NoSandbox:
+    """A machine on which no sandbox works."""
 
     def probe(self) -> ProbeResult:
         return ProbeResult("none", "nothing works", "install it")
@@ -195,18 +193,18 @@ class NoWalls:
         raise SandboxUnavailable("The command was not run. nothing works install it")
 
     async def run_on_host(self, job: Job, on_output: OnOutput) -> CommandResult:
-        raise AssertionError("went without walls unasked")
+        raise AssertionError("ran without a sandbox")
 
 
 @pytest.mark.parametrize("tier", ["read-only", "sandbox"])
-async def test_without_walls_a_command_is_refused_with_what_to_install(workspace: Path, tier: Tier) -> None:
-    with pytest.raises(ToolError, match=r"not run.*install it"):
-        await Terminal(workspace, Shell(NoWalls()), tier).run("echo x")
-
-
-async def test_what_a_command_changes_is_kept_and_what_only_reads_is_not_looked_at(
-    workspace: Path, tmp_path: Path
+async def test_without_a_sandbox_a_command_is_refused_and_the_error_says_what_to_install(
+    workspace: Path, tier: Tier
 ) -> None:
+    with pytest.raises(ToolError, match=r"not run.*install it"):
+        await Terminal(workspace, Shell(NoSandbox()), tier).run("echo x")
+
+
+async def test_old_contents_of_changed_files_are_kept(workspace: Path, tmp_path: Path) -> None:
     (workspace / "a.txt").write_text("old")
     kept = KeptFiles(tmp_path / "kept")
     terminal = Terminal(workspace, Shell(sandbox, kept))
@@ -219,9 +217,7 @@ async def test_what_a_command_changes_is_kept_and_what_only_reads_is_not_looked_
 
 
 @needs_bubblewrap
-async def test_a_command_that_changed_what_instructs_agents_says_so_though_it_did_not_name_it(
-    workspace: Path, tmp_path: Path
-) -> None:
+async def test_the_result_names_changed_instruction_files(workspace: Path, tmp_path: Path) -> None:
     kept = KeptFiles(tmp_path / "kept")
     terminal = Terminal(workspace, Shell(sandbox, kept))
     code = "import os; os.mkdir('.vscode'); open('.vscode/tasks.json', 'w'); open('AGENTS.md', 'w'); open('a.md', 'w')"
@@ -231,7 +227,7 @@ async def test_a_command_that_changed_what_instructs_agents_says_so_though_it_di
     kept.close()
 
 
-async def test_a_command_that_only_reads_cannot_write_whatever_it_runs_on_the_way(workspace: Path) -> None:
+async def test_a_reading_command_cannot_write_even_through_a_hook(workspace: Path) -> None:
     hidden = workspace / "hook"
     hidden.write_text("#!/bin/sh\ntouch src/written\n")
     hidden.chmod(0o755)
@@ -256,12 +252,12 @@ async def test_a_command_that_only_reads_cannot_write_whatever_it_runs_on_the_wa
         ('{"command": 5', "do not fit"),
     ],
 )
-def test_arguments_that_do_not_fit_are_told(arguments: str, problem: str) -> None:
+def test_wrong_arguments_are_explained(arguments: str, problem: str) -> None:
     with pytest.raises(ToolInputError, match=problem):
         Shell(sandbox).parse(arguments)
 
 
-def test_the_time_may_come_as_a_model_writes_it() -> None:
+def test_the_timeout_may_be_a_number_in_quotes() -> None:
     assert Shell(sandbox).parse('{"command": "ls", "timeout_s": "5"}').arguments == {"command": "ls", "timeout_s": 5.0}
 
 
@@ -277,7 +273,7 @@ def test_output_may_be_cut_anywhere(size: int) -> None:
     assert output.text == "".join(heard) == "é€😀 \0 begun\0" + output._mark[:9].decode() + "xnäch"
 
 
-def test_broken_utf8_is_shown_as_such() -> None:
+def test_broken_utf8_becomes_replacement_characters() -> None:
     output = _Output(ToolContext("s", "c", Path("/")))
     output.feed(b"a\xff\xe2\x82")
     assert output.finish() == "" and output.text == "a\ufffd\ufffd"

@@ -1,4 +1,4 @@
-"""The folder in which a command runs is part of what is judged, shown and allowed: in a session, on the real log."""
+"""The folder of a command is judged, shown and allowed together with the command."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from treadle.sandbox import backend as sandbox
 from treadle.tools.shell import FOLDER_NOTE, Shell
 
 CAREFUL = Grant(tier="full", cautious=True)
-"""Whatever does more than read is asked for; on the host, because what is tested here is not the walls."""
+"""All commands that do more than read are asked. They run on the host: the sandbox is tested elsewhere."""
 
 
 def commands(*wanted: str, first: int = 1) -> Reply:
@@ -37,7 +37,7 @@ def asking(*script: Reply, grant: Grant = CAREFUL) -> Agent:
     return agent
 
 
-async def test_a_command_is_asked_for_when_the_one_before_has_ended_and_the_question_says_where_it_runs(
+async def test_a_command_is_asked_after_the_one_before_and_the_question_names_its_folder(
     workspace: Path,
 ) -> None:
     agent = asking(commands("cd sub", "rm -rf out"))
@@ -51,7 +51,7 @@ async def test_a_command_is_asked_for_when_the_one_before_has_ended_and_the_ques
     assert (workspace / "out" / "kept").exists() and not (workspace / "sub" / "out").exists()
 
 
-async def test_the_terminal_shows_the_folder_and_still_every_part_of_the_command(workspace: Path) -> None:
+async def test_the_terminal_shows_the_folder_and_each_part_of_the_command(workspace: Path) -> None:
     agent = asking(commands("cd sub", "mkdir a && touch b"))
     async with agent.session(workspace=workspace) as session:
         assert await go(session) is None
@@ -61,7 +61,7 @@ async def test_the_terminal_shows_the_folder_and_still_every_part_of_the_command
     assert "  folder: sub" in lines and lines[-3:] == ["  it consists of:", "    mkdir a", "    touch b"]
 
 
-async def test_a_yes_is_for_the_folder_that_was_shown_and_for_no_other(workspace: Path) -> None:
+async def test_a_yes_holds_only_for_the_folder_that_was_shown(workspace: Path) -> None:
     agent = asking(commands("rm -rf out"))
     async with agent.session(workspace=workspace) as session:
         assert await go(session) is None
@@ -73,7 +73,7 @@ async def test_a_yes_is_for_the_folder_that_was_shown_and_for_no_other(workspace
     assert (workspace / "out" / "kept").exists() and (workspace / "sub" / "out" / "kept").exists()
 
 
-async def test_a_yes_for_a_folder_that_is_gone_when_it_comes_runs_nowhere(workspace: Path) -> None:
+async def test_a_yes_for_a_folder_that_is_gone_runs_nothing(workspace: Path) -> None:
     agent = asking(commands("cd sub", "rm -rf out"))
     async with agent.session(workspace=workspace) as session:
         assert await go(session) is None
@@ -85,7 +85,7 @@ async def test_a_yes_for_a_folder_that_is_gone_when_it_comes_runs_nowhere(worksp
     assert (workspace / "out" / "kept").exists() and (workspace / "moved" / "out" / "kept").exists()
 
 
-async def test_commands_that_read_run_at_once_but_none_before_the_folder_it_runs_in_is_known(workspace: Path) -> None:
+async def test_reading_commands_run_together_once_their_folder_is_known(workspace: Path) -> None:
     agent = asking(commands("ls", "pwd", "cd sub", "pwd", "ls", "cd out && pwd", "pwd"))
     async with agent.session(workspace=workspace) as session:
         await ended(session)
@@ -104,7 +104,7 @@ async def test_commands_that_read_run_at_once_but_none_before_the_folder_it_runs
     assert [len(starts) for starts in batches] == [1, 1]
 
 
-async def test_what_is_asked_for_of_other_tools_does_not_wait_for_a_command(workspace: Path) -> None:
+async def test_calls_of_other_tools_do_not_wait_for_a_command(workspace: Path) -> None:
     agent = asking(
         Reply(calls=(*commands("mkdir a").calls, Call("n", "nosuch", "{}"), *commands("mkdir b", first=2).calls))
     )
@@ -118,23 +118,23 @@ async def test_what_is_asked_for_of_other_tools_does_not_wait_for_a_command(work
     assert (workspace / "a").is_dir() and (workspace / "b").is_dir()
 
 
-async def test_what_instructs_agents_is_asked_for_also_from_inside_of_its_folder(workspace: Path) -> None:
+async def test_writing_instructions_is_asked_also_inside_their_folder(workspace: Path) -> None:
     (workspace / ".github" / "workflows").mkdir(parents=True)
     agent = asking(commands("cd .github"), commands("touch workflows/ci.yml", first=2), grant=Grant(tier="full"))
     async with agent.session(workspace=workspace) as session:
         assert await go(session) is None
         (asked,) = of(await session.facts(), ApprovalRequested)
-    assert asked.once and "tells agents, editors or build services" in asked.why
+    assert asked.once and "instructs agents, editors or build services" in asked.why
 
 
-async def test_a_command_cannot_choose_its_folder_itself(workspace: Path) -> None:
+async def test_a_command_cannot_choose_its_own_folder(workspace: Path) -> None:
     call = Call("c1", "shell", json.dumps({"command": "pwd", "folder": "sub"}))
     async with asking(Reply(calls=(call,))).session(workspace=workspace) as session:
         await ended(session)
         assert (await finished_calls(session))["c1"].status == "error"
 
 
-async def test_a_fork_starts_in_the_folder_of_its_position_and_a_rewind_goes_back_to_it(workspace: Path) -> None:
+async def test_a_fork_and_a_rewind_restore_the_folder(workspace: Path) -> None:
     agent = asking(commands("cd sub"), Reply("one"), commands("pwd", first=2), Reply("two"), commands("pwd", first=3))
     async with agent.session(workspace=workspace) as session:
         before = (await session.state()).seq
@@ -149,7 +149,7 @@ async def test_a_fork_starts_in_the_folder_of_its_position_and_a_rewind_goes_bac
         assert (await session.state()).notes[FOLDER_NOTE] == "sub"
 
 
-async def test_a_folder_whose_name_cannot_be_recorded_is_left_again_and_that_is_said(workspace: Path) -> None:
+async def test_a_folder_whose_name_is_not_utf8_is_left_again(workspace: Path) -> None:
     agent, _ = agent_of(
         commands(r"mkdir $'odd\xff' && cd $'odd\xff'"),
         commands("pwd", first=2),

@@ -179,9 +179,13 @@ def complete_option(word: str, options: Sequence[str]) -> str:
 @lru_cache(maxsize=1)
 def load_command_table() -> CommandTable:
     """Read the table, once a process and not before a command is looked at."""
+    return read_command_table(Path(__file__).with_name("commands.toml").read_text("utf-8"))
+
+
+def read_command_table(text: str) -> CommandTable:
+    """Check a table that is written as TOML."""
     import tomllib
 
-    text = Path(__file__).with_name("commands.toml").read_text("utf-8")
     return msgspec.convert(tomllib.loads(text), CommandTable, dec_hook=_decode_field)
 
 

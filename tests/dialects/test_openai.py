@@ -11,9 +11,6 @@ from treadle.dialects.base import encode_frame
 from treadle.dialects.openai_chat import (
     ChatChunkDialect,
     TextChunkDialect,
-    build_agent_completion,
-    build_chat_completion,
-    build_text_completion,
 )
 from treadle.dialects.openai_requests import (
     ChatBody,
@@ -24,7 +21,7 @@ from treadle.dialects.openai_requests import (
     build_completion_request,
     build_responses_request,
 )
-from treadle.dialects.responses_events import ResponsesDialect, complete_with_reply, complete_with_run, start_response
+from treadle.dialects.responses_events import ResponsesDialect
 from treadle.errors import BadInput
 from treadle.events import RunFinished, TextDelta
 from treadle.messages import (
@@ -218,16 +215,16 @@ def test_calls_are_handed_to_the_client_whole() -> None:
         "function": {"name": "add", "arguments": '{"a":1}'},
     }
     assert frames[-1]["choices"][0]["finish_reason"] == "tool_calls" and "usage" not in frames[-1]
-    (whole,) = written([build_chat_completion("id", "m", 1, CALLS)])
+    (whole,) = written([ChatChunkDialect("id", "m", 1).complete_reply(CALLS)])
     assert whole["choices"][0]["message"]["content"] is None
     assert whole["choices"][0]["message"]["tool_calls"][0]["id"] == "c1"
 
 
 def test_a_reply_that_was_cut_says_length() -> None:
     cut = Reply("half", finish="length")
-    assert written([build_chat_completion("id", "m", 1, cut)])[0]["choices"][0]["finish_reason"] == "length"
-    assert written([build_text_completion("id", "m", 1, cut)])[0]["choices"][0]["finish_reason"] == "length"
-    (response,) = written([complete_with_reply(start_response("r", "m", 1.0), cut)])
+    assert written([ChatChunkDialect("id", "m", 1).complete_reply(cut)])[0]["choices"][0]["finish_reason"] == "length"
+    assert written([TextChunkDialect("id", "m", 1).complete_reply(cut)])[0]["choices"][0]["finish_reason"] == "length"
+    (response,) = written([ResponsesDialect("r", "m", 1.0).complete_reply(cut)])
     assert response["status"] == "incomplete" and response["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
@@ -267,15 +264,15 @@ async def test_an_agents_run_streams_its_text_with_the_tools_in_the_extension_fi
     assert activity == ["call_started", "call_finished", "call_started", "call_finished", "run_finished"]
     assert not any("tool_calls" in frame["choices"][0]["delta"] for frame in frames)
     ending = next(event for event in events if isinstance(event, RunFinished))
-    (whole,) = written([build_agent_completion("id", "agent:a", 1, ending, [])])
+    (whole,) = written([ChatChunkDialect("id", "agent:a", 1).complete_run(ending, [])])
     assert whole["choices"][0]["message"]["content"] == "noted"
 
 
 async def test_an_agent_that_hits_a_limit_does_not_say_stop() -> None:
     ending = next(event for event in await recordings.a_turn_limit() if isinstance(event, RunFinished))
-    (whole,) = written([build_agent_completion("id", "agent:a", 1, ending, [])])
+    (whole,) = written([ChatChunkDialect("id", "agent:a", 1).complete_run(ending, [])])
     assert whole["choices"][0]["finish_reason"] == "length"
-    (response,) = written([complete_with_run(start_response("r", "m", 1.0), ending)])
+    (response,) = written([ResponsesDialect("r", "m", 1.0).complete_run(ending, [])])
     assert response["status"] == "incomplete"
 
 

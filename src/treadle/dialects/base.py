@@ -1,70 +1,159 @@
-"""What all dialects share: fed events in the log's order, they give frames, which are values with one JSON form."""
+"""What all dialects share: frames, and one tracker of a run's text, calls and questions.
+
+A dialect takes events in the log's order and returns frames. A frame is a value with one JSON form.
+"""
 
 from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.events import ApprovalRequested, CallFinished, Event, InputRequested
-from treadle.messages import Json
+from treadle.events import (
+    ApprovalAnswered,
+    ApprovalRequested,
+    CallFinished,
+    CallStarted,
+    Event,
+    InputAnswered,
+    InputRequested,
+    ModelFailed,
+    ModelReplied,
+    RunStarted,
+    TextDelta,
+    TurnStarted,
+)
+from treadle.messages import FinishReason, Json, Reply
 
+FINISH_REASONS: dict[FinishReason, str] = {
+    "stop": "stop",
+    "calls": "tool_calls",
+    "length": "length",
+    "filter": "content_filter",
+    "other": "stop",
+}
 _encoder = msgspec.json.Encoder()
 
 
 class Frame(Struct, frozen=True, omit_defaults=True, tag_field="type"):
-    """One message of a wire format; `type` tells which. Fields with a default are left out while they have it."""
+    """One message of a wire format, named by `type`. A field that has its default value is not sent."""
+
+
+class QuestionFields(Struct, frozen=True, omit_defaults=True):
+    """A question to a person. It asks to allow a call or, where there are `questions`, for answers to them.
+
+    `options` are the suggested answers to each question.
+    """
+
+    call_id: str
+    tool: str
+    arguments: dict[str, Json]
+    safety: str = ""
+    why: str = ""
+    rule: str = ""
+    digest: str = ""
+    expires_at: float | None = None
+    questions: tuple[str, ...] = ()
+    options: tuple[tuple[str, ...], ...] = ()
 
 
 class Dialect(Protocol):
-    """Remembers what it must of one session; the same events give the same frames, live or from the log."""
+    """Translates one session's events. The same events give the same frames, live or from the log."""
 
     def feed(self, event: Event) -> Sequence[Struct]:
-        """The frames that an event amounts to: none, one or more."""
+        """Return the frames of one event: none, one or more."""
         ...
 
 
-class ReplyText:
-    """A reply as far as it was told in fragments. Who came late, or watches from another process, had few or none.
+class TrackedCall(Struct):
+    """A tool call of the current turn. `arguments` is the JSON text that the model wrote."""
 
-    Kept by reference, so a watcher more costs no copy of the text.
-    """
+    arguments: str = "{}"
+    safety: str = ""
+    starts: int = 0
+
+
+class RunTracker:
+    """Remembers what dialects need of a run: the reply's text, the turn's calls and the open questions."""
 
     def __init__(self) -> None:
-        self._told: list[str] = []
+        self.calls: dict[str, TrackedCall] = {}
+        self.tools_called: list[str] = []
+        self.calls_started = 0
+        self.output_tokens = 0
+        self.open_questions: set[str] = set()
+        self._fragments: list[str] = []  # kept by reference, so that another watcher costs no copy of the text
 
-    def add(self, text: str) -> None:
-        self._told.append(text)
+    @property
+    def text(self) -> str:
+        """The text of the current reply, as far as its fragments were seen."""
+        return "".join(self._fragments)
 
-    def clear(self) -> None:
-        """Begin another reply."""
-        self._told.clear()
+    def track(self, event: Event | Reply) -> str:
+        """Take in an event and return the text that it adds to the reply.
 
-    def take_rest(self, text: str) -> str:
-        """What is still to be told of the whole reply; empty where fragments are missing in between."""
-        told = "".join(self._told)
-        self._told.clear()
-        return text[len(told) :] if text.startswith(told) else ""
+        A fragment adds itself. A stored reply adds the rest of its text, because a watcher who joined late saw only
+        some of the fragments. It adds nothing when fragments in the middle are missing.
+        """
+        match event:
+            case TextDelta():
+                self._fragments.append(event.text)
+                return event.text
+            case RunStarted():
+                self.calls.clear()
+                self.tools_called.clear()
+                self.open_questions.clear()
+                self.calls_started = self.output_tokens = 0
+            case TurnStarted():
+                self.calls.clear()
+                self._fragments.clear()
+            case ModelFailed():
+                self._fragments.clear()
+            case ModelReplied():
+                return self._take_reply(event)
+            case ApprovalRequested() | InputRequested():
+                self.open_questions.add(event.call_id)
+                if isinstance(event, ApprovalRequested):
+                    self._get_call(event.call_id).safety = event.safety
+            case ApprovalAnswered() | InputAnswered() | CallFinished():
+                self.open_questions.discard(event.call_id)
+            case CallStarted():
+                self._get_call(event.call_id).starts += 1
+                self.calls_started += event.attempt == 1
+            case _:
+                pass
+        return ""
+
+    def _take_reply(self, fact: ModelReplied) -> str:
+        self.calls = {call.id: TrackedCall(call.arguments) for call in fact.calls}
+        self.tools_called += [call.tool for call in fact.calls]
+        self.output_tokens += fact.usage.output_tokens
+        seen = self.text
+        self._fragments.clear()
+        return fact.text[len(seen) :] if fact.text.startswith(seen) else ""
+
+    def _get_call(self, call_id: str) -> TrackedCall:
+        return self.calls.setdefault(call_id, TrackedCall())
 
 
 def encode_frame(frame: Struct) -> bytes:
-    """The JSON of a frame."""
+    """Encode a frame as JSON."""
     return _encoder.encode(frame)
 
 
 def shorten_output(output: str, max_chars: int = 500) -> str:
-    """The beginning of an output, cut on a character, saying how much is left out."""
+    """Cut an output after `max_chars` characters and say how many are left out."""
     if len(output) <= max_chars:
         return output
     return f"{output[:max_chars]} [… {len(output) - max_chars} characters more]"
 
 
 def check_base64(text: str, field: str) -> str:
-    """The text, when it is base64: what a message holds stays there for good, and no model could read it else."""
+    """Return the text if it is base64, and raise otherwise: a stored message is kept for good."""
     try:
         b64decode(text, validate=True)
     except ValueError:
@@ -73,43 +162,38 @@ def check_base64(text: str, field: str) -> str:
 
 
 def is_rejected(fact: CallFinished) -> bool:
-    """Whether the call was not let run, by a person, the policy or a budget."""
+    """Whether a person, the policy or a budget kept the call from running."""
     return fact.status in ("denied", "refused")
 
 
-class QuestionContent(NamedTuple):
-    """What a person is asked, whether for leave or, where there are `questions`, for words."""
-
-    tool: str
-    arguments: dict[str, Json]
-    safety: str = ""
-    why: str = ""
-    rule: str = ""
-    digest: str = ""
-    questions: tuple[str, ...] = ()
-    options: tuple[tuple[str, ...], ...] = ()
-
-
-def describe_question(fact: ApprovalRequested | InputRequested) -> QuestionContent:
-    """A question as dialects with one form for both kinds tell it."""
+def describe_question(fact: ApprovalRequested | InputRequested) -> dict[str, Any]:
+    """The values of `QuestionFields`, for dialects with one form for both kinds of question."""
     if isinstance(fact, InputRequested):
-        questions = tuple(question.text for question in fact.questions)
-        return QuestionContent("ask_user", {}, why="the model asks", questions=questions, options=list_options(fact))
-    return QuestionContent(fact.tool, fact.arguments, fact.safety, fact.why, fact.rule, fact.digest)
+        return {
+            "call_id": fact.call_id,
+            "tool": "ask_user",
+            "arguments": {},
+            "why": "the model asks",
+            "expires_at": fact.expires_at,
+            "questions": tuple(question.text for question in fact.questions),
+            "options": list_options(fact),
+        }
+    names = ("call_id", "tool", "arguments", "safety", "why", "rule", "digest", "expires_at")
+    return {name: getattr(fact, name) for name in names}
 
 
 def list_options(fact: InputRequested) -> tuple[tuple[str, ...], ...]:
-    """What each question suggests as its answer, in their order; empty where none suggests any."""
+    """The suggested answers to each question, in order. Empty when no question suggests any."""
     options = tuple(question.options for question in fact.questions)
     return options if any(options) else ()
 
 
 def build_approval_id(session_id: str, call_id: str) -> str:
-    """One name for an approval of any session: call ids are unique within their session only."""
+    """An id for an approval of any session. Call ids are unique only within their session."""
     return f"{session_id}.{call_id}"
 
 
 def parse_approval_id(text: str) -> tuple[str, str]:
-    """The session and the call that `approval_id` named; the call is empty where there is no dot."""
+    """Split an approval id into session and call. The call is empty when there is no dot."""
     session_id, _, call_id = text.partition(".")
     return session_id, call_id

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from treadle.dialects.base import ReplyText, build_approval_id, describe_question
+from treadle.dialects.base import QuestionFields, RunTracker, build_approval_id, describe_question
 from treadle.events import (
     LIMIT_REASONS,
     ApprovalRequested,
@@ -19,11 +19,7 @@ from treadle.events import (
     ModelFailed,
     ModelReplied,
     RunFinished,
-    RunStarted,
-    TextDelta,
-    TurnStarted,
 )
-from treadle.messages import Json
 
 EVENT_METHOD = "agents.chat.event"
 ChatOutcome: TypeAlias = Literal["success", "max_turns", "error", "cancelled"]
@@ -36,16 +32,22 @@ class ChatEvent(Struct, frozen=True, omit_defaults=True, tag_field="kind"):
 
 
 class ChatToken(ChatEvent, frozen=True, tag="token"):
+    """A fragment of the reply's text."""
+
     text: str
 
 
 class ChatToolCall(ChatEvent, frozen=True, tag="tool_call"):
+    """The model calls a tool. `arguments` is the JSON text that it wrote."""
+
     id: str
     name: str
     arguments: str
 
 
 class ChatToolResult(ChatEvent, frozen=True, tag="tool_result"):
+    """A tool call has ended."""
+
     id: str
     name: str
     ok: bool
@@ -53,23 +55,15 @@ class ChatToolResult(ChatEvent, frozen=True, tag="tool_result"):
     output: str
 
 
-class ChatApprovalPending(ChatEvent, frozen=True, tag="approval_pending"):
-    """`questions` are there when the model asks for words, not for leave, and `options` where it suggests some."""
+class ChatApprovalPending(QuestionFields, frozen=True, kw_only=True, tag_field="kind", tag="approval_pending"):
+    """A person must allow a call or answer `questions`."""
 
+    session_id: str
     approval_id: str
-    call_id: str
-    tool: str
-    arguments: dict[str, Json]
-    safety: str = ""
-    why: str = ""
-    digest: str = ""
-    expires_at: float | None = None
-    questions: tuple[str, ...] = ()
-    options: tuple[tuple[str, ...], ...] = ()
 
 
 class ChatDone(ChatEvent, frozen=True, tag="done"):
-    """`status` is one of four; `reason` says it exactly. A limit is never a success."""
+    """The run is over. `reason` says exactly how; a limit is never a success."""
 
     status: ChatOutcome
     summary: str
@@ -80,6 +74,8 @@ class ChatDone(ChatEvent, frozen=True, tag="done"):
 
 
 class ChatError(ChatEvent, frozen=True, tag="error"):
+    """Something failed. The run goes on when it is `recoverable`."""
+
     message: str
     recoverable: bool = False
 
@@ -87,7 +83,7 @@ class ChatError(ChatEvent, frozen=True, tag="error"):
 class ChatNotification(Struct, frozen=True):
     """A chat event as JSON-RPC carries it."""
 
-    params: ChatEvent
+    params: ChatEvent | ChatApprovalPending
     jsonrpc: str = "2.0"
     method: str = EVENT_METHOD
 
@@ -97,73 +93,40 @@ class ChatRpcDialect:
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
-        self._called: list[str] = []
-        self._pieces = ReplyText()
+        self._tracker = RunTracker()
 
     def feed(self, event: Event) -> Sequence[ChatNotification]:
-        """The notifications that one of our events amounts to."""
-        return tuple(ChatNotification(one) for one in self._events(event))
+        """Return the notifications of one event."""
+        return tuple(ChatNotification(params) for params in self._translate(event))
 
-    def _events(self, event: Event) -> Sequence[ChatEvent]:
+    def _translate(self, event: Event) -> Sequence[ChatEvent | ChatApprovalPending]:
         session_id = self._session_id
+        text = self._tracker.track(event)
+        tokens = (ChatToken(session_id, text),) if text else ()
         match event:
-            case TextDelta():
-                self._pieces.add(event.text)
-                return (ChatToken(session_id, event.text),)
-            case RunStarted():
-                self._called.clear()
-            case TurnStarted():
-                self._pieces.clear()
             case ModelReplied():
-                self._called.extend(call.tool for call in event.calls)
-                rest = self._pieces.take_rest(event.text)
-                said = (ChatToken(session_id, rest),) if rest else ()
                 calls = (ChatToolCall(session_id, call.id, call.tool, call.arguments) for call in event.calls)
-                return (*said, *calls)
+                return (*tokens, *calls)
             case CallFinished():
-                ok = event.status == "ok"
-                return (ChatToolResult(session_id, event.call_id, event.tool, ok, event.status, event.output),)
+                is_ok = event.status == "ok"
+                return (ChatToolResult(session_id, event.call_id, event.tool, is_ok, event.status, event.output),)
             case ApprovalRequested() | InputRequested():
-                return (self._pending(event),)
-            case ModelFailed():
-                self._pieces.clear()
-                if event.wait is not None:
-                    return (ChatError(session_id, event.message, recoverable=True),)
+                approval_id = build_approval_id(session_id, event.call_id)
+                question = describe_question(event)
+                return (ChatApprovalPending(session_id=session_id, approval_id=approval_id, **question),)
+            case ModelFailed() if event.wait is not None:
+                return (ChatError(session_id, event.message, recoverable=True),)
             case RunFinished():
-                done = ChatDone(
-                    session_id,
-                    classify_ending(event),
-                    event.answer,
-                    event.turns,
-                    tuple(self._called),
-                    event.reason,
-                    event.can_continue,
-                )
+                outcome, tools_called = classify_ending(event), tuple(self._tracker.tools_called)
+                ending = (event.answer, event.turns, tools_called, event.reason, event.can_continue)
+                done = ChatDone(session_id, outcome, *ending)
                 return (ChatError(session_id, event.error), done) if event.reason == "failed" else (done,)
             case _:
-                pass
-        return ()
-
-    def _pending(self, fact: ApprovalRequested | InputRequested) -> ChatApprovalPending:
-        name = build_approval_id(self._session_id, fact.call_id)
-        what = describe_question(fact)
-        return ChatApprovalPending(
-            self._session_id,
-            name,
-            fact.call_id,
-            what.tool,
-            what.arguments,
-            what.safety,
-            what.why,
-            what.digest,
-            fact.expires_at,
-            what.questions,
-            what.options,
-        )
+                return tokens
 
 
 def classify_ending(fact: RunFinished) -> ChatOutcome:
-    """The four-valued status of an ending."""
+    """One of the four outcomes of this dialect."""
     if fact.reason in ("answered", "yielded"):
         return "success"
     if fact.reason in LIMIT_REASONS:

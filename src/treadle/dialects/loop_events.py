@@ -1,6 +1,6 @@
 """The agentic loop as thirteen events (`POST /api/agent/run`): loop, iteration, generation, tools, signals.
 
-Each is sent as `{"event": name, "data": {…}}`. A turn is an iteration here, and a fact is never told twice.
+Each is sent as `{"event": name, "data": {…}}`. A turn is called an iteration here.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from treadle.dialects.base import describe_question
+from treadle.dialects.base import QuestionFields, RunTracker, describe_question
 from treadle.events import (
     ApprovalRequested,
     CallFinished,
@@ -57,6 +56,8 @@ class LoopConfig(Struct, frozen=True, omit_defaults=True):
 
 
 class LoopStarted(LoopEvent, frozen=True):
+    """A run begins."""
+
     session_id: str
     config: LoopConfig
     run_id: str = ""
@@ -64,22 +65,28 @@ class LoopStarted(LoopEvent, frozen=True):
 
 
 class IterationStarted(LoopEvent, frozen=True):
-    """`wrap_up` names the limit that was reached: the last iteration, without tools."""
+    """A turn begins. `wrap_up` names the limit that was reached: this is the last turn, without tools."""
 
     iteration: int
     wrap_up: str = ""
 
 
 class IterationCompleted(LoopEvent, frozen=True):
+    """A turn is over."""
+
     iteration: int
     outcome: IterationOutcome
 
 
 class TokenGenerated(LoopEvent, frozen=True):
+    """A fragment of the reply's text."""
+
     token: str
 
 
 class GenerationCompleted(LoopEvent, frozen=True):
+    """The model's reply is whole."""
+
     content: str
     tokens: int
     reasoning: str = ""
@@ -87,27 +94,20 @@ class GenerationCompleted(LoopEvent, frozen=True):
 
 
 class ToolCallDetected(LoopEvent, frozen=True):
+    """The model calls a tool. `arguments` is the JSON text that it wrote."""
+
     call_id: str
     tool: str
     arguments: str = "{}"
 
 
-class ToolApprovalRequired(LoopEvent, frozen=True):
-    """Somebody must allow the call or, where there are `questions`, answer them; `options` are suggested for each."""
-
-    call_id: str
-    tool: str
-    arguments: dict[str, Json]
-    safety: str = ""
-    why: str = ""
-    rule: str = ""
-    digest: str = ""
-    expires_at: float | None = None
-    questions: tuple[str, ...] = ()
-    options: tuple[tuple[str, ...], ...] = ()
+class ToolApprovalRequired(QuestionFields, LoopEvent, frozen=True):
+    """A person must allow the call or answer `questions`."""
 
 
 class ToolExecutionStarted(LoopEvent, frozen=True):
+    """A tool runs."""
+
     call_id: str
     tool: str
     arguments: dict[str, Json]
@@ -115,11 +115,15 @@ class ToolExecutionStarted(LoopEvent, frozen=True):
 
 
 class LoopToolResult(Struct, frozen=True):
+    """What a tool call gave."""
+
     status: str
     data: str
 
 
 class ToolExecutionCompleted(LoopEvent, frozen=True):
+    """A tool call has ended. `artifact` names the whole output where it was cut."""
+
     call_id: str
     result: LoopToolResult
     tool: str = ""
@@ -128,25 +132,31 @@ class ToolExecutionCompleted(LoopEvent, frozen=True):
 
 
 class MetaSignalDetected(LoopEvent, frozen=True):
+    """The model or the runtime signalled something, such as `stuck`."""
+
     signal: str
     detail: str = ""
 
 
 class ContextCompressed(LoopEvent, frozen=True):
+    """Older turns were shortened to make room."""
+
     strategy: str
     saved_tokens: int
 
 
 class LoopError(LoopEvent, frozen=True):
+    """Something failed. `retry_in` is there when the model is asked again."""
+
     message: str
     recoverable: bool
     retry_in: float | None = None
 
 
 class Termination(Struct, frozen=True, omit_defaults=True):
-    """Why the loop ended. `detail` is the ending as our own log names it; empty where the log has none yet.
+    """Why the loop ended. `detail` is the reason in our own log, and empty when the log has none yet.
 
-    `answer` and `confidence` are there with `answer_provided`, which has no confidence (null) where none was told.
+    Only `answer_provided` has `answer` and `confidence`. The confidence is null when the model gave none.
     """
 
     kind: Literal["natural", "resource", "external", "error"]
@@ -158,6 +168,8 @@ class Termination(Struct, frozen=True, omit_defaults=True):
 
 
 class LoopSummary(Struct, frozen=True):
+    """How the loop went, and whether it can go on."""
+
     termination: Termination
     iterations_completed: int
     tool_calls_made: int
@@ -169,6 +181,8 @@ class LoopSummary(Struct, frozen=True):
 
 
 class LoopCompleted(LoopEvent, frozen=True):
+    """The run is over."""
+
     summary: LoopSummary
 
 
@@ -211,7 +225,7 @@ _RESOURCES: dict[EndReason, str] = {
     "call_limit": "tool_call_limit_reached",
     "doom_loop": "tool_call_limit_reached",
 }
-RUN_CONTINUES_LATER = "the server is shutting down; the run is not lost, it goes on when the server is started again"
+RUN_CONTINUES_LATER = "The server is shutting down. The run is not lost: it goes on when the server starts again."
 
 
 class LoopDialect:
@@ -220,64 +234,54 @@ class LoopDialect:
     def __init__(self, created: SessionCreated | None = None) -> None:
         self._created = created
         self._iteration = 0
-        self._open = False
-        self._started_at = self._latest = 0.0
-        self._calls = self._tokens = 0
+        self._is_iteration_open = False
+        self._started_at = self._latest_at = 0.0
         self._cancelled_by = ""
+        self._tracker = RunTracker()
 
     def feed(self, event: Event) -> Sequence[LoopEnvelope]:
-        """The loop events that one of ours amounts to."""
-        if type(event) is TextDelta:  # nearly all events are this one
-            return (_sent(TokenGenerated(event.text)),)
+        """Return the loop events of one of our events."""
+        if type(event) is TextDelta:  # nearly all events are fragments, and this dialect keeps no text
+            return (_wrap(TokenGenerated(event.text)),)
+        self._tracker.track(event)
         if isinstance(event, Fact):
-            self._latest = event.at
+            self._latest_at = event.at
         match event:
             case SessionCreated():
                 self._created = event
             case RunStarted():
                 self._started_at, self._iteration, self._cancelled_by = event.at, 0, ""
-                self._calls = self._tokens = 0
-                return (_sent(self._loop_started(event)),)
+                return (_wrap(self._start_loop(event)),)
             case TurnStarted():
-                closing = self._close("continue")
-                self._iteration, self._open = event.turn, True
-                return (*closing, _sent(IterationStarted(event.turn, event.wrap_up or "")))
+                completed = self._complete_iteration("continue")
+                self._iteration, self._is_iteration_open = event.turn, True
+                return (*completed, _wrap(IterationStarted(event.turn, event.wrap_up or "")))
             case CancelRequested():
                 self._cancelled_by = event.by
             case RunFinished():
-                return self._finished(event)
+                return self._finish_run(event)
             case _:
-                self._count(event)
-                return tuple(_sent(one) for one in _plain(event))
+                return tuple(_wrap(loop_event) for loop_event in _translate(event))
         return ()
 
     def end_for_shutdown(self) -> Sequence[LoopEnvelope]:
-        """The end of a stream whose run is not over, because the server shuts down: it goes on by itself later."""
+        """End the stream of an unfinished run because the server shuts down. The run goes on later."""
         summary = LoopSummary(
             termination=Termination("external", "system_shutdown", "", message=RUN_CONTINUES_LATER),
-            iterations_completed=max(0, self._iteration - self._open),
-            tool_calls_made=self._calls,
-            tokens_generated=self._tokens,
-            wall_time=self._wall_time(self._latest),
+            iterations_completed=max(0, self._iteration - self._is_iteration_open),
+            tool_calls_made=self._tracker.calls_started,
+            tokens_generated=self._tracker.output_tokens,
+            wall_time=self._measure_time(self._latest_at),
             partial_answer=None,
             can_resume=True,
             continuation_token=None,
         )
-        return (*self._close("interrupted"), _sent(LoopCompleted(summary)))
+        return (*self._complete_iteration("interrupted"), _wrap(LoopCompleted(summary)))
 
-    def _count(self, event: Event) -> None:
-        match event:
-            case ModelReplied():
-                self._tokens += event.usage.output_tokens
-            case CallStarted() if event.attempt == 1:
-                self._calls += 1
-            case _:
-                pass
-
-    def _wall_time(self, now: float) -> float:
+    def _measure_time(self, now: float) -> float:
         return round(max(0.0, now - self._started_at), 3) if self._started_at else 0.0
 
-    def _loop_started(self, fact: RunStarted) -> LoopStarted:
+    def _start_loop(self, fact: RunStarted) -> LoopStarted:
         created = self._created
         grant = created.grants[-1] if created is not None and created.grants else Grant()
         config = LoopConfig(
@@ -295,28 +299,28 @@ class LoopDialect:
     def _session_id(self) -> str:
         return self._created.session_id if self._created is not None else ""
 
-    def _close(self, outcome: IterationOutcome) -> tuple[LoopEnvelope, ...]:
-        if not self._open:
+    def _complete_iteration(self, outcome: IterationOutcome) -> tuple[LoopEnvelope, ...]:
+        if not self._is_iteration_open:
             return ()
-        self._open = False
-        return (_sent(IterationCompleted(self._iteration, outcome)),)
+        self._is_iteration_open = False
+        return (_wrap(IterationCompleted(self._iteration, outcome)),)
 
-    def _finished(self, fact: RunFinished) -> Sequence[LoopEnvelope]:
-        closing = self._close(_OUTCOMES.get(fact.reason, "limit"))
-        failed = (_sent(LoopError(fact.error, recoverable=False)),) if fact.reason == "failed" else ()
+    def _finish_run(self, fact: RunFinished) -> Sequence[LoopEnvelope]:
+        completed = self._complete_iteration(_OUTCOMES.get(fact.reason, "limit"))
+        failed = (_wrap(LoopError(fact.error, recoverable=False)),) if fact.reason == "failed" else ()
         summary = LoopSummary(
-            termination=self._termination(fact),
+            termination=self._describe_ending(fact),
             iterations_completed=fact.turns,
             tool_calls_made=fact.calls,
             tokens_generated=fact.usage.output_tokens,
-            wall_time=self._wall_time(fact.at),
+            wall_time=self._measure_time(fact.at),
             partial_answer=None if fact.reason == "answered" else fact.answer or None,
             can_resume=fact.can_continue,
             continuation_token=build_continuation_token(self._session_id, fact) if fact.can_continue else None,
         )
-        return (*closing, *failed, _sent(LoopCompleted(summary)))
+        return (*completed, *failed, _wrap(LoopCompleted(summary)))
 
-    def _termination(self, fact: RunFinished) -> Termination:
+    def _describe_ending(self, fact: RunFinished) -> Termination:
         match fact.reason:
             case "answered" if not fact.answer:
                 return Termination("natural", "task_complete", "answered")
@@ -336,30 +340,30 @@ class LoopDialect:
 
 
 def build_continuation_token(session_id: str, fact: RunFinished) -> str:
-    """Names the ending after which to go on: it can be used once, since going on moves the log."""
+    """Name the ending after which to go on. It works once, because going on moves the log."""
     return f"{session_id}.{fact.seq}"
 
 
 def build_limits(max_iterations: int = 10, max_tool_calls: int = 50, max_tokens: int = 16384) -> Limits:
-    """The budget of a run in this dialect's own words and with its own defaults."""
+    """The limits of a run, with this dialect's names and defaults."""
     return Limits(turns=max_iterations, calls=max_tool_calls, tokens=max_tokens)
 
 
-def _sent(event: LoopEvent) -> LoopEnvelope:
+def _wrap(event: LoopEvent) -> LoopEnvelope:
     return LoopEnvelope(EVENT_NAMES[type(event)], event)
 
 
-def _plain(event: Event) -> Sequence[LoopEvent]:
-    """What needs no memory of what came before."""
+def _translate(event: Event) -> Sequence[LoopEvent]:
+    """The loop events of an event that needs no memory."""
     match event:
         case ModelReplied():
             detected = (ToolCallDetected(call.id, call.tool, call.arguments) for call in event.calls)
             reply = GenerationCompleted(event.text, event.usage.output_tokens, event.reasoning, event.model)
             return (reply, *detected)
-        case ModelFailed():
-            return _failure(event)
+        case ModelFailed() if event.wait is not None:  # the run's end reports a failure that is not retried
+            return (LoopError(event.message, recoverable=True, retry_in=round(event.wait, 3)),)
         case ApprovalRequested() | InputRequested():
-            return (_question(event),)
+            return (ToolApprovalRequired(**describe_question(event)),)
         case CallStarted():
             return (ToolExecutionStarted(event.call_id, event.tool, event.arguments, event.attempt),)
         case CallFinished():
@@ -369,35 +373,6 @@ def _plain(event: Event) -> Sequence[LoopEvent]:
         case SignalDetected():
             return (MetaSignalDetected(event.kind, event.detail),)
         case ContextCompacted():
-            saved = max(0, event.tokens_before - event.tokens_after)
-            return (ContextCompressed(event.kind, saved),)
+            return (ContextCompressed(event.kind, max(0, event.tokens_before - event.tokens_after)),)
         case _:
             return ()
-
-
-def _failure(fact: ModelFailed) -> Sequence[LoopEvent]:
-    """A failure without another attempt is told by the ending, once."""
-    if fact.wait is None:
-        return ()
-    return (LoopError(fact.message, recoverable=True, retry_in=round(fact.wait, 3)),)
-
-
-def _question(fact: ApprovalRequested | InputRequested) -> ToolApprovalRequired:
-    what = describe_question(fact)
-    return ToolApprovalRequired(
-        fact.call_id,
-        what.tool,
-        what.arguments,
-        what.safety,
-        what.why,
-        what.rule,
-        what.digest,
-        fact.expires_at,
-        what.questions,
-        what.options,
-    )
-
-
-def encode_envelope(envelope: LoopEnvelope) -> bytes:
-    """The JSON of a loop event as it stands in `data:`."""
-    return msgspec.json.encode(envelope)

@@ -1,6 +1,6 @@
-"""A session as a list of messages that grows and changes: the frames of a chat page, and the user-wide channel.
+"""A session as a list of messages that grows and changes: the frames of a chat page, and of the user-wide channel.
 
-Feed it from the session's first fact: what a regeneration or a rewind takes away is known from what came before.
+Feed it from the session's first fact. It must know the earlier messages to say which ones a rewind deletes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import field
 
-from treadle.dialects.base import Frame, build_approval_id, describe_question
+from treadle.dialects.base import FINISH_REASONS, Frame, RunTracker, build_approval_id, describe_question
 from treadle.events import (
     ApprovalAnswered,
     ApprovalRequested,
@@ -29,20 +29,15 @@ from treadle.events import (
     TextDelta,
     TurnStarted,
 )
-from treadle.messages import FinishReason, Json, render_parts
+from treadle.messages import Json, render_parts
 
 Role: TypeAlias = Literal["user", "assistant", "system"]
 ChatState: TypeAlias = Literal["streaming", "idle", "needs_you"]
-_FINISH: dict[FinishReason, str] = {
-    "stop": "stop",
-    "calls": "tool_calls",
-    "length": "length",
-    "filter": "content_filter",
-    "other": "stop",
-}
 
 
 class MessageStartedFrame(Frame, frozen=True, tag="message_started"):
+    """A message begins."""
+
     message_id: str
     role: Role
     started_at: float
@@ -50,16 +45,22 @@ class MessageStartedFrame(Frame, frozen=True, tag="message_started"):
 
 
 class MessageDeltaFrame(Frame, frozen=True, tag="delta"):
+    """A fragment of a message's text."""
+
     message_id: str
     text: str
 
 
 class ReasoningDeltaFrame(Frame, frozen=True, tag="reasoning_delta"):
+    """A fragment of the model's reasoning."""
+
     message_id: str
     text: str
 
 
 class ToolCallFrame(Frame, frozen=True, tag="tool_call"):
+    """The model calls a tool. `arguments` is the JSON text that it wrote."""
+
     message_id: str
     tool_call_id: str
     name: str
@@ -67,6 +68,8 @@ class ToolCallFrame(Frame, frozen=True, tag="tool_call"):
 
 
 class ToolResultFrame(Frame, frozen=True, tag="tool_result"):
+    """A tool call has ended. `artifact_id` names the whole output where `content` was cut."""
+
     message_id: str
     tool_call_id: str
     name: str
@@ -78,6 +81,8 @@ class ToolResultFrame(Frame, frozen=True, tag="tool_result"):
 
 
 class MessageCompleteFrame(Frame, frozen=True, tag="message_complete"):
+    """A message is whole. `reason` says why it ended."""
+
     message_id: str
     role: Role
     content: str
@@ -93,6 +98,8 @@ class MessageCompleteFrame(Frame, frozen=True, tag="message_complete"):
 
 
 class UsageFrame(Frame, frozen=True, tag="usage"):
+    """What a reply cost, and how full the model's window is."""
+
     message_id: str
     tokens_used: int
     ctx_used: int
@@ -101,27 +108,35 @@ class UsageFrame(Frame, frozen=True, tag="usage"):
 
 
 class MessagesDeletedFrame(Frame, frozen=True, tag="messages_deleted"):
+    """These messages are no longer part of the conversation."""
+
     message_ids: tuple[str, ...]
 
 
 class SessionRenamedFrame(Frame, frozen=True, tag="session_renamed"):
+    """The session has a new name."""
+
     session_id: str
     name: str
 
 
 class ChatRenamedFrame(Frame, frozen=True, tag="chat_renamed"):
+    """The same as `session_renamed`, for clients that know chats."""
+
     chat_id: str
     name: str
 
 
 class SessionRewoundFrame(Frame, frozen=True, tag="session_rewound"):
-    """The conversation went back, or forward again: what is shown is best loaded anew."""
+    """The conversation went back, or forward again. Clients should load it anew."""
 
     session_id: str
     to: int
 
 
 class MessageApprovalFrame(Frame, frozen=True, tag="approval_request"):
+    """A person must allow a call or answer `questions`."""
+
     id: str
     message_id: str
     tool_call_id: str
@@ -137,12 +152,16 @@ class MessageApprovalFrame(Frame, frozen=True, tag="approval_request"):
 
 
 class ApprovalAnsweredFrame(Frame, frozen=True, tag="approval_answered"):
+    """Somebody has answered an `approval_request`."""
+
     tool_call_id: str
     decision: str
     by: str = ""
 
 
 class MessageErrorFrame(Frame, frozen=True, tag="error"):
+    """Something failed. `retry_in` is there when the model is asked again."""
+
     message: str
     message_id: str = ""
     reason: str = ""
@@ -150,6 +169,8 @@ class MessageErrorFrame(Frame, frozen=True, tag="error"):
 
 
 class ChatStatusFrame(Frame, frozen=True, tag="chat_status"):
+    """What one session does now, for the list of chats."""
+
     session_id: str
     chat_id: str
     status: ChatState
@@ -157,45 +178,57 @@ class ChatStatusFrame(Frame, frozen=True, tag="chat_status"):
 
 
 class MessageFramesDialect:
-    """Turns one session's events into message frames. A message is never left open: whatever ends it is told."""
+    """Turns one session's events into message frames. Every message that starts is also completed."""
 
     def __init__(self, session_id: str, window: int | None = None) -> None:
         self._session_id = session_id
         self._window = window
-        self._open = ""
-        self._last = ""
+        self._open_id = ""
+        self._last_id = ""
         self._started_at = 0.0
-        self._text: list[str] = []
+        self._tracker = RunTracker()
         self._shown: list[tuple[int, str, Role]] = []
 
     def feed(self, event: Event) -> Sequence[Frame]:
-        """The frames that one of our events amounts to."""
+        """Return the frames of one event."""
+        frames = self._translate_message(event) or self._translate_other(event)
+        self._tracker.track(event)  # afterwards: a message that is broken off is completed with its text so far
+        return frames
+
+    def _translate_message(self, event: Event) -> Sequence[Frame]:
         match event:
             case TextDelta():
-                self._text.append(event.text)
-                return (MessageDeltaFrame(self._open or self._last, event.text),)
+                return (MessageDeltaFrame(self._open_id or self._last_id, event.text),)
             case ReasoningDelta():
-                return (ReasoningDeltaFrame(self._open or self._last, event.text),)
+                return (ReasoningDeltaFrame(self._open_id or self._last_id, event.text),)
             case MessageReceived():
-                return self._whole(event.seq, event.id, "user", event.at, render_parts(event.parts), "received")
+                self._shown.append((event.seq, event.id, "user"))
+                text = render_parts(event.parts)
+                return (
+                    MessageStartedFrame(event.id, "user", event.at, self._session_id),
+                    MessageCompleteFrame(event.id, "user", text, "received", event.at, event.at),
+                )
             case TurnStarted():
-                return (*self._abandon(event.at, "interrupted"), self._start(event.seq, event.at))
+                return (*self._abandon_message(event.at, "interrupted"), self._start_message(event.seq, event.at))
             case ModelReplied():
-                return self._replied(event)
+                return self._complete_message(event)
             case ModelFailed():
-                return self._failed(event)
-            case CallFinished():
-                return (self._result(event),)
+                return self._fail_message(event)
             case RunFinished():
-                return self._finished(event)
+                return self._finish_run(event)
             case _:
-                return self._about(event)
+                return ()
 
-    def _about(self, event: Event) -> Sequence[Frame]:
-        """What is told beside the messages."""
+    def _translate_other(self, event: Event) -> Sequence[Frame]:
         match event:
+            case CallFinished():
+                cut = event.truncation
+                artifact_id = cut.artifact if cut is not None else ""
+                is_ok, is_cut = event.status == "ok", cut is not None
+                result = (event.call_id, event.tool, event.output, is_ok, is_cut, event.status, artifact_id)
+                return (ToolResultFrame(self._last_id, *result),)
             case RunStarted() if event.trigger == "regenerate":
-                return self._delete_after_user()
+                return self._delete_after(max((seq for seq, _, role in self._shown if role == "user"), default=0))
             case Rewound() if event.what != "files":
                 return (*self._delete_after(event.to), SessionRewoundFrame(self._session_id, event.to))
             case SessionRenamed():
@@ -204,7 +237,10 @@ class MessageFramesDialect:
                     ChatRenamedFrame(self._session_id, event.name),
                 )
             case ApprovalRequested() | InputRequested():
-                return (self._question(event),)
+                question = describe_question(event)
+                call_id, tool = question.pop("call_id"), question.pop("tool")
+                approval_id = build_approval_id(self._session_id, call_id)
+                return (MessageApprovalFrame(approval_id, self._last_id, call_id, tool, **question),)
             case ApprovalAnswered():
                 return (ApprovalAnsweredFrame(event.call_id, event.decision, event.by),)
             case InputAnswered():
@@ -212,31 +248,22 @@ class MessageFramesDialect:
             case _:
                 return ()
 
-    def _start(self, seq: int, at: float) -> Frame:
-        self._open = self._last = f"msg_{seq}"
+    def _start_message(self, seq: int, at: float) -> Frame:
+        self._open_id = self._last_id = f"msg_{seq}"
         self._started_at = at
-        self._text.clear()
-        self._shown.append((seq, self._open, "assistant"))
-        return MessageStartedFrame(self._open, "assistant", at, self._session_id)
+        self._shown.append((seq, self._open_id, "assistant"))
+        return MessageStartedFrame(self._open_id, "assistant", at, self._session_id)
 
-    def _whole(self, seq: int, message_id: str, role: Role, at: float, text: str, reason: str) -> Sequence[Frame]:
-        self._shown.append((seq, message_id, role))
-        return (
-            MessageStartedFrame(message_id, role, at, self._session_id),
-            MessageCompleteFrame(message_id, role, text, reason, at, at),
-        )
-
-    def _replied(self, fact: ModelReplied) -> Sequence[Frame]:
-        before = () if self._open else (self._start(fact.seq, fact.at),)
-        message_id, self._open = self._open, ""
-        calls = [ToolCallFrame(message_id, call.id, call.tool, call.arguments) for call in fact.calls]
+    def _complete_message(self, fact: ModelReplied) -> Sequence[Frame]:
+        started = () if self._open_id else (self._start_message(fact.seq, fact.at),)
+        message_id, self._open_id = self._open_id, ""
         usage = fact.usage
         ctx_used = usage.input_tokens + usage.output_tokens
         complete = MessageCompleteFrame(
             message_id,
             "assistant",
             fact.text,
-            _FINISH[fact.finish],
+            FINISH_REASONS[fact.finish],
             self._started_at,
             fact.at,
             reasoning=fact.reasoning,
@@ -245,109 +272,74 @@ class MessageFramesDialect:
             ctx_used=ctx_used,
             ctx_max=self._window,
         )
-        used = UsageFrame(message_id, usage.output_tokens, ctx_used, self._window, usage.cost)
-        return (*before, *calls, complete, used)
+        return (
+            *started,
+            *(ToolCallFrame(message_id, call.id, call.tool, call.arguments) for call in fact.calls),
+            complete,
+            UsageFrame(message_id, usage.output_tokens, ctx_used, self._window, usage.cost),
+        )
 
-    def _failed(self, fact: ModelFailed) -> Sequence[Frame]:
-        message_id = self._open
+    def _fail_message(self, fact: ModelFailed) -> Sequence[Frame]:
+        message_id = self._open_id
         if fact.wait is None:
             reason = "cancelled" if fact.kind == "cancelled" else "failed"
-            return self._abandon(fact.at, reason, fact.partial)
-        # It is asked again, and answers from the beginning: what it said so far is taken back.
-        gone = (*self._abandon(fact.at, "failed", fact.partial), *self._delete((message_id,)))
+            return self._abandon_message(fact.at, reason, fact.partial)
+        # The model is asked again and answers from the beginning, so its text so far is deleted.
+        abandoned = self._abandon_message(fact.at, "failed", fact.partial)
+        deleted = self._delete_messages((message_id,))
         error = MessageErrorFrame(fact.message, message_id, fact.kind, round(fact.wait, 3))
-        return (*gone, error, self._start(fact.seq, fact.at))
+        return (*abandoned, *deleted, error, self._start_message(fact.seq, fact.at))
 
-    def _abandon(self, at: float, reason: str, text: str = "") -> Sequence[Frame]:
-        """Close the open message, if there is one, with what it has."""
-        if not self._open:
+    def _abandon_message(self, at: float, reason: str, text: str = "") -> Sequence[Frame]:
+        """Complete the open message, if there is one, with the text that it has."""
+        if not self._open_id:
             return ()
-        message_id, self._open = self._open, ""
-        said = text or "".join(self._text)
-        return (MessageCompleteFrame(message_id, "assistant", said, reason, self._started_at, at),)
+        message_id, self._open_id = self._open_id, ""
+        content = text or self._tracker.text
+        return (MessageCompleteFrame(message_id, "assistant", content, reason, self._started_at, at),)
 
-    def _result(self, fact: CallFinished) -> Frame:
-        cut = fact.truncation
-        return ToolResultFrame(
-            self._last,
-            fact.call_id,
-            fact.tool,
-            fact.output,
-            fact.status == "ok",
-            cut is not None,
-            fact.status,
-            cut.artifact if cut is not None else "",
-        )
-
-    def _question(self, fact: ApprovalRequested | InputRequested) -> Frame:
-        name = build_approval_id(self._session_id, fact.call_id)
-        what = describe_question(fact)
-        return MessageApprovalFrame(
-            name,
-            self._last,
-            fact.call_id,
-            what.tool,
-            what.arguments,
-            what.safety,
-            what.why,
-            what.rule,
-            what.digest,
-            fact.expires_at,
-            what.questions,
-            what.options,
-        )
-
-    def _finished(self, fact: RunFinished) -> Sequence[Frame]:
-        closing = self._abandon(fact.at, fact.reason)
-        failed = (MessageErrorFrame(fact.error, self._last, "failed"),) if fact.reason == "failed" else ()
-        if not fact.can_continue:
-            return (*closing, *failed)
-        message_id = f"end_{fact.seq}"
-        text = fact.error or f"The run stopped: {fact.reason.replace('_', ' ')}."
-        metadata: dict[str, Json] = {"sentinel": fact.reason, "can_continue": True}
-        self._shown.append((fact.seq, message_id, "system"))
-        return (
-            *closing,
-            *failed,
-            MessageStartedFrame(message_id, "system", fact.at, self._session_id),
-            MessageCompleteFrame(message_id, "system", text, fact.reason, fact.at, fact.at, metadata=metadata),
-        )
-
-    def _delete_after_user(self) -> Sequence[Frame]:
-        last = max((seq for seq, _, role in self._shown if role == "user"), default=0)
-        return self._delete_after(last)
+    def _finish_run(self, fact: RunFinished) -> Sequence[Frame]:
+        frames = [*self._abandon_message(fact.at, fact.reason)]
+        if fact.reason == "failed":
+            frames.append(MessageErrorFrame(fact.error, self._last_id, "failed"))
+        if fact.can_continue:
+            message_id = f"end_{fact.seq}"
+            text = fact.error or f"The run stopped: {fact.reason.replace('_', ' ')}."
+            metadata: dict[str, Json] = {"sentinel": fact.reason, "can_continue": True}
+            self._shown.append((fact.seq, message_id, "system"))
+            frames += (
+                MessageStartedFrame(message_id, "system", fact.at, self._session_id),
+                MessageCompleteFrame(message_id, "system", text, fact.reason, fact.at, fact.at, metadata=metadata),
+            )
+        return frames
 
     def _delete_after(self, seq: int) -> Sequence[Frame]:
-        return self._delete(tuple(message_id for at, message_id, _ in self._shown if at > seq))
+        return self._delete_messages(tuple(message_id for at, message_id, _ in self._shown if at > seq))
 
-    def _delete(self, message_ids: tuple[str, ...]) -> Sequence[Frame]:
-        gone = set(message_ids)
-        self._shown = [one for one in self._shown if one[1] not in gone]
+    def _delete_messages(self, message_ids: tuple[str, ...]) -> Sequence[Frame]:
+        deleted = set(message_ids)
+        self._shown = [message for message in self._shown if message[1] not in deleted]
         return (MessagesDeletedFrame(message_ids),) if message_ids else ()
 
 
 class ChatStatusDialect:
-    """What one session's facts mean for the list of chats: it streams, it is idle, or it needs you."""
+    """Turns one session's facts into its status in the list of chats."""
 
     def __init__(self, session_id: str, status: ChatState = "idle") -> None:
         self._session_id = session_id
         self._status: ChatState = status
-        self._pending: set[str] = set()
+        self._tracker = RunTracker()
         self._name = ""
 
     def feed(self, event: Event) -> Sequence[ChatStatusFrame]:
-        """A frame when the status or the name has changed."""
+        """Return a frame when the status or the name has changed."""
         before = (self._status, self._name)
+        self._tracker.track(event)
         match event:
             case RunStarted():
-                self._pending.clear()
                 self._status = "streaming"
-            case ApprovalRequested() | InputRequested():
-                self._pending.add(event.call_id)
-                self._status = "needs_you"
-            case ApprovalAnswered() | InputAnswered() | CallFinished():
-                self._pending.discard(event.call_id)
-                self._status = "needs_you" if self._pending else "streaming"
+            case ApprovalRequested() | InputRequested() | ApprovalAnswered() | InputAnswered() | CallFinished():
+                self._status = "needs_you" if self._tracker.open_questions else "streaming"
             case RunFinished():
                 self._status = "idle"
             case SessionRenamed():

@@ -1,17 +1,18 @@
-"""Replies in the format of OpenAI's Chat Completions and Completions, whole and in chunks.
+"""Replies in the formats of OpenAI's Chat Completions and Completions, whole and in chunks.
 
-A bare model's calls are handed to the client. An agent's calls run here: they are told in the extension
-field `treadle`, and only its text is content.
+A bare model's calls are handed to the client. An agent's calls run here: only the agent's text is content, and its
+calls are sent in the extension field `treadle`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from treadle.dialects.base import ReplyText
+from treadle.dialects.base import FINISH_REASONS, RunTracker
 from treadle.events import (
     LIMIT_REASONS,
     AnyFact,
@@ -20,31 +21,25 @@ from treadle.events import (
     CallStarted,
     Event,
     InputRequested,
-    ModelFailed,
-    ModelReplied,
     ReasoningDelta,
     RunFinished,
-    TextDelta,
     TurnStarted,
 )
-from treadle.messages import FinishReason, Reply, Usage
+from treadle.messages import Reply, Usage
 
-DONE = b"[DONE]"
-FINISH_REASONS: dict[FinishReason, str] = {
-    "stop": "stop",
-    "calls": "tool_calls",
-    "length": "length",
-    "filter": "content_filter",
-    "other": "stop",
-}
+UsageOut = TypeVar("UsageOut", bound=Struct)
 
 
 class FunctionOut(Struct, frozen=True):
+    """The function that a call names, with its arguments as JSON text."""
+
     name: str
     arguments: str
 
 
 class ToolCallOut(Struct, frozen=True):
+    """A call for the client to run. Only chunks have an `index`."""
+
     id: str
     function: FunctionOut
     type: str = "function"
@@ -52,6 +47,8 @@ class ToolCallOut(Struct, frozen=True):
 
 
 class ChunkDelta(Struct, frozen=True, omit_defaults=True):
+    """What one chunk adds to the message."""
+
     role: str = ""
     content: str | UnsetType | None = UNSET
     reasoning_content: str = ""
@@ -59,6 +56,8 @@ class ChunkDelta(Struct, frozen=True, omit_defaults=True):
 
 
 class ChunkChoice(Struct, frozen=True):
+    """The one choice of a chunk."""
+
     delta: ChunkDelta
     finish_reason: str | None = None
     index: int = 0
@@ -66,6 +65,8 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatUsage(Struct, frozen=True):
+    """Tokens, as Chat Completions names them."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -74,6 +75,8 @@ class ChatUsage(Struct, frozen=True):
 
 
 class ChatChunk(Struct, frozen=True):
+    """One streamed piece of a chat completion."""
+
     id: str
     created: int
     model: str
@@ -84,6 +87,8 @@ class ChatChunk(Struct, frozen=True):
 
 
 class MessageOut(Struct, frozen=True):
+    """The assistant's message, whole."""
+
     content: str | None
     role: str = "assistant"
     refusal: None = None
@@ -92,6 +97,8 @@ class MessageOut(Struct, frozen=True):
 
 
 class MessageChoice(Struct, frozen=True):
+    """The one choice of a chat completion."""
+
     message: MessageOut
     finish_reason: str
     index: int = 0
@@ -99,6 +106,8 @@ class MessageChoice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True):
+    """A chat completion, whole."""
+
     id: str
     created: int
     model: str
@@ -109,6 +118,8 @@ class ChatCompletion(Struct, frozen=True):
 
 
 class TextChoice(Struct, frozen=True):
+    """The one choice of a text completion."""
+
     text: str
     finish_reason: str | None = None
     index: int = 0
@@ -116,6 +127,8 @@ class TextChoice(Struct, frozen=True):
 
 
 class TextCompletion(Struct, frozen=True):
+    """A text completion: whole, or one chunk of it."""
+
     id: str
     created: int
     model: str
@@ -125,6 +138,8 @@ class TextCompletion(Struct, frozen=True):
 
 
 class CompletionError(Struct, frozen=True):
+    """Why there is no answer."""
+
     message: str
     type: str
     code: str
@@ -132,132 +147,161 @@ class CompletionError(Struct, frozen=True):
 
 
 class CompletionFailure(Struct, frozen=True):
-    """What a stream says in place of an end, when a run came to none."""
+    """What a stream sends in place of an end when the run has no answer."""
 
     error: CompletionError
 
 
+class ReplyFormat(Protocol):
+    """One reply in another program's format, streamed or whole.
+
+    It takes a bare model's events up to its `Reply`, or an agent's events up to `RunFinished`.
+    """
+
+    end_mark: bytes
+    """Sent after the last frame of a stream, if it is not empty."""
+    can_report_failure: bool
+    """Whether a whole document can say that the run failed. Otherwise the server answers with an error."""
+
+    def begin(self) -> Sequence[Struct]:
+        """The frames that a stream starts with."""
+        ...
+
+    def feed(self, event: Event | Reply) -> Sequence[Struct]:
+        """The frames of one event."""
+        ...
+
+    def complete_reply(self, reply: Reply) -> Struct:
+        """The whole document for a bare model's reply."""
+        ...
+
+    def complete_run(self, ending: RunFinished, activity: Sequence[AnyFact]) -> Struct:
+        """The whole document for an agent's run, with what its tools did."""
+        ...
+
+
 class ChatChunkDialect:
-    """A reply as chunks: of a bare model's events, up to its `Reply`, or of an agent's run, up to `RunFinished`."""
+    """A reply in the format of Chat Completions."""
+
+    end_mark = b"[DONE]"
+    can_report_failure = False
 
     def __init__(self, completion_id: str, model: str, created: int, *, usage: bool = False) -> None:
-        self._id, self._model, self._created, self._usage = completion_id, model, created, usage
-        self._begun = False
-        self._said = False
-        self._pieces = ReplyText()
+        self._id, self._model, self._created, self._has_usage = completion_id, model, created, usage
+        self._has_begun = False
+        self._has_text = False
+        self._tracker = RunTracker()
+
+    def begin(self) -> Sequence[ChatChunk]:
+        """Nothing: the first chunk carries the role."""
+        return ()
 
     def feed(self, event: Event | Reply) -> Sequence[ChatChunk | CompletionFailure]:
-        """The chunks that an event amounts to."""
+        """The chunks of one event."""
+        if text := self._tracker.track(event):
+            self._has_text = True
+            return (self._build_chunk(ChunkDelta(content=text)),)
         match event:
-            case TextDelta():
-                self._said = True
-                self._pieces.add(event.text)
-                return (self._chunk(ChunkDelta(content=event.text)),)
             case ReasoningDelta():
-                return (self._chunk(ChunkDelta(reasoning_content=event.text)),)
+                return (self._build_chunk(ChunkDelta(reasoning_content=event.text)),)
             case Reply():
-                return self._replied(event)
-            case TurnStarted():  # a reader without the extension field still sees where a turn ends
-                self._pieces.clear()
-                return (self._chunk(ChunkDelta(content="\n\n")),) if self._said and event.turn > 1 else ()
-            case ModelFailed():
-                self._pieces.clear()
-                return ()
-            case ModelReplied():
-                rest = self._pieces.take_rest(event.text)
-                self._said = self._said or bool(rest)
-                return (self._chunk(ChunkDelta(content=rest)),) if rest else ()
+                calls = _build_calls(reply=event, indexed=True)
+                return (
+                    *([self._build_chunk(ChunkDelta(tool_calls=calls))] if calls else ()),
+                    self._build_chunk(ChunkDelta(), finish=FINISH_REASONS[event.finish]),
+                    *self._build_usage_chunk(event.usage),
+                )
+            case TurnStarted() if self._has_text and event.turn > 1:  # separates the turns in the client's text
+                return (self._build_chunk(ChunkDelta(content="\n\n")),)
             case CallStarted() | CallFinished() | ApprovalRequested() | InputRequested():
-                return (self._chunk(ChunkDelta(), treadle=event),)
-            case RunFinished() if trouble := describe_failed_run(event):
-                return (self._chunk(ChunkDelta(), treadle=event), CompletionFailure(trouble))
+                return (self._build_chunk(ChunkDelta(), treadle=event),)
+            case RunFinished() if failure := describe_failed_run(event):
+                return (self._build_chunk(ChunkDelta(), treadle=event), CompletionFailure(failure))
             case RunFinished():
-                said = () if self._said or not event.answer else (self._chunk(ChunkDelta(content=event.answer)),)
-                ending = self._chunk(ChunkDelta(), finish=map_finish_reason(event), treadle=event)
-                return (*said, ending, *self._last(event.usage))
+                answer = event.answer if not self._has_text else ""
+                return (
+                    *([self._build_chunk(ChunkDelta(content=answer))] if answer else ()),
+                    self._build_chunk(ChunkDelta(), finish=map_finish_reason(event), treadle=event),
+                    *self._build_usage_chunk(event.usage),
+                )
             case _:
                 return ()
 
-    def _replied(self, reply: Reply) -> Sequence[ChatChunk]:
-        calls = () if not reply.calls else (self._chunk(ChunkDelta(tool_calls=_calls(reply, indexed=True))),)
-        return (*calls, self._chunk(ChunkDelta(), finish=FINISH_REASONS[reply.finish]), *self._last(reply.usage))
+    def complete_reply(self, reply: Reply) -> ChatCompletion:
+        """A bare model's reply, whole."""
+        calls = _build_calls(reply)
+        message = MessageOut(
+            reply.text if reply.text or not calls else None,
+            tool_calls=calls or UNSET,
+            reasoning_content=reply.reasoning or UNSET,
+        )
+        choice = MessageChoice(message, FINISH_REASONS[reply.finish])
+        usage = build_usage(ChatUsage, reply.usage)
+        return ChatCompletion(self._id, self._created, self._model, (choice,), usage)
 
-    def _last(self, usage: Usage) -> Sequence[ChatChunk]:
-        if not self._usage:
+    def complete_run(self, ending: RunFinished, activity: Sequence[AnyFact]) -> ChatCompletion:
+        """An agent's answer, whole, with what its tools did in the extension field."""
+        choice = MessageChoice(MessageOut(ending.answer), map_finish_reason(ending))
+        usage, facts = build_usage(ChatUsage, ending.usage), (*activity, ending)
+        return ChatCompletion(self._id, self._created, self._model, (choice,), usage, treadle=facts)
+
+    def _build_usage_chunk(self, usage: Usage) -> Sequence[ChatChunk]:
+        if not self._has_usage:
             return ()
-        return (ChatChunk(self._id, self._created, self._model, (), usage=build_usage(usage)),)
+        return (ChatChunk(self._id, self._created, self._model, (), usage=build_usage(ChatUsage, usage)),)
 
-    def _chunk(self, delta: ChunkDelta, finish: str | None = None, treadle: AnyFact | UnsetType = UNSET) -> ChatChunk:
-        if not self._begun:
-            self._begun = True
+    def _build_chunk(
+        self, delta: ChunkDelta, finish: str | None = None, treadle: AnyFact | UnsetType = UNSET
+    ) -> ChatChunk:
+        if not self._has_begun:
+            self._has_begun = True
             content = "" if delta.content is UNSET else delta.content
             delta = msgspec.structs.replace(delta, role="assistant", content=content)
-        choice = ChunkChoice(delta, finish)
-        return ChatChunk(
-            self._id, self._created, self._model, (choice,), usage=None if self._usage else UNSET, treadle=treadle
-        )
+        choices, usage = (ChunkChoice(delta, finish),), None if self._has_usage else UNSET
+        return ChatChunk(self._id, self._created, self._model, choices, usage=usage, treadle=treadle)
 
 
 class TextChunkDialect:
-    """A reply as chunks of the old Completions, which have text and nothing else: a chat's chunks without the rest."""
+    """A reply in the format of the old Completions, which have only text."""
+
+    end_mark = b"[DONE]"
+    can_report_failure = False
 
     def __init__(self, completion_id: str, model: str, created: int, *, usage: bool = False) -> None:
+        self._id, self._model, self._created = completion_id, model, created
         self._chat = ChatChunkDialect(completion_id, model, created, usage=usage)
 
+    def begin(self) -> Sequence[TextCompletion]:
+        """Nothing comes before the first text."""
+        return ()
+
     def feed(self, event: Event | Reply) -> Sequence[TextCompletion | CompletionFailure]:
-        """The chunks that an event amounts to."""
-        return [
-            _as_text(chunk)
-            for chunk in self._chat.feed(event)
-            if isinstance(chunk, CompletionFailure) or _has_text(chunk)
-        ]
+        """The chunks of one event: those of a chat that have text, an end or the usage."""
+        chunks: list[TextCompletion | CompletionFailure] = []
+        for chunk in self._chat.feed(event):
+            if isinstance(chunk, CompletionFailure):
+                chunks.append(chunk)
+                continue
+            choices = tuple(TextChoice(choice.delta.content or "", choice.finish_reason) for choice in chunk.choices)
+            if all(choice.text or choice.finish_reason is not None for choice in choices):
+                chunks.append(TextCompletion(chunk.id, chunk.created, chunk.model, choices, usage=chunk.usage))
+        return chunks
 
+    def complete_reply(self, reply: Reply) -> TextCompletion:
+        """A model's reply to a bare prompt, whole."""
+        return self._complete(reply.text, FINISH_REASONS[reply.finish], reply.usage)
 
-def _has_text(chunk: ChatChunk) -> bool:
-    choices = chunk.choices
-    return not choices or bool(choices[0].delta.content) or choices[0].finish_reason is not None
+    def complete_run(self, ending: RunFinished, activity: Sequence[AnyFact] = ()) -> TextCompletion:
+        """An agent's answer, whole. This format has no place for the activity."""
+        return self._complete(ending.answer, map_finish_reason(ending), ending.usage)
 
-
-def _as_text(chunk: ChatChunk | CompletionFailure) -> TextCompletion | CompletionFailure:
-    if isinstance(chunk, CompletionFailure):
-        return chunk
-    choices = tuple(TextChoice(choice.delta.content or "", choice.finish_reason) for choice in chunk.choices)
-    return TextCompletion(chunk.id, chunk.created, chunk.model, choices, usage=chunk.usage)
-
-
-def build_chat_completion(completion_id: str, model: str, created: int, reply: Reply) -> ChatCompletion:
-    """A bare model's reply, whole."""
-    message = MessageOut(
-        reply.text if reply.text or not reply.calls else None,
-        tool_calls=_calls(reply) if reply.calls else UNSET,
-        reasoning_content=reply.reasoning or UNSET,
-    )
-    choice = MessageChoice(message, FINISH_REASONS[reply.finish])
-    return ChatCompletion(completion_id, created, model, (choice,), build_usage(reply.usage))
-
-
-def build_agent_completion(
-    completion_id: str, model: str, created: int, ending: RunFinished, activity: Sequence[AnyFact]
-) -> ChatCompletion:
-    """An agent's answer, whole, with what its tools did in the extension field."""
-    choice = MessageChoice(MessageOut(ending.answer), map_finish_reason(ending))
-    return ChatCompletion(
-        completion_id, created, model, (choice,), build_usage(ending.usage), treadle=(*activity, ending)
-    )
-
-
-def build_text_completion(completion_id: str, model: str, created: int, reply: Reply | RunFinished) -> TextCompletion:
-    """A model's reply to a bare prompt, or an agent's answer, whole."""
-    text, finish = (
-        (reply.text, FINISH_REASONS[reply.finish])
-        if isinstance(reply, Reply)
-        else (reply.answer, map_finish_reason(reply))
-    )
-    return TextCompletion(completion_id, created, model, (TextChoice(text, finish),), usage=build_usage(reply.usage))
+    def _complete(self, text: str, finish: str, usage: Usage) -> TextCompletion:
+        choice = TextChoice(text, finish)
+        return TextCompletion(self._id, self._created, self._model, (choice,), usage=build_usage(ChatUsage, usage))
 
 
 def describe_failed_run(ending: RunFinished) -> CompletionError | None:
-    """What to say of a run that has no answer, not even part of one, because it failed or was cancelled."""
+    """The error of a run that failed or was cancelled; None for a run with an answer or part of one."""
     if ending.reason not in ("failed", "cancelled"):
         return None
     kind = "run_failed" if ending.reason == "failed" else "cancelled"
@@ -265,14 +309,15 @@ def describe_failed_run(ending: RunFinished) -> CompletionError | None:
 
 
 def map_finish_reason(ending: RunFinished) -> str:
-    """An ending as `finish_reason`: a limit is `length`; the exact reason is in the extension field."""
+    """An ending as `finish_reason`: a limit is `length`. The exact reason is in the extension field."""
     if ending.reason in LIMIT_REASONS:
         return "length"
     return "content_filter" if ending.reason == "failed" and "content filter" in ending.error else "stop"
 
 
-def build_usage(usage: Usage) -> ChatUsage:
-    return ChatUsage(
+def build_usage(kind: Callable[[int, int, int, dict[str, int], dict[str, int]], UsageOut], usage: Usage) -> UsageOut:
+    """Tokens in one of OpenAI's two forms, which differ in the names of the fields."""
+    return kind(
         usage.input_tokens,
         usage.output_tokens,
         usage.input_tokens + usage.output_tokens,
@@ -281,7 +326,7 @@ def build_usage(usage: Usage) -> ChatUsage:
     )
 
 
-def _calls(reply: Reply, *, indexed: bool = False) -> tuple[ToolCallOut, ...]:
+def _build_calls(reply: Reply, *, indexed: bool = False) -> tuple[ToolCallOut, ...]:
     return tuple(
         ToolCallOut(
             call.id or f"call_{index}",

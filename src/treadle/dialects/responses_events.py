@@ -1,4 +1,4 @@
-"""Replies in the format of OpenAI's Responses: the response object, and the events it is streamed as."""
+"""Replies in the format of OpenAI's Responses: the response object, and the events that it is streamed as."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from treadle.dialects.base import ReplyText
+from treadle.dialects.base import RunTracker
+from treadle.dialects.openai_chat import build_usage
 from treadle.events import (
     LIMIT_REASONS,
     AnyFact,
@@ -17,22 +18,22 @@ from treadle.events import (
     CallStarted,
     Event,
     InputRequested,
-    ModelFailed,
-    ModelReplied,
     RunFinished,
-    TextDelta,
-    TurnStarted,
 )
-from treadle.messages import Json, Reply, Usage
+from treadle.messages import Json, Reply
 
 
 class TextOut(Struct, frozen=True):
+    """The text of a message."""
+
     text: str
     annotations: tuple[Json, ...] = ()
     type: str = "output_text"
 
 
 class MessageItem(Struct, frozen=True):
+    """A message in the response's output."""
+
     id: str
     content: tuple[TextOut, ...]
     status: str = "completed"
@@ -41,6 +42,8 @@ class MessageItem(Struct, frozen=True):
 
 
 class CallItem(Struct, frozen=True):
+    """A call for the client to run."""
+
     id: str
     call_id: str
     name: str
@@ -53,6 +56,8 @@ OutputItem: TypeAlias = MessageItem | CallItem
 
 
 class ResponseUsage(Struct, frozen=True):
+    """Tokens, as Responses names them."""
+
     input_tokens: int
     output_tokens: int
     total_tokens: int
@@ -61,6 +66,8 @@ class ResponseUsage(Struct, frozen=True):
 
 
 class ResponseObject(Struct, frozen=True):
+    """A response: in progress, or whole."""
+
     id: str
     created_at: float
     model: str
@@ -81,7 +88,7 @@ class ResponseObject(Struct, frozen=True):
 
 
 class ResponseEvent(Struct, frozen=True, omit_defaults=True):
-    """One streamed event; only the fields of its type are there."""
+    """One streamed event. It has only the fields of its type."""
 
     type: str
     sequence_number: int
@@ -100,167 +107,126 @@ class ResponseEvent(Struct, frozen=True, omit_defaults=True):
 
 
 class ResponsesDialect:
-    """A reply as a stream of events: of a bare model's events, or of an agent's run."""
+    """A reply in the format of Responses: of a bare model's events, or of an agent's run."""
+
+    end_mark = b""
+    can_report_failure = True
 
     def __init__(self, response_id: str, model: str, created: float) -> None:
         self._response = ResponseObject(response_id, created, model, "in_progress")
+        self._item_id = f"msg_{response_id}"
         self._number = 0
         self._text: list[str] = []
-        self._pieces = ReplyText()
-        self._open = False
+        self._has_message = False
+        self._tracker = RunTracker()
 
     def begin(self) -> Sequence[ResponseEvent]:
-        """What comes before anything is said."""
+        """The events that come before any text."""
         return (
-            self._event("response.created", response=self._response),
-            self._event("response.in_progress", response=self._response),
+            self._build_event("response.created", response=self._response),
+            self._build_event("response.in_progress", response=self._response),
         )
 
     def feed(self, event: Event | Reply) -> Sequence[ResponseEvent]:
-        """The events that one of ours amounts to."""
+        """The events of one of ours."""
+        if text := self._tracker.track(event):
+            return self._add_text(text)
         match event:
-            case TextDelta():
-                self._pieces.add(event.text)
-                return (*self._opened(), self._piece(event.text))
-            case TurnStarted() | ModelFailed():
-                self._pieces.clear()
-                return ()
-            case ModelReplied():
-                rest = self._pieces.take_rest(event.text)
-                return (*self._opened(), self._piece(rest)) if rest else ()
             case CallStarted() | CallFinished() | ApprovalRequested() | InputRequested():
-                return (self._event("treadle.activity", treadle=event),)
+                return (self._build_event("treadle.activity", treadle=event),)
             case Reply():
-                return (
-                    *self._closed(reply_text=event.text),
-                    *self._calls(event),
-                    self._ended(complete_with_reply(self._response, event)),
-                )
+                message, calls = self._close_message(event.text), self._stream_calls(event)
+                return (*message, *calls, self._end(self.complete_reply(event)))
             case RunFinished():
-                ended = complete_with_run(self._response, event, "".join(self._text))
-                return (*self._closed(reply_text=event.answer), self._ended(ended))
+                response = self._complete_run(event, "".join(self._text) or event.answer)
+                return (*self._close_message(event.answer), self._end(response))
             case _:
                 return ()
 
-    def _event(self, kind: str, **fields: Json) -> ResponseEvent:
+    def complete_reply(self, reply: Reply) -> ResponseObject:
+        """A bare model's reply, whole."""
+        cut = {"length": "max_output_tokens", "filter": "content_filter"}.get(reply.finish)
+        return msgspec.structs.replace(
+            self._response,
+            status="incomplete" if cut else "completed",
+            output=(*self._build_message(reply.text), *_build_calls(reply)),
+            usage=build_usage(ResponseUsage, reply.usage),
+            incomplete_details={"reason": cut} if cut else None,
+        )
+
+    def complete_run(self, ending: RunFinished, activity: Sequence[AnyFact]) -> ResponseObject:
+        """An agent's run, whole, with what its tools did in the extension field."""
+        return msgspec.structs.replace(self._complete_run(ending, ending.answer), treadle=(*activity, ending))
+
+    def _complete_run(self, ending: RunFinished, text: str) -> ResponseObject:
+        status, error, details = "completed", None, None
+        if ending.reason in ("failed", "cancelled"):
+            status, error = ending.reason, {"code": "server_error", "message": ending.error}
+        elif ending.reason in LIMIT_REASONS:
+            status, details = "incomplete", {"reason": "max_output_tokens"}
+        return msgspec.structs.replace(
+            self._response,
+            status=status,
+            output=self._build_message(text),
+            usage=build_usage(ResponseUsage, ending.usage),
+            error=error,
+            incomplete_details=details,
+        )
+
+    def _build_message(self, text: str) -> tuple[OutputItem, ...]:
+        return (MessageItem(self._item_id, (TextOut(text),)),) if text else ()
+
+    def _build_event(self, kind: str, **fields: Json) -> ResponseEvent:
         self._number += 1
         return ResponseEvent(kind, self._number - 1, **fields)
 
-    @property
-    def _item_id(self) -> str:
-        return f"msg_{self._response.id}"
-
-    def _opened(self) -> Sequence[ResponseEvent]:
-        if self._open:
-            return ()
-        self._open = True
-        item = MessageItem(self._item_id, (), "in_progress")
-        return (
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event(
-                "response.content_part.added", output_index=0, content_index=0, item_id=self._item_id, part=TextOut("")
-            ),
-        )
-
-    def _piece(self, text: str) -> ResponseEvent:
+    def _add_text(self, text: str) -> Sequence[ResponseEvent]:
+        place: dict[str, Json] = {"output_index": 0, "content_index": 0, "item_id": self._item_id}
+        events: list[ResponseEvent] = []
+        if not self._has_message:
+            self._has_message = True
+            item = MessageItem(self._item_id, (), "in_progress")
+            events.append(self._build_event("response.output_item.added", output_index=0, item=item))
+            events.append(self._build_event("response.content_part.added", **place, part=TextOut("")))
         self._text.append(text)
-        return self._event(
-            "response.output_text.delta",
-            output_index=0,
-            content_index=0,
-            item_id=self._item_id,
-            delta=text,
-            logprobs=(),
-        )
+        events.append(self._build_event("response.output_text.delta", **place, delta=text, logprobs=()))
+        return events
 
-    def _closed(self, reply_text: str) -> Sequence[ResponseEvent]:
-        before: list[ResponseEvent] = []
-        if not self._text and reply_text:
-            before = [*self._opened(), self._piece(reply_text)]
-        if not self._open:
-            return before
+    def _close_message(self, reply_text: str) -> Sequence[ResponseEvent]:
+        added = self._add_text(reply_text) if not self._text and reply_text else ()
+        if not self._has_message:
+            return added
         text = "".join(self._text)
-        where: dict[str, Json] = {"output_index": 0, "content_index": 0, "item_id": self._item_id}
+        place: dict[str, Json] = {"output_index": 0, "content_index": 0, "item_id": self._item_id}
         part = TextOut(text)
         return (
-            *before,
-            self._event("response.output_text.done", **where, text=text, logprobs=()),
-            self._event("response.content_part.done", **where, part=part),
-            self._event("response.output_item.done", output_index=0, item=MessageItem(self._item_id, (part,))),
+            *added,
+            self._build_event("response.output_text.done", **place, text=text, logprobs=()),
+            self._build_event("response.content_part.done", **place, part=part),
+            self._build_event("response.output_item.done", output_index=0, item=MessageItem(self._item_id, (part,))),
         )
 
-    def _calls(self, reply: Reply) -> Sequence[ResponseEvent]:
+    def _stream_calls(self, reply: Reply) -> Sequence[ResponseEvent]:
         events: list[ResponseEvent] = []
-        for place, item in enumerate(_call_items(reply), int(self._open)):
+        for index, item in enumerate(_build_calls(reply), int(self._has_message)):
             started = msgspec.structs.replace(item, arguments="", status="in_progress")
-            where: dict[str, Json] = {"output_index": place, "item_id": item.id}
+            place: dict[str, Json] = {"output_index": index, "item_id": item.id}
+            written: dict[str, Json] = {"name": item.name, "arguments": item.arguments}
             events += (
-                self._event("response.output_item.added", output_index=place, item=started),
-                self._event("response.function_call_arguments.delta", **where, delta=item.arguments),
-                self._event("response.function_call_arguments.done", **where, name=item.name, arguments=item.arguments),
-                self._event("response.output_item.done", output_index=place, item=item),
+                self._build_event("response.output_item.added", output_index=index, item=started),
+                self._build_event("response.function_call_arguments.delta", **place, delta=item.arguments),
+                self._build_event("response.function_call_arguments.done", **place, **written),
+                self._build_event("response.output_item.done", output_index=index, item=item),
             )
         return events
 
-    def _ended(self, response: ResponseObject) -> ResponseEvent:
-        name = "failed" if response.status == "cancelled" else response.status  # they have no event for that
-        return self._event(f"response.{name}", response=response)
+    def _end(self, response: ResponseObject) -> ResponseEvent:
+        name = "failed" if response.status == "cancelled" else response.status  # there is no event for cancelled
+        return self._build_event(f"response.{name}", response=response)
 
 
-def start_response(response_id: str, model: str, created: float) -> ResponseObject:
-    """A response that nothing has been said in yet."""
-    return ResponseObject(response_id, created, model, "in_progress")
-
-
-def complete_with_reply(response: ResponseObject, reply: Reply) -> ResponseObject:
-    """The response that a bare model's reply amounts to."""
-    said = _said(response.id, reply.text)
-    cut = {"length": "max_output_tokens", "filter": "content_filter"}.get(reply.finish)
-    return msgspec.structs.replace(
-        response,
-        status="incomplete" if cut else "completed",
-        output=(*said, *_call_items(reply)),
-        usage=_usage(reply.usage),
-        incomplete_details={"reason": cut} if cut else None,
-    )
-
-
-def complete_with_run(
-    response: ResponseObject, ending: RunFinished, said: str = "", activity: Sequence[AnyFact] | None = None
-) -> ResponseObject:
-    """The response that an agent's run amounts to; `said` is what was streamed, the answer counts without."""
-    status, error, cut = "completed", None, None
-    if ending.reason in ("failed", "cancelled"):
-        status, error = ending.reason, {"code": "server_error", "message": ending.error}
-    elif ending.reason in LIMIT_REASONS:
-        status, cut = "incomplete", {"reason": "max_output_tokens"}
-    return msgspec.structs.replace(
-        response,
-        status=status,
-        output=_said(response.id, said or ending.answer),
-        usage=_usage(ending.usage),
-        error=error,
-        incomplete_details=cut,
-        treadle=(*activity, ending) if activity is not None else UNSET,
-    )
-
-
-def _said(response_id: str, text: str) -> tuple[OutputItem, ...]:
-    return (MessageItem(f"msg_{response_id}", (TextOut(text),)),) if text else ()
-
-
-def _call_items(reply: Reply) -> tuple[CallItem, ...]:
+def _build_calls(reply: Reply) -> tuple[CallItem, ...]:
     return tuple(
         CallItem(f"fc_{index}_{call.id}", call.id or f"call_{index}", call.tool, call.arguments)
         for index, call in enumerate(reply.calls)
-    )
-
-
-def _usage(usage: Usage) -> ResponseUsage:
-    return ResponseUsage(
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.input_tokens + usage.output_tokens,
-        {"cached_tokens": usage.cached_tokens},
-        {"reasoning_tokens": usage.reasoning_tokens},
     )

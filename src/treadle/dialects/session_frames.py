@@ -1,16 +1,24 @@
-"""A session as REST clients see it live: delta, iteration, tool_start, tool_end, approval_request, done and the like.
+"""The live frames of REST clients: delta, iteration, tool_start, tool_end, approval_request, done and others.
 
-Sent by `POST …/messages/stream` and the WebSocket `…/stream`. `done` comes of a stored fact, so never before it.
+`POST …/messages/stream` and the WebSocket `…/stream` send them. `done` is sent only after the result is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec import field
 
-from treadle.dialects.base import Frame, ReplyText, build_approval_id, is_rejected, list_options, shorten_output
+from treadle.dialects.base import (
+    Frame,
+    RunTracker,
+    build_approval_id,
+    is_rejected,
+    list_options,
+    shorten_output,
+)
 from treadle.events import (
     ApprovalRequested,
     CallFinished,
@@ -19,20 +27,21 @@ from treadle.events import (
     Event,
     InputRequested,
     ModelFailed,
-    ModelReplied,
     RunFinished,
-    RunStarted,
-    TextDelta,
     TurnStarted,
 )
-from treadle.messages import Call, Json
+from treadle.messages import Json
 
 
 class DeltaFrame(Frame, frozen=True, tag="delta"):
+    """A fragment of the reply's text."""
+
     text: str
 
 
 class ToolStartFrame(Frame, frozen=True, tag="tool_start"):
+    """A tool call begins."""
+
     name: str
     args: dict[str, Json]
     class_: str = field(name="class")
@@ -40,6 +49,8 @@ class ToolStartFrame(Frame, frozen=True, tag="tool_start"):
 
 
 class ToolEndFrame(Frame, frozen=True, tag="tool_end"):
+    """A tool call has ended."""
+
     name: str
     ok: bool
     summary: str
@@ -48,6 +59,8 @@ class ToolEndFrame(Frame, frozen=True, tag="tool_end"):
 
 
 class ToolRejectedFrame(Frame, frozen=True, tag="tool_rejected"):
+    """A tool call was not allowed to run."""
+
     name: str
     class_: str = field(name="class")
     id: str = ""
@@ -55,6 +68,8 @@ class ToolRejectedFrame(Frame, frozen=True, tag="tool_rejected"):
 
 
 class IterationFrame(Frame, frozen=True, tag="iteration"):
+    """A turn begins; `n` counts from 1."""
+
     n: int
 
 
@@ -68,17 +83,21 @@ class DoneFrame(Frame, frozen=True, tag="done"):
 
 
 class ErrorFrame(Frame, frozen=True, tag="error"):
+    """Something failed."""
+
     message: str
 
 
 class RetryFrame(Frame, frozen=True, tag="retry"):
-    """The model failed and is asked again: the text of this iteration so far is void."""
+    """The model failed and is asked again. The text of this iteration so far is void."""
 
     message: str
     wait: float
 
 
 class ApprovalRequestFrame(Frame, frozen=True, tag="approval_request"):
+    """A person must allow or deny a call."""
+
     id: str
     name: str
     args: dict[str, Json]
@@ -89,7 +108,7 @@ class ApprovalRequestFrame(Frame, frozen=True, tag="approval_request"):
 
 
 class InputRequestFrame(Frame, frozen=True, tag="input_request"):
-    """The model asks the user; answered like an approval, with words. `options` are suggested for each question."""
+    """The model asks the user. `options` are the suggested answers to each question."""
 
     id: str
     questions: tuple[str, ...]
@@ -103,71 +122,54 @@ class SessionFramesDialect:
     def __init__(self, session_id: str, classes: Mapping[str, str] | None = None) -> None:
         self._session_id = session_id
         self._classes = classes or {}
-        self._calls: dict[str, Call] = {}
-        self._asked: dict[str, str] = {}
-        self._begun: set[str] = set()
-        self._pieces = ReplyText()
+        self._tracker = RunTracker()
 
     def feed(self, event: Event) -> Sequence[Frame]:
-        """The frames that one of our events amounts to."""
-        if type(event) is TextDelta:
-            self._pieces.add(event.text)
-            return (DeltaFrame(event.text),)
+        """Return the frames of one event."""
+        if text := self._tracker.track(event):
+            return (DeltaFrame(text),)
         match event:
-            case RunStarted():
-                self._calls.clear()
-                self._asked.clear()
-                self._begun.clear()
             case TurnStarted():
-                self._pieces.clear()
                 return (IterationFrame(event.turn),)
-            case ModelReplied():
-                self._calls.update((call.id, call) for call in event.calls)
-                rest = self._pieces.take_rest(event.text)
-                return (DeltaFrame(rest),) if rest else ()
-            case ModelFailed():
-                self._pieces.clear()
-                if event.wait is not None:
-                    return (RetryFrame(event.message, event.wait),)
-            case ApprovalRequested() | InputRequested():
-                return (self._question(event),)
-            case CallStarted():
-                if event.call_id not in self._begun:  # a safe call that runs again was told already
-                    self._begun.add(event.call_id)
-                    return (ToolStartFrame(event.tool, event.arguments, event.safety, event.call_id),)
+            case ModelFailed() if event.wait is not None:
+                return (RetryFrame(event.message, event.wait),)
+            case ApprovalRequested():
+                return (
+                    ApprovalRequestFrame(
+                        build_approval_id(self._session_id, event.call_id),
+                        event.tool,
+                        event.arguments,
+                        event.safety,
+                        event.why,
+                        event.digest,
+                        event.expires_at,
+                    ),
+                )
+            case InputRequested():
+                question_id = build_approval_id(self._session_id, event.call_id)
+                texts = tuple(question.text for question in event.questions)
+                return (InputRequestFrame(question_id, texts, event.expires_at, list_options(event)),)
+            case CallStarted() if self._tracker.calls[event.call_id].starts == 1:  # a repeated start is not sent again
+                return (ToolStartFrame(event.tool, event.arguments, event.safety, event.call_id),)
             case CallFinished():
-                return self._call_finished(event)
+                return self._finish_call(event)
             case RunFinished():
                 done = DoneFrame(event.answer, event.turns, event.reason, event.can_continue)
                 return (ErrorFrame(event.error), done) if event.reason == "failed" else (done,)
             case _:
-                pass
-        return ()
+                return ()
 
-    def _question(self, fact: ApprovalRequested | InputRequested) -> Frame:
-        name = build_approval_id(self._session_id, fact.call_id)
-        if isinstance(fact, InputRequested):
-            return InputRequestFrame(
-                name, tuple(one.text for one in fact.questions), fact.expires_at, list_options(fact)
-            )
-        self._asked[fact.call_id] = fact.safety
-        return ApprovalRequestFrame(
-            name, fact.tool, fact.arguments, fact.safety, fact.why, digest=fact.digest, expires_at=fact.expires_at
-        )
-
-    def _call_finished(self, fact: CallFinished) -> Sequence[Frame]:
-        safety = self._asked.get(fact.call_id) or self._classes.get(fact.tool, "caution")
+    def _finish_call(self, fact: CallFinished) -> Sequence[Frame]:
+        call = self._tracker.calls.get(fact.call_id)
+        safety = (call.safety if call is not None else "") or self._classes.get(fact.tool, "caution")
         if is_rejected(fact):
             return (ToolRejectedFrame(fact.tool, safety, fact.call_id, shorten_output(fact.output)),)
         end = ToolEndFrame(fact.tool, fact.status == "ok", shorten_output(fact.output), fact.call_id, fact.status)
-        if fact.call_id in self._begun:
+        if call is not None and call.starts:
             return (end,)
-        # What failed before it began still has a beginning here: clients pair the two.
-        return (ToolStartFrame(fact.tool, self._arguments(fact.call_id), safety, fact.call_id), end)
-
-    def _arguments(self, call_id: str) -> dict[str, Json]:
-        call = self._calls.get(call_id)
-        try:
-            return msgspec.json.decode(call.arguments, type=dict[str, Json]) if call is not None else {}
-        except (msgspec.MsgspecError, RecursionError):
-            return {}
+        # A call that failed before it began still gets a start: clients pair the two.
+        arguments: dict[str, Json] = {}
+        if call is not None:
+            with suppress(msgspec.MsgspecError, RecursionError):  # the model may write something that is no JSON object
+                arguments = msgspec.json.decode(call.arguments, type=dict[str, Json])
+        return (ToolStartFrame(fact.tool, arguments, safety, fact.call_id), end)

@@ -67,6 +67,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         redoc_url=None,
         openapi_url=None,
         responses=problems.ERROR_RESPONSES,
+        generate_unique_id_function=lambda route: route.name,
     )
     for part in (home, sessions, loop_api, chat, openai_api, catalogue, sockets):
         app.include_router(part.router)

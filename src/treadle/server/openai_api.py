@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -17,17 +17,9 @@ from msgspec import Struct
 from pydantic import BaseModel, Field
 
 from treadle import RunFinished, Session
-from treadle.dialects import responses_events as responses_out
 from treadle.dialects.base import encode_frame
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
-from treadle.dialects.openai_chat import (
-    ChatChunkDialect,
-    TextChunkDialect,
-    build_agent_completion,
-    build_chat_completion,
-    build_text_completion,
-    describe_failed_run,
-)
+from treadle.dialects.openai_chat import ChatChunkDialect, ReplyFormat, TextChunkDialect, describe_failed_run
 from treadle.dialects.openai_requests import (
     ChatBody,
     CompletionBody,
@@ -61,8 +53,6 @@ from treadle.server.views import StrictBody
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 AGENT_PREFIX = "agent:"
-Read = TypeVar("Read", ChatBody, CompletionBody, ResponsesBody)
-Feed = Callable[[Event | Reply], Sequence[Struct]]
 
 
 class EmbeddingsBody(StrictBody):
@@ -86,22 +76,22 @@ class EmbeddingsView(BaseModel):
     object: str = "list"
 
 
-def _described(kind: type[Struct]) -> dict[str, Any]:
+def _describe_body(kind: type[Struct]) -> dict[str, Any]:
     """A body that msgspec reads, as OpenAPI has it."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-    inlined = _inlined(schema, components)
+    inlined = _inline_references(schema, components)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
 
 
-def _inlined(schema: Any, components: dict[str, Any]) -> Any:
+def _inline_references(schema: Any, components: dict[str, Any]) -> Any:
     if isinstance(schema, list):
-        return [_inlined(piece, components) for piece in schema]  # pyright: ignore[reportUnknownVariableType]
+        return [_inline_references(piece, components) for piece in schema]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(schema, dict):
         return schema
     reference = schema.get("$ref")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if isinstance(reference, str):
-        return _inlined(components[reference.rpartition("/")[2]], components)
-    return {key: _inlined(value, components) for key, value in schema.items()}  # pyright: ignore[reportUnknownVariableType]
+        return _inline_references(components[reference.rpartition("/")[2]], components)
+    return {key: _inline_references(value, components) for key, value in schema.items()}  # pyright: ignore[reportUnknownVariableType]
 
 
 EITHER: dict[int | str, dict[str, Any]] = {
@@ -109,65 +99,31 @@ EITHER: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post("/chat/completions", response_class=Response, openapi_extra=_described(ChatBody), responses=EITHER)
+@router.post("/chat/completions", response_class=Response, openapi_extra=_describe_body(ChatBody), responses=EITHER)
 async def create_chat_completion(service: CurrentService, token: Sender, request: Request) -> Any:
-    """Chat Completions, streamed or whole."""
+    """Answer a chat in the format of Chat Completions, streamed or whole."""
     body = msgspec.json.decode(await request.body(), type=ChatBody)
-    asked = build_chat_request(body)
-    name, created = f"chatcmpl-{os.urandom(12).hex()}", int(time.time())
-    usage = _usage_wanted(body)
-    chunks = ChatChunkDialect(name, body.model, created, usage=usage)
-    if body.model.startswith(AGENT_PREFIX):
-        session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
-        if body.stream:
-            return _agent_stream(service, session, message, chunks.feed, b"data: [DONE]\n\n")
-        ending, activity = await _answered(service, session, message)
-        return _json(build_agent_completion(name, body.model, created, ending, activity))
-    model = service.get_model(body.model)
-    if body.stream:
-        return _model_stream(service, model, asked, chunks.feed, b"data: [DONE]\n\n")
-    return _json(build_chat_completion(name, body.model, created, await _whole(model, asked)))
+    dialect = ChatChunkDialect(_make_id("chatcmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
+    return await _reply(service, token, body, build_chat_request(body), dialect)
 
 
-@router.post("/completions", response_class=Response, openapi_extra=_described(CompletionBody), responses=EITHER)
+@router.post("/completions", response_class=Response, openapi_extra=_describe_body(CompletionBody), responses=EITHER)
 async def create_completion(service: CurrentService, token: Sender, request: Request) -> Any:
-    """The old Completions: a bare prompt."""
+    """Answer a bare prompt in the format of the old Completions, streamed or whole."""
     body = msgspec.json.decode(await request.body(), type=CompletionBody)
-    asked = build_completion_request(body)
-    name, created = f"cmpl-{os.urandom(12).hex()}", int(time.time())
-    usage = _usage_wanted(body)
-    chunks = TextChunkDialect(name, body.model, created, usage=usage)
-    if body.model.startswith(AGENT_PREFIX):
-        session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
-        if body.stream:
-            return _agent_stream(service, session, message, chunks.feed, b"data: [DONE]\n\n")
-        ending, _ = await _answered(service, session, message)
-        return _json(build_text_completion(name, body.model, created, ending))
-    model = service.get_model(body.model)
-    if body.stream:
-        return _model_stream(service, model, asked, chunks.feed, b"data: [DONE]\n\n")
-    return _json(build_text_completion(name, body.model, created, await _whole(model, asked)))
+    dialect = TextChunkDialect(_make_id("cmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
+    return await _reply(service, token, body, build_completion_request(body), dialect)
 
 
-@router.post("/responses", response_class=Response, openapi_extra=_described(ResponsesBody), responses=EITHER)
+@router.post("/responses", response_class=Response, openapi_extra=_describe_body(ResponsesBody), responses=EITHER)
 async def create_response(service: CurrentService, token: Sender, request: Request) -> Any:
-    """Responses, streamed or whole. They are not kept: send the input whole, or use a session."""
+    """Answer in the format of Responses, streamed or whole.
+
+    Responses are not kept: send the whole input, or use a session.
+    """
     body = msgspec.json.decode(await request.body(), type=ResponsesBody)
-    asked = build_responses_request(body)
-    name, created = f"resp_{os.urandom(12).hex()}", time.time()
-    events = ResponsesDialect(name, body.model, created)
-    begin = b"".join(_line(frame) for frame in events.begin()) if body.stream else b""
-    empty = responses_out.start_response(name, body.model, created)
-    if body.model.startswith(AGENT_PREFIX):
-        session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
-        if body.stream:
-            return _agent_stream(service, session, message, events.feed, b"", begin)
-        ending, activity = await _run(service, session, message)
-        return _json(responses_out.complete_with_run(empty, ending, activity=activity))
-    model = service.get_model(body.model)
-    if body.stream:
-        return _model_stream(service, model, asked, events.feed, b"", begin)
-    return _json(responses_out.complete_with_reply(empty, await _whole(model, asked)))
+    dialect = ResponsesDialect(_make_id("resp_"), body.model, time.time())
+    return await _reply(service, token, body, build_responses_request(body), dialect)
 
 
 @router.post("/embeddings")
@@ -182,55 +138,73 @@ async def create_embeddings(service: CurrentService, token: Sender, body: Embedd
     vectors = await model.embed(texts)
     tokens = sum(max(1, len(text) // 4) for text in texts)
     data = [
-        EmbeddingView(embedding=_packed(vector) if body.encoding_format == "base64" else vector, index=place)
-        for place, vector in enumerate(vectors)
+        EmbeddingView(embedding=_pack_vector(vector) if body.encoding_format == "base64" else vector, index=index)
+        for index, vector in enumerate(vectors)
     ]
     return EmbeddingsView(data=data, model=body.model, usage={"prompt_tokens": tokens, "total_tokens": tokens})
 
 
-def _usage_wanted(body: ChatBody | CompletionBody) -> bool:
-    return bool(body.stream_options is not None and body.stream_options.include_usage)
-
-
-def _packed(vector: list[float]) -> str:
+def _pack_vector(vector: list[float]) -> str:
     import base64
     from array import array
 
     return base64.b64encode(array("f", vector).tobytes()).decode()
 
 
+def _make_id(prefix: str) -> str:
+    return f"{prefix}{os.urandom(12).hex()}"
+
+
+def _wants_usage(body: ChatBody | CompletionBody) -> bool:
+    return bool(body.stream_options is not None and body.stream_options.include_usage)
+
+
+async def _reply(
+    service: Service,
+    token: Token,
+    body: ChatBody | CompletionBody | ResponsesBody,
+    asked: ModelRequest,
+    dialect: ReplyFormat,
+) -> Response:
+    """Have a model or an agent answer, and send the reply streamed or whole."""
+    if body.model.startswith(AGENT_PREFIX):
+        session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
+        if body.stream:
+            return _stream_agent(service, session, message, dialect)
+        return _send_json(dialect.complete_run(*await _wait_for_agent(service, session, message, dialect)))
+    model = service.get_model(body.model)
+    if not body.stream:
+        return _send_json(dialect.complete_reply(await _wait_for_model(model, asked)))
+    end = _encode_end(dialect)
+    pieces = _stream_model(model, asked, dialect, end)
+    return RelayedStream(service.streams, pieces, lambda error: _encode_error(build_refusal(error)) + end)
+
+
 # ── a model ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _whole(model: Model, asked: ModelRequest) -> Reply:
+async def _wait_for_model(model: Model, asked: ModelRequest) -> Reply:
     async with aclosing(model.stream(asked)) as events:
         async for event in events:
             if isinstance(event, Reply):
                 return event
-    raise ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
+    raise _build_no_reply_error(model)
 
 
-def _model_stream(
-    service: Service, model: Model, asked: ModelRequest, feed: Feed, end: bytes, begin: bytes = b""
-) -> RelayedStream:
-    """The reply as it comes; a failure before its first fragment still has its own status."""
-    return RelayedStream(
-        service.streams, _pieces(model, asked, feed, end, begin), lambda error: _problem(build_refusal(error)) + end
-    )
-
-
-async def _pieces(model: Model, asked: ModelRequest, feed: Feed, end: bytes, begin: bytes) -> AsyncGenerator[bytes]:
-    replied = False
+async def _stream_model(model: Model, asked: ModelRequest, dialect: ReplyFormat, end: bytes) -> AsyncGenerator[bytes]:
+    write, has_replied = _build_writer(dialect), False
     async with aclosing(model.stream(asked)) as events:
         async for event in events:
-            replied = replied or isinstance(event, Reply)
-            data = begin + b"".join(_line(frame) for frame in feed(event))
-            if data:
+            has_replied = has_replied or isinstance(event, Reply)
+            if data := write(event):
                 yield data
-            begin = b""
-    if not replied:
-        raise ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
+    if not has_replied:
+        raise _build_no_reply_error(model)
     yield end
+
+
+def _build_no_reply_error(model: Model) -> ModelError:
+    return ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
 
 
 # ── an agent ─────────────────────────────────────────────────────────────────────────────────────────
@@ -251,66 +225,75 @@ async def _ask_agent(
         raise build_field_error("response_format", "an agent answers in its own words; ask its model for JSON")
     if session_id:
         session = await service.open_for_use(session_id, token)
-        only_last = msgspec.structs.replace(asked, messages=asked.messages[-1:])
-        return session, await session.post(build_agent_message(only_last))
-    words = build_agent_message(asked)  # before anything is made for it
+        last_only = msgspec.structs.replace(asked, messages=asked.messages[-1:])
+        return session, await session.post(build_agent_message(last_only))
+    parts = build_agent_message(asked)  # it may raise, and then no session is made
     instructions = f"{agent.instructions}\n\n{asked.system}".strip() if asked.system else ""
     configured = SessionConfigured(instructions=instructions, by=token.name) if instructions else None
     session = await service.create_session(token, agent=name, configured=configured)
-    return session, await session.post(words)
+    return session, await session.post(parts)
 
 
-async def _run(service: Service, session: Session, message: MessageReceived) -> tuple[RunFinished, list[AnyFact]]:
-    """The run that takes up a message, to its end, and what its tools did."""
+async def _wait_for_agent(
+    service: Service, session: Session, message: MessageReceived, dialect: ReplyFormat
+) -> tuple[RunFinished, list[AnyFact]]:
+    """Wait for the run that takes up a message. Returns its end and what its tools did."""
     following, activity = MessageFollower(message.id), list[AnyFact]()
     async with aclosing(follow_message(service.streams, session, message, following)) as events:
         async for event in events:
             if isinstance(event, CallStarted | CallFinished | ApprovalRequested | InputRequested):
                 activity.append(event)
-    if following.ending is None and not following.is_held:
-        raise _leaving(session)
-    if following.ending is None:
+    ending = following.ending
+    if ending is None and not following.is_held:
+        raise _build_shutdown_error(session)
+    if ending is None:
         raise Refusal(409, "cancelled", "the run was cancelled before it answered")
-    return following.ending, activity
-
-
-async def _answered(service: Service, session: Session, message: MessageReceived) -> tuple[RunFinished, list[AnyFact]]:
-    """`_run`, for formats that can tell an answer and nothing else: a run without one is an error."""
-    ending, activity = await _run(service, session, message)
-    if trouble := describe_failed_run(ending):
+    failure = describe_failed_run(ending)
+    if failure is not None and not dialect.can_report_failure:
         status = 502 if ending.reason == "failed" else 409
-        raise Refusal(status, trouble.type, f"session {session.id}: {trouble.message}")
+        raise Refusal(status, failure.type, f"session {session.id}: {failure.message}")
     return ending, activity
 
 
-def _agent_stream(
-    service: Service, session: Session, message: MessageReceived, feed: Feed, end: bytes, begin: bytes = b""
-) -> EventStream:
-    waiting = [begin]
-
-    def write(event: Event) -> bytes:
-        before = waiting.pop() if waiting else b""
-        return before + b"".join(_line(frame) for frame in feed(event))
-
+def _stream_agent(service: Service, session: Session, message: MessageReceived, dialect: ReplyFormat) -> EventStream:
     following = MessageFollower(message.id)
-    stream = EventStream(service.streams, session.watch(message.seq), write, following.feed, lambda: end)
-    stream.on_shutdown = lambda: _problem(_leaving(session)) + SHUTDOWN_COMMENT
+    watch, write = session.watch(message.seq), _build_writer(dialect)
+    stream = EventStream(service.streams, watch, write, following.feed, lambda: _encode_end(dialect))
+    stream.on_shutdown = lambda: _encode_error(_build_shutdown_error(session)) + SHUTDOWN_COMMENT
     return stream
 
 
-def _leaving(session: Session) -> Refusal:
+def _build_shutdown_error(session: Session) -> Refusal:
     return Refusal(503, "shutting_down", f"session {session.id}: {RUN_CONTINUES_LATER}", retry_after=2)
 
 
-def _problem(refusal: Refusal) -> bytes:
-    return b"data: " + msgspec.json.encode(build_error_body(refusal)) + b"\n\n"
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _line(frame: Struct) -> bytes:
-    kind = getattr(frame, "type", "")
-    name = b"event: %b\n" % str(kind).encode() if kind else b""
-    return b"%bdata: %b\n\n" % (name, encode_frame(frame))
+def _build_writer(dialect: ReplyFormat) -> Callable[[Event | Reply], bytes]:
+    """Write events as server-sent events. What the stream begins with goes before the first of them."""
+    beginning = list(dialect.begin())
+
+    def write(event: Event | Reply) -> bytes:
+        frames = [*beginning, *dialect.feed(event)]
+        beginning.clear()
+        lines: list[bytes] = []
+        for frame in frames:
+            if kind := str(getattr(frame, "type", "")):
+                lines.append(b"event: %b\n" % kind.encode())
+            lines.append(b"data: %b\n\n" % encode_frame(frame))
+        return b"".join(lines)
+
+    return write
 
 
-def _json(document: Struct) -> Response:
+def _encode_end(dialect: ReplyFormat) -> bytes:
+    return b"data: %b\n\n" % dialect.end_mark if dialect.end_mark else b""
+
+
+def _encode_error(refusal: Refusal) -> bytes:
+    return b"data: %b\n\n" % msgspec.json.encode(build_error_body(refusal))
+
+
+def _send_json(document: Struct) -> Response:
     return Response(encode_frame(document), media_type="application/json")

@@ -223,7 +223,7 @@ async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
 
         answers = await asyncio.gather(*(asked() for _ in range(40)))
         assert set(answers) == {(200, ""), (429, "1")} and answers.count((200, "")) >= 4
-    async with served(agent, at_once=2) as client:
+    async with served(agent, max_open_requests=2) as client:
         path = f"/v1/sessions/{await client.session()}/events"
         async with client.stream(path) as one, client.stream(path) as other:
             await anext(one), await anext(other)

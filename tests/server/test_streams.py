@@ -273,7 +273,7 @@ async def test_many_watchers_of_one_session_share_one_encoding() -> None:
     agent, _ = agent_of("hello")
     async with served(agent) as client:
         session_id = await client.session()
-        shared = client.app.state.service.streams.shared
+        shared = client.app.state.service.streams.encoder
 
         async def watching(joined: asyncio.Semaphore) -> list[str]:
             async with Client(client.base) as other, other.stream(f"/v1/sessions/{session_id}/events") as events:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
 
 from treadle import Runtime, __version__
 from treadle.server import catalogue, home, loop_api, openai_api, problems, sessions, sockets
@@ -67,13 +68,18 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         redoc_url=None,
         openapi_url=None,
         responses=problems.ERROR_RESPONSES,
-        generate_unique_id_function=lambda route: route.name,
+        generate_unique_id_function=_name_operation,
     )
     for part in (home, sessions, loop_api, chat, openai_api, catalogue, sockets):
         app.include_router(part.router)
     _describe(app)
     problems.install_error_handlers(app)
     return app
+
+
+def _name_operation(route: APIRoute) -> str:
+    """Operations are named after their functions, so an id does not change when a path does."""
+    return route.name
 
 
 def _describe(app: ServerApp) -> None:

@@ -11,10 +11,9 @@ from tests.kit.sessions import PATIENCE, Held, SteppingClock, Store, Tables, age
 from treadle import Limits, Runtime
 from treadle.events import SessionRenamed
 from treadle.server.app import create_app
-from treadle.server.bus import Bus
 from treadle.server.config import ServerConfig
 from treadle.server.loop_api import _missed
-from treadle.server.metrics import Metrics
+from treadle.server.observer import LogObserver
 from treadle.testing import call
 
 store = file_store
@@ -300,10 +299,10 @@ async def test_a_server_that_leaves_ends_the_stream_with_a_summary_that_says_so(
 
 
 def test_a_watcher_of_everything_that_is_too_slow_is_told_how_much_it_lost() -> None:
-    bus = Bus(Metrics())
-    with bus.subscribe() as subscription:
+    observer = LogObserver()
+    with observer.subscribe() as subscription:
         for _ in range(3000):
-            bus.on_stored("s", [SessionRenamed(name="x")], 0.0)
+            observer.on_stored("s", [SessionRenamed(name="x")], 0.0)
         lost = subscription.take_missed()
         assert 0 < lost < 3000 and subscription.take_missed() == 0
         assert f"{lost} events" in _missed(lost).decode()

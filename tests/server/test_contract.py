@@ -32,7 +32,7 @@ async def test_the_head_of_a_stream_ends_and_nobody_watches_afterwards() -> None
             async with client.request("HEAD", path) as head:
                 assert head.status == 200 and head.headers["content-type"].startswith("text/event-stream")
         async with asyncio.timeout(PATIENCE):
-            while "\ntreadle_watchers 0\n" not in await metrics(client):  # the head is there before it is broken off
+            while "\ntreadle_watchers 0.0\n" not in await metrics(client):  # the head is there before it is broken off
                 pass
         async with client.request("HEAD", "/v1/sessions/nope/events") as head:
             assert head.status == 404

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from importlib import import_module
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -67,7 +69,8 @@ async def check_readiness(service: CurrentService, token: Viewer, response: Resp
 @router.get("/metrics", response_class=PlainTextResponse)
 async def get_metrics(service: CurrentService, token: Viewer) -> PlainTextResponse:
     """Counters in Prometheus' text format."""
-    text = service.bus.metrics.render_text(await service.read_gauges())
+    await asyncio.to_thread(import_module, "prometheus_client")  # slow the first time, and streams must not wait for it
+    text = service.observer.render_metrics(await service.read_gauges())
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

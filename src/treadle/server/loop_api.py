@@ -237,7 +237,7 @@ async def stream_agent_session(
 
 async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
     dialects: dict[str, LoopDialect] = {}
-    with service.bus.subscribe() as subscription:
+    with service.observer.subscribe() as subscription:
         facts = subscription.__aiter__()
         upcoming = asyncio.ensure_future(anext(facts, None))
         try:

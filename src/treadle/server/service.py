@@ -17,10 +17,9 @@ from treadle.events import MessageReceived, SessionConfigured, SessionCreated
 from treadle.log.base import SessionQuery
 from treadle.messages import Part
 from treadle.models.base import Model
-from treadle.server.bus import Bus
 from treadle.server.config import ServerConfig
 from treadle.server.guard import Refusal
-from treadle.server.metrics import Metrics
+from treadle.server.observer import LogObserver
 from treadle.server.problems import build_field_error, build_no_model_error
 from treadle.server.registry import Registry
 from treadle.server.streams import OpenStreams
@@ -36,7 +35,7 @@ class Service:
     def __init__(self, runtime: Runtime, config: ServerConfig) -> None:
         self.runtime, self.config = runtime, config
         self.tokens = Tokens(config.tokens, config.max_wrong_tokens)
-        self.bus = Bus(Metrics())
+        self.observer = LogObserver()
         self.streams = OpenStreams(config.keep_alive)
         self.registry = Registry()
         self.is_draining = False
@@ -55,12 +54,12 @@ class Service:
         if not self._attached:
             self.prepare()
             self._attached = True
-            self.runtime.log.observer = self.bus
+            self.runtime.log.observer = self.observer
 
     def drain(self) -> None:
         """Take nothing new, and tell everybody who watches that the server leaves."""
         self.is_draining = True
-        self.bus.close()
+        self.observer.close()
         self.streams.close()
 
     def check_open(self) -> None:

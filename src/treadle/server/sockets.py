@@ -235,7 +235,7 @@ async def _tell_statuses(service: Service, line: SocketConnection) -> None:
     """All sessions as they are now, and then each change: at once where this process writes, else soon."""
     dialects: dict[str, ChatStatusDialect] = {}
     seen: dict[str, tuple[ChatState, str]] = {}
-    with service.bus.subscribe() as subscription:
+    with service.observer.subscribe() as subscription:
         line.start_task(_look_elsewhere(service, line, seen))
         async for session_id, fact in subscription:
             if session_id not in dialects:

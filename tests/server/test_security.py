@@ -16,10 +16,10 @@ from treadle import Grant, Runtime
 from treadle.errors import BadInput
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
-from treadle.server.guard import Guard, is_too_deep
+from treadle.server.guard import COOKIE_NAME, Guard, Tokens, is_too_deep
 from treadle.server.serve import ServeOptions, serve
 from treadle.server.serve_app import is_loopback, serve_app
-from treadle.server.tokens import COOKIE_NAME, Token, Tokens, load_tokens
+from treadle.server.tokens import Token, load_tokens
 from treadle.testing import call
 
 

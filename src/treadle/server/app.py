@@ -15,7 +15,7 @@ from treadle import Runtime, __version__
 from treadle.server import catalogue, home, loop_api, openai_api, problems, sessions, sockets
 from treadle.server import rpc as chat
 from treadle.server.config import ServerConfig
-from treadle.server.guard import AsgiScope, Guard, Receive, Send
+from treadle.server.guard import AsgiApp, Guard
 from treadle.server.service import Service, Viewer
 
 DESCRIPTION = "A durable agent runtime: sessions, runs, approvals and events over HTTP."
@@ -27,10 +27,11 @@ class ServerApp(FastAPI):
     def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(**options)
         self.state.service = service
-        self._guard = Guard(super().__call__, service.config, service.tokens)
 
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        await self._guard(scope, receive, send)
+    def build_middleware_stack(self) -> AsgiApp:
+        """Put the guard around everything, also around the handlers of errors."""
+        service = self.state.service
+        return Guard(super().build_middleware_stack(), service.config, service.tokens)
 
     def openapi(self) -> dict[str, Any]:
         """The description of all routes, with the token that they need."""

@@ -7,17 +7,22 @@ every response. What a token may do on a route is the route's business.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import re
+import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
 
 import msgspec
 
 from treadle.server.config import LOOPBACK_NAMES, ServerConfig
-from treadle.server.tokens import ANYONE, COOKIE_NAME, Token, Tokens
+from treadle.server.tokens import ANYONE, Token
 
 AsgiScope: TypeAlias = MutableMapping[str, Any]
 AsgiMessage: TypeAlias = MutableMapping[str, Any]
@@ -39,6 +44,10 @@ SECURITY_HEADERS = [
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _logger = logging.getLogger("treadle.server")
+COOKIE_NAME = "treadle_login"
+COOKIE_SECONDS = 30 * 24 * 3600.0
+TICKET_SECONDS = 600.0
+_MAX_CLIENTS = 4096
 
 
 class Refusal(Exception):
@@ -69,6 +78,82 @@ class RateBucket:
             return (1 - self.left) / rate
         self.left -= 1
         return 0.0
+
+
+class Tokens:
+    """Finds out who is asking."""
+
+    def __init__(self, tokens: Sequence[Token], wrong_a_minute: int = 20) -> None:
+        self._tokens = tuple(tokens)
+        self._wrong_a_minute = wrong_a_minute
+        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
+        self._tickets: dict[str, tuple[Token, float]] = {}
+
+    def find_by_header(self, header: str) -> Token | None:
+        """The token of an Authorization header, if it is one of ours."""
+        kind, _, value = header.partition(" ")
+        if kind.lower() != "bearer":
+            return None
+        given, found = value.strip().encode("utf-8", "replace"), None
+        for token in self._tokens:  # all of them, so that the time taken tells nothing
+            if hmac.compare_digest(token.value.encode(), given):
+                found = token
+        return found
+
+    def find_by_cookie(self, value: str) -> Token | None:
+        """The token that a login cookie stands for, while it is valid."""
+        name, _, rest = value.partition("|")
+        expires, _, signature = rest.partition("|")
+        for token in self._tokens:
+            if token.name == unquote(name) and expires.isdigit() and value.isascii():
+                signed = hmac.compare_digest(_signature(token, expires), signature)
+                return token if signed and int(expires) > time.time() else None
+        return None
+
+    def sign_cookie(self, token: Token) -> str:
+        """A cookie's value; it lasts until it expires or the token is changed."""
+        expires = str(int(time.time() + COOKIE_SECONDS))
+        return f"{quote(token.name, safe='')}|{expires}|{_signature(token, expires)}"
+
+    def issue_ticket(self, token: Token) -> str:
+        """A word that logs in once, within ten minutes."""
+        now = time.time()
+        self._tickets = {word: kept for word, kept in self._tickets.items() if kept[1] > now}
+        word = secrets.token_urlsafe(32)
+        self._tickets[word] = (token, now + TICKET_SECONDS)
+        return word
+
+    def redeem_ticket(self, word: str) -> Token | None:
+        """Use a ticket up."""
+        token, expires = self._tickets.pop(word, (None, 0.0))
+        return token if expires > time.time() else None
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._tokens)
+
+    @property
+    def first(self) -> Token:
+        return self._tokens[0] if self._tokens else ANYONE
+
+    def record_wrong_token(self, client: str) -> None:
+        """Somebody there came with a wrong token."""
+        times = self._wrong.setdefault(client, deque(maxlen=self._wrong_a_minute))
+        times.append(time.monotonic())
+        self._wrong.move_to_end(client)
+        while len(self._wrong) > _MAX_CLIENTS:
+            self._wrong.popitem(last=False)
+
+    def seconds_until_retry(self, client: str) -> float:
+        """Seconds until that client may be wrong again; 0 when it may now."""
+        times = self._wrong.get(client)
+        if times is None or len(times) < self._wrong_a_minute:
+            return 0.0
+        return max(0.0, times[0] + 60.0 - time.monotonic())
+
+
+def _signature(token: Token, expires: str) -> str:
+    return hmac.new(token.value.encode(), f"login|{token.name}|{expires}".encode(), hashlib.sha256).hexdigest()
 
 
 class Guard:

@@ -10,9 +10,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from pydantic import BaseModel
 
-from treadle.server.guard import Refusal
+from treadle.server.guard import COOKIE_NAME, COOKIE_SECONDS, Refusal
 from treadle.server.service import CurrentService, Viewer, get_token
-from treadle.server.tokens import COOKIE_NAME, COOKIE_SECONDS
 
 router = APIRouter(tags=["server"])
 PAGE = """<!doctype html>

@@ -18,12 +18,12 @@ from treadle.log.base import SessionQuery
 from treadle.messages import Part
 from treadle.models.base import Model
 from treadle.server.config import ServerConfig
-from treadle.server.guard import Refusal
+from treadle.server.guard import Refusal, Tokens
 from treadle.server.observer import LogObserver
 from treadle.server.problems import build_field_error, build_no_model_error
 from treadle.server.registry import Registry
 from treadle.server.streams import OpenStreams
-from treadle.server.tokens import Right, Token, Tokens
+from treadle.server.tokens import Right, Token
 
 READY_SECONDS = 5.0
 PROBE_SECONDS = 2.0

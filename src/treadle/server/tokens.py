@@ -1,21 +1,12 @@
-"""Who may do what: tokens with rights and a tool grant, one-time login links, and the cookies they set.
-
-A token's value is compared in constant time and never shown again, logged, or put into an address.
-"""
+"""The tokens that requests carry: the rights and the tool grant of each, and the private file that holds them."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import secrets
 import stat
-import time
-from collections import OrderedDict, deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
-from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec import Struct
@@ -25,10 +16,6 @@ from treadle.events import Grant
 
 Right = Literal["view", "send", "approve"]
 RIGHTS: frozenset[Right] = frozenset(("view", "send", "approve"))
-COOKIE_NAME = "treadle_login"
-COOKIE_SECONDS = 30 * 24 * 3600.0
-TICKET_SECONDS = 600.0
-_CLIENTS = 4096
 
 
 class Token(Struct, frozen=True):
@@ -45,82 +32,6 @@ class Token(Struct, frozen=True):
 
 ANYONE = Token("anyone", "")
 """Who comes in where no tokens are set."""
-
-
-class Tokens:
-    """Finds out who is asking."""
-
-    def __init__(self, tokens: Sequence[Token], wrong_a_minute: int = 20) -> None:
-        self._tokens = tuple(tokens)
-        self._wrong_a_minute = wrong_a_minute
-        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
-        self._tickets: dict[str, tuple[Token, float]] = {}
-
-    def find_by_header(self, header: str) -> Token | None:
-        """The token of an Authorization header, if it is one of ours."""
-        kind, _, value = header.partition(" ")
-        if kind.lower() != "bearer":
-            return None
-        given, found = value.strip().encode("utf-8", "replace"), None
-        for token in self._tokens:  # all of them, so that the time taken tells nothing
-            if hmac.compare_digest(token.value.encode(), given):
-                found = token
-        return found
-
-    def find_by_cookie(self, value: str) -> Token | None:
-        """The token that a login cookie stands for, while it is valid."""
-        name, _, rest = value.partition("|")
-        expires, _, signature = rest.partition("|")
-        for token in self._tokens:
-            if token.name == unquote(name) and expires.isdigit() and value.isascii():
-                signed = hmac.compare_digest(_signature(token, expires), signature)
-                return token if signed and int(expires) > time.time() else None
-        return None
-
-    def sign_cookie(self, token: Token) -> str:
-        """A cookie's value; it lasts until it expires or the token is changed."""
-        expires = str(int(time.time() + COOKIE_SECONDS))
-        return f"{quote(token.name, safe='')}|{expires}|{_signature(token, expires)}"
-
-    def issue_ticket(self, token: Token) -> str:
-        """A word that logs in once, within ten minutes."""
-        now = time.time()
-        self._tickets = {word: kept for word, kept in self._tickets.items() if kept[1] > now}
-        word = secrets.token_urlsafe(32)
-        self._tickets[word] = (token, now + TICKET_SECONDS)
-        return word
-
-    def redeem_ticket(self, word: str) -> Token | None:
-        """Use a ticket up."""
-        token, expires = self._tickets.pop(word, (None, 0.0))
-        return token if expires > time.time() else None
-
-    @property
-    def has_tokens(self) -> bool:
-        return bool(self._tokens)
-
-    @property
-    def first(self) -> Token:
-        return self._tokens[0] if self._tokens else ANYONE
-
-    def record_wrong_token(self, client: str) -> None:
-        """Somebody there came with a wrong token."""
-        times = self._wrong.setdefault(client, deque(maxlen=self._wrong_a_minute))
-        times.append(time.monotonic())
-        self._wrong.move_to_end(client)
-        while len(self._wrong) > _CLIENTS:
-            self._wrong.popitem(last=False)
-
-    def seconds_until_retry(self, client: str) -> float:
-        """Seconds until that client may be wrong again; 0 when it may now."""
-        times = self._wrong.get(client)
-        if times is None or len(times) < self._wrong_a_minute:
-            return 0.0
-        return max(0.0, times[0] + 60.0 - time.monotonic())
-
-
-def _signature(token: Token, expires: str) -> str:
-    return hmac.new(token.value.encode(), f"login|{token.name}|{expires}".encode(), hashlib.sha256).hexdigest()
 
 
 def load_tokens(file: Path) -> tuple[Token, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -16,11 +16,8 @@ from treadle.dialects.base import Dialect
 from treadle.errors import BadInput
 from treadle.events import Delta, Event, serialize_event
 from treadle.log.base import Watch
+from treadle.server.guard import AsgiScope, Receive, Send
 
-AsgiScope: TypeAlias = MutableMapping[str, Any]
-AsgiMessage: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
-Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 EventWriter: TypeAlias = Callable[[Event], bytes]
 
 SSE_HEADERS = [

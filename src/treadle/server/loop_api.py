@@ -36,13 +36,20 @@ from treadle.log.base import SessionQuery
 from treadle.server.follow import MessageFollower
 from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, RunStatus, classify_run
 from treadle.server.service import Approver, CurrentService, Sender, Service, Viewer, filter_preapproved
-from treadle.server.streams import PING, SHUTDOWN_COMMENT, SSE_HEADERS, DialectWriter, EventStream, parse_position
-from treadle.server.views import MAX_TURNS, CancelledView, LenientBody, ResolvedView, RunOutcome
+from treadle.server.streams import (
+    PING,
+    SHUTDOWN_COMMENT,
+    SSE_HEADERS,
+    SSE_RESPONSES,
+    DialectWriter,
+    EventStream,
+    parse_position,
+)
+from treadle.server.views import MAX_TURNS, CancelledView, LenientBody, ResolvedView
 
 router = APIRouter(prefix="/api/agent", tags=["agent"])
 EMPTY_OBJECTIVE = "Objective must not be empty"
 MAX_RECENT_EVENTS = 50
-SSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "a stream"}}
 _SCOPES: dict[str, Scope] = {"this_call": "call", "this_tool": "tool", "this_session": "session"}
 SILENT_FACTS = (SessionCreated, SessionRenamed, SessionConfigured, MessageReceived, Custom)
 Glob = Annotated[str, Field(max_length=200)]
@@ -93,7 +100,7 @@ class AgentSessionPage(BaseModel):
     cursor: str = ""
 
 
-@router.post("/run", response_class=Response, responses=SSE)
+@router.post("/run", response_class=Response, responses=SSE_RESPONSES)
 async def run_objective(service: CurrentService, token: Sender, body: RunBody) -> Any:
     """Run an objective and stream the loop's thirteen events. It goes on when the client has left."""
     if not body.objective.strip():
@@ -145,14 +152,12 @@ async def approve_call(service: CurrentService, token: Approver, session_id: str
     return ResolvedView()
 
 
-@router.post("/{session_id}/continue", response_class=Response, responses=SSE)
+@router.post("/{session_id}/continue", response_class=Response, responses=SSE_RESPONSES)
 async def continue_run(
     service: CurrentService, token: Sender, session_id: str, body: ContinueBody | None = None
 ) -> Any:
     """Go on with a fresh budget from the ending that `continuation_token` names; streams like `run`."""
-    service.check_open()
-    session = await service.open_for_use(session_id, token)
-    await service.check_session_model(session)
+    session = await service.open_for_run(session_id, token)
     last = (await session.state()).last
     if last is None or not last.can_continue:
         raise Conflict(f"session {session_id} has nothing to go on with")
@@ -169,9 +174,7 @@ async def cancel_run(
     """Stop the run; answers when that is recorded."""
     by = "operator" if body is not None and body.by == "operator" else token.name
     ending = await (await service.open_for_use(session_id, token)).cancel(by=by)
-    return CancelledView(
-        cancelled=ending is not None, outcome=RunOutcome.from_fact(ending) if ending is not None else None
-    )
+    return CancelledView.from_ending(ending)
 
 
 # ── the registry ─────────────────────────────────────────────────────────────────────────────────────
@@ -200,7 +203,7 @@ async def list_agent_sessions(
             return AgentSessionPage(sessions=found, cursor=cursor)
 
 
-@router.get("/sessions/stream", response_class=Response, responses=SSE)
+@router.get("/sessions/stream", response_class=Response, responses=SSE_RESPONSES)
 async def stream_all_sessions(service: CurrentService, token: Viewer) -> Any:
     """All sessions, live: session_started, session_updated, agent_event and session_ended."""
     return StreamingResponse(
@@ -220,7 +223,7 @@ async def get_agent_session(service: CurrentService, token: Viewer, session_id: 
     return AgentSessionDetail(**line.model_dump(), recent_events=recent)
 
 
-@router.get("/sessions/{session_id}/stream", response_class=Response, responses=SSE)
+@router.get("/sessions/{session_id}/stream", response_class=Response, responses=SSE_RESPONSES)
 async def stream_agent_session(
     service: CurrentService,
     token: Viewer,

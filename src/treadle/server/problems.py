@@ -11,7 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
@@ -160,6 +160,12 @@ def _unfit(errors: Sequence[Any]) -> Refusal:
     where = ".".join(str(piece) for piece in first["loc"] if piece not in ("body", "query", "path", "header"))
     also = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return build_field_error(where or "the body", f"{first['msg']}{also}")
+
+
+def describe_validation_error(error: ValidationError, default_field: str) -> str:
+    """The first problem of a value that did not validate, with its field."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or default_field}: {first['msg']}"
 
 
 def _methods(app: FastAPI, scope: AsgiScope) -> list[str]:

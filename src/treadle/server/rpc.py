@@ -20,7 +20,7 @@ from treadle.events import AnyFact, Delta, Event, MessageReceived, SessionConfig
 from treadle.messages import Json
 from treadle.server.follow import MessageFollower
 from treadle.server.guard import Refusal
-from treadle.server.problems import build_refusal
+from treadle.server.problems import build_refusal, describe_validation_error
 from treadle.server.service import CurrentService, Service, Token, get_service, get_token, require_right
 from treadle.server.sockets import SocketConnection
 from treadle.server.views import Attachment, Name, NewMessage, StrictBody
@@ -84,9 +84,8 @@ class RpcMethods:
         try:
             result = await self._call(request)
         except ValidationError as invalid:
-            first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"])) or "params"
-            error = RpcError(jsonrpc.INVALID_PARAMS, f"Invalid params: {where}: {first['msg']}")
+            message = f"Invalid params: {describe_validation_error(invalid, 'params')}"
+            error = RpcError(jsonrpc.INVALID_PARAMS, message)
         except Exception as raised:
             refusal = build_refusal(raised)
             code = _CODES.get(refusal.status, jsonrpc.SERVER_ERROR)

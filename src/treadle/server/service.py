@@ -86,6 +86,13 @@ class Service:
                 raise Refusal(403, "wider_session", "this session may do more than this token allows")
         return session
 
+    async def open_for_run(self, session_id: str, token: Token) -> Session:
+        """Open a session to start a run in it. Raises when the server shuts down or the session's model is missing."""
+        self.check_open()
+        session = await self.open_for_use(session_id, token)
+        await self.check_session_model(session)
+        return session
+
     async def create_session(
         self,
         token: Token,

@@ -23,7 +23,7 @@ from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import render_parts
 from treadle.server.follow import MessageFollower, wait_for_outcome
 from treadle.server.service import Approver, CurrentService, Sender, Service, Token, Viewer, filter_preapproved
-from treadle.server.streams import SHUTDOWN_COMMENT, DialectWriter, EventStream, parse_position
+from treadle.server.streams import SHUTDOWN_COMMENT, SSE_RESPONSES, DialectWriter, EventStream, parse_position
 from treadle.server.views import (
     AnswersBody,
     ApprovalAnswer,
@@ -41,7 +41,6 @@ from treadle.server.views import (
     PendingQuestion,
     ResolvedView,
     RunAccepted,
-    RunOutcome,
     SessionDetail,
     SessionPageView,
     SessionView,
@@ -56,7 +55,6 @@ EXPORT: dict[int | str, dict[str, Any]] = {
 }
 DialectName = Literal["events", "loop", "frames", "wire", "rpc"]
 Key = Annotated[str, Header(alias="Idempotency-Key", max_length=200)]
-SSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}, "description": "a stream"}}
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}, "application/json": {}}, "description": "a stream, or an array"}
 }
@@ -160,9 +158,7 @@ async def delete_session(service: CurrentService, token: Sender, session_id: str
 async def _posted(
     service: Service, token: Token, session_id: str, body: NewMessage, key: str
 ) -> tuple[Session, MessageReceived]:
-    service.check_open()
-    session = await service.open_for_use(session_id, token)
-    await service.check_session_model(session)
+    session = await service.open_for_run(session_id, token)
     return session, await service.post_message(session, body.build_parts(), body.mode, key)
 
 
@@ -186,7 +182,7 @@ async def post_message(
     return MessageAnswer(reply=reply, session=SessionView.from_info(info), outcome=outcome, message_id=message.id)
 
 
-@router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE)
+@router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE_RESPONSES)
 async def stream_message(
     service: CurrentService, token: Sender, session_id: str, body: NewMessage, key: Key = ""
 ) -> Any:
@@ -314,9 +310,7 @@ async def answer_by_id(service: CurrentService, token: Approver, approval: str, 
 async def cancel_session(service: CurrentService, token: Sender, session_id: str) -> CancelledView:
     """Stop the run, its model call and its tools; answers when that is recorded."""
     ending = await (await service.open_for_use(session_id, token)).cancel(by=token.name)
-    return CancelledView(
-        cancelled=ending is not None, outcome=RunOutcome.from_fact(ending) if ending is not None else None
-    )
+    return CancelledView.from_ending(ending)
 
 
 @router.post("/sessions/{session_id}/continue")
@@ -342,9 +336,7 @@ async def _go_on(
     trigger: Literal["continue", "regenerate"],
     body: NextRunBody | None,
 ) -> RunAccepted:
-    service.check_open()
-    session = await service.open_for_use(session_id, token)
-    await service.check_session_model(session)
+    session = await service.open_for_run(session_id, token)
     wanted = body.limits.apply_to(session.agent.limits) if body is not None and body.limits is not None else None
     position = await session.go_on(trigger, wanted)
     return RunAccepted(session_id=session_id, after=position)

@@ -21,7 +21,7 @@ from treadle.errors import TreadleError
 from treadle.events import Delta, Event
 from treadle.log.base import SessionInfo, SessionQuery, Watch
 from treadle.server.guard import Refusal, send_refusal
-from treadle.server.problems import build_refusal
+from treadle.server.problems import build_refusal, describe_validation_error
 from treadle.server.service import Service, Token, get_service, get_token, require_right
 from treadle.server.streams import OpenStreams
 from treadle.server.views import Attachment, NewMessage, StrictBody
@@ -164,9 +164,7 @@ async def serve_session_socket(socket: WebSocket, session_id: str, after: int = 
             try:
                 await _take(service, token, session, _frames.validate_json(text))
             except ValidationError as error:
-                first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-                where = ".".join(map(str, first["loc"])) or "frame"
-                await line.send(encode_frame(ErrorFrame(f"{where}: {first['msg']}")))
+                await line.send(encode_frame(ErrorFrame(describe_validation_error(error, "frame"))))
             except (TreadleError, Refusal) as error:
                 await line.send(encode_frame(ErrorFrame(build_refusal(error).message)))
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +27,9 @@ SSE_HEADERS = [
 ]
 SHUTDOWN_COMMENT = b": the server is shutting down; connect again with Last-Event-ID\nretry: 2000\n\n"
 PING = b": ping\n\n"
+SSE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "a stream"}
+}
 _KEPT = 2048
 _encoder = msgspec.json.Encoder()
 

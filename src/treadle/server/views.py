@@ -315,6 +315,11 @@ class CancelledView(BaseModel):
     cancelled: bool
     outcome: RunOutcome | None = None
 
+    @classmethod
+    def from_ending(cls, fact: RunFinished | None) -> CancelledView:
+        """The end of the cancelled run; None says that nothing was running."""
+        return cls(cancelled=fact is not None, outcome=RunOutcome.from_fact(fact) if fact is not None else None)
+
 
 class CompactBody(StrictBody):
     """`undo` takes the last compaction back instead: the model is shown again what it left out."""

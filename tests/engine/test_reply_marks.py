@@ -1,4 +1,4 @@
-"""Marks and leaked reasoning in a model's text, the same whole or in pieces; calls that go round in circles."""
+"""Marks and leaked reasoning in a model's text, whole or streamed, and repeated calls."""
 
 import time
 from itertools import pairwise
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treadle.engine.reply_marks import MarkSplitter, SplitReply, find_cycle, split_marks
+from treadle.engine.reply import find_cycle
+from treadle.engine.reply_marks import MarkSplitter, SplitReply, split_marks
 
 PIECES = st.sampled_from(
     [
@@ -46,10 +47,10 @@ TEXTS = st.lists(PIECES, max_size=8).map("".join) | st.text(alphabet="<>/answer 
 
 
 def in_pieces(pieces: list[str]) -> tuple[str, str, list[str], float | None]:
-    strainer = MarkSplitter()
-    fed = [strainer.feed(piece) for piece in pieces] + [strainer.finish()]
+    splitter = MarkSplitter()
+    fed = [splitter.feed(piece) for piece in pieces] + [splitter.finish()]
     answer, reasoning = ("".join(part) for part in zip(*fed, strict=True))
-    return answer, reasoning, list(strainer.signals), strainer.confidence
+    return answer, reasoning, list(splitter.signals), splitter.confidence
 
 
 # ── pieces ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -58,50 +59,45 @@ def in_pieces(pieces: list[str]) -> tuple[str, str, list[str], float | None]:
 @given(TEXTS, st.lists(st.integers(0, 300), max_size=12))
 @example("<answer>42</answer>", [4, 12])
 @example("<think>hm</think>42", [1, 2, 3, 4, 5, 6, 7, 11, 16])
-def test_a_text_in_pieces_is_strained_as_the_whole(text: str, cuts: list[int]) -> None:
+def test_a_streamed_text_is_split_like_the_whole_text(text: str, cuts: list[int]) -> None:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     pieces = [text[start:end] for start, end in pairwise(places)]
-    assert in_pieces(pieces) == in_pieces([text])
-
-
-@given(TEXTS)
-def test_a_text_in_single_characters_is_strained_as_the_whole(text: str) -> None:
-    assert in_pieces(list(text)) == in_pieces([text])
+    assert in_pieces(pieces) == in_pieces(list(text)) == in_pieces([text])
 
 
 @given(st.text())
-def test_a_text_without_marks_is_passed_on_to_the_letter(text: str) -> None:
+def test_a_text_without_marks_is_not_changed(text: str) -> None:
     text = text.replace("<", "")
     assert in_pieces(list(text)) == (text, "", [], None)
     assert split_marks(text) == SplitReply(text if text.strip() else "", "", (), None)
 
 
-def test_what_cannot_be_a_mark_is_passed_on_at_once() -> None:
-    strainer = MarkSplitter()
-    assert strainer.feed("if a < b and a <b") == ("if a < b and a <b", "")
-    assert strainer.feed(" <an") == (" ", "")
-    assert strainer.feed("d") == ("<and", "")
+def test_text_that_cannot_be_a_mark_is_not_held_back() -> None:
+    splitter = MarkSplitter()
+    assert splitter.feed("if a < b and a <b") == ("if a < b and a <b", "")
+    assert splitter.feed(" <an") == (" ", "")
+    assert splitter.feed("d") == ("<and", "")
 
 
-def test_what_may_become_a_mark_is_held_back_until_it_is_clear() -> None:
-    strainer = MarkSplitter()
-    assert strainer.feed("So: <answer confid") == ("So: ", "")
-    assert strainer.feed('ence="0.75"') == ("", "")
-    assert strainer.feed(">42") == ("42", "")
-    assert (strainer.signals, strainer.confidence) == (["answered"], 0.75)
+def test_text_that_may_become_a_mark_is_held_back_until_it_is_certain() -> None:
+    splitter = MarkSplitter()
+    assert splitter.feed("So: <answer confid") == ("So: ", "")
+    assert splitter.feed('ence="0.75"') == ("", "")
+    assert splitter.feed(">42") == ("42", "")
+    assert (splitter.signals, splitter.confidence) == (["answered"], 0.75)
 
 
-def test_what_was_held_back_at_the_end_is_given_back() -> None:
-    strainer = MarkSplitter()
-    assert strainer.feed("1 <") == ("1 ", "")
-    assert strainer.finish() == ("<", "")
-    assert strainer.finish() == ("", "")
+def test_held_back_text_is_returned_at_the_end() -> None:
+    splitter = MarkSplitter()
+    assert splitter.feed("1 <") == ("1 ", "")
+    assert splitter.finish() == ("<", "")
+    assert splitter.finish() == ("", "")
 
 
-def test_a_tag_that_is_never_closed_is_not_held_back_for_ever() -> None:
-    strainer = MarkSplitter()
-    given_back = "".join(strainer.feed(piece)[0] for piece in ["<answer ", *["word "] * 100])
-    assert len(given_back) > 300
+def test_a_tag_without_an_end_is_not_held_back_forever() -> None:
+    splitter = MarkSplitter()
+    returned = "".join(splitter.feed(piece)[0] for piece in ["<answer ", *["word "] * 100])
+    assert len(returned) > 300
 
 
 # ── marks ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,7 +122,7 @@ def test_a_tag_that_is_never_closed_is_not_held_back_for_ever() -> None:
         ("</answer>", "", (), None),
     ],
 )
-def test_marks_are_read_and_taken_out(text: str, said: str, signals: tuple[str, ...], confidence: float | None) -> None:
+def test_marks_are_read_and_removed(text: str, said: str, signals: tuple[str, ...], confidence: float | None) -> None:
     assert split_marks(text) == SplitReply(said, "", signals, confidence)  # type: ignore[arg-type]
 
 
@@ -149,31 +145,37 @@ def test_marks_are_read_and_taken_out(text: str, said: str, signals: tuple[str, 
         ("<think>one <think>two</think>42", "42", "one two"),
     ],
 )
-def test_leaked_reasoning_is_kept_apart_from_the_answer(text: str, said: str, reasoning: str) -> None:
+def test_leaked_reasoning_is_separated_from_the_answer(text: str, said: str, reasoning: str) -> None:
     assert split_marks(text) == SplitReply(said, reasoning, (), None)
 
 
-def test_a_mark_inside_reasoning_is_only_talked_about() -> None:
-    text = '<think>Should I say <stuck> or <answer confidence="0.1">?</think>42'
-    assert split_marks(text) == SplitReply("42", 'Should I say <stuck> or <answer confidence="0.1">?', (), None)
-
-
-def test_a_mark_in_a_leaked_prefix_is_only_talked_about() -> None:
-    assert split_marks("I could say <stuck>.</think>42") == SplitReply("42", "I could say <stuck>.", (), None)
+@pytest.mark.parametrize(
+    ("text", "reasoning"),
+    [
+        (
+            '<think>Should I say <stuck> or <answer confidence="0.1">?</think>42',
+            'Should I say <stuck> or <answer confidence="0.1">?',
+        ),
+        ("I could say <stuck>.</think>42", "I could say <stuck>."),
+    ],
+    ids=["whole block", "leaked prefix"],
+)
+def test_a_mark_inside_reasoning_is_no_signal(text: str, reasoning: str) -> None:
+    assert split_marks(text) == SplitReply("42", reasoning, (), None)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n", " <answer> </answer> ", "<think>hm</think>\n"])
-def test_a_text_of_blanks_says_nothing(text: str) -> None:
+def test_a_blank_text_becomes_empty(text: str) -> None:
     assert split_marks(text).text == ""
 
 
 @given(TEXTS)
-def test_any_text_can_be_strained_and_gains_nothing(text: str) -> None:
-    strained = split_marks(text)
-    assert len(strained.text) + len(strained.reasoning) <= len(text)
+def test_any_text_can_be_split_and_does_not_grow(text: str) -> None:
+    split = split_marks(text)
+    assert len(split.text) + len(split.reasoning) <= len(text)
 
 
-def test_straining_a_hostile_text_takes_no_time_to_speak_of() -> None:
+def test_a_hostile_text_is_split_fast() -> None:
     began = time.process_time()
     for text in (
         "<answer " * 20_000,
@@ -187,7 +189,7 @@ def test_straining_a_hostile_text_takes_no_time_to_speak_of() -> None:
     assert time.process_time() - began < 5
 
 
-# ── circles ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── cycles─ ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -208,9 +210,9 @@ def test_straining_a_hostile_text_takes_no_time_to_speak_of() -> None:
         ("abcdabcd", 0),
     ],
 )
-def test_calls_that_go_round_in_circles_are_seen(trail: str, period: int) -> None:
+def test_a_cycle_of_calls_is_found(trail: str, period: int) -> None:
     assert find_cycle([(letter, "{}") for letter in trail]) == period
 
 
-def test_the_same_tool_with_other_arguments_is_no_circle() -> None:
+def test_the_same_tool_with_other_arguments_is_no_cycle() -> None:
     assert find_cycle([("look", str(number)) for number in range(12)]) == 0

@@ -1,4 +1,4 @@
-"""Names by themselves: after the first answer, in the background, and never over a person's."""
+"""Automatic session names: after the first answer, in the background, never over a person's name."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ store = either_store
 
 
 class Namer(ScriptedModel):
-    """Answers, and has a name ready."""
+    """Answers, and returns a name when it is asked for one."""
 
     def __init__(self, name: Any = "Tea in the garden") -> None:
         super().__init__()
@@ -45,7 +45,7 @@ async def test_a_session_is_named_after_its_first_answer(store: Store) -> None:
             assert model.asked == 1 and len(of(await session.facts(), SessionRenamed)) == 1
 
 
-async def test_a_name_that_a_person_gave_is_left_alone(store: Store) -> None:
+async def test_a_name_that_a_person_gave_is_not_replaced(store: Store) -> None:
     model = Namer()
     async with Runtime(store.open(), [Agent(StrictModel(model))], recover=False) as runtime:
         runtime.after_answer.append(name_session)
@@ -68,7 +68,7 @@ async def test_a_name_that_a_person_gave_is_left_alone(store: Store) -> None:
         (ModelError("no names today"), "tea please, with so many words that it can no longer be a…"),
     ],
 )
-async def test_what_is_no_name_is_made_one_or_the_first_words_are_taken(given: Any, name: str) -> None:
+async def test_a_bad_name_is_cleaned_or_replaced_by_the_first_words(given: Any, name: str) -> None:
     async with Runtime(":memory:", [Agent(Namer(given))], recover=False) as runtime:
         runtime.after_answer.append(name_session)
         async with runtime.session() as session:
@@ -76,9 +76,9 @@ async def test_what_is_no_name_is_made_one_or_the_first_words_are_taken(given: A
             assert (await wait_for(session, SessionRenamed)).name == name
 
 
-async def test_a_model_that_is_too_small_to_sum_up_is_not_asked_and_the_first_words_are_taken() -> None:
+async def test_a_model_that_cannot_summarize_is_not_asked_for_a_name() -> None:
     model = Namer()
-    model.sums_up = False  # pyright: ignore[reportAttributeAccessIssue]
+    model.can_summarize = False  # pyright: ignore[reportAttributeAccessIssue]
     async with Runtime(":memory:", [Agent(model)], recover=False) as runtime:
         runtime.after_answer.append(name_session)
         async with runtime.session() as session:
@@ -86,7 +86,7 @@ async def test_a_model_that_is_too_small_to_sum_up_is_not_asked_and_the_first_wo
             assert (await wait_for(session, SessionRenamed)).name == "tea please" and model.asked == 0
 
 
-async def test_without_being_switched_on_nobody_is_asked() -> None:
+async def test_no_name_is_asked_for_unless_naming_is_switched_on() -> None:
     model = Namer()
     async with Agent(StrictModel(model)).session() as session:
         await ended(session, "tea please")

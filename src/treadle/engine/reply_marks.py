@@ -1,7 +1,6 @@
-"""Signals in a model's text: marks such as <answer> or <stuck>, and reasoning that leaked into the answer.
+"""Find marks such as <answer> or <stuck> in a model's text, and reasoning that leaked into it. Pure.
 
-Pure. One strainer serves the live stream and the final text, so that both show the same; it also finds
-calls that go round in circles.
+One splitter reads the live stream and the final text, so both show the same.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _LONGEST_TAG = 120
 
 
 class MarkSplitter(Struct):
-    """Takes text as it comes and gives back what is answer and what is reasoning, marks removed.
+    """Splits streamed text into answer and reasoning, and removes the marks.
 
-    `signals` collects the marks that were met; a possible start of a mark is held back until it is clear.
+    `signals` collects the marks. Text that may be the start of a mark is held back until that is certain.
     """
 
     signals: list[SignalKind] = []
@@ -40,38 +39,38 @@ class MarkSplitter(Struct):
     _thinking: bool = False
 
     def feed(self, text: str) -> tuple[str, str]:
-        """(answer, reasoning) of what is clear so far."""
+        """Return the answer text and the reasoning that are certain by now."""
         if not self._held and "<" not in text:
             return ("", text) if self._thinking else (text, "")
         text = self._held + text
         start = _TAG_START.search(text, max(0, len(text) - _LONGEST_TAG))
         self._held = text[start.start() :] if start else ""
-        return self._strain(text[: start.start()] if start else text)
+        return self._split(text[: start.start()] if start else text)
 
     def finish(self) -> tuple[str, str]:
-        """What was held back, now that nothing follows."""
+        """Return the text that was held back: no more text follows."""
         rest, self._held = self._held, ""
         return ("", rest) if self._thinking else (rest, "")
 
-    def _strain(self, text: str) -> tuple[str, str]:
+    def _split(self, text: str) -> tuple[str, str]:
         answer: list[str] = []
         reasoning: list[str] = []
-        place = 0
+        position = 0
         for tag in _TAG.finditer(text):
             name, opening = tag[2], not tag[1]
-            # A mark inside reasoning is only talked about.
+            # Inside reasoning the model only writes about a mark.
             if len(tag[0]) > _LONGEST_TAG or (self._thinking and name in _MARKS):
                 continue
-            (reasoning if self._thinking else answer).append(text[place : tag.start()])
-            place = tag.end()
+            (reasoning if self._thinking else answer).append(text[position : tag.start()])
+            position = tag.end()
             if name in _THINKING:
                 self._thinking = opening and not tag[4]
             elif opening:
-                self._mark(name, tag[3])
-        (reasoning if self._thinking else answer).append(text[place:])
+                self._record_signal(name, tag[3])
+        (reasoning if self._thinking else answer).append(text[position:])
         return "".join(answer), "".join(reasoning)
 
-    def _mark(self, name: str, attributes: str) -> None:
+    def _record_signal(self, name: str, attributes: str) -> None:
         kind = _KINDS[name]
         if kind not in self.signals:
             self.signals.append(kind)
@@ -84,7 +83,7 @@ class MarkSplitter(Struct):
 
 
 class SplitReply(Struct, frozen=True):
-    """A whole text with its marks taken out."""
+    """A whole text without its marks, and the signals in them."""
 
     text: str
     reasoning: str
@@ -93,32 +92,22 @@ class SplitReply(Struct, frozen=True):
 
 
 def split_marks(text: str) -> SplitReply:
-    """Take the marks and the leaked reasoning out of a whole text."""
+    """Remove the marks and the leaked reasoning from a whole text."""
     if "<" not in text:
         return SplitReply(text if text.strip() else "", "", (), None)
-    # Some chat templates open the thinking block in the prompt, so that only its end is in the reply.
+    # Some chat templates open the thinking block in the prompt, so only its end is in the reply.
     leaked = re.match(rf"(?s)(?:(?!<(?:{'|'.join(_THINKING)})[\s>]).)*?</(?:{'|'.join(_THINKING)})>", text)
     prefix = ""
     if leaked:
         prefix, text = leaked[0][: leaked[0].rindex("</")].strip(), text[leaked.end() :]
-    strainer = MarkSplitter()
-    answer, reasoning = strainer.feed(text)
-    rest_answer, rest_reasoning = strainer.finish()
+    splitter = MarkSplitter()
+    answer, reasoning = splitter.feed(text)
+    rest_answer, rest_reasoning = splitter.finish()
     answer += rest_answer
-    touched = leaked is not None or strainer.signals or reasoning or rest_reasoning or not answer.strip()
+    is_changed = leaked is not None or splitter.signals or reasoning or rest_reasoning or not answer.strip()
     return SplitReply(
-        answer.strip() if touched else answer,
+        answer.strip() if is_changed else answer,
         "\n".join(piece for piece in (prefix, (reasoning + rest_reasoning).strip()) if piece),
-        tuple(strainer.signals),
-        strainer.confidence,
+        tuple(splitter.signals),
+        splitter.confidence,
     )
-
-
-def find_cycle(trail: list[tuple[str, str]]) -> int:
-    """How many calls the trail goes round with: 1 for three alike, 2 or 3 for a cycle, 0 for none."""
-    if len(trail) < 3 or trail[-1] not in trail[-4:-1]:
-        return 0
-    for period, length in ((1, 3), (2, 4), (3, 6)):
-        if len(trail) >= length and trail[-length:-period] == trail[period - length :]:
-            return period
-    return 0

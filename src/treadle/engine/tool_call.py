@@ -1,17 +1,21 @@
-"""Running one tool call: time-out, errors and output turned into a result. Decides nothing about what may run."""
+"""Run one tool call: apply its time-out, catch its errors, and turn its output into a fact.
+
+It decides nothing about what may run: `authorize` does. A model reads output without control characters, cut to a cap.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from treadle.engine.authorize import ReadyCall
 from treadle.engine.cancel_scope import CancelScope
-from treadle.engine.observation import cut_output, remove_control_characters, render_result
 from treadle.engine.setup import Setup
 from treadle.errors import BadInput, NotFound, describe_error
 from treadle.events import (
@@ -28,18 +32,27 @@ from treadle.events import (
     validate_fact,
 )
 from treadle.log.base import Artifact, Claim, Log
-from treadle.messages import NO_USAGE, Json, Part, TextPart, Usage
+from treadle.messages import NO_USAGE, Json, Part, TextPart, Usage, replace_surrogates
 from treadle.permissions.policy import find_narrowest_tier
 from treadle.secrets.redact import RedactedStream, Redactor
 from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
 
 GRACE_SECONDS = 1.0
 MIN_OUTPUT_CAP = 512
-"""The cap in bytes is at most half the tokens of the window, so that one result fills no more than an eighth of it."""
+"""The cap in bytes is at most half of the window's tokens, so one result fills at most an eighth of the window."""
+
+# An escape sequence without an end stops at the end of its line, so it cannot remove the text after it.
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_VISIBLE_CONTROLS = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+    0x7F: 0x2421,
+}
 
 
 class CallOutcome(Struct):
-    """How a call went."""
+    """The status and the output of a call that ended."""
 
     status: CallStatus
     text: str
@@ -48,16 +61,16 @@ class CallOutcome(Struct):
     usage: Usage = NO_USAGE
 
 
-STOPPED_OUTCOME = CallOutcome("cancelled", "Stopped while it ran: it may have had effects. Check before you repeat it.")
+STOPPED_OUTCOME = CallOutcome("cancelled", "Stopped while it ran. It may have had effects: check before you repeat it.")
 
 
 async def run_tool(ready: ReadyCall, context: ToolContext, redactor: Redactor, limit: CancelScope) -> CallOutcome:
-    """Run a call to its end, whatever that is; only cancelling it raises. Known secrets are taken out of the result."""
+    """Run a call to its end and remove known secrets from its result. Only cancelling the call raises."""
     began = time.perf_counter()
     try:
         with limit.limit_to(ready.tool.timeout):
             running = ready.tool.run(ready.parsed, context)
-            value = await (running if ready.tool.ends_when_cancelled else _leaving_behind(running))
+            value = await (running if ready.tool.ends_when_cancelled else _await_or_abandon(running))
         text, parts, ok = render_result(value)
         outcome = CallOutcome("ok" if ok else "error", text, parts)
         if isinstance(value, ToolResult):
@@ -75,13 +88,13 @@ async def run_tool(ready: ReadyCall, context: ToolContext, redactor: Redactor, l
             text = f"Timed out after {ready.tool.timeout:g} s. It may have had effects: check before you repeat it."
             outcome = CallOutcome("timed_out", text)
         else:
-            outcome = CallOutcome("error", _told(error))
+            outcome = CallOutcome("error", _render_error(error))
     except (ToolError, BadInput) as error:
         outcome = CallOutcome("error", remove_control_characters(str(error)))
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        outcome = CallOutcome("error", _told(error))
+        outcome = CallOutcome("error", _render_error(error))
     outcome.duration = time.perf_counter() - began
     outcome.text = redactor.redact_text(outcome.text)
     if outcome.parts:
@@ -91,11 +104,28 @@ async def run_tool(ready: ReadyCall, context: ToolContext, redactor: Redactor, l
     return outcome
 
 
-async def _leaving_behind(running: Coroutine[Any, Any, object]) -> object:
-    """Await a tool; when cancelled, one that does not stop within a second is left behind."""
+async def _await_or_abandon(running: Coroutine[Any, Any, object]) -> object:
+    """Await a tool. A cancelled tool that does not stop within the grace period goes on without being awaited."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[object] = loop.create_future()
-    task = loop.create_task(_deliver(running, result))
+
+    async def deliver() -> None:
+        # The result is set in the same iteration of the event loop in which the tool ends.
+        try:
+            value = await running
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except asyncio.CancelledError:
+            result.cancel()
+        except BaseException as error:
+            # SystemExit would end the event loop, and every other session with it.
+            if not result.done():
+                result.set_exception(ToolError(_render_error(error)) if isinstance(error, SystemExit) else error)
+        else:
+            if not result.done():
+                result.set_result(value)
+
+    task = loop.create_task(deliver())
     try:
         return await result
     except asyncio.CancelledError:
@@ -104,29 +134,63 @@ async def _leaving_behind(running: Coroutine[Any, Any, object]) -> object:
         raise
 
 
-async def _deliver(running: Coroutine[Any, Any, object], result: asyncio.Future[object]) -> None:
-    """Await a tool and hand over what it gives, in the same turn of the event loop, while anybody waits for it."""
-    try:
-        value = await running
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
-    except asyncio.CancelledError:
-        result.cancel()
-    except BaseException as error:
-        # SystemExit would end the event loop, and every other session with it.
-        if not result.done():
-            result.set_exception(ToolError(_told(error)) if isinstance(error, SystemExit) else error)
-    else:
-        if not result.done():
-            result.set_result(value)
-
-
-def _told(error: BaseException) -> str:
+def _render_error(error: BaseException) -> str:
     return remove_control_characters(describe_error(error))
 
 
+def render_result(value: object) -> tuple[str, tuple[Part, ...], bool]:
+    """Return a tool's result as text, parts and whether it succeeded. Raises `BadInput` if it is not JSON."""
+    if isinstance(value, ToolResult):
+        try:
+            parts = msgspec.json.decode(msgspec.json.encode(value.parts), type=tuple[Part, ...]) if value.parts else ()
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise BadInput(
+                f"the tool returned parts that are not text, images or files ({error}). It may have run."
+            ) from None
+        return remove_control_characters(value.text), parts, value.ok
+    if value is None:
+        return "", (), True
+    if isinstance(value, str):
+        return remove_control_characters(value), (), True
+    try:
+        return remove_control_characters(msgspec.json.encode(value, enc_hook=_convert_to_json).decode()), (), True
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadInput(
+            f"the tool returned a {type(value).__name__}, which is not JSON ({error}). It may have run. "
+            "Its author should return text, numbers, lists, dicts or a pydantic model."
+        ) from None
+
+
+def _convert_to_json(value: object) -> object:
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(mode="json")
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} inside")
+
+
+def remove_control_characters(text: str) -> str:
+    """Remove terminal escape sequences and make other control characters visible."""
+    if "\r\n" in text:
+        text = text.replace("\r\n", "\n")
+    if _CONTROL_CHARACTER.search(text):
+        text = _ESCAPE_SEQUENCE.sub("", text).translate(_VISIBLE_CONTROLS)
+    return replace_surrogates(text)
+
+
+def cut_output(text: str, cap: int) -> tuple[str, str, int]:
+    """Return head, tail and the number of dropped characters. Head and tail have at most `cap` bytes together."""
+    data = text.encode()
+    if len(data) <= cap:
+        return text, "", 0
+    head = data[: cap * 2 // 3].decode("utf-8", "ignore")
+    tail = data[len(data) - cap // 3 :].decode("utf-8", "ignore")
+    return head, tail, len(text) - len(head) - len(tail)
+
+
 def build_start_fact(setup: Setup, claim: Claim, ready: ReadyCall, attempt: int) -> CallStarted:
-    """The fact of a call's beginning, stored before it runs."""
+    """Build the fact that a call starts. It is stored before the call runs."""
     return CallStarted(
         call_id=ready.call.call.id,
         tool=ready.tool.name,
@@ -144,7 +208,10 @@ def build_start_fact(setup: Setup, claim: Claim, ready: ReadyCall, attempt: int)
 async def build_finish_fact(
     log: Log, session_id: str, ready: ReadyCall, outcome: CallOutcome, window: int | None = None
 ) -> CallFinished:
-    """The fact of a call's end; output over the cap is kept whole as an artifact and shown head and tail."""
+    """Build the fact that a call ended.
+
+    Output over the cap is stored whole as an artifact, and the fact has its head and tail.
+    """
     text, truncation = outcome.text, None
     cap = min(ready.tool.cap, max(window // 2, MIN_OUTPUT_CAP)) if window else ready.tool.cap
     head, tail, dropped = cut_output(text, cap)
@@ -165,7 +232,10 @@ async def build_finish_fact(
 
 
 async def load_output(log: Log, session_id: str, artifact_id: str) -> Artifact:
-    """An artifact, or under a call's id its result: a result that is only pruned from the context has no copy."""
+    """Load an artifact, or the result of the call with that id.
+
+    A result that was only pruned from the context was never stored as an artifact.
+    """
     try:
         return await log.get_artifact(session_id, artifact_id)
     except NotFound:
@@ -176,7 +246,7 @@ async def load_output(log: Log, session_id: str, artifact_id: str) -> Artifact:
 
 
 class LogToolServices(ToolServices):
-    """A call's own corner of its session's log; what it says while it runs goes to whoever watches."""
+    """The services of one call. Output and progress go to the session's watchers, notes and files to its log."""
 
     def __init__(self, setup: Setup, log: Log, session_id: str, call_id: str) -> None:
         self.memories, self.helpers, self._redactor = log.memories, setup.helpers, setup.redactor
@@ -185,20 +255,20 @@ class LogToolServices(ToolServices):
         self._live: RedactedStream | None = None
 
     def progress(self, message: str, done: float | None = None, total: float | None = None) -> None:
-        told = self._redactor.redact_text(message)
-        self._show(Progress(message=told, call_id=self._call_id, done=done, total=total, after=self._after))
+        message = self._redactor.redact_text(message)
+        self._publish(Progress(message=message, call_id=self._call_id, done=done, total=total, after=self._after))
 
     def output(self, text: str) -> None:
         self._live = self._live or self._redactor.start_stream()
-        if told := self._live.feed(text):
-            self._show(OutputDelta(call_id=self._call_id, text=told, after=self._after))
+        if safe_text := self._live.feed(text):
+            self._publish(OutputDelta(call_id=self._call_id, text=safe_text, after=self._after))
 
-    def _show(self, delta: AnyDelta) -> None:
+    def _publish(self, delta: AnyDelta) -> None:
         try:
-            here = asyncio.get_running_loop() is self._loop
+            is_same_loop = asyncio.get_running_loop() is self._loop
         except RuntimeError:
-            here = False
-        if here:  # at once: what is said last would else be heard after the call has ended
+            is_same_loop = False
+        if is_same_loop:  # at once: otherwise the last delta would arrive after the call has ended
             self._log.publish(self._session_id, delta)
         else:
             self._loop.call_soon_threadsafe(self._log.publish, self._session_id, delta)
@@ -220,17 +290,17 @@ class LogToolServices(ToolServices):
 def build_tool_context(
     setup: Setup, log: Log, session_id: str, ready: ReadyCall, notes: Mapping[str, Json]
 ) -> ToolContext:
-    """What the tool is given."""
+    """Build the context that the tool receives."""
     call_id = ready.call.call.id
-    desk = LogToolServices(setup, log, session_id, call_id)
+    services = LogToolServices(setup, log, session_id, call_id)
     return ToolContext(
         session_id,
         call_id,
         setup.workspace,
         ready.attempt,
-        desk.progress,
-        desk.output,
+        services.progress,
+        services.output,
         tier=find_narrowest_tier(setup.grants),
         notes=notes,
-        services=desk,
+        services=services,
     )

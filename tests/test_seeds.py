@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     Store,
     agent_of,
@@ -92,7 +93,7 @@ async def test_seed_01_text_is_cut_on_characters_and_what_was_dropped_is_said(st
 async def test_seed_02_cancel_stops_the_model_and_the_tools_and_is_final(store: Store) -> None:
     stopped: list[str] = []
 
-    class Talker:
+    class Talker(FakeModel):
         name, window, asked = "talker", None, 0
 
         async def stream(self, request: Request) -> Any:

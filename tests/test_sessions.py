@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     Held,
     Store,
@@ -203,7 +204,7 @@ async def test_a_message_sent_during_the_last_reply_gets_a_run_of_its_own(store:
     agent: Agent
     sessions: list[Session] = []
 
-    class Slow:
+    class Slow(FakeModel):
         name, window, asked = "slow", None, 0
 
         async def stream(self, request: Request) -> Any:
@@ -253,7 +254,7 @@ async def test_a_message_in_interrupt_mode_stops_the_run_and_is_answered_at_once
 
 
 async def test_interrupting_a_talking_model_keeps_what_it_said(store: Store) -> None:
-    class Talker:
+    class Talker(FakeModel):
         name, window, asked = "talker", None, 0
         shown: tuple[Any, ...] = ()
 

@@ -198,7 +198,7 @@ def _check_kinds(agent: Agent[Any]) -> None:
     model = cast("object", agent.model)
     if model is not None and not isinstance(model, str | Model):
         kind = type(model).__name__
-        raise BadInput(f"model is a name, or an object with name, window and stream, but this is a {kind}")
+        raise BadInput(f"model is a name, or an object with name, window, stream and close, but this is a {kind}")
     if not callable(agent.on_error) and agent.on_error not in get_args(Recovery):
         raise BadInput(f"on_error={agent.on_error!r} is not one of {get_args(Recovery)}, nor a function")
     if agent.output is not None:

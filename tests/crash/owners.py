@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.crash.children import until
 from tests.crash.paper import Paper, TellingLog, note_trouble
+from tests.kit.fake_model import FakeModel
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, TextPart, ToolContext, later, tool
 from treadle.engine.coordinator import LEASE_SECONDS
@@ -24,7 +25,7 @@ LONG = 600.0
 """Seconds that nobody waits for: what takes so long ends because it is stopped."""
 
 
-class ObedientModel:
+class ObedientModel(FakeModel):
     """Does what the last message says; a function of the request alone."""
 
     name = "obedient"

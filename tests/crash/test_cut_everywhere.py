@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import check_settled, ended, go, kinds, of, questions, resumed, wait_for
 from tests.kit.strict import StrictModel
 from treadle import (
@@ -81,7 +82,7 @@ class World:
         self.tools = [look, write, pay, broken, hold, AskUser()]
 
 
-class Modest:
+class Modest(FakeModel):
     """Calls once for every message it is shown, then answers."""
 
     name, window = "modest", None

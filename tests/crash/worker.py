@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from tests.crash.paper import Paper, TellingLog, note_trouble
+from tests.kit.fake_model import FakeModel
 from tests.kit.fakes.travel import travelling
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, ToolContext, tool
@@ -38,7 +39,7 @@ PLAN = (
 )
 
 
-class PlannedModel:
+class PlannedModel(FakeModel):
     """Makes the calls of the plan, one row a reply, sweeps when told to, and then says how it went."""
 
     name = "planned"

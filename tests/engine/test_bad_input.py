@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     PATIENCE,
     Store,
@@ -67,7 +68,7 @@ async def test_an_unknown_model_name_is_refused_before_anything_is_made(tmp_path
     assert list(tmp_path.iterdir()) == [], "no store was made for it"
 
 
-class Odd:
+class Odd(FakeModel):
     """A model that yields whatever it is given."""
 
     name, window = "odd", None

@@ -200,7 +200,7 @@ def test_other_mistakes_in_an_agent_are_refused_when_it_is_made() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"model": 42}, "model is a name, or an object with name, window and stream, but this is a int"),
+        ({"model": 42}, "model is a name, or an object with name, window, stream and close, but this is a int"),
         ({"tools": note}, "tools is a list, but this is a FunctionTool"),
         ({"tools": "note"}, "tools is a list, but this is a str"),
         ({"middleware": Middleware()}, "middleware is a list, but this is a Middleware"),

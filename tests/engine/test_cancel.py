@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     PATIENCE,
     Held,
@@ -66,7 +67,7 @@ async def test_cancel_is_final_recorded_and_the_session_can_go_on(store: Store) 
 async def test_cancel_stops_a_model_that_is_still_talking(store: Store) -> None:
     closed = asyncio.Event()
 
-    class Talker:
+    class Talker(FakeModel):
         name, window = "talker", None
 
         async def stream(self, request: Request) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     PATIENCE,
     Store,
@@ -233,7 +234,7 @@ async def test_no_further_call_of_a_reply_is_started_when_the_time_is_over(store
 async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what_it_said(
     store: Store, clock: str
 ) -> None:
-    class Talker:
+    class Talker(FakeModel):
         name, window, asked = "talker", None, 0
 
         async def stream(self, request: Request) -> Any:
@@ -255,7 +256,7 @@ async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what
 async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.engine.loop.LAST_WORDS_SECONDS", 0.2)
 
-    class Stalled:
+    class Stalled(FakeModel):
         name, window, asked = "stalled", None, 0
 
         async def stream(self, request: Request) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     Store,
     agent_of,
@@ -303,7 +304,7 @@ async def test_a_text_only_agent_that_only_calls_is_nudged_and_ends(store: Store
 # --- a model that fails
 
 
-class Breaks:
+class Breaks(FakeModel):
     """A model that says something and then fails, as often as it is asked."""
 
     name, window = "breaks", None
@@ -397,7 +398,7 @@ async def test_what_a_model_said_before_it_broke_off_is_kept(store: Store) -> No
 
 
 async def test_a_stream_without_a_reply_is_tried_again() -> None:
-    class Silent:
+    class Silent(FakeModel):
         name, window, asked = "silent", None, 0
 
         async def stream(self, request):  # type: ignore[no-untyped-def]

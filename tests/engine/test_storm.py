@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import check_settled, of, questions, resumed
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, ApprovalRequested, AskUser, Limits, Runtime, Session, ToolContext, later, tool
@@ -25,7 +26,7 @@ from treadle.testing import SteppingClock, call
 ACTIONS = 25
 
 
-class Whims:
+class Whims(FakeModel):
     """A model that does anything a model can do."""
 
     name, window = "whims", None

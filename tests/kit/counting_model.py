@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
+from tests.kit.fake_model import FakeModel
 from treadle.engine.token_estimate import estimate_messages, estimate_text, estimate_tools
 from treadle.errors import ModelError
 from treadle.messages import Reply, Request, Usage
@@ -19,7 +20,7 @@ def is_summary(request: Request) -> bool:
     return request.system.startswith("You keep the notes")
 
 
-class CountingModel:
+class CountingModel(FakeModel):
     """Says what `script(request, number)` says, and counts as a provider does: tokens in, tokens out, and the money."""
 
     def __init__(self, script: Script, window: int | None = 4096, *, summary: str = "- it went on") -> None:

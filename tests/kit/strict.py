@@ -109,6 +109,9 @@ class StrictModel:
     def window(self) -> int | None:
         return self.inner.window
 
+    async def close(self) -> None:
+        await self.inner.close()
+
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         try:
             check_request(request)

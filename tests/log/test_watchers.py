@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import Store, agent_of, either_store, ended, kinds, of, wait_for
 from treadle import Agent, ReasoningDelta, RunFinished, Session, TextDelta, ToolContext, tool
 from treadle.events import Delta, Event, Fact, ModelReplied, OutputDelta
@@ -24,7 +25,7 @@ async def chatter(number: int) -> str:
     return f"chatter {number}"
 
 
-class Talkative:
+class Talkative(FakeModel):
     """A model that makes many fragments: much more than a watcher's buffer holds."""
 
     name, window = "talkative", None
@@ -218,7 +219,7 @@ async def test_whoever_joins_in_the_middle_of_a_reply_is_shown_its_beginning_and
 ) -> None:
     free = asyncio.Event()
 
-    class Pausing:
+    class Pausing(FakeModel):
         name, window, asked = "pausing", None, 0
 
         async def stream(self, request: Request) -> Any:

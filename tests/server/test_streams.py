@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.fake_model import FakeModel
 from tests.kit.server import Client, served, until
 from tests.kit.sessions import PATIENCE, Held, agent_of, note
 from treadle import Agent, TextDelta
@@ -15,7 +16,7 @@ from treadle.models.base import ModelEvent
 from treadle.testing import ScriptedModel, call
 
 
-class Slowly:
+class Slowly(FakeModel):
     """A model that says one word at a time, and stops in the middle until it is let go."""
 
     name, window = "slowly", None

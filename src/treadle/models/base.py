@@ -29,6 +29,10 @@ class Model(Protocol):
 
     def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]: ...
 
+    async def close(self) -> None:
+        """Give up connections and processes. The next request opens them again."""
+        ...
+
 
 @runtime_checkable
 class Summarizer(Protocol):

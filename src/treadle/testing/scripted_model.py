@@ -62,6 +62,9 @@ class ScriptedModel:
             yield TextDelta(text=word)
         yield reply
 
+    async def close(self) -> None:
+        """Nothing is open."""
+
 
 def _reply(line: str | Call | Reply | Sequence[str | Call]) -> Reply:
     match line:

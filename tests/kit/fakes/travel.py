@@ -30,6 +30,9 @@ class OverTheWire:
         self.name, self._inner, self._remote = remote.name, inner, remote
         self.reply = Reply()
 
+    async def close(self) -> None:
+        await self._remote.close()
+
     async def stream(self, request: Request) -> AsyncIterator[Any]:
         self.reply = [event async for event in self._inner.stream(request)][-1]
         async for event in self._remote.stream(request):

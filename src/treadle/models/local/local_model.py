@@ -106,6 +106,10 @@ class LocalModel:
         if self._engine:
             self._engine.stop()
 
+    async def close(self) -> None:
+        """The same as `unload`."""
+        self.unload()
+
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """One vector of length 1 for each text: the mean of the model's states over it."""
         engine, _ = await self._ready()

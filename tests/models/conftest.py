@@ -3,11 +3,13 @@
 import pytest
 
 from tests.kit.sessions import PATIENCE
-from treadle.models import default_model as choose
+from treadle.models import default_model
 from treadle.models.http import Transport
+from treadle.models.remote import RemoteModel
 
 
 @pytest.fixture(autouse=True)
 def servers_have_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "_PATIENCE", PATIENCE)
-    monkeypatch.setitem(Transport.fetch_json.__kwdefaults__, "timeout", PATIENCE)
+    monkeypatch.setattr(default_model, "_PROBE_SECONDS", PATIENCE)
+    for method in (Transport.fetch_json, RemoteModel.fetch_model_names):
+        monkeypatch.setitem(method.__kwdefaults__, "timeout", PATIENCE)

@@ -28,6 +28,7 @@ from treadle.messages import (
     UserMessage,
 )
 from treadle.models.anthropic_messages import AnthropicMessages
+from treadle.models.model_info import ModelInfo
 
 CALLS = (Call("toolu_1", "add", '{"a": 1, "b": 2}'), Call("toolu_2", "echo", '{"text": "größer"}'))
 TOOLS = (ADD, ECHO)
@@ -221,7 +222,7 @@ async def test_choice_schema_and_sampling_are_translated() -> None:
 
 
 def test_the_reply_is_left_the_room_there_is() -> None:
-    wire = AnthropicMessages("fake", "m", max_output=64_000, accepts_sampling=False)
+    wire = AnthropicMessages("fake", "m", ModelInfo("fake:m", max_output=64_000, accepts_sampling=False))
     sent = json.loads(wire.build_body(ask("x" * 400_000, sampling=Sampling(0.5)), 110_000))
     assert 5_000 < sent["max_tokens"] < 12_000
     assert "temperature" not in sent

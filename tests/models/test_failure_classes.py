@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from treadle.models.failures import classify_response, classify_stream_error, extract_message, parse_retry_after
-from treadle.models.reports import ErrorSource
+from treadle.models.failures import (
+    ErrorSource,
+    classify_response,
+    classify_stream_error,
+    extract_message,
+    parse_retry_after,
+)
 
 WHO = ErrorSource("acme", "api.acme.test", "ACME_KEY", ("sk-secret",))
 

@@ -17,9 +17,10 @@ from tests.kit.fakes.responses import StrictResponses
 from tests.kit.fakes.server import Odd, Strict, events
 from treadle.errors import ModelError
 from treadle.messages import Reply
+from treadle.models.failures import ReportedFailure
 from treadle.models.ollama_chat import OllamaChat
-from treadle.models.remote import RemoteModel, WireFormat
-from treadle.models.reports import ReportedFailure
+from treadle.models.remote import RemoteModel
+from treadle.models.request_parts import WireFormat
 from treadle.models.sse import MalformedStream
 
 CALL = {"id": "c", "function": {"name": "add", "arguments": '{"a":1,"b":2}'}}
@@ -66,7 +67,7 @@ def lines(*items: Any) -> bytes:
 
 
 def ollama_model(fake: Strict) -> RemoteModel:
-    return model_of(fake, OllamaChat("ollama", "m"), "m")
+    return model_of(fake, OllamaChat("ollama", "m"))
 
 
 Way = tuple[list[Any], Callable[..., bytes], type[Strict], Callable[[Any], RemoteModel]]

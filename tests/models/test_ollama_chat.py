@@ -21,17 +21,17 @@ from treadle.messages import (
     TextPart,
     UserMessage,
 )
+from treadle.models.model_info import probe_ollama
 from treadle.models.ollama_chat import OllamaChat
 from treadle.models.remote import RemoteModel
-from treadle.models.window_sizes import probe_ollama
 
 CALLS = (Call("", "add", '{"a":1,"b":2}'), Call("", "echo", '{"text":"größer"}'))
 TOOLS = (ADD, ECHO)
 
 
 def ollama_model(fake: FakeOllama) -> RemoteModel:
-    model = model_of(fake, OllamaChat("ollama", "m"), "m", provider="ollama")
-    return RemoteModel(OllamaChat("ollama", "m"), model.endpoint, "m", probe=probe_ollama)
+    model = model_of(fake, OllamaChat("ollama", "m"), provider="ollama")
+    return RemoteModel(OllamaChat("ollama", "m"), model.endpoint, probe=probe_ollama)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_what_does_not_fit_is_refused_and_not_cut() -> None:
         with pytest.raises(ModelError, match="the window of ollama:m has 4000") as caught:
             await reply_of(ollama_model(fake), ask("x" * 40_000))
         assert caught.value.kind == "too_long"
-        unprobed = model_of(fake, OllamaChat("ollama", "m"), "m")
+        unprobed = model_of(fake, OllamaChat("ollama", "m"))
         with pytest.raises(ModelError) as caught:
             await reply_of(unprobed, ask("x" * 40_000))
         assert caught.value.kind == "too_long"

@@ -205,7 +205,7 @@ async def test_a_document_that_is_no_response_is_no_empty_answer() -> None:
 
 async def test_the_fake_itself_is_strict() -> None:
     async with StrictResponses() as fake:
-        model = model_of(fake, OpenAIResponses("fake", "m"), "m")
+        model = model_of(fake, OpenAIResponses("fake", "m"))
         for request in (
             ask("hi", ModelMessage("", CALLS), "no results", tools=TOOLS),
             ask("hi", *results(CALLS), tools=TOOLS),

@@ -7,8 +7,8 @@ import pytest
 
 from treadle.errors import BadInput
 from treadle.messages import Usage
-from treadle.models import prices
-from treadle.models.prices import add_cost, find_price
+from treadle.models.model_info import UNKNOWN_MODEL, find_model_info, load_table
+from treadle.models.reply_builder import add_cost
 
 
 @pytest.fixture(autouse=True)
@@ -16,13 +16,17 @@ def no_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TREADLE_PRICES", raising=False)
 
 
+def cost_of(name: str, usage: Usage, cache_write: int = 0) -> float:
+    return add_cost(usage, find_model_info(name) or UNKNOWN_MODEL, cache_write).cost
+
+
 def test_cached_and_written_tokens_have_their_own_price() -> None:
-    usage = add_cost("anthropic:claude-sonnet-4-6", Usage(1_000_000, 100_000, 600_000), cache_write=200_000)
-    assert usage.cost == pytest.approx(0.2 * 3.0 + 0.6 * 0.3 + 0.2 * 3.75 + 0.1 * 15.0)
+    cost = cost_of("anthropic:claude-sonnet-4-6", Usage(1_000_000, 100_000, 600_000), cache_write=200_000)
+    assert cost == pytest.approx(0.2 * 3.0 + 0.6 * 0.3 + 0.2 * 3.75 + 0.1 * 15.0)
 
 
 def test_a_model_nobody_priced_costs_nothing_here() -> None:
-    assert add_cost("acme:unheard-of", Usage(1000, 1000)).cost == 0.0
+    assert cost_of("acme:unheard-of", Usage(1000, 1000)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,7 @@ def test_a_model_nobody_priced_costs_nothing_here() -> None:
     ],
 )
 def test_dated_names_find_their_row_and_other_models_do_not(name: str, row: str | None) -> None:
-    found = find_price(name)
+    found = find_model_info(name)
     assert (found.match if found else None) == row
 
 
@@ -48,19 +52,19 @@ def test_an_own_table_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     rows = [{"match": "acme:*", "input": 2.0, "output": 4.0}, {"match": "openai:gpt-4o", "input": 0.0, "output": 1.0}]
     table.write_text(json.dumps({"models": rows}))
     monkeypatch.setenv("TREADLE_PRICES", str(table))
-    assert add_cost("acme:rocket", Usage(1_000_000, 1_000_000)).cost == pytest.approx(6.0)
-    assert add_cost("openai:gpt-4o", Usage(1_000_000, 1_000_000)).cost == pytest.approx(1.0)
-    assert find_price("openai:gpt-4o-mini") is not None
+    assert cost_of("acme:rocket", Usage(1_000_000, 1_000_000)) == pytest.approx(6.0)
+    assert cost_of("openai:gpt-4o", Usage(1_000_000, 1_000_000)) == pytest.approx(1.0)
+    assert find_model_info("openai:gpt-4o-mini") is not None
 
 
 def test_a_table_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_PRICES", str(tmp_path / "missing.json"))
     with pytest.raises(BadInput, match=r"missing\.json cannot be read"):
-        find_price("openai:gpt-4o")
+        find_model_info("openai:gpt-4o")
 
 
 def test_every_row_of_our_table_makes_sense() -> None:
-    rows = prices._rows("")
+    rows = load_table()
     assert len({row.match for row in rows}) == len(rows) > 50
     for row in rows:
         assert ":" in row.match

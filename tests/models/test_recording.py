@@ -123,7 +123,7 @@ async def test_a_recorded_oddity_becomes_what_it_should(file: Path) -> None:
     assert recording.about
     expected = {name: msgspec.json.decode(value) for name, value in recording.expect.items()}
     async with replay(recording) as base_url:
-        model = model_of(base_url, WIRES[recording.protocol], "m")
+        model = model_of(base_url, WIRES[recording.protocol])
         try:
             reply = await reply_of(model, ask("hi", tools=(ADD, ECHO)))
         except ModelError as error:

@@ -48,7 +48,7 @@ def test_the_messages_are_the_same_whatever_the_borders(
 @given(texts, st.lists(st.integers(0, 5000), max_size=40))
 def test_lines_of_json_need_no_frame(said: list[str], cuts: list[int]) -> None:
     data = "\n".join(json.dumps({"text": text}) for text in said).encode()
-    assert read(data, cuts, framed=False) == (said, False)
+    assert read(data, cuts, is_framed=False) == (said, False)
 
 
 def test_a_message_over_very_many_lines_is_read_once_and_not_again_at_each_of_them() -> None:

@@ -247,24 +247,20 @@ def _embedded() -> ModelSource:
 
 async def _served(provider: str, path: str) -> ModelSource:
     from treadle.models.catalog import resolve_model
-    from treadle.models.http import Transport
     from treadle.models.remote import RemoteModel
-    from treadle.models.window_sizes import list_model_names
 
     try:
         model = resolve_model(f"{provider}:any")
     except BadInput as error:
         return ModelSource(f"{provider}:NAME", False, str(error))
     assert isinstance(model, RemoteModel)
-    transport = Transport(model.endpoint)
     try:
-        listed = await transport.fetch_json(path, timeout=_PATIENCE)
+        names = await model.fetch_model_names(path, from_root=True, timeout=_PATIENCE)
     finally:
-        await transport.close()
+        await model.close()
     where = model.endpoint.error_source.redact(model.endpoint.base_url)
-    if listed is None:
+    if names is None:
         return ModelSource(f"{provider}:NAME", False, f"nothing answers at {where}")
-    names = list_model_names(listed)
     return ModelSource(
         f"{provider}:NAME", bool(names), f"runs at {where}", tuple(f"{provider}:{name}" for name in names)
     )

@@ -341,10 +341,10 @@ def has_unknown_price(model: Model) -> bool:
     """Whether a model may cost something, and nobody here knows what."""
     from urllib.parse import urlsplit
 
-    from treadle.models.prices import find_price
+    from treadle.models.model_info import find_model_info
     from treadle.models.remote import RemoteModel
 
-    if not isinstance(model, RemoteModel) or find_price(model.name) is not None:
+    if not isinstance(model, RemoteModel) or find_model_info(model.name) is not None:
         return False
     return urlsplit(model.endpoint.base_url).hostname not in ("localhost", "127.0.0.1", "::1")
 

@@ -1,13 +1,13 @@
-"""Anthropic Messages: requests. Replies are read in anthropic_reader.py.
+"""Anthropic Messages, requests and replies.
 
-Results and user messages between two replies are one user turn, results first. Thinking goes back unchanged
-to the model that thought it, and to no other. The stable prefix carries cache marks.
+Results and user messages between two replies are one user turn, results first. Thinking goes back unchanged to the
+model that thought it, and to no other. The stable prefix carries cache marks.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
@@ -15,7 +15,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from treadle.messages import (
+    Call,
     FilePart,
+    FinishReason,
     ImagePart,
     Json,
     Message,
@@ -25,26 +27,38 @@ from treadle.messages import (
     ResultMessage,
     TextPart,
     ToolSpec,
+    Usage,
 )
-from treadle.models.anthropic_reader import AnthropicReader
+from treadle.models.failures import ReportedFailure
+from treadle.models.reply_builder import OutputTokenDetails, PendingCall, ReplyReader, add_cost
 from treadle.models.request_parts import (
-    ANTHROPIC_IDS,
+    LONGER_IDS,
+    MISSING,
     MessageBuffer,
+    OpaqueState,
+    WireFormat,
     decode_own_state,
     decode_text_file,
     describe_unreadable_file,
     encode,
     encode_arguments,
+    encode_state,
     estimate_tokens,
     fit_tool_name,
     get_buffer,
     list_called_tools,
+    merge_calls,
+    read_raw,
+    read_type,
 )
+from treadle.models.sse import MalformedStream, MessageDecoder, MessageStream, decode_document
 from treadle.models.strict_schema import narrow_schema
 
-_MARK = b',"cache_control":{"type":"ephemeral"}}'
-_IMAGES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
-_OURS = frozenset(("model", "messages", "stream", "tools", "system", "max_tokens", "thinking", "parallel_tool_calls"))
+_CACHE_MARK = b',"cache_control":{"type":"ephemeral"}}'
+_IMAGE_TYPES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
+_OWN_FIELDS = frozenset(
+    ("model", "messages", "stream", "tools", "system", "max_tokens", "thinking", "parallel_tool_calls")
+)
 _DEFAULT_OUTPUT = 8192
 _LEAST_OUTPUT = 4096
 _LEAST_THINKING = 1024
@@ -59,15 +73,8 @@ _BEFORE_USER: dict[_Turn, bytes] = {
 }
 
 
-class _Type(Struct):
-    type: str = ""
-
-
-_type = msgspec.json.Decoder(_Type)
-
-
 class _Head(NamedTuple):
-    """All of a request but its messages and limits; `digest` stands for the part that binds thinking."""
+    """All of a request but its messages and limits. `digest` stands for the part that binds thinking."""
 
     key: tuple[Any, ...]
     tools: tuple[ToolSpec, ...]
@@ -76,92 +83,76 @@ class _Head(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What must be known behind a message: the turn, a digest of all before, and whether calls await a reply."""
+    """The state after a message: the turn, a digest of all before it, and whether calls await a reply."""
 
     turn: _Turn
-    seen: bytes
-    loop: Literal["", "thoughtful", "thoughtless"] = ""
+    digest: bytes
+    loop: Literal["", "with thinking", "without thinking"] = ""
 
 
-class AnthropicMessages:
+class AnthropicMessages(WireFormat):
     """The wire format of one model behind the Messages API.
 
-    A thinking block is sent back only where system, tools and messages before it are what they were when it
-    was thought, since newer models refuse it anywhere else: after a compaction, for instance.
+    A thinking block goes back only where the system text, the tools and the messages before it are unchanged. Newer
+    models refuse it anywhere else, after a compaction for instance.
     """
 
+    protocol = "anthropic"
     path = "/messages"
 
-    def __init__(
-        self, provider: str, model: str, *, max_output: int | None = None, accepts_sampling: bool = True
-    ) -> None:
-        self._model = model
-        self._owner = f"{provider}:{model}"
-        self._key = f"anthropic:{self._owner}"
-        self._max_output = max_output
-        self._samples = accepts_sampling
-
     def build_body(self, request: Request, window: int | None) -> bytes:
-        head = self._head(request)
-        known, state = self._written(request, head)
+        head = self._get_head(request)
+        buffer, state = self._write_messages(request, head)
         is_open = state.turn == "open"
-        data = known.take_prefix(len(request.messages))
+        data = buffer.take_prefix(len(request.messages))
         room = window - estimate_tokens(len(data)) if window is not None else None
-        pieces = [
+        pieces: list[bytes | bytearray] = [
             head.data[:-1],
             b",",
-            encode(self._limits(request, state, room))[1:-1],
+            encode(self._build_limits(request, state, room))[1:-1],
             b',"messages":[',
-            *_marked(data, self._marks(request.messages, known, is_open)),
-            b"]}]}" if is_open else b"]}",
         ]
+        at = 0
+        for end in _find_cache_marks(request.messages, buffer.ends) if is_open else ():
+            pieces += (data[at : end - 1], _CACHE_MARK)
+            at = end
+        pieces += (data[at:], b"]}]}" if is_open else b"]}")
         return b"".join(pieces)
 
     def open_reader(self, request: Request, sent: int) -> AnthropicReader:
-        head = self._head(request)
-        _, state = self._written(request, head)
-        return AnthropicReader(self._owner, sent=sent, prefix=_prefix(head.digest, state.seen))
+        head = self._get_head(request)
+        _, state = self._write_messages(request, head)
+        return AnthropicReader(self, sent, _build_prefix(head.digest, state.digest))
 
-    def _written(self, request: Request, head: _Head) -> tuple[MessageBuffer, _State]:
-        """The messages serialised for this head: another one may need another choice of thinking."""
-        known = get_buffer(request, f"{self._key}:{head.digest.hex()}")
-        write = partial(self._fragment, head.digest)
-        return known, known.extend(request.messages, write, _State("start", b""))
+    def _write_messages(self, request: Request, head: _Head) -> tuple[MessageBuffer, _State]:
+        """The messages, serialised for this head: another head may need another choice of thinking."""
+        buffer = get_buffer(request, f"{self.key}:{head.digest.hex()}")
+        write = partial(self._write_message, head.digest)
+        return buffer, buffer.extend(request.messages, write, _State("start", b""))
 
-    def _marks(self, messages: Sequence[Message], known: MessageBuffer, is_open: bool) -> list[int]:
-        """Where the last user turn ends, and the one before it.
-
-        The cache looks back only some twenty blocks from a mark, and a turn with many calls is longer.
-        """
-        if not is_open:
-            return []
-        place = len(messages)
-        last = known.ends[place - 1]
-        while place and not isinstance(messages[place - 1], ModelMessage):
-            place -= 1
-        if place < 2 or isinstance(messages[place - 2], ModelMessage) or known.ends[place - 2] == last:
-            return [last]
-        return [known.ends[place - 2], last]
-
-    def _head(self, request: Request) -> _Head:
+    def _get_head(self, request: Request) -> _Head:
         key = (request.system, request.tools, request.tool_choice, request.sampling, request.output_schema)
-        before = request.render_cache.get(self._key)
+        before = request.render_cache.get(self.key)
         before = before if isinstance(before, _Head) else None
         if before is not None and before.key == key:
             return before
         specs = request.tools
         if not specs:
-            # Calls in the history want their tools declared, also in a turn that may not call any.
-            specs = before.tools if before is not None else _guessed(request.messages)
-        tools = [_tool(tool) for tool in specs]
-        data = encode(self._fields(request, tools))
-        bound = hashlib.blake2b(encode([request.system, [_tool(tool) for tool in specs]]), digest_size=16)
-        head = request.render_cache[self._key] = _Head(key, specs, data, bound.digest())
+            # The provider wants the tools of earlier calls declared, also in a turn that may not call any.
+            if before is not None:
+                specs = before.tools
+            else:
+                names = list_called_tools(request.messages)
+                specs = tuple(ToolSpec(fit_tool_name(name), "", {"type": "object"}) for name in names)
+        data = encode(self._build_fields(request, [_describe_tool(tool) for tool in specs]))
+        bound = encode([request.system, [_describe_tool(tool) for tool in specs]])
+        digest = hashlib.blake2b(bound, digest_size=16).digest()
+        head = request.render_cache[self.key] = _Head(key, specs, data, digest)
         return head
 
-    def _fields(self, request: Request, tools: list[dict[str, Json]]) -> dict[str, Json]:
+    def _build_fields(self, request: Request, tools: list[dict[str, Json]]) -> dict[str, Json]:
         sampling = request.sampling
-        fields: dict[str, Json] = {"model": self._model, "stream": True}
+        fields: dict[str, Json] = {"model": self.model, "stream": True}
         if tools:
             fields["tools"] = tools
         if request.system.strip():
@@ -169,26 +160,27 @@ class AnthropicMessages:
             fields["system"] = [{"type": "text", "text": request.system, "cache_control": mark}]
         elif tools:
             tools[-1]["cache_control"] = {"type": "ephemeral"}
-        if sampling.temperature is not None and self._samples and not _thinks(sampling.extra):
-            fields["temperature"] = sampling.temperature
-        if sampling.top_p is not None and self._samples:
-            fields["top_p"] = sampling.top_p
+        fields |= self.build_sampling(request)
+        thinking = sampling.extra.get("thinking")
+        if isinstance(thinking, Mapping) and cast("Mapping[str, Json]", thinking).get("type") != "disabled":
+            fields.pop("temperature", None)
         if stops := [stop for stop in sampling.stop if stop.strip()]:
             fields["stop_sequences"] = stops
-        fields |= {k: v for k, v in sampling.extra.items() if k not in _OURS}
+        fields |= {k: v for k, v in sampling.extra.items() if k not in _OWN_FIELDS}
         if request.output_schema is not None:
             form = {"type": "json_schema", "schema": narrow_schema(request.output_schema)}
             fields["output_config"] = {**fields.get("output_config", {}), "format": form}
-        wanted = fields.pop("tool_choice", request.tool_choice)
-        wanted = "none" if not request.tools or request.tool_choice == "none" else wanted
-        choice = _choice(wanted, sampling.extra.get("parallel_tool_calls"))
+        choice = fields.pop("tool_choice", request.tool_choice)
+        if not request.tools or request.tool_choice == "none":
+            choice = "none"
+        choice = _build_tool_choice(choice, sampling.extra.get("parallel_tool_calls"))
         if tools and choice is not None:
             fields["tool_choice"] = choice
         return fields
 
-    def _limits(self, request: Request, state: _State, room: int | None) -> dict[str, Json]:
-        """The token limit, and thinking as far as limit and history allow it."""
-        most = self._max_output or _DEFAULT_OUTPUT
+    def _build_limits(self, request: Request, state: _State, room: int | None) -> dict[str, Json]:
+        """The token limit, and thinking as far as the limit and the history allow it."""
+        most = self.info.max_output or _DEFAULT_OUTPUT
         limit = min(request.max_tokens or most, most)
         if room is not None:
             limit = min(limit, max(room, _LEAST_OUTPUT))
@@ -199,95 +191,77 @@ class AnthropicMessages:
         wanted = dict(cast("Mapping[str, Json]", thinking))
         if wanted.get("type") == "enabled":
             wanted["budget_tokens"] = min(wanted.get("budget_tokens", limit), limit - 1)
-            # Manual thinking may not begin in the middle of a tool loop that went without.
-            if wanted["budget_tokens"] < _LEAST_THINKING or state.loop == "thoughtless":
+            # Manual thinking may not begin in the middle of a tool loop that began without it.
+            if wanted["budget_tokens"] < _LEAST_THINKING or state.loop == "without thinking":
                 return fields
         fields["thinking"] = wanted
         return fields
 
-    def _fragment(self, bound: bytes, message: Message, state: _State) -> tuple[bytes, _State]:
-        """One message's JSON, and whether it leaves a user turn open for the next to join."""
+    def _write_message(self, bound: bytes, message: Message, state: _State) -> tuple[bytes, _State]:
+        """The JSON of one message, and the state after it: the next message may join an open user turn."""
         loop = state.loop
         if isinstance(message, ModelMessage):
-            blocks, thought = self._model_blocks(message, _prefix(bound, state.seen))
-            loop = ("thoughtful" if thought else "thoughtless") if message.calls else ""
+            blocks, has_thinking = self._write_reply(message, _build_prefix(bound, state.digest))
+            loop = ("with thinking" if has_thinking else "without thinking") if message.calls else ""
             if not blocks:
                 return b"", state
             start, turn = _BEFORE_REPLY[state.turn] + b'{"role":"assistant","content":[', "closed"
             data = b"%b%b]}" % (start, b",".join(blocks))
         else:
             if isinstance(message, ResultMessage):
-                blocks = [_result(message)]
+                blocks = [_write_result(message)]
             else:
-                blocks = [encode(block) for part in message.parts if (block := _part(part)) is not None]
+                blocks = [encode(block) for part in message.parts if (block := _build_part(part)) is not None]
                 blocks = blocks or [encode({"type": "text", "text": "(an empty message)"})]
             data, turn = _BEFORE_USER[state.turn] + b",".join(blocks), "open"
-        return data, _State(turn, hashlib.blake2b(state.seen + data, digest_size=16).digest(), loop)
+        return data, _State(turn, hashlib.blake2b(state.digest + data, digest_size=16).digest(), loop)
 
-    def _model_blocks(self, message: ModelMessage, prefix: str) -> tuple[list[bytes], bool]:
-        """A reply's blocks, and whether there is thinking among them."""
-        calls = [_tool_use(call.id, call.tool, encode_arguments(call)) for call in message.calls]
-        own = decode_own_state(message, self._key)
+    def _write_reply(self, message: ModelMessage, prefix: str) -> tuple[list[bytes], bool]:
+        """A reply's blocks, and whether they include thinking."""
+        calls = [_write_call(call) for call in message.calls]
+        own = decode_own_state(message, self.key)
         if own is None or own.prefix != prefix:
             text = [encode({"type": "text", "text": message.text})] if message.text.strip() else []
             return text + calls, False
-        blocks: list[bytes] = []
-        place = 0
-        for item in own.items:
-            if _type.decode(item).type != "tool_use":
-                blocks.append(bytes(item))
-            elif place < len(calls):
-                blocks.append(calls[place])
-                place += 1
-        blocks += calls[place:]
-        # Calls that were not kept may leave thoughts at the end, where they are refused.
-        while blocks and "thinking" in _type.decode(blocks[-1]).type:
-            blocks.pop()
-        return blocks, any("thinking" in _type.decode(block).type for block in blocks)
+        blocks = merge_calls(own.items, calls, "tool_use", "thinking")
+        return blocks, any("thinking" in read_type(block) for block in blocks)
 
 
-def _prefix(bound: bytes, seen: bytes) -> str:
-    return hashlib.blake2b(bound + seen, digest_size=12).hexdigest()
+def _find_cache_marks(messages: Sequence[Message], ends: Sequence[int]) -> list[int]:
+    """Where the last user turn ends, and the one before it.
+
+    The cache looks back only some twenty blocks from a mark, and a turn with many calls is longer.
+    """
+    place = len(messages)
+    last = ends[place - 1]
+    while place and not isinstance(messages[place - 1], ModelMessage):
+        place -= 1
+    if place < 2 or isinstance(messages[place - 2], ModelMessage) or ends[place - 2] == last:
+        return [last]
+    return [ends[place - 2], last]
 
 
-def _guessed(messages: Sequence[Message]) -> tuple[ToolSpec, ...]:
-    """Stand-ins for tools that were called when nobody says any more what they look like."""
-    return tuple(ToolSpec(fit_tool_name(name), "", {"type": "object"}) for name in list_called_tools(messages))
+def _build_prefix(bound: bytes, digest: bytes) -> str:
+    return hashlib.blake2b(bound + digest, digest_size=12).hexdigest()
 
 
-def _marked(data: bytearray, marks: Sequence[int]) -> list[bytes | bytearray]:
-    """`data` with a cache mark in the block that ends at each place."""
-    pieces: list[bytes | bytearray] = []
-    at = 0
-    for end in marks:
-        pieces += (data[at : end - 1], _MARK)
-        at = end
-    pieces.append(data[at:])
-    return pieces
-
-
-def _tool(tool: ToolSpec) -> dict[str, Json]:
+def _describe_tool(tool: ToolSpec) -> dict[str, Json]:
     return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
 
 
-def _tool_use(call_id: str, name: str, arguments: bytes) -> bytes:
-    fitted = {
-        "type": "tool_use",
-        "id": ANTHROPIC_IDS.fit(call_id),
-        "name": fit_tool_name(name),
-        "input": Raw(arguments),
-    }
-    return encode(fitted)
+def _write_call(call: Call) -> bytes:
+    name, arguments = fit_tool_name(call.tool), Raw(encode_arguments(call))
+    return encode({"type": "tool_use", "id": LONGER_IDS.fit(call.id), "name": name, "input": arguments})
 
 
-def _result(message: ResultMessage) -> bytes:
+def _write_result(message: ResultMessage) -> bytes:
     content: Json = message.text
     if message.parts:
-        blocks = [_part(TextPart(message.text)), *(_part(part) for part in message.parts)]
+        blocks = [_build_part(TextPart(message.text)), *(_build_part(part) for part in message.parts)]
         content = [block for block in blocks if block is not None]
     fields: dict[str, Json] = {
         "type": "tool_result",
-        "tool_use_id": ANTHROPIC_IDS.fit(message.call_id),
+        "tool_use_id": LONGER_IDS.fit(message.call_id),
         "content": content,
     }
     if not message.ok:
@@ -295,13 +269,13 @@ def _result(message: ResultMessage) -> bytes:
     return encode(fields)
 
 
-def _part(part: Part) -> dict[str, Json] | None:
+def _build_part(part: Part) -> dict[str, Json] | None:
     match part:
         case TextPart():
             return {"type": "text", "text": part.text} if part.text.strip() else None
         case ImagePart(url=url) if url:
             return {"type": "image", "source": {"type": "url", "url": url}}
-        case ImagePart(media_type=kind) if kind in _IMAGES:
+        case ImagePart(media_type=kind) if kind in _IMAGE_TYPES:
             return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": part.data}}
         case ImagePart():
             return {"type": "text", "text": f"[an image of type {part.media_type} cannot be shown]"}
@@ -316,12 +290,7 @@ def _part(part: Part) -> dict[str, Json] | None:
             return {"type": "document", "source": source, "title": part.name}
 
 
-def _thinks(extra: Mapping[str, Json]) -> bool:
-    thinking = extra.get("thinking")
-    return isinstance(thinking, Mapping) and cast("Mapping[str, Json]", thinking).get("type") != "disabled"
-
-
-def _choice(choice: Any, parallel: Any) -> dict[str, Json] | None:
+def _build_tool_choice(choice: Any, parallel: Any) -> dict[str, Json] | None:
     """The neutral words for a choice of tools in Anthropic's form."""
     match choice:
         case None | "auto":
@@ -337,3 +306,241 @@ def _choice(choice: Any, parallel: Any) -> dict[str, Json] | None:
     if fields is not None and parallel is False and fields["type"] != "none":
         return {**fields, "disable_parallel_tool_use": True}
     return cast("dict[str, Json] | None", fields)
+
+
+class _Usage(Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    output_tokens_details: OutputTokenDetails | None = None
+
+
+class _StopDetails(Struct, gc=False):
+    explanation: str | None = None
+
+
+class _Delta(Struct, gc=False):
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+    signature: str | None = None
+    citation: Raw = MISSING
+    stop_reason: str | None = None
+    stop_details: _StopDetails | None = None
+
+
+class _Message(Struct, gc=False):
+    model: str | None = None
+    usage: _Usage | None = None
+    content: list[Raw] | None = None
+    stop_reason: str | None = None
+
+
+class _Event(Struct, gc=False):
+    type: str = ""
+    index: int = 0
+    delta: _Delta | None = None
+    content_block: Raw = MISSING
+    message: _Message | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _BlockStart(Struct):
+    """The fields that are read from a block's beginning. The block itself is kept raw."""
+
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Raw = MISSING
+
+
+_EVENTS = MessageDecoder(
+    _Event,
+    frozenset(
+        ("message_start", "content_block_start", "content_block_delta", "message_delta", "message_stop", "error")
+    ),
+)
+_block_start = msgspec.json.Decoder(_BlockStart)
+_message = msgspec.json.Decoder(_Message)
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_FINISH: dict[str, FinishReason] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "filter",
+}
+
+
+class _Block:
+    """One content block as it grows."""
+
+    __slots__ = ("call", "citations", "json", "raw", "signature", "text", "type")
+
+    def __init__(self, kind: str, raw: bytes, call: PendingCall | None) -> None:
+        self.type = kind
+        self.raw = raw
+        self.call = call
+        self.text: list[str] = []
+        self.json: list[str] = []
+        self.signature: list[str] = []
+        self.citations: list[Raw] = []
+
+    def join(self) -> bytes | None:
+        """The block as it must go back. None for a block that is empty or was cut off before it was signed."""
+        fields = _fields.decode(self.raw)
+        match self.type:
+            case "tool_use":
+                return b'{"type":"tool_use"}'
+            case "text":
+                text = "".join(self.text)
+                if not text.strip():
+                    return None
+                fields["text"] = Raw(encode(text))
+                if self.citations:
+                    fields["citations"] = Raw(encode(self.citations))
+            case "thinking":
+                fields["thinking"] = Raw(encode("".join(self.text)))
+                if self.signature:
+                    fields["signature"] = Raw(encode("".join(self.signature)))
+                if bytes(fields.get("signature", b'""')) == b'""':
+                    return None
+            case _ if self.json:
+                fields["input"] = Raw("".join(self.json).encode())
+            case _:
+                pass
+        return encode(fields)
+
+
+class AnthropicReader(ReplyReader[_Event]):
+    """Reads events, and whole messages of proxies that do not stream. `prefix` stands for the request."""
+
+    def __init__(self, wire: AnthropicMessages, sent: int, prefix: str) -> None:
+        super().__init__(wire, MessageStream(_EVENTS), sent)
+        self._prefix = prefix
+        self._blocks: dict[int, _Block] = {}
+        self._stop_reason = ""
+        self._usage = _Usage()
+        self._has_usage = False
+        self._has_stopped = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._has_stopped
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_stopped or bool(self._stop_reason)
+
+    def _read(self, messages: Iterable[_Event]) -> None:
+        for event in messages:
+            match event.type:
+                case "content_block_delta":
+                    if event.delta is not None:
+                        self._grow_block(event.index, event.delta)
+                case "content_block_start":
+                    self._start_block(event.index, read_raw(event.content_block) or b"{}")
+                case "message_start" if event.message is not None:
+                    self._model = event.message.model or ""
+                    self._add_usage(event.message.usage)
+                case "message_delta":
+                    self._add_usage(event.usage)
+                    if event.delta is not None:
+                        self._stop_reason = event.delta.stop_reason or self._stop_reason
+                        if event.delta.stop_details is not None and event.delta.stop_details.explanation:
+                            self._refusal = [event.delta.stop_details.explanation]
+                case "message_stop":
+                    self._has_stopped = True
+                case "error":
+                    raise ReportedFailure(event.error)
+                case _ if event.error:  # a proxy's own form, whatever the protocol
+                    raise ReportedFailure(event.error)
+                case _:
+                    pass
+
+    def _start_block(self, index: int, raw: bytes) -> None:
+        start = _block_start.decode(raw)
+        call: PendingCall | None = None
+        if start.type == "tool_use":
+            call = self._builder.start_call()
+            call.id, call.name = start.id or "", start.name or ""
+            if (arguments := read_raw(start.input)) != b"{}":
+                call.initial_arguments = arguments.decode()
+            self._builder.mark_changed(call)
+        block = self._blocks[index] = _Block(start.type or "", raw, call)
+        if start.text:
+            block.text.append(start.text)
+            self._builder.add_text(start.text)
+        if start.thinking:
+            block.text.append(start.thinking)
+            self._builder.add_reasoning(start.thinking)
+
+    def _grow_block(self, index: int, delta: _Delta) -> None:
+        block = self._blocks.get(index)
+        if block is None:
+            raise MalformedStream(f"a piece of block {index}, which did not begin")
+        if delta.text is not None:
+            block.text.append(delta.text)
+            self._builder.add_text(delta.text)
+        elif delta.partial_json is not None:
+            if block.call is None:
+                block.json.append(delta.partial_json)
+            elif delta.partial_json:
+                block.call.arguments.append(delta.partial_json)
+                self._builder.mark_changed(block.call)
+        elif delta.thinking is not None:
+            block.text.append(delta.thinking)
+            self._builder.add_reasoning(delta.thinking)
+        elif delta.signature is not None:
+            block.signature.append(delta.signature)
+        elif citation := read_raw(delta.citation):
+            block.citations.append(Raw(citation))
+
+    def _read_document(self, document: bytes) -> None:
+        super()._read_document(document)  # it may be an error
+        message = decode_document(_message, document)
+        for index, raw in enumerate(message.content or ()):
+            self._start_block(index, bytes(raw))
+        self._model = message.model or ""
+        self._stop_reason = message.stop_reason or ""
+        self._add_usage(message.usage)
+
+    def _add_usage(self, usage: _Usage | None) -> None:
+        """Take in counts. They come with the start and, complete, with the end: the later ones replace the earlier."""
+        if usage is None:
+            return
+        self._has_usage = True
+        for name in _Usage.__struct_fields__:
+            value = getattr(usage, name)
+            if value is not None:
+                setattr(self._usage, name, value)
+
+    def _read_finish(self) -> FinishReason:
+        return _FINISH.get(self._stop_reason, "other") if self._stop_reason else "stop"
+
+    def _build_usage(self, written: int) -> Usage:
+        if not self._has_usage:
+            return super()._build_usage(written)
+        usage = self._usage
+        cache_read, cache_write = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+        details = usage.output_tokens_details or OutputTokenDetails()
+        count = Usage(
+            input_tokens=(usage.input_tokens or 0) + cache_read + cache_write,
+            output_tokens=usage.output_tokens or 0,
+            cached_tokens=cache_read,
+            reasoning_tokens=details.thinking_tokens or 0,
+        )
+        return add_cost(count, self._wire.info, cache_write)
+
+    def _build_opaque(self, reasoning: str) -> str:
+        """The blocks as they came, where they are more than text and calls."""
+        blocks = [self._blocks[index] for index in sorted(self._blocks)]
+        if all(block.type in ("text", "tool_use") for block in blocks):
+            return ""
+        items = [Raw(whole) for block in blocks if (whole := block.join()) is not None]
+        return encode_state(OpaqueState(owner=self._wire.key, items=items, prefix=self._prefix))

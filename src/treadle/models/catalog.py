@@ -12,16 +12,21 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from msgspec.structs import replace
-
 from treadle.errors import BadInput, NotFound
 from treadle.models.base import Model
 from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.http import LOCAL_TIMEOUTS, Endpoint, Secret, Timeouts
-from treadle.models.prices import find_price
+from treadle.models.model_info import (
+    UNKNOWN_MODEL,
+    find_model_info,
+    probe_llama_server,
+    probe_lm_studio,
+    probe_model_list,
+    probe_ollama,
+)
 from treadle.models.providers import NAME_HINTS, PROVIDERS, UNNAMED_PROVIDER, ProtocolName, Provider
-from treadle.models.remote import RemoteModel, WindowProbe, WireFormat
-from treadle.models.window_sizes import probe_llama_server, probe_lm_studio, probe_model_list, probe_ollama
+from treadle.models.remote import RemoteModel, WindowProbe
+from treadle.models.request_parts import WireFormat
 
 _PROBES: dict[str, WindowProbe] = {
     "props": probe_llama_server,
@@ -91,40 +96,33 @@ def _remote(provider: str, row: Provider, model: str, base_url: str | None, api_
         headers=row.headers,
         timeouts=LOCAL_TIMEOUTS if is_near else Timeouts(),
     )
-    price = find_price(f"{provider}:{model}")
     return RemoteModel(
-        _wire(protocol, provider, model, row.quirks),
+        _build_wire(protocol, provider, model, row.quirks),
         endpoint,
-        model,
         name=name,
-        window=price.window if price is not None else None,
         probe=_PROBES.get(row.window_source) if row.window_source else None,
     )
 
 
-def _wire(protocol: ProtocolName, provider: str, model: str, quirks: Quirks) -> WireFormat:
-    """The wire format; those that are not needed are not imported."""
-    price = find_price(f"{provider}:{model}")
-    most = price.max_output if price is not None else None
-    samples = price.samples if price is not None else True
+def _build_wire(protocol: ProtocolName, provider: str, model: str, quirks: Quirks) -> WireFormat:
+    """The wire format. The modules of the others are not imported."""
+    info = find_model_info(f"{provider}:{model}") or UNKNOWN_MODEL
     match protocol:
         case "chat":
-            return ChatCompletions(provider, model, replace(quirks, max_output=most, accepts_sampling=samples))
+            return ChatCompletions(provider, model, quirks, info)
         case "anthropic":
             from treadle.models.anthropic_messages import AnthropicMessages
 
-            return AnthropicMessages(provider, model, max_output=most, accepts_sampling=samples)
+            return AnthropicMessages(provider, model, info)
         case "responses":
             from treadle.models.openai_responses import OpenAIResponses
 
-            thinks = not model.startswith(("gpt-3", "gpt-4", "chatgpt"))
-            return OpenAIResponses(
-                provider, model, max_output=most, accepts_sampling=samples, asks_encrypted_reasoning=thinks
-            )
+            reasons = not model.startswith(("gpt-3", "gpt-4", "chatgpt"))
+            return OpenAIResponses(provider, model, info, asks_encrypted_reasoning=reasons)
         case "ollama":
             from treadle.models.ollama_chat import OllamaChat
 
-            return OllamaChat(provider, model)
+            return OllamaChat(provider, model, info)
 
 
 def _key(provider: str, row: Provider, named: str | None, *, needed: bool) -> tuple[str, Secret | None]:

@@ -11,13 +11,11 @@ from treadle.errors import BadInput, NotFound
 from treadle.messages import Request
 from treadle.models.base import Model, ModelEvent, Summarizer
 from treadle.models.catalog import open_embedded_model, resolve_model
-from treadle.models.http import Transport
 from treadle.models.providers import PROVIDERS
-from treadle.models.remote import RemoteModel, close
-from treadle.models.window_sizes import list_model_names
+from treadle.models.remote import RemoteModel
 
 _SERVERS: Mapping[str, str] = {"ollama": "/api/tags", "llamacpp": "/v1/models", "lmstudio": "/v1/models"}
-_PATIENCE = 0.5
+_PROBE_SECONDS = 0.5
 
 
 class ChosenModel(NamedTuple):
@@ -34,7 +32,7 @@ async def choose_model(*, default: str | None = None) -> ChosenModel:
         return choice
     for provider, path in _SERVERS.items():
         try:
-            names = await _reachable(provider, path)
+            names = await _list_served_models(provider, path)
         except BadInput as error:  # an address in the environment that is none: the next one may work
             tried.append(f"{provider}: {error}")
             continue
@@ -68,16 +66,14 @@ def _configured(default: str | None, tried: list[str]) -> ChosenModel | None:
     return None
 
 
-async def _reachable(provider: str, path: str) -> list[str] | None:
+async def _list_served_models(provider: str, path: str) -> list[str] | None:
     """The models of a server on this machine, or None when there is no such server."""
     model = resolve_model(f"{provider}:any")
     assert isinstance(model, RemoteModel)
-    transport = Transport(model.endpoint)
     try:
-        listed = await transport.fetch_json(path, timeout=_PATIENCE)
+        return await model.fetch_model_names(path, from_root=True, timeout=_PROBE_SECONDS)
     finally:
-        await transport.close()
-    return None if listed is None else list_model_names(listed)
+        await model.close()
 
 
 class DefaultModel:
@@ -108,7 +104,7 @@ class DefaultModel:
     async def resolve(self) -> Model:
         """The model that stands behind this one."""
         if self._chosen is None:
-            self._chosen = await (self._of_server(self._base_url) if self._base_url else choose_model())
+            self._chosen = await (self._choose_listed(self._base_url) if self._base_url else choose_model())
         return self._chosen.model
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
@@ -119,17 +115,18 @@ class DefaultModel:
 
     async def close(self) -> None:
         if self._chosen is not None:
-            await close(self._chosen.model)
+            await self._chosen.model.close()
 
-    async def _of_server(self, base_url: str) -> ChosenModel:
-        probe = resolve_model("any", base_url=base_url, api_key_env=self._api_key_env)
-        assert isinstance(probe, RemoteModel)
-        transport = Transport(probe.endpoint)
+    async def _choose_listed(self, base_url: str) -> ChosenModel:
+        """The first model that the server at `base_url` lists."""
+        model = resolve_model("any", base_url=base_url, api_key_env=self._api_key_env)
+        assert isinstance(model, RemoteModel)
+        address = model.endpoint.address
         try:
-            names = list_model_names(await transport.fetch_json("/models", from_root=False))
+            names = await model.fetch_model_names()
         finally:
-            await transport.close()
+            await model.close()
         if not names:
-            raise NotFound(f"{probe.endpoint.address} lists no models — name one")
+            raise NotFound(f"{address} lists no models — name one")
         model = resolve_model(names[0], base_url=base_url, api_key_env=self._api_key_env)
-        return ChosenModel(model, f"{probe.endpoint.address} lists it first")
+        return ChosenModel(model, f"{address} lists it first")

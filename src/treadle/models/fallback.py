@@ -9,7 +9,6 @@ from contextlib import aclosing
 from treadle.errors import BadInput, ModelError
 from treadle.messages import Request
 from treadle.models.base import Model, ModelEvent
-from treadle.models.remote import close
 
 _REST = 60.0
 
@@ -70,7 +69,7 @@ class Fallback:
 
     async def close(self) -> None:
         for model in self._models:
-            await close(model)
+            await model.close()
 
     def _order(self) -> list[int]:
         """The models that do not rest, or all of them when none is fresh."""

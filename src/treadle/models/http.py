@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle.errors import ModelError, ModelErrorKind
-from treadle.models.reports import ErrorSource
+from treadle.models.failures import ErrorSource, classify_response
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, StreamReader
@@ -293,8 +293,6 @@ class HttpExchange:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.status == 200 and kind != "text/html":
                 return
-            from treadle.models.failures import classify_response
-
             said = await _beginning(response.content)
             raise classify_response(response.status, response.headers, said, self._transport.error_source)
         raise self.build_error(failure)

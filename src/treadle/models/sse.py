@@ -83,6 +83,10 @@ class MessageStream(Generic[T]):
         """The whole of a response that is one JSON document, or None where it is a stream."""
         return b"".join(self._parts).decode("utf-8", "replace").encode() if self._whole else None
 
+    def decode_document(self, body: bytes) -> T:
+        """A document of this stream's shape."""
+        return decode_document(self._one, body)
+
     def _payloads(self, block: bytes) -> list[bytes]:
         lines = block.splitlines()
         if not self._framed:
@@ -149,6 +153,14 @@ class MessageStream(Generic[T]):
             return self._one.decode(clean)
         except msgspec.DecodeError as error:
             raise MalformedStream(f"{error}: {_quote(text)}") from None
+
+
+def decode_document(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """A response that is one JSON document."""
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise MalformedStream(f"{error}: {_quote(body)}") from None
 
 
 class _Typed(msgspec.Struct):

@@ -23,7 +23,8 @@ from treadle.models.base import Model, ModelEvent
 from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.http import Endpoint, Secret, Timeouts
 from treadle.models.openai_responses import OpenAIResponses
-from treadle.models.remote import RemoteModel, WireFormat
+from treadle.models.remote import RemoteModel
+from treadle.models.request_parts import WireFormat
 
 PLENTY = Timeouts(connect=30.0, first_byte=30.0, idle=30.0, total=120.0)
 """So that a busy machine is never taken for a server that hangs; a test of a limit names it."""
@@ -40,25 +41,25 @@ ADD = ToolSpec(
 ECHO = ToolSpec("echo", "Say it again.", {"type": "object", "properties": {"text": {"type": "string"}}})
 
 
-def model_of(fake: Strict | str, wire: WireFormat, model: str, **changes: Any) -> RemoteModel:
+def model_of(fake: Strict | str, wire: WireFormat, **changes: Any) -> RemoteModel:
     """A model on a fake (or a base URL) that speaks `wire`."""
     base_url = fake if isinstance(fake, str) else fake.base_url
     options: dict[str, Any] = {"provider": "fake", "key": Secret("sk-test"), "timeouts": PLENTY} | changes
     if isinstance(wire, AnthropicMessages):
         options |= {"key_header": "x-api-key", "key_prefix": "", "headers": (("anthropic-version", "2023-06-01"),)}
-    return RemoteModel(wire, Endpoint(base_url=base_url, **options), model)
+    return RemoteModel(wire, Endpoint(base_url=base_url, **options))
 
 
 def chat_model(fake: Strict | str, model: str = "m", quirks: Quirks = Quirks(), **changes: Any) -> RemoteModel:  # noqa: B008
-    return model_of(fake, ChatCompletions("fake", model, quirks), model, **changes)
+    return model_of(fake, ChatCompletions("fake", model, quirks), **changes)
 
 
 def anthropic_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
-    return model_of(fake, AnthropicMessages("fake", model), model, **changes)
+    return model_of(fake, AnthropicMessages("fake", model), **changes)
 
 
 def responses_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
-    return model_of(fake, OpenAIResponses("fake", model), model, **changes)
+    return model_of(fake, OpenAIResponses("fake", model), **changes)
 
 
 def user(text: str) -> UserMessage:

@@ -408,7 +408,7 @@ def report(scores: list[Score]) -> str:
 
 
 async def main() -> None:
-    from treadle.models.local import LocalModel
+    from treadle.models.local.local_model import LocalModel
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", choices=("development", "held-out"), default="held-out")

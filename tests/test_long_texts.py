@@ -6,8 +6,7 @@ import pytest
 
 from treadle.cli.markdown_lines import MarkdownStyler
 from treadle.log.full_text import for_index
-from treadle.models.local import quote_result as answer
-from treadle.models.local import request_text as text
+from treadle.models.local import quote_result, request_text
 from treadle.permissions.shell.parse import parse_command
 from treadle.secrets.detect import find_secret
 from treadle.tools.base import ToolError
@@ -35,14 +34,14 @@ def edit(whole: str, old: str) -> str:
     [
         (paint, "# " + "#" * LONG + "x"),
         (paint, "**a " * LONG),
-        (text.extract_words, "1" * LONG),
-        (text.extract_words, "a-" * LONG),
-        (text.extract_words, "a.." * LONG),
-        (text.SUM.findall, "1" * LONG),
-        (text.SUM.findall, "(" * LONG),
-        (lambda said: text.split_clauses(said, ()), "read" + "\n" * LONG + "it"),
-        (lambda said: text.split_clauses(said, ()), "read" + "," * LONG + "it"),
-        (lambda found: answer.shorten_result(found, "what is in it?"), "aGVsbG8" * LONG),
+        (request_text.extract_words, "1" * LONG),
+        (request_text.extract_words, "a-" * LONG),
+        (request_text.extract_words, "a.." * LONG),
+        (request_text.SUM.findall, "1" * LONG),
+        (request_text.SUM.findall, "(" * LONG),
+        (lambda said: request_text.split_clauses(said, ()), "read" + "\n" * LONG + "it"),
+        (lambda said: request_text.split_clauses(said, ()), "read" + "," * LONG + "it"),
+        (lambda found: quote_result.shorten_result(found, "what is in it?"), "aGVsbG8" * LONG),
         (lambda said: check_output(int, said), "```json\n" + "\n" * LONG + "x"),
         (find_secret, "eyJ-" * (LONG // 4)),
         (find_secret, "a." * LONG),

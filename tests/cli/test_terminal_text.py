@@ -45,7 +45,7 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Call, Usage
-from treadle.models.local import LocalModel
+from treadle.models.local.local_model import LocalModel
 from treadle.tools.builtin import build_default_tools
 
 

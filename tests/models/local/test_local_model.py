@@ -31,8 +31,8 @@ from treadle.messages import (
     UserMessage,
 )
 from treadle.models.base import Model
-from treadle.models.local import LocalModel, weights
-from treadle.models.local.local_model import DriverName
+from treadle.models.local import weights
+from treadle.models.local.local_model import DriverName, LocalModel
 
 CALCULATE = ToolSpec(
     "calculate",
@@ -289,7 +289,7 @@ async def test_an_engine_that_is_killed_fails_the_request_and_is_there_again_for
 def test_the_engine_dies_with_its_parent(model: LocalModel) -> None:
     code = f"""
 import asyncio, time
-from treadle.models.local import LocalModel
+from treadle.models.local.local_model import LocalModel
 model = LocalModel({str(model.status.path)!r})
 asyncio.run(model.load())
 print("loaded", flush=True)

@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from treadle.messages import Json, ToolSpec
-from treadle.models.local import argument_values as fill
-from treadle.models.local import quote_result as answer
-from treadle.models.local import request_text as text
+from treadle.models.local import argument_values, quote_result, request_text
 from treadle.models.local.argument_values import ValueSources
 
 STARTERS = {"read", "list", "write", "count"}
@@ -50,7 +48,7 @@ def tool(
 
 
 def values(spec: ToolSpec, sources: ValueSources) -> dict[str, list[Json]]:
-    return fill.narrow_arguments(spec, sources)[1]
+    return argument_values.narrow_arguments(spec, sources)[1]
 
 
 @pytest.mark.parametrize(
@@ -65,26 +63,26 @@ def values(spec: ToolSpec, sources: ValueSources) -> dict[str, list[Json]]:
     ],
 )
 def test_a_request_is_split_where_another_request_begins(request_: str, parts: list[str]) -> None:
-    assert text.split_clauses(request_, STARTERS) == parts
+    assert request_text.split_clauses(request_, STARTERS) == parts
 
 
 def test_a_long_message_has_few_clauses_and_loses_nothing() -> None:
-    parts = text.split_clauses("One. Two. Three. Four. Five. Six.", STARTERS)
-    assert len(parts) == text.MOST_CLAUSES
+    parts = request_text.split_clauses("One. Two. Three. Four. Five. Six.", STARTERS)
+    assert len(parts) == request_text.MOST_CLAUSES
     assert " ".join(parts) == "One. Two. Three. Four. Five. Six."
 
 
 def test_a_short_result_takes_the_place_of_it() -> None:
-    assert text.insert_result("multiply that by 3", "14") == "multiply 14 by 3"
-    assert text.insert_result("what time is it?", "14") == "what time is it?"
-    assert text.insert_result("remember that I am late", "14") == "remember that I am late"
-    assert text.insert_result("count the words in it", "first line\nsecond line") == "count the words in it"
+    assert request_text.insert_result("multiply that by 3", "14") == "multiply 14 by 3"
+    assert request_text.insert_result("what time is it?", "14") == "what time is it?"
+    assert request_text.insert_result("remember that I am late", "14") == "remember that I am late"
+    assert request_text.insert_result("count the words in it", "first line\nsecond line") == "count the words in it"
 
 
 def test_paths_addresses_and_numbers_are_told_apart() -> None:
     said = "Copy ~/a/b.md and ../c to https://example.org/x?y=1, 24/7 or 2.5 times, e.g. seven."
-    assert text.find_paths(said) == ["~/a/b.md", "../c", "https://example.org/x?y=1"]
-    assert text.find_numbers(said) == ["24", "7", "2.5", "7"]
+    assert request_text.find_paths(said) == ["~/a/b.md", "../c", "https://example.org/x?y=1"]
+    assert request_text.find_numbers(said) == ["24", "7", "2.5", "7"]
 
 
 def test_a_path_is_taken_from_the_request_before_the_conversation() -> None:
@@ -96,14 +94,14 @@ def test_a_path_is_taken_from_the_request_before_the_conversation() -> None:
 
 def test_a_tool_whose_argument_is_nowhere_to_be_found_is_out_of_the_question() -> None:
     spec = tool({"path": {"type": "string"}}, ("Read x.txt", {"path": "x.txt"}))
-    assert not fill.can_fill(spec, ValueSources("hello"))
-    assert fill.can_fill(spec, ValueSources("read a.txt"))
+    assert not argument_values.can_fill(spec, ValueSources("hello"))
+    assert argument_values.can_fill(spec, ValueSources("read a.txt"))
 
 
 def test_numbers_fit_the_schema_or_are_not_offered() -> None:
     spec = tool({"count": {"type": "integer", "minimum": 1, "maximum": 10}})
     assert values(spec, ValueSources("take 3 or 2.5 or 50 of them")) == {"count": [3]}
-    assert not fill.can_fill(spec, ValueSources("take 99"))
+    assert not argument_values.can_fill(spec, ValueSources("take 99"))
 
 
 def test_a_sum_is_built_from_the_numbers_of_the_request() -> None:
@@ -142,12 +140,15 @@ def test_an_optional_word_is_one_that_the_examples_do_not_have() -> None:
         optional=("folder",),
     )
     assert values(spec, ValueSources("List the files in music, please")) == {"folder": ["music"]}
-    assert fill.find_only_arguments(*fill.narrow_arguments(spec, ValueSources("List the files"))) == {}
+    assert (
+        argument_values.find_only_arguments(*argument_values.narrow_arguments(spec, ValueSources("List the files")))
+        == {}
+    )
 
 
 def test_an_argument_without_examples_is_judged_by_its_schema() -> None:
     spec = tool({"path": {"type": "string"}, "city": {"anyOf": [{"type": "string"}, {"type": "null"}]}})
-    kinds = {field.name: field.kind for field in fill.list_fields(spec)}
+    kinds = {field.name: field.kind for field in argument_values.list_fields(spec)}
     assert kinds == {"path": "path", "city": "span"}
 
 
@@ -159,14 +160,14 @@ def test_an_argument_without_examples_is_judged_by_its_schema() -> None:
 def test_whatever_is_said_only_values_that_fit_are_offered(said: str, schema: dict[str, Json], shown: bool) -> None:
     examples = (("Take a.txt", {"it": "a.txt"}), ("Take word", {"it": "word"})) if shown else ()
     spec = tool({"it": schema}, *examples)
-    for clause in text.split_clauses(said, STARTERS):
+    for clause in request_text.split_clauses(said, STARTERS):
         for value in values(spec, ValueSources.collect(clause, ["7"], [said])).get("it", []):
             Draft202012Validator(schema).validate(value)
 
 
 def test_of_a_long_result_the_lines_nearest_to_the_request_are_repeated() -> None:
     result = "\n".join([f"line {i} is about nothing much at all" for i in range(50)] + ["The rent is 750 euros."])
-    quote = answer.shorten_result(result, "How high is the rent?")
+    quote = quote_result.shorten_result(result, "How high is the rent?")
     assert "The rent is 750 euros." in quote
-    assert len(quote) <= answer.QUOTE + 10
+    assert len(quote) <= quote_result.LONGEST_QUOTE + 10
     assert quote.endswith("…")

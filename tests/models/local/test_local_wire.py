@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.models.local import unix_http as wire
+from treadle.models.local import unix_http
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def server(answer: bytes) -> AsyncIterator[tuple[Path, list[bytes]]]:
 
 async def test_a_body_of_known_length_is_read_whole() -> None:
     whole = b'HTTP/1.1 200 OK\r\ncontent-LENGTH: 11\r\n\r\n{"a": true}'
-    async with server(whole) as (socket, heard), wire.open_exchange(socket, "/x", {"q": "ü"}) as response:
+    async with server(whole) as (socket, heard), unix_http.open_exchange(socket, "/x", {"q": "ü"}) as response:
         assert (response.status, await response.read()) == (200, b'{"a": true}')
     assert heard[0].startswith(b"POST /x HTTP/1.1\r\n")
     assert heard[0].endswith(b'\r\n\r\n{"q":"\xc3\xbc"}')
@@ -43,7 +43,7 @@ async def test_events_are_put_together_across_chunks() -> None:
     chunks = [b'data: {"a": ', b"1}\n\nda", b'ta: {"b": 2}\n', b"\n", b": still there\n\n", b"data: [DONE]\n\n"]
     body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body
-    async with server(whole) as (socket, _), wire.open_exchange(socket, "/x", {}) as response:
+    async with server(whole) as (socket, _), unix_http.open_exchange(socket, "/x", {}) as response:
         assert [event async for event in response.iterate_events()] == [b'{"a": 1}', b'{"b": 2}']
 
 
@@ -52,5 +52,5 @@ async def test_an_answer_that_breaks_off_is_never_taken_for_a_whole_one(kept: in
     whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"a\r\n0123456789\r\n" * 2 + b"0\r\n\r\n"
     async with server(whole[:kept]) as (socket, _):
         with pytest.raises((EOFError, OSError)):
-            async with wire.open_exchange(socket, "/x", {}) as response:
+            async with unix_http.open_exchange(socket, "/x", {}) as response:
                 await response.read()

@@ -1,7 +1,7 @@
-"""From a request to a tool's arguments: which values each argument may take, as far as the text can tell.
+"""Finds a tool's arguments in the words of a request: the values that each argument may take.
 
-How an argument is found is learnt from the tool's own examples: a path, a number, words that stand in the
-request. What is not found there is left to the model under the argument's schema. Knows no tool by name.
+The tool's own examples show how an argument is found: as a path, a number, or words of the request. An argument that
+is not found there is left to the model, under the argument's schema. This module knows no tool by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.messages import Json, ToolSpec
-from treadle.models.local import request_text as text
+from treadle.models.local.request_text import (
+    COMMON,
+    PATH,
+    SUM,
+    extract_words,
+    find_numbers,
+    find_paths,
+    insert_result,
+    refers_back,
+)
 
 ValueKind = Literal["number", "path", "sum", "word", "span", "open"]
 
@@ -32,8 +41,8 @@ LONGEST_VALUE = 200
 class ArgumentField(Struct, frozen=True):
     """One argument, and how its value is found.
 
-    `joins` stand between the numbers of a sum; `cues` are the words right before the value in the examples, and
-    `to_end` says that it goes on to the end of the request in all of them.
+    `joins` stand between the numbers of a sum. `cues` are the words right before the value in the examples.
+    `reaches_end` says that the value goes on to the end of the request in all of them.
     """
 
     name: str
@@ -46,7 +55,7 @@ class ArgumentField(Struct, frozen=True):
 
 
 class ValueSources(Struct, frozen=True):
-    """Where values may come from: the clause itself, then what was found or said before, newest first."""
+    """The texts that values may come from: the clause itself, then results and earlier messages, newest first."""
 
     clause: str
     results: tuple[str, ...] = ()
@@ -54,118 +63,109 @@ class ValueSources(Struct, frozen=True):
     refers_back: bool = False
 
     @classmethod
-    def collect(cls, clause: str, found: Sequence[str], said: Sequence[str]) -> ValueSources:
-        """`found` are the results so far, oldest first; `said` is the conversation, newest first."""
-        refers = bool(found) and text.refers_back(clause)
-        clause = text.insert_result(clause, found[-1]) if found else clause
-        return cls(clause, tuple(reversed(found)), tuple(said), refers)
+    def collect(cls, clause: str, results: Sequence[str], earlier: Sequence[str]) -> ValueSources:
+        """The sources for a clause. `results` are those so far, oldest first; `earlier` messages, newest first."""
+        refers = bool(results) and refers_back(clause)
+        clause = insert_result(clause, results[-1]) if results else clause
+        return cls(clause, tuple(reversed(results)), tuple(earlier), refers)
 
-    def list_texts(self) -> list[str]:
-        return [self.clause, *self.results, *self.earlier]
+    def find_nearest(self, find: Callable[[str], list[str]]) -> list[str]:
+        """What `find` finds in the first text in which it finds anything."""
+        for text in (self.clause, *self.results, *self.earlier):
+            if found := find(text):
+                return found
+        return []
 
 
 def list_fields(tool: ToolSpec) -> list[ArgumentField]:
     """The arguments of a tool."""
     properties: dict[str, Json] = tool.parameters.get("properties", {})
     required = tool.parameters.get("required", ())
-    return [_field(tool, name, schema, name in required) for name, schema in properties.items()]
+    return [_describe_field(tool, name, schema, name in required) for name, schema in properties.items()]
 
 
-def _field(tool: ToolSpec, name: str, schema: Json, required: bool) -> ArgumentField:
-    schema = _plain(schema)
+def _describe_field(tool: ToolSpec, name: str, schema: Json, is_required: bool) -> ArgumentField:
+    schema = _drop_null(schema)
     kind = schema.get("type")
     if "enum" in schema or "const" in schema or kind not in ("string", "integer", "number"):
-        return ArgumentField(name, "open", required, is_used=any(name in arguments for _, arguments in tool.examples))
+        is_used = any(name in arguments for _, arguments in tool.examples)
+        return ArgumentField(name, "open", is_required, is_used=is_used)
     if kind != "string":
-        return ArgumentField(name, "number", required)
+        return ArgumentField(name, "number", is_required)
     samples = [(request, str(arguments[name])) for request, arguments in tool.examples if name in arguments]
     if not samples:
         hint = f"{name} {schema.get('description', '')}"
         found: ValueKind = "path" if _PATH_HINT.search(hint) else "sum" if _SUM_HINT.search(hint) else "span"
-        return ArgumentField(name, found, required, is_used=found == "path" and not tool.examples)
+        return ArgumentField(name, found, is_required, is_used=found == "path" and not tool.examples)
     values = [value for _, value in samples]
-    if all(text.SUM.fullmatch(value) for value in values):
+    if all(SUM.fullmatch(value) for value in values):
         joins = [join for value in values for join in re.split(r"[\d.]+", value) if join]
-        return ArgumentField(name, "sum", required, joins=tuple(dict.fromkeys(joins)))
-    if all(text.PATH.fullmatch(value) for value in values):
-        return ArgumentField(name, "path", required)
+        return ArgumentField(name, "sum", is_required, joins=tuple(dict.fromkeys(joins)))
+    if all(PATH.fullmatch(value) for value in values):
+        return ArgumentField(name, "path", is_required)
     if not all(value.lower() in request.lower() for request, value in samples):
-        return ArgumentField(name, "open", required)
+        return ArgumentField(name, "open", is_required)
     if all(re.fullmatch(r"[\w-]+", value) for value in values):
-        return ArgumentField(name, "word", required)
-    to_end = all(request.lower().rstrip(_EDGES).endswith(value.lower()) for request, value in samples)
-    return ArgumentField(name, "span", required, reaches_end=to_end, cues=_cues(samples))
-
-
-def _cues(samples: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+        return ArgumentField(name, "word", is_required)
+    reaches_end = all(request.lower().rstrip(_EDGES).endswith(value.lower()) for request, value in samples)
     before = [request.lower().split(value.lower())[0].split() for request, value in samples]
-    return tuple(dict.fromkeys(words[-1] for words in before if words))
+    cues = tuple(dict.fromkeys(words[-1] for words in before if words))
+    return ArgumentField(name, "span", is_required, reaches_end=reaches_end, cues=cues)
 
 
-def _plain(schema: Json) -> Json:
-    """What an argument is when it is given: the other half of "or null"."""
+def _drop_null(schema: Json) -> Json:
+    """The schema of a value that is given: the other half of "or null"."""
     others = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     return {**schema, **others[0]} if len(others) == 1 else schema
 
 
 def find_values(tool: ToolSpec, field: ArgumentField, sources: ValueSources) -> list[Json] | None:
     """The values that the argument may take, or None when only its schema limits them."""
-    schema = _plain(tool.parameters["properties"][field.name])
-    found = _found(tool, field, sources)
-    return None if found is None else [value for value in found if _fits(schema, value)]
+    schema = _drop_null(tool.parameters["properties"][field.name])
+    found = _find_candidates(tool, field, sources)
+    return None if found is None else [value for value in found if _fits_schema(schema, value)]
 
 
-def _fits(schema: Json, value: Json) -> bool:
+def _fits_schema(schema: Json, value: Json) -> bool:
     if isinstance(value, str):
-        with contextlib.suppress(re.error):  # a pattern that Python does not know is left to the tool
+        with contextlib.suppress(re.error):  # the tool itself checks a pattern that Python does not know
             if "pattern" in schema and not re.search(schema["pattern"], value):
                 return False
         return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
     if schema.get("type") == "integer" and value != int(value):
         return False
-    above = schema.get("minimum", value) <= value and schema.get("exclusiveMinimum", value - 1) < value
-    return above and value <= schema.get("maximum", value) and value < schema.get("exclusiveMaximum", value + 1)
+    is_above = schema.get("minimum", value) <= value and schema.get("exclusiveMinimum", value - 1) < value
+    return is_above and value <= schema.get("maximum", value) and value < schema.get("exclusiveMaximum", value + 1)
 
 
-def _found(tool: ToolSpec, field: ArgumentField, sources: ValueSources) -> list[Json] | None:
+def _find_candidates(tool: ToolSpec, field: ArgumentField, sources: ValueSources) -> list[Json] | None:
     match field.kind:
         case "open":
             return None
         case "number":
-            found = _nearest(text.find_numbers, sources)
+            found = sources.find_nearest(find_numbers)
             return list(dict.fromkeys(float(number) if "." in number else int(number) for number in found))
         case "path":
-            return list(_nearest(text.find_paths, sources))
+            return list(sources.find_nearest(find_paths))
         case "sum":
-            return _sums(field.joins, sources)
+            return _find_sums(field.joins, sources)
         case "word":
-            framed = {word for request, arguments in tool.examples for word in _frame(request, arguments)}
-            taken = framed | set(text.extract_words(tool.description)) | text.COMMON
-            spoken = [word.strip(_EDGES) for word in sources.clause.split()]
-            return list(dict.fromkeys(word for word in spoken if word and word.lower() not in taken))
+            known = set(extract_words(tool.description)) | COMMON
+            for request, arguments in tool.examples:
+                values = {str(value).lower() for value in arguments.values()}
+                known.update(word for word in extract_words(request) if word not in values)
+            words = [word.strip(_EDGES) for word in sources.clause.split()]
+            return list(dict.fromkeys(word for word in words if word and word.lower() not in known))
         case "span":
-            return _spans(field, sources)
+            return _find_spans(field, sources)
 
 
-def _nearest(find: Callable[[str], list[str]], sources: ValueSources) -> list[str]:
-    """What `find` finds in the first text in which it finds anything."""
-    for each in sources.list_texts():
-        if found := find(each):
-            return found
-    return []
-
-
-def _frame(request: str, arguments: dict[str, Json]) -> list[str]:
-    values = {str(value).lower() for value in arguments.values()}
-    return [word for word in text.extract_words(request) if word not in values]
-
-
-def _sums(joins: Sequence[str], sources: ValueSources) -> list[Json]:
-    if written := text.SUM.search(sources.clause):
+def _find_sums(joins: Sequence[str], sources: ValueSources) -> list[Json]:
+    if written := SUM.search(sources.clause):
         return [written.group()]
-    terms = text.find_numbers(sources.clause)
+    terms = find_numbers(sources.clause)
     if len(terms) == 1 and sources.results:
-        terms = text.find_numbers(sources.results[0])[:1] + terms
+        terms = find_numbers(sources.results[0])[:1] + terms
     if not 2 <= len(terms) <= 6:
         return []
     orders = permutations(terms) if len(terms) == 2 else [terms]
@@ -176,7 +176,7 @@ def _sums(joins: Sequence[str], sources: ValueSources) -> list[Json]:
     ]
 
 
-def _spans(field: ArgumentField, sources: ValueSources) -> list[Json]:
+def _find_spans(field: ArgumentField, sources: ValueSources) -> list[Json]:
     if sources.refers_back:
         result = sources.results[0].strip()
         return list(dict.fromkeys([result, *(line.strip() for line in result.splitlines() if line.strip())]))
@@ -189,10 +189,10 @@ def _spans(field: ArgumentField, sources: ValueSources) -> list[Json]:
         spans = [clause[marks[i][0] :] for i in cued[:1] or range(1, len(marks))]
     else:
         spans = [clause[marks[i][0] : end] for i in cued or range(len(marks)) for _, end in marks[i : i + LONGEST_SPAN]]
-    return list(dict.fromkeys(clean for span in spans if (clean := _unquoted(span.strip(_ENDS)))))[:MOST_SPANS]
+    return list(dict.fromkeys(clean for span in spans if (clean := _unquote(span.strip(_ENDS)))))[:MOST_SPANS]
 
 
-def _unquoted(span: str) -> str:
+def _unquote(span: str) -> str:
     return span[1:-1] if len(span) > 2 and span[0] + span[-1] in ('""', "''", "“”", "``") else span
 
 
@@ -204,10 +204,10 @@ def can_fill(tool: ToolSpec, sources: ValueSources) -> bool:
 def needs_only_named_file(tool: ToolSpec, sources: ValueSources) -> bool:
     """Whether the clause names a file, and a file is all that this tool needs.
 
-    A tool with examples has shown by them which requests are its own, and is not helped by this.
+    This does not help a tool with examples: they have shown which requests are its own.
     """
     kinds = {field.kind for field in list_fields(tool) if field.is_required}
-    return not tool.examples and kinds == {"path"} and bool(text.find_paths(sources.clause))
+    return not tool.examples and kinds == {"path"} and bool(find_paths(sources.clause))
 
 
 def narrow_arguments(tool: ToolSpec, sources: ValueSources) -> tuple[dict[str, Json], dict[str, list[Json]]]:
@@ -215,8 +215,9 @@ def narrow_arguments(tool: ToolSpec, sources: ValueSources) -> tuple[dict[str, J
     clause = ValueSources(sources.clause)
     values: dict[str, list[Json]] = {}
     kept: dict[str, Json] = {}
-    paths = text.find_paths(sources.clause) if any(field.kind == "path" for field in list_fields(tool)) else []
-    for field in list_fields(tool):
+    fields = list_fields(tool)
+    paths = find_paths(sources.clause) if any(field.kind == "path" for field in fields) else []
+    for field in fields:
         found = find_values(tool, field, sources if field.is_required else clause)
         if found and field.kind == "span":
             found = [value for value in found if value not in paths] or found

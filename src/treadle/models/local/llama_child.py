@@ -1,6 +1,6 @@
 """The engine's own process: loads one GGUF file with llama.cpp and serves it on a private socket.
 
-Run by engine.py as a plain script, so it imports nothing of treadle. It ends when its parent does.
+llama_process.py runs it as a plain script, so it imports nothing of treadle. It ends when its parent does.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     settings = json.loads(sys.argv[1])
 
-    def leave(*_: object) -> None:
+    def exit_now(*_: object) -> None:
         shutil.rmtree(settings["folder"], ignore_errors=True)
         os._exit(0)
 
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, exit_now)
     if sys.platform == "linux":
-        # The end of standard input tells the same, but loading holds the interpreter and nobody could read it.
+        # The end of standard input says the same, but nobody reads it while loading blocks the interpreter.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != settings["parent"]:
-        leave()
+        exit_now()
     try:
         _server = start_server(settings)
     except RuntimeError as error:
         sys.exit(f"{error}")
     sys.stdin.buffer.read()
-    leave()
+    exit_now()
 
 
 def start_server(settings: dict[str, Any]) -> object:

@@ -1,6 +1,6 @@
-"""llama.cpp in a child process, spoken to over a private socket. Knows tokens and grammars, not messages or tools.
+"""Runs llama.cpp in a child process and talks to it over a private socket. Knows no messages and no tools.
 
-A child and not a thread: loading holds the interpreter, and killing a process is the only unload that always works.
+It is a process and not a thread: loading blocks the interpreter, and only killing a process is sure to unload.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from msgspec import Struct, field
 
 from treadle.errors import ModelError
 from treadle.messages import Json
-from treadle.models.local import unix_http as wire
+from treadle.models.local.unix_http import UnixResponse, open_exchange
 
 Progress = Callable[[str, float, float], None]
-"""Told what is going on, how much of it is done, and how much there is."""
+"""Called with a message, how much is done, and how much there is."""
 
 Prompt = str | list[str | int]
-"""Text, or text and token ids mixed."""
+"""Text, or a mix of text and token ids."""
 
 CACHE_MIB = 512
 BATCH = 128
-"""Tokens read at once. A batch cannot be interrupted: small ones let a prompt be cancelled within about a second."""
+"""Tokens that are read at once. A batch cannot be interrupted: with small ones a cancel takes about a second."""
 
 LARGEST_WINDOW = 8192
 
 
 class EngineFacts(Struct, frozen=True):
-    """What a loaded engine says about itself. `window` is in tokens, for prompt and reply together."""
+    """What a loaded engine reports about its model. `window` is in tokens, for prompt and reply together."""
 
     window: int
     parameters: int
@@ -62,7 +62,7 @@ class _Position(Struct):
 
 
 class CompletionPiece(Struct):
-    """A fragment of a completion; the last one has `stop` set and the counts."""
+    """A piece of a completion. The last one has `stop` set and the counts."""
 
     content: str = ""
     stop: bool = False
@@ -78,7 +78,7 @@ class CompletionPiece(Struct):
 
 
 class _Child:
-    """One run of the engine's process and the folder of its socket."""
+    """One engine process and the folder of its socket."""
 
     def __init__(self, settings: dict[str, Json]) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="treadle-"))
@@ -94,25 +94,25 @@ class _Child:
                 start_new_session=True,
             )
         self.facts: EngineFacts | None = None
-        self.stop = weakref.finalize(self, _stop, self.process, self.folder)
+        self.stop = weakref.finalize(self, _end_process, self.process, self.folder)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    async def settle(self) -> None:
-        """Give a dying process a moment: its socket closes shortly before it is seen as dead."""
+    async def wait_for_end(self) -> None:
+        """Wait a moment for a process that is ending: its socket closes before the process is gone."""
         for _ in range(200):
-            if self.alive:
+            if self.is_alive:
                 await asyncio.sleep(0.01)
 
-    def last_words(self) -> str:
+    def read_log_end(self) -> str:
         try:
             return self.log.read_text("utf-8", "replace").strip()[-500:]
         except OSError:
             return ""
 
-    def memory(self) -> int:
+    def read_memory(self) -> int:
         try:
             status = Path(f"/proc/{self.process.pid}/status").read_text()
         except OSError:
@@ -120,7 +120,7 @@ class _Child:
         return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line[:6] == "VmRSS:"), 0)
 
 
-def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+def _end_process(process: subprocess.Popen[bytes], folder: Path) -> None:
     process.kill()
     process.wait()
     if process.stdin:
@@ -129,13 +129,13 @@ def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 class LlamaEngine:
-    """One GGUF file, loaded when it is first needed and again after its process has died."""
+    """One GGUF file. It is loaded when it is first needed, and again after its process has died."""
 
     def __init__(self, path: Path, *, slots: int = 4, context: int | None = None) -> None:
         self.path = path
         self._slots = slots
         self._context = context or LARGEST_WINDOW
-        # Shared by all slots: sessions are rarely long at once, and each cell takes memory.
+        # All slots share the cells: sessions are rarely long at the same time, and each cell takes memory.
         self._cells = self._context * min(slots, 2)
         self._used = 0
         self._child: _Child | None = None
@@ -143,55 +143,55 @@ class LlamaEngine:
 
     @property
     def facts(self) -> EngineFacts | None:
-        """What the engine said when it was loaded, while it is."""
-        return self._child.facts if self._child and self._child.alive else None
+        """The facts of the loaded engine, or None when it is not loaded."""
+        return self._child.facts if self._child and self._child.is_alive else None
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that the engine's process holds, 0 when it is not loaded."""
-        return self._child.memory() if self._child and self._child.alive else 0
+        """Bytes of memory that the engine's process takes, 0 when it is not loaded."""
+        return self._child.read_memory() if self._child and self._child.is_alive else 0
 
     def stop(self) -> None:
-        """Unload: end the process and free its memory. The next request loads again."""
+        """End the process and free its memory. The next request loads it again."""
         with self._lock:
             child, self._child = self._child, None
         if child:
             child.stop()
 
     async def load(self, progress: Progress | None = None) -> EngineFacts:
-        """Load if needed and wait until requests can be answered."""
-        child = self._spawn()
+        """Load the model if it is not loaded, and wait until it can answer."""
+        child = self._get_child()
         while child.facts is None:
             try:
-                child.facts = await _facts(child.socket)
+                child.facts = await _fetch_facts(child.socket)
             except (OSError, EOFError):
-                if not child.alive:
+                if not child.is_alive:
                     raise ModelError(
                         f"The engine could not load {self.path}. Is it a GGUF file of a model that this "
-                        f"llama.cpp knows, and is there memory for it? Its last words: {child.last_words()}"
+                        f"llama.cpp knows, and is there memory for it? Its log ends with: {child.read_log_end()}"
                     ) from None
             if child.facts is None:
                 if progress and self.path.exists():
                     size = self.path.stat().st_size
-                    progress(f"loading {self.path.name}", min(child.memory(), size), size)
+                    progress(f"loading {self.path.name}", min(child.read_memory(), size), size)
                 await asyncio.sleep(0.05)
         return child.facts
 
     async def stream_pieces(self, prompt: Prompt, options: dict[str, Json]) -> AsyncGenerator[CompletionPiece, None]:
         """Complete `prompt`, piece by piece."""
         async with contextlib.aclosing(
-            self.stream_events("/completion", _body(prompt, options, stream=True))
+            self.stream_events("/completion", _build_body(prompt, options, stream=True))
         ) as events:
             async for data in events:
                 yield msgspec.json.decode(data, type=CompletionPiece)
 
     async def complete(self, prompt: Prompt, options: dict[str, Json]) -> CompletionPiece:
-        """Complete `prompt` and give the text at once, with the counts."""
-        return msgspec.convert(await self.post("/completion", _body(prompt, options)), CompletionPiece)
+        """Complete `prompt`: the whole text, with the counts."""
+        return msgspec.convert(await self.post("/completion", _build_body(prompt, options)), CompletionPiece)
 
     async def score_tokens(self, prompt: Prompt, tokens: Sequence[int]) -> dict[int, float]:
-        """Log-probabilities of `tokens` as what follows `prompt`, as if nothing else could."""
-        # Raised alike above all others, they keep their order and share the whole probability among them.
+        """Log-probabilities of `tokens` after `prompt`, as if no other token could follow."""
+        # The same large bias on all of them keeps their proportions and excludes every other token.
         bias = [[token, 100] for token in tokens]
         options: dict[str, Json] = {
             "n_predict": 1, "temperature": 1, "samplers": ["temperature"], "logit_bias": bias,
@@ -206,8 +206,8 @@ class LlamaEngine:
         return (await self.post("/tokenize", {"content": text}))["tokens"]
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector of length 1 for each text; of a long text the mean over its parts."""
-        # The engine embeds no more than one batch at once.
+        """One vector of length 1 for each text. A long text gets the mean over its parts."""
+        # The engine embeds at most one batch at once.
         tokens = [await self.tokenize(text) or [0] for text in texts]
         parts = [
             (i, each[start : start + BATCH]) for i, each in enumerate(tokens) for start in range(0, len(each), BATCH)
@@ -221,55 +221,58 @@ class LlamaEngine:
         return [[each / length for each in vector] for vector, length in zip(sums, lengths, strict=True)]
 
     async def post(self, path: str, body: Json) -> Json:
-        """One request with one answer."""
-        async with self._exchange(path, body) as response:
+        """Send one request and return its JSON response."""
+        async with self._open_exchange(path, body) as response:
             return msgspec.json.decode(await response.read())
 
     async def stream_events(self, path: str, body: Json) -> AsyncGenerator[bytes, None]:
-        """One request whose answer is a stream; giving up the iterator stops the generation."""
-        async with self._exchange(path, body) as response:
+        """Send one request and stream its events. Closing the iterator stops the generation."""
+        async with self._open_exchange(path, body) as response:
             async for data in response.iterate_events():
                 if data.startswith(b'{"error"'):
-                    raise _refusal(data)
+                    raise _build_refusal(data)
                 yield data
 
     @contextlib.asynccontextmanager
-    async def _exchange(self, path: str, body: Json) -> AsyncGenerator[wire.UnixResponse, None]:
+    async def _open_exchange(self, path: str, body: Json) -> AsyncGenerator[UnixResponse, None]:
         facts = await self.load()
-        child = self._spawn()
+        child = self._get_child()
         try:
-            async with self._room(_cells(body, facts.window)), wire.open_exchange(child.socket, path, body) as response:
+            async with (
+                self._reserve(_estimate_cells(body, facts.window)),
+                open_exchange(child.socket, path, body) as response,
+            ):
                 if response.status != 200:
-                    raise _refusal(await response.read())
+                    raise _build_refusal(await response.read())
                 yield response
         except (OSError, EOFError) as error:
-            await child.settle()
+            await child.wait_for_end()
             raise ModelError(
-                f"The engine of {self.path.name} stopped in mid-request ({error}). "
-                f"It is started again at the next one. {child.last_words()}".strip(),
+                f"The engine of {self.path.name} stopped during the request ({error}). "
+                f"The next request starts it again. {child.read_log_end()}".strip(),
                 retryable=True,
             ) from error
 
     @contextlib.asynccontextmanager
-    async def _room(self, cells: int) -> AsyncGenerator[None, None]:
-        """Wait until so many cells are free: sessions that outgrow them together would all be broken off."""
-        # Polled, because a condition of asyncio belongs to one event loop and an engine may serve several.
-        while not self._take(cells):  # noqa: ASYNC110 - requests of several loops share it
+    async def _reserve(self, cells: int) -> AsyncGenerator[None, None]:
+        """Reserve cells, and wait until they are free: sessions that need more than all cells would all fail."""
+        # A condition of asyncio belongs to one event loop, and an engine may serve several. So this is polled.
+        while not self._change_used(cells):  # noqa: ASYNC110 - requests of several loops share it
             await asyncio.sleep(0.02)
         try:
             yield
         finally:
-            self._take(-cells)
+            self._change_used(-cells)
 
-    def _take(self, cells: int) -> bool:
+    def _change_used(self, cells: int) -> bool:
         with self._lock:
             fits = self._used + cells <= self._cells or cells <= 0
             self._used += cells if fits else 0
             return fits
 
-    def _spawn(self) -> _Child:
+    def _get_child(self) -> _Child:
         with self._lock:
-            if self._child is None or not self._child.alive:
+            if self._child is None or not self._child.is_alive:
                 if self._child:
                     self._child.stop()
                 if importlib.util.find_spec("xllamacpp") is None:
@@ -290,7 +293,7 @@ class LlamaEngine:
 
 
 def count_cores() -> int:
-    """How many processors this process may really use."""
+    """How many processors this process may use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -298,21 +301,21 @@ def count_cores() -> int:
     return count
 
 
-def _body(prompt: Prompt, options: dict[str, Json], stream: bool = False) -> dict[str, Json]:
+def _build_body(prompt: Prompt, options: dict[str, Json], stream: bool = False) -> dict[str, Json]:
     return {"prompt": prompt, **options, "stream": stream, "cache_prompt": True}
 
 
-def _cells(body: Json, window: int) -> int:
-    """The most cells of the cache that a request can fill, guessed from above: a token has two bytes at least."""
+def _estimate_cells(body: Json, window: int) -> int:
+    """An upper bound for the cells that a request can fill: a token has at least two bytes."""
     read = body.get("prompt") or body.get("input") or [body.get("messages"), body.get("tools")]
     most = body.get("n_predict", body.get("max_tokens", 0))
     return window if most < 0 else min(window, len(msgspec.json.encode(read)) // 2 + most)
 
 
-async def _facts(socket: Path) -> EngineFacts | None:
+async def _fetch_facts(socket: Path) -> EngineFacts | None:
     answers: list[Json] = []
     for path in ("/props", "/v1/models"):
-        async with wire.open_exchange(socket, path) as response:
+        async with open_exchange(socket, path) as response:
             if response.status != 200:
                 return None
             answers.append(msgspec.json.decode(await response.read()))
@@ -324,7 +327,7 @@ async def _facts(socket: Path) -> EngineFacts | None:
     )
 
 
-def _refusal(data: bytes) -> ModelError:
+def _build_refusal(data: bytes) -> ModelError:
     try:
         error = msgspec.json.decode(data)["error"]
         kind, message = error.get("type", ""), str(error.get("message", ""))
@@ -333,7 +336,7 @@ def _refusal(data: bytes) -> ModelError:
     if kind == "exceed_context_size_error":
         return build_too_long_error(error["n_prompt_tokens"], error["n_ctx"])
     if "ontext size" in message:
-        message = f"The sessions need more room together than the engine has: {message}"
+        message = f"The open sessions together need more memory than the engine has: {message}"
         return ModelError(message, kind="overloaded", retryable=True)
     return ModelError(f"The engine refused the request: {message}", kind="bad_request")
 

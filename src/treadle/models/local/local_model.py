@@ -1,4 +1,7 @@
-"""The embedded model behind the model port: finds its weights, loads them when first asked, picks how to drive it."""
+"""The embedded model behind the model port: finds its weights, loads them when first needed, picks a driver.
+
+llama.cpp runs in a process of its own. Importing this module starts and fetches nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,29 @@ import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 
 from treadle.messages import Request
 from treadle.models.base import ModelEvent
-from treadle.models.local import native_tools as native
 from treadle.models.local import weights
 from treadle.models.local.chat_prompt import ChatPrompt
 from treadle.models.local.choose_then_fill import ChooseThenFill
+from treadle.models.local.driver import Driver
 from treadle.models.local.json_tools import JsonTools
 from treadle.models.local.llama_process import EngineFacts, LlamaEngine, Progress
 from treadle.models.local.model_cache import ModelCache
-from treadle.models.local.native_tools import NativeTools
+from treadle.models.local.native_tools import NativeTools, probe_tool_calls
 
 DriverName = Literal["choose", "union", "native"]
 
 SMALL_MODEL_PARAMETERS = 1_000_000_000
-"""Models with fewer parameters than this choose and fill; larger ones can write a call."""
+"""Models with fewer parameters than this choose and fill. Larger ones can write a call."""
 
 
 class LocalStatus(Struct, frozen=True):
-    """How an embedded model stands. `memory` is in bytes, and the engine's own process holds it."""
+    """The state of an embedded model. `memory` is in bytes, held by the engine's own process."""
 
     state: Literal["missing", "unloaded", "loading", "ready"]
     path: str
@@ -39,16 +42,12 @@ class LocalStatus(Struct, frozen=True):
     driver: DriverName | None = None
 
 
-class _Driver(Protocol):
-    def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]: ...
-
-
 class LocalModel:
-    """A GGUF model that runs on this machine; without a path the small one that is fetched once.
+    """A GGUF model that runs on this machine. Without a path it is the small one, which is fetched once.
 
-    `context` is the window in tokens (at most what the model was made for), `slots` how many requests run at
-    once, `driver` how tools are offered when the choice made from the model's size and a probe does not suit.
-    `progress` is told what getting ready is about: `(message, done, total)`, from any thread.
+    `context` is the window in tokens, at most what the model was made for. `slots` requests run at once. `driver`
+    says how tools are offered; by default the model's size and a probe decide. While the model gets ready,
+    `progress(message, done, total)` is called from any thread.
     """
 
     def __init__(
@@ -63,11 +62,11 @@ class LocalModel:
         self._path = None if path is None else Path(path)
         self._slots = slots
         self._context = context
-        self._asked_driver: DriverName | None = driver
+        self._requested_driver: DriverName | None = driver
         self.progress = progress
         self._engine: LlamaEngine | None = None
-        self._picked: DriverName | None = None
-        self._driver: _Driver | None = None
+        self._driver_name: DriverName | None = None
+        self._driver: Driver | None = None
 
     @property
     def name(self) -> str:
@@ -75,34 +74,34 @@ class LocalModel:
 
     @property
     def window(self) -> int | None:
-        """The real window, asked from the engine; None until it is loaded."""
+        """The real window, from the engine. None until it is loaded."""
         facts = self._engine and self._engine.facts
         return facts.window if facts else None
 
     @property
     def can_summarize(self) -> bool:
-        """Whether it can sum up a conversation; what a very small model writes then only misleads it."""
+        """Whether its summaries are worth reading. A very small model would only mislead itself."""
         facts = self._engine and self._engine.facts
         return not facts or facts.parameters >= SMALL_MODEL_PARAMETERS
 
     @property
     def status(self) -> LocalStatus:
-        """What is loaded, and what it costs."""
+        """What is loaded, and how much memory it takes."""
         if self._engine is None:
             found = weights.find_weights(self._path)
             return LocalStatus("unloaded" if found else "missing", str(found or self._path or weights.SMALL))
         facts, memory = self._engine.facts, self._engine.memory
         state = "ready" if facts else "loading" if memory else "unloaded"
         window, parameters = (facts.window, facts.parameters) if facts else (None, None)
-        return LocalStatus(state, str(self._engine.path), memory, window, parameters, self._picked)
+        return LocalStatus(state, str(self._engine.path), memory, window, parameters, self._driver_name)
 
     async def load(self) -> LocalStatus:
-        """Fetch the weights if need be, and load them. `stream` does the same, so this only saves a wait later."""
-        await self._ready()
+        """Fetch the weights if they are missing, and load them. `stream` does the same when it is first called."""
+        await self._load_engine()
         return self.status
 
     def unload(self) -> None:
-        """End the engine and give its memory back. The next request loads again."""
+        """End the engine's process and free its memory. The next request loads it again."""
         if self._engine:
             self._engine.stop()
 
@@ -112,47 +111,44 @@ class LocalModel:
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """One vector of length 1 for each text: the mean of the model's states over it."""
-        engine, _ = await self._ready()
+        engine, _ = await self._load_engine()
         return await engine.embed(texts)
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
-        """Answer a request: deltas, then the reply. Giving up the iterator stops the generation."""
-        engine, facts = await self._ready()
+        """Answer a request: deltas, then the reply. Closing the iterator stops the generation."""
+        engine, facts = await self._load_engine()
         if self._driver is None:
-            self._driver = await self._drive(engine, facts)
+            self._driver = await self._open_driver(engine, facts)
         async with aclosing(self._driver.stream(request)) as events:
             async for event in events:
                 yield event
 
-    async def _ready(self) -> tuple[LlamaEngine, EngineFacts]:
+    async def _load_engine(self) -> tuple[LlamaEngine, EngineFacts]:
         if self._engine is None:
-            path = await self._weights()
+            stop = threading.Event()
+            try:
+                path = await asyncio.to_thread(weights.ensure_weights, self._path, self.progress, stop)
+            finally:
+                stop.set()
             self._engine = self._engine or LlamaEngine(path, slots=self._slots, context=self._context)
         return self._engine, await self._engine.load(self.progress)
 
-    async def _weights(self) -> Path:
-        stop = threading.Event()
-        try:
-            return await asyncio.to_thread(weights.ensure_weights, self._path, self.progress, stop)
-        finally:
-            stop.set()
-
-    async def _drive(self, engine: LlamaEngine, facts: EngineFacts) -> _Driver:
-        store = ModelCache(weights.find_data_dir() / "cache", engine.path)
+    async def _open_driver(self, engine: LlamaEngine, facts: EngineFacts) -> Driver:
+        cache = ModelCache(weights.find_data_dir() / "cache", engine.path)
         chat = ChatPrompt(engine, facts)
-        union = JsonTools(engine, chat, self.name)
-        picked: DriverName = self._asked_driver or await _pick(engine, facts, store)
-        self._picked = picked
-        if picked == "choose":
-            return ChooseThenFill(engine, chat, store, self.name, self.progress)
-        return NativeTools(engine, union, self.name) if picked == "native" else union
+        self._driver_name = self._requested_driver or await _pick_driver(engine, facts, cache)
+        if self._driver_name == "choose":
+            return ChooseThenFill(engine, self.name, chat, cache, self.progress)
+        json_tools = JsonTools(engine, self.name, chat)
+        return NativeTools(engine, self.name, json_tools) if self._driver_name == "native" else json_tools
 
 
-async def _pick(engine: LlamaEngine, facts: EngineFacts, store: ModelCache) -> DriverName:
+async def _pick_driver(engine: LlamaEngine, facts: EngineFacts, cache: ModelCache) -> DriverName:
+    """The driver for a model's size and for its answer to a probe, which is asked once and kept."""
     if facts.parameters < SMALL_MODEL_PARAMETERS:
         return "choose"
-    calls = store.read("calls-tools", bool)
-    if calls is None:
-        calls = await native.probe_tool_calls(engine)
-        store.write("calls-tools", calls)
-    return "native" if calls else "union"
+    calls_tools = cache.read("calls-tools", bool)
+    if calls_tools is None:
+        calls_tools = await probe_tool_calls(engine)
+        cache.write("calls-tools", calls_tools)
+    return "native" if calls_tools else "union"

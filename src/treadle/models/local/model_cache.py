@@ -1,4 +1,4 @@
-"""Small things worth keeping about a model file, such as a calibration: JSON files that may be deleted at any time."""
+"""Keeps small facts about a model file, such as a calibration, in JSON files that may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TypeVar
 import msgspec
 
 T = TypeVar("T")
-EDGE = 1 << 20
+EDGE_BYTES = 1 << 20
 
 
 class ModelCache:
-    """Kept by the content of the model file; what cannot be read or written is simply not kept."""
+    """A cache for one model file, found by its content. Failures to read or write are ignored."""
 
     def __init__(self, folder: Path, weights: Path) -> None:
         self._folder = folder / compute_fingerprint(weights)
@@ -36,11 +36,11 @@ class ModelCache:
 
 
 def compute_fingerprint(weights: Path) -> str:
-    """A short hash of a file's size, head and tail: of the whole it would take seconds for a large model."""
+    """A short hash of a file's size, beginning and end. Hashing all of a large model would take seconds."""
     with weights.open("rb") as file:
-        digest = hashlib.sha256(file.read(EDGE))
+        digest = hashlib.sha256(file.read(EDGE_BYTES))
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - EDGE))
+        file.seek(max(0, size - EDGE_BYTES))
         digest.update(file.read())
     digest.update(str(size).encode())
     return digest.hexdigest()[:16]

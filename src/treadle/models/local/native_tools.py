@@ -1,105 +1,58 @@
-"""Tools in the model's own call format, through the engine's chat endpoint. For models that were taught one."""
+"""Tools in the model's own call format, through the engine's Chat Completions. For models that were taught one."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import msgspec
-from msgspec import Struct, field
+from msgspec.structs import replace
 
 from treadle.errors import ModelError
-from treadle.events import CallDelta, ReasoningDelta, TextDelta
-from treadle.messages import (
-    Call,
-    FinishReason,
-    Json,
-    Message,
-    ModelMessage,
-    Reply,
-    Request,
-    ResultMessage,
-    Usage,
-    UserMessage,
-    render_parts,
-)
+from treadle.messages import Json, Message, ModelMessage, Request, ResultMessage, UserMessage, render_parts
 from treadle.models.base import ModelEvent
-from treadle.models.local import free_text as writing
+from treadle.models.chat_completions import ChatCompletions, Quirks
+from treadle.models.local.driver import TEMPERATURE, Driver, build_options
 from treadle.models.local.json_tools import JsonTools
 from treadle.models.local.llama_process import LlamaEngine
+from treadle.models.request_parts import describe_function
 
-TEMPERATURE = 0.3
-_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "calls"}
-
-
-class _Function(Struct):
-    name: str | None = None
-    arguments: str = ""
+_PATH = "/v1/chat/completions"
+_WIRE = ChatCompletions("local", "engine", Quirks(recovers_text_calls=False, splits_think_tags=False))
 
 
-class _CallPiece(Struct):
-    index: int = 0
-    id: str | None = None
-    function: _Function = field(default_factory=_Function)
+class NativeTools(Driver):
+    """Drives a model that writes calls itself. `json_tools` takes over where it cannot."""
 
-
-class _Words(Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_CallPiece] = field(default_factory=list[_CallPiece])
-
-
-class _Choice(Struct):
-    delta: _Words = field(default_factory=_Words)
-    finish_reason: str | None = None
-
-
-class _Cached(Struct):
-    cached_tokens: int = 0
-
-
-class _Counts(Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Cached = field(default_factory=_Cached)
-
-
-class _Chunk(Struct):
-    choices: list[_Choice] = field(default_factory=list[_Choice])
-    usage: _Counts | None = None
-
-
-class NativeTools:
-    """Drives a model that writes calls itself."""
-
-    def __init__(self, engine: LlamaEngine, union: JsonTools, name: str) -> None:
-        self._engine = engine
-        self._union = union
-        self._name = name
+    def __init__(self, engine: LlamaEngine, name: str, json_tools: JsonTools) -> None:
+        super().__init__(engine, name)
+        self._json_tools = json_tools
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         """Text, reasoning and calls as the model writes them."""
         if request.tools and request.output_schema is not None:
-            # The engine takes either tools or a grammar; the union has both.
-            async with aclosing(self._union.stream(request)) as events:
+            # The engine takes either tools or a grammar. The other driver can do both.
+            async with aclosing(self._json_tools.stream(request)) as events:
                 async for event in events:
                     yield event
             return
-        gathered = _Gathered(self._name)
+        body = build_body(request)
+        reader = _WIRE.open_reader(request, sent=len(msgspec.json.encode(body)))
         try:
-            async with aclosing(self._engine.stream_events("/v1/chat/completions", build_body(request))) as chunks:
+            async with aclosing(self._engine.stream_events(_PATH, body)) as chunks:
                 async for data in chunks:
-                    for event in gathered.take(msgspec.json.decode(data, type=_Chunk)):
+                    for event in reader.feed(b"data: %b\n" % data):
                         yield event
+            for event in reader.finish():
+                yield event
         except ModelError as error:
-            error.partial = gathered.text
+            error.partial = reader.text
             raise
-        yield gathered.reply()
+        yield replace(reader.build_reply(), model=self._name)
 
 
 async def probe_tool_calls(engine: LlamaEngine) -> bool:
-    """Whether the model, asked for something that only a tool can tell, calls that tool."""
+    """Whether the model calls a tool when it is asked for something that only the tool can tell."""
     tool = {
         "name": "room_temperature",
         "description": "Measure the temperature in a room.",
@@ -108,7 +61,7 @@ async def probe_tool_calls(engine: LlamaEngine) -> bool:
     question = {"role": "user", "content": "How warm is it in the kitchen right now?"}
     body: Json = {"messages": [question], "tools": [{"type": "function", "function": tool}], "temperature": 0}
     try:
-        answer = await engine.post("/v1/chat/completions", body | {"max_tokens": 256})
+        answer = await engine.post(_PATH, body | {"max_tokens": 256})
         calls: list[Json] = answer["choices"][0]["message"].get("tool_calls") or []
         return any("room" in msgspec.json.decode(call["function"]["arguments"]) for call in calls)
     except (ModelError, msgspec.DecodeError):
@@ -117,78 +70,29 @@ async def probe_tool_calls(engine: LlamaEngine) -> bool:
 
 def build_body(request: Request) -> dict[str, Json]:
     """The request in the chat format."""
-    options = writing.build_options(request, temperature=TEMPERATURE, tokens=-1)
+    options = build_options(request, temperature=TEMPERATURE, tokens=-1)
     options["max_tokens"] = options.pop("n_predict")
     system = [{"role": "system", "content": request.system}] if request.system else []
-    tools = [
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-        }
-        for tool in request.tools
-    ]
-    told: dict[str, Json] = {"messages": [*system, *build_messages(request.messages)], **options}
-    if tools:
-        told |= {"tools": tools, "tool_choice": request.tool_choice, "parallel_tool_calls": True}
-    return told | {"stream": True, "stream_options": {"include_usage": True}, "cache_prompt": True}
+    body: dict[str, Json] = {"messages": [*system, *build_messages(request.messages)], **options}
+    if request.tools:
+        tools = [describe_function(tool) for tool in request.tools]
+        body |= {"tools": tools, "tool_choice": request.tool_choice, "parallel_tool_calls": True}
+    return body | {"stream": True, "stream_options": {"include_usage": True}, "cache_prompt": True}
 
 
-def build_messages(given: Sequence[Message]) -> list[Json]:
+def build_messages(messages: Sequence[Message]) -> list[Json]:
     """The conversation in the chat format."""
-    written: list[Json] = []
-    for message in given:
+    built: list[Json] = []
+    for message in messages:
         match message:
             case UserMessage(parts=parts):
-                written.append({"role": "user", "content": render_parts(parts)})
+                built.append({"role": "user", "content": render_parts(parts)})
             case ModelMessage(text=text, calls=calls):
-                made = [
+                entries = [
                     {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": call.arguments}}
                     for call in calls
                 ]
-                written.append({"role": "assistant", "content": text} | ({"tool_calls": made} if made else {}))
+                built.append({"role": "assistant", "content": text} | ({"tool_calls": entries} if entries else {}))
             case ResultMessage(call_id=call_id, text=text):
-                written.append({"role": "tool", "tool_call_id": call_id, "content": text})
-    return written
-
-
-class _Gathered:
-    """What has come of one reply."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.text = ""
-        self._reasoning = ""
-        self._calls: dict[int, _CallPiece] = {}
-        self._finish: FinishReason = "other"
-        self._counts = _Counts()
-
-    def take(self, chunk: _Chunk) -> list[ModelEvent]:
-        events: list[ModelEvent] = []
-        self._counts = chunk.usage or self._counts
-        for choice in chunk.choices[:1]:
-            if choice.finish_reason:
-                self._finish = _FINISH.get(choice.finish_reason, "other")
-            if thought := choice.delta.reasoning_content:
-                self._reasoning += thought
-                events.append(ReasoningDelta(text=thought))
-            if words := choice.delta.content:
-                self.text += words
-                events.append(TextDelta(text=words))
-            for piece in choice.delta.tool_calls:
-                call = self._calls.setdefault(piece.index, _CallPiece(piece.index, piece.id, _Function("")))
-                call.function.name = piece.function.name or call.function.name
-                call.function.arguments += piece.function.arguments
-                events.append(
-                    CallDelta(index=piece.index, tool=piece.function.name or "", arguments=piece.function.arguments)
-                )
-        return events
-
-    def reply(self) -> Reply:
-        pieces = [piece for _, piece in sorted(self._calls.items())]
-        calls = tuple(
-            Call(piece.id or f"call_{secrets.token_hex(6)}", piece.function.name or "", piece.function.arguments)
-            for piece in pieces
-        )
-        counts = self._counts
-        usage = Usage(counts.prompt_tokens, counts.completion_tokens, counts.prompt_tokens_details.cached_tokens)
-        return Reply(self.text, self._reasoning, calls, "calls" if calls else self._finish, usage, self._name)
+                built.append({"role": "tool", "tool_call_id": call_id, "content": text})
+    return built

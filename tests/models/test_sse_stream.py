@@ -102,7 +102,7 @@ def test_a_document_in_place_of_events_is_given_whole() -> None:
 
 @pytest.mark.parametrize("start", [b"data: ", b'{"text":"'])
 def test_a_message_that_never_ends_is_given_up(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "_MOST", 1000)
+    monkeypatch.setattr(sse, "_MOST_HELD", 1000)
     stream = MessageStream(NOTES)
     for _ in range(9):
         assert list(stream.feed(start + b"x" * 100)) == []

@@ -15,7 +15,7 @@ ModelEvent = TextDelta | ReasoningDelta | CallDelta | Reply
 class Model(Protocol):
     """Anything that can answer a request.
 
-    `stream` yields deltas as they come and one `Reply` last; it raises `ModelError` when there is none.
+    `stream` yields deltas as they come and one `Reply` last. It raises `ModelError` when there is no reply.
     Closing the iterator early, or cancelling the task that reads it, stops the generation.
     """
 
@@ -24,7 +24,7 @@ class Model(Protocol):
 
     @property
     def window(self) -> int | None:
-        """How many tokens a request and its reply may have together, where that is known."""
+        """How many tokens a request and its reply may have together, if known."""
         ...
 
     def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]: ...
@@ -36,7 +36,7 @@ class Model(Protocol):
 
 @runtime_checkable
 class Summarizer(Protocol):
-    """A model that says whether its summaries are worth reading; those that do not say so are taken to be."""
+    """A model that says whether its summaries are worth reading. Those of any other model are."""
 
     @property
     def can_summarize(self) -> bool: ...
@@ -44,6 +44,6 @@ class Summarizer(Protocol):
 
 @runtime_checkable
 class Embedder(Protocol):
-    """A model that can also place texts in a space of meaning; few can, and a search does without."""
+    """A model that can also embed texts. Few models can, and search works without."""
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]: ...

@@ -1,6 +1,6 @@
-"""An embedding model by its name, as memory takes it: the embedded one, or one of a server that has `/embeddings`.
+"""Resolves an embedding model by its name, for memory: the embedded one, or one of a server with `/embeddings`.
 
-Few chat models have vectors, so it is a name of its own and no part of the model port.
+Few chat models have vectors, so this is no part of the model port.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Embedding:
 
     def __init__(self, model: Model) -> None:
         if not isinstance(model, Embedder):
-            raise BadInput(f"{model.name} gives no embeddings; name a model that does, such as local")
+            raise BadInput(f"{model.name} gives no embeddings — name a model that does, such as local")
         self.name = model.name
         self._model = model
 
@@ -27,9 +27,9 @@ class Embedding:
 
 
 def resolve_embedding(name: str, *, base_url: str | None = None, api_key_env: str | None = None) -> Embedding:
-    """The embedding of that name; the base URL is for a name that says no provider."""
+    """The embedding of that name. The base URL is for a name without a provider."""
     provider = name.partition(":")[0]
-    known = provider in PROVIDERS or provider == "local"
+    is_known = provider in PROVIDERS or provider == "local"
     return Embedding(
-        resolve_model(name, base_url=None if known else base_url, api_key_env=None if known else api_key_env)
+        resolve_model(name, base_url=None if is_known else base_url, api_key_env=None if is_known else api_key_env)
     )

@@ -1,4 +1,4 @@
-"""Several models as one: the next takes over when one fails for good before its first word."""
+"""Several models as one. The next takes over when one fails for good before its first word."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from treadle.errors import BadInput, ModelError
 from treadle.messages import Request
 from treadle.models.base import Model, ModelEvent
 
-_REST = 60.0
+_PAUSE_SECONDS = 60.0
 
 
 def fallback(*models: Model | str) -> Model:
-    """A model that asks the first of `models`, and the others in turn where it fails; names are looked up."""
+    """A model that asks the first of `models`, and the others in turn when it fails. Names are resolved."""
     from treadle.models.catalog import resolve_model
 
     if not models:
@@ -24,10 +24,10 @@ def fallback(*models: Model | str) -> Model:
 
 
 class Fallback:
-    """Asks the models in order, each a few times.
+    """Asks the models in order.
 
-    What may pass is left to the caller's retries until it has happened `patience` times in a row. A model that
-    failed for good rests for a minute, or as long as its provider says.
+    The caller retries a failure that may pass, until it has happened `patience` times in a row. A model that failed
+    for good is not asked for a minute, or as long as its provider says.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Fallback:
         self._patience = patience
         self._clock = clock
         self._failures = [0] * len(models)
-        self._rests_until = [0.0] * len(models)
+        self._paused_until = [0.0] * len(models)
 
     @property
     def name(self) -> str:
@@ -45,23 +45,23 @@ class Fallback:
 
     @property
     def window(self) -> int | None:
-        """The smallest: what is sent must fit whichever answers."""
+        """The smallest window: a request must fit whichever model answers."""
         windows = [model.window for model in self._models]
         return min((window for window in windows if window is not None), default=None)
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         last: ModelError | None = None
-        for place in self._order():
-            begun = False
+        for place in self._list_ready():
+            has_begun = False
             try:
                 async with aclosing(self._models[place].stream(request)) as events:
                     async for event in events:
-                        begun = True
+                        has_begun = True
                         yield event
                 self._failures[place] = 0
                 return
             except ModelError as error:
-                if begun or not self._gives_up(place, error):
+                if has_begun or not self._note_failure(place, error):
                     raise
                 last = error
         assert last is not None
@@ -71,17 +71,17 @@ class Fallback:
         for model in self._models:
             await model.close()
 
-    def _order(self) -> list[int]:
-        """The models that do not rest, or all of them when none is fresh."""
+    def _list_ready(self) -> list[int]:
+        """The models that are not paused, or all of them when all are."""
         now = self._clock()
-        fresh = [place for place in range(len(self._models)) if self._rests_until[place] <= now]
-        return fresh or list(range(len(self._models)))
+        ready = [place for place in range(len(self._models)) if self._paused_until[place] <= now]
+        return ready or list(range(len(self._models)))
 
-    def _gives_up(self, place: int, error: ModelError) -> bool:
-        """Whether to go on to the next model, rather than let this one be tried again."""
+    def _note_failure(self, place: int, error: ModelError) -> bool:
+        """Count a failure of a model. Returns whether the next model takes over, instead of a retry."""
         self._failures[place] += 1
         if error.retryable and self._failures[place] < self._patience:
             return False
         self._failures[place] = 0
-        self._rests_until[place] = self._clock() + max(_REST, error.retry_after or 0.0)
+        self._paused_until[place] = self._clock() + max(_PAUSE_SECONDS, error.retry_after or 0.0)
         return True

@@ -1,6 +1,6 @@
-"""The HTTP below every provider: pooled connections, time limits, one exchange at a time. Retries nothing.
+"""HTTP for every provider: pooled connections, time limits, one exchange at a time. Retries nothing.
 
-aiohttp is imported when the first request is made, so that a program without one does not pay for it.
+aiohttp is imported when the first request is made, so that a program without requests does not pay for it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from treadle.models.failures import ErrorSource, classify_response
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession, StreamReader
 
-_LARGE = 1 << 20
-_ERROR_BODY = 1 << 16
+_LARGE_BODY = 1 << 20
+_ERROR_BODY_BYTES = 1 << 16
 _ERROR_SECONDS = 10.0
 
 
 class Timeouts(Struct, frozen=True):
-    """Seconds to wait: for a connection, for the first byte, between bytes, for the whole reply."""
+    """Limits in seconds: for a connection, for the first byte, between bytes, for the whole reply."""
 
     connect: float = 10.0
     first_byte: float = 180.0
@@ -38,11 +38,11 @@ class Timeouts(Struct, frozen=True):
 
 
 LOCAL_TIMEOUTS = Timeouts(connect=5.0, first_byte=1800.0, idle=300.0, total=14400.0)
-"""For servers on this machine, which may load a model and read a long prompt before their first byte."""
+"""For servers on this machine. They may load a model and read a long prompt before their first byte."""
 
 
 class Secret:
-    """A key that does not show itself in a repr, a log line or a traceback."""
+    """A key that no repr, log line or traceback shows."""
 
     __slots__ = ("_value",)
 
@@ -63,7 +63,7 @@ class Secret:
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """Where a provider listens and how it is asked: address, key, headers, limits."""
+    """How to reach a provider: base URL, key, headers, time limits."""
 
     provider: str
     base_url: str
@@ -88,7 +88,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
         return ErrorSource(self.provider, self.address, self.key_variable, secrets)
 
     def build_headers(self) -> dict[str, str]:
-        # Compressed events would wait in some proxy's buffer until there are enough of them.
+        # Compressed events would wait in the buffer of some proxies.
         headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "treadle"}
         headers |= dict(self.headers)
         if self.key is not None:
@@ -97,7 +97,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
 
 class _Pool:
-    """The connections to one endpoint on one event loop, and who uses them."""
+    """The connections to one endpoint on one event loop, and the transports that use them."""
 
     def __init__(self, session: ClientSession, keeper: AsyncGenerator[None, None]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ _pools: dict[_PoolKey, _Pool] = {}
 
 
 class Transport:
-    """Posts to one endpoint. Models of the same endpoint share its connections; `close` gives up this share."""
+    """Sends requests to one endpoint. Models of the same endpoint share its connections."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -125,16 +125,16 @@ class Transport:
         return HttpExchange(self)
 
     async def get_session(self) -> ClientSession:
-        """The running loop's session; it is closed by `close`, or else when the loop ends."""
+        """The session of the running loop. `close` closes it, or else the end of the loop does."""
         loop, pool = asyncio.get_running_loop(), self._pool
         if pool is None or pool.loop is not loop or pool.session.closed:
             key = (loop, self.endpoint.base_url, self._key)
-            pool = self._pool = _pools.get(key) or await _open(key, self._headers, self.endpoint)
+            pool = self._pool = _pools.get(key) or await _open_pool(key, self._headers, self.endpoint)
             pool.users.add(self)
         return pool.session
 
     def build_url(self, path: str) -> Any:
-        """The address as an object that aiohttp need not parse again for every request."""
+        """The address as an object, which aiohttp need not parse for every request."""
         found = self._urls.get(path)
         if found is None:
             from yarl import URL
@@ -145,9 +145,9 @@ class Transport:
     async def fetch_json(
         self, path: str, *, body: bytes | None = None, from_root: bool = True, timeout: float = 2.0
     ) -> Any:
-        """A small JSON document from the server, or None when it does not give one in time.
+        """A small JSON document from the server, or None when it does not send one in time.
 
-        `root` leaves out the version at the end of the base URL.
+        `from_root` leaves out the version at the end of the base URL.
         """
         import aiohttp
 
@@ -165,7 +165,7 @@ class Transport:
             return None
 
     async def fetch_status(self, path: str, *, timeout: float) -> int:
-        """The status that a GET is answered with, whichever it is. Raises `ModelError` when nothing answers."""
+        """The status of a GET. Raises `ModelError` when nothing answers."""
         import aiohttp
 
         failure: BaseException
@@ -181,6 +181,7 @@ class Transport:
         raise self.open_exchange().build_error(failure)
 
     async def close(self) -> None:
+        """Close the connections that no other transport uses."""
         self._pool = None
         for key, pool in list(_pools.items()):
             if self in pool.users and key[0] is asyncio.get_running_loop():
@@ -189,7 +190,7 @@ class Transport:
                     await pool.keeper.aclose()
 
 
-async def _open(key: _PoolKey, headers: Mapping[str, str], endpoint: Endpoint) -> _Pool:
+async def _open_pool(key: _PoolKey, headers: Mapping[str, str], endpoint: Endpoint) -> _Pool:
     import aiohttp
 
     for old in [k for k in _pools if k[0].is_closed()]:
@@ -200,16 +201,16 @@ async def _open(key: _PoolKey, headers: Mapping[str, str], endpoint: Endpoint) -
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         timeout=limits,
-        proxy=_proxy(endpoint),
+        proxy=_find_proxy(endpoint),
     )
-    keeper = _keep(session, key)
+    keeper = _keep_session(session, key)
     pool = _pools[key] = _Pool(session, keeper)
     await anext(keeper)
     return pool
 
 
-async def _keep(session: ClientSession, key: _PoolKey) -> AsyncGenerator[None, None]:
-    """Closes the session at the latest when the loop ends: loops close their async generators then."""
+async def _keep_session(session: ClientSession, key: _PoolKey) -> AsyncGenerator[None, None]:
+    """Close the session when the loop ends, at the latest: loops close their async generators then."""
     try:
         yield
     finally:
@@ -217,8 +218,8 @@ async def _keep(session: ClientSession, key: _PoolKey) -> AsyncGenerator[None, N
         await session.close()
 
 
-def _proxy(endpoint: Endpoint) -> str | None:
-    """The proxy of the environment. Looked up once: aiohttp's own `trust_env` asks a thread every time."""
+def _find_proxy(endpoint: Endpoint) -> str | None:
+    """The proxy of the environment. It is looked up once: aiohttp's `trust_env` starts a thread for every request."""
     from urllib.request import getproxies, proxy_bypass
 
     parts = urlsplit(endpoint.base_url)
@@ -235,28 +236,29 @@ def _proxy(endpoint: Endpoint) -> str | None:
     except ValueError:
         is_address = False
     if kind not in ("http", "https") or not is_address:
-        what = f"a {kind} proxy for {endpoint.address}, and only HTTP proxies work here"
+        problem = f"a {kind} proxy for {endpoint.address}, and only HTTP proxies work here"
+        if not is_address:
+            problem = f"a proxy for {endpoint.address} that is no address"
         raise ModelError(
-            f"the environment names {what if is_address else f'a proxy for {endpoint.address} that is no address'} — "
-            "set HTTPS_PROXY to an HTTP proxy, or NO_PROXY for this host",
+            f"the environment names {problem} — set HTTPS_PROXY to an HTTP proxy, or NO_PROXY for this host",
             kind="network",
         )
     return proxy
 
 
 class HttpExchange:
-    """One request and its response, read as it arrives. Every failure is a `ModelError`."""
+    """One request and its response, which is read as it arrives. Every failure is a `ModelError`."""
 
     __slots__ = (
         "_content",
         "_deadline",
-        "_first",
+        "_first_byte_limit",
         "_loop",
         "_response",
         "_timeouts",
         "_timer",
         "_transport",
-        "_waits_since",
+        "_waiting_since",
     )
 
     def __init__(self, transport: Transport) -> None:
@@ -266,24 +268,24 @@ class HttpExchange:
         self._response: ClientResponse | None = None
         self._content: Any = None
         self._deadline = 0.0
-        self._first = 0.0
-        self._waits_since = 0.0
+        self._first_byte_limit = 0.0
+        self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, path: str, body: bytes) -> None:
-        """Send the request and wait for the response's head."""
+        """Send the request and wait for the head of the response."""
         import aiohttp
 
         now = self._loop.time()
         limits = self._timeouts
         self._deadline = now + limits.total
-        self._first = now + limits.connect + limits.first_byte
+        self._first_byte_limit = now + limits.connect + limits.first_byte
         session = await self._transport.get_session()
         try:
-            async with asyncio.timeout_at(min(self._first, self._deadline)):
+            async with asyncio.timeout_at(min(self._first_byte_limit, self._deadline)):
                 response = self._response = await session.post(
                     self._transport.build_url(path),
-                    data=body if len(body) < _LARGE else io.BytesIO(body),
+                    data=body if len(body) < _LARGE_BODY else io.BytesIO(body),
                     allow_redirects=False,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -293,12 +295,12 @@ class HttpExchange:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.status == 200 and kind != "text/html":
                 return
-            said = await _beginning(response.content)
+            said = await _read_error_body(response.content)
             raise classify_response(response.status, response.headers, said, self._transport.error_source)
         raise self.build_error(failure)
 
     async def read(self) -> bytes:
-        """All that has arrived, waiting only when there is nothing; empty at the end."""
+        """All bytes that have arrived. It waits only when there are none; empty at the end."""
         import aiohttp
 
         content = self._content
@@ -306,11 +308,11 @@ class HttpExchange:
         try:
             data: bytes = content.read_nowait(-1)
             if not data and not content.at_eof():
-                self._waits_since = self._loop.time()
-                self._watch()
+                self._waiting_since = self._loop.time()
+                self._set_timer()
                 data = await content.readany()
-                self._waits_since = 0.0
-            self._first = 0.0
+                self._waiting_since = 0.0
+            self._first_byte_limit = 0.0
             if self._loop.time() >= self._deadline:
                 raise TimeoutError
             return data
@@ -319,101 +321,94 @@ class HttpExchange:
         raise self.build_error(failure)
 
     async def drain(self, seconds: float = 0.1) -> None:
-        """Read the last bytes, so that the connection can be used again; not worth a long wait."""
+        """Read the last bytes, so that the connection can be used again. This is not worth a long wait."""
         if self._content.is_eof():
             return
         import aiohttp
 
-        # The reply is complete: what goes wrong behind it is of no interest.
+        # The reply is complete, so an error after it does not matter.
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, RuntimeError):
             async with asyncio.timeout(seconds):
                 while await self._content.readany():
                     pass
 
     def close(self) -> None:
-        """Give the connection back when all was read, else cut it: that stops the generation."""
+        """Give the connection back when all was read. Else cut it, which stops the generation."""
         if self._timer is not None:
             self._timer.cancel()
         if self._response is not None:
             self._response.close()
 
-    def _watch(self) -> None:
-        """Wake up when the limit that counts now would be reached. One timer a reply, not one a read."""
-        limit = self._limit()
+    def _set_timer(self) -> None:
+        """Set the timer for the current time limit. There is one timer for a reply, not one for each read."""
+        limit = self._compute_limit()
         if self._timer is None or self._timer.when() > limit:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(limit, self._look)
+            self._timer = self._loop.call_at(limit, self._check_time)
 
-    def _look(self) -> None:
-        limit = self._limit()
-        if self._waits_since and self._loop.time() >= limit:
+    def _check_time(self) -> None:
+        limit = self._compute_limit()
+        if self._waiting_since and self._loop.time() >= limit:
             self._content.set_exception(TimeoutError())
         else:
-            self._timer = self._loop.call_at(max(limit, self._loop.time() + 0.05), self._look)
+            self._timer = self._loop.call_at(max(limit, self._loop.time() + 0.05), self._check_time)
 
-    def _limit(self) -> float:
-        """Until when the next byte may come; the time that the reader takes for itself does not count."""
-        since = self._waits_since or self._loop.time()
-        return min(self._first or since + self._timeouts.idle, self._deadline)
+    def _compute_limit(self) -> float:
+        """When the next byte is too late. The time that the reader takes for itself does not count."""
+        since = self._waiting_since or self._loop.time()
+        return min(self._first_byte_limit or since + self._timeouts.idle, self._deadline)
 
     def build_error(self, error: BaseException) -> ModelError:
-        """What went wrong, in words of ours."""
+        """The error for a failure of the connection."""
         kind, retryable, message = self._explain(error)
         return ModelError(self._transport.error_source.redact(message), kind=kind, retryable=retryable)
 
     def _explain(self, error: BaseException) -> tuple[ModelErrorKind, bool, str]:
         import aiohttp
 
-        where = f"{self._transport.endpoint.provider} ({self._transport.endpoint.address})"
-        limits = self._timeouts
+        server = f"{self._transport.endpoint.provider} ({self._transport.endpoint.address})"
+        cause, limits = _describe_cause(error), self._timeouts
         match error:
             case aiohttp.ClientConnectorCertificateError():
-                return (
-                    "network",
-                    False,
-                    (
-                        f"the certificate of {where} is not trusted ({_reason(error)}) — if your network replaces "
-                        "certificates, add its authority to the system's store or name the file in SSL_CERT_FILE"
-                    ),
+                advice = (
+                    "if your network replaces certificates, add its authority to the system's store or name the "
+                    "file in SSL_CERT_FILE"
                 )
+                return "network", False, f"the certificate of {server} is not trusted ({cause}) — {advice}"
             case aiohttp.ClientProxyConnectionError() | aiohttp.ClientHttpProxyError():
-                return "network", True, f"the proxy for {where} cannot be used — check HTTPS_PROXY and NO_PROXY"
+                return "network", True, f"the proxy for {server} cannot be used — check HTTPS_PROXY and NO_PROXY"
             case aiohttp.ClientConnectorError():
-                return "network", True, f"{where} cannot be reached ({_reason(error)}) — is it running?"
+                return "network", True, f"{server} cannot be reached ({cause}) — is it running?"
             case aiohttp.ConnectionTimeoutError():
-                return "network", True, f"no connection to {where} within {limits.connect:g} s"
+                return "network", True, f"no connection to {server} within {limits.connect:g} s"
+            case TimeoutError() if self._loop.time() >= self._deadline:
+                return "stalled", False, f"{server} had not finished its reply after {limits.total:g} s"
+            case TimeoutError() if self._first_byte_limit:
+                return "stalled", True, f"{server} did not begin to answer within {limits.first_byte:g} s"
             case TimeoutError():
-                return self._stalled(where)
+                return "stalled", True, f"{server} stopped in the middle of its reply: no data for {limits.idle:g} s"
             case aiohttp.InvalidURL():
-                return "bad_request", False, f"{where} is not an address — check the base URL"
+                return "bad_request", False, f"{server} is not an address — check the base URL"
             case _:
-                return "network", True, f"the connection to {where} broke off ({_reason(error)})"
-
-    def _stalled(self, where: str) -> tuple[ModelErrorKind, bool, str]:
-        limits = self._timeouts
-        if self._loop.time() >= self._deadline:
-            return "stalled", False, f"{where} had not finished its reply after {limits.total:g} s"
-        if self._first:
-            return "stalled", True, f"{where} did not begin to answer within {limits.first_byte:g} s"
-        return "stalled", True, f"{where} stopped in the middle of its reply: no data for {limits.idle:g} s"
+                return "network", True, f"the connection to {server} broke off ({cause})"
 
 
-async def _beginning(content: StreamReader) -> bytes:
-    """An error's body, but no more of it than an error needs: the status counts also where the rest never comes."""
+async def _read_error_body(content: StreamReader) -> bytes:
+    """The beginning of an error's body. The status counts even where the rest never comes."""
     import aiohttp
 
     pieces: list[bytes] = []
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         async with asyncio.timeout(_ERROR_SECONDS):
-            while sum(map(len, pieces)) < _ERROR_BODY and (piece := await content.readany()):
+            while sum(map(len, pieces)) < _ERROR_BODY_BYTES and (piece := await content.readany()):
                 pieces.append(piece)
     return b"".join(pieces)
 
 
-def _reason(error: BaseException) -> str:
-    """A short cause without addresses or headers, which may hold secrets."""
+def _describe_cause(error: BaseException) -> str:
+    """A short cause, without addresses and headers: they may hold secrets."""
     names = ("os_error", "certificate_error", "__cause__")
     cause = next((found for name in names if (found := getattr(error, name, None))), error)
-    words = getattr(cause, "verify_message", None) or getattr(cause, "strerror", None)
-    return words if isinstance(words, str) and words else type(cause).__name__
+    message = getattr(cause, "verify_message", None) or getattr(cause, "strerror", None)
+    return message if isinstance(message, str) and message else type(cause).__name__

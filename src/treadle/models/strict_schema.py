@@ -1,4 +1,4 @@
-"""JSON schemas as providers take them: whether one can be guaranteed, and one narrowed until it can. Pure."""
+"""JSON schemas as providers accept them: checks whether one is strict, and narrows one until it is. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from treadle.messages import Json
 
-_KEPT = ("type", "title", "description", "enum", "const", "default", "required", "$ref")
-_FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"))
+_KEPT_KEYWORDS = ("type", "title", "description", "enum", "const", "default", "required", "$ref")
+_KEPT_FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"))
 
 
 def is_strict(schema: Mapping[str, Any]) -> bool:
@@ -19,13 +19,13 @@ def is_strict(schema: Mapping[str, Any]) -> bool:
             return False
         if set(cast("Mapping[str, Any]", properties)) != set(schema.get("required", ())):
             return False
-    return all(is_strict(inner) for inner in _inside(schema))
+    return all(is_strict(inner) for inner in _list_inner_schemas(schema))
 
 
 def narrow_schema(schema: Mapping[str, Any]) -> dict[str, Json]:
-    """The same schema without what a constrained decoder cannot keep; that is told in the description."""
-    out: dict[str, Json] = {name: schema[name] for name in _KEPT if name in schema}
-    left: list[str] = []
+    """The schema without keywords that a constrained decoder cannot guarantee. The description names those."""
+    out: dict[str, Json] = {name: schema[name] for name in _KEPT_KEYWORDS if name in schema}
+    dropped: list[str] = []
     for name, value in schema.items():
         match name:
             case "properties" | "$defs" | "definitions":
@@ -34,21 +34,21 @@ def narrow_schema(schema: Mapping[str, Any]) -> dict[str, Json]:
                 out["allOf" if name == "allOf" else "anyOf"] = [narrow_schema(inner) for inner in value]
             case "items" if isinstance(value, Mapping):
                 out[name] = narrow_schema(cast("Mapping[str, Any]", value))
-            case "format" if value in _FORMATS:
+            case "format" if value in _KEPT_FORMATS:
                 out[name] = value
             case "additionalProperties":
                 pass
             case _:
-                if name not in _KEPT:
-                    left.append(f"{name}: {value}")
+                if name not in _KEPT_KEYWORDS:
+                    dropped.append(f"{name}: {value}")
     if out.get("type") == "object" or "properties" in out:
         out["additionalProperties"] = False
-    if left:
-        out["description"] = f"{out.get('description', '')} ({', '.join(left)})".strip()
+    if dropped:
+        out["description"] = f"{out.get('description', '')} ({', '.join(dropped)})".strip()
     return out
 
 
-def _inside(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _list_inner_schemas(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The schemas directly within a schema."""
     found: list[Any] = []
     for name in ("properties", "$defs", "definitions"):

@@ -1,6 +1,6 @@
-"""Tool calls that a model wrote as text: recovered when name and arguments fit an offered tool. Pure.
+"""Recovers tool calls that a model wrote as text, when name and arguments fit an offered tool. Pure.
 
-What does not fit is left alone: a JSON answer is an answer. Nothing is run or repaired beyond its notation.
+All other text stays as it is: a JSON answer is an answer. Only the notation of a call is repaired.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from treadle.messages import ToolSpec
 
 
 class TextCall(NamedTuple):
-    """A call found in text: the tool, and its arguments as JSON text."""
+    """A call in text: the tool, and its arguments as JSON."""
 
     tool: str
     arguments: str
 
 
 CallCandidate = tuple[str, Mapping[str, Any] | str]
-"""A name and arguments that may be a call: an object, or text in which they are marked up."""
+"""A name and arguments that may be a call. The arguments are an object, or text with tags."""
 
 _NAMES = ("name", "tool", "tool_name", "function", "function_name", "action")
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "tool_input", "action_input", "params")
-_LONGEST = 1 << 20
-_TRIED = 1 << 19
-"""How much text is read, in all, in search of bare JSON: every line may begin some, and each is read to the end."""
+_LONGEST_TEXT = 1 << 20
+_MOST_BARE_TEXT = 1 << 19
+"""How much text is read in search of bare JSON. Every line may begin some, and each is read to the end."""
 
 _TAGGED = re.compile(
     r"<\|?(?P<tag>tool_call|function_call|tool_use|tool_code|call)\|?>(?P<inner>.*?)"
@@ -63,55 +63,55 @@ _WRAPPERS = re.compile(
 
 
 def recover_calls(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[TextCall]]:
-    """The text without the calls written in it, and those calls in their order."""
-    if not tools or len(text) > _LONGEST or not ("{" in text or "<" in text or "[" in text):
+    """The text without the calls in it, and those calls in their order."""
+    if not tools or len(text) > _LONGEST_TEXT or not ("{" in text or "<" in text or "[" in text):
         return text, []
     offered = {tool.name: tool for tool in tools}
     if not any(name in text for name in offered):
         return text, []
-    for recognise in (_marked, _fenced, _bare):
-        found = [(span, calls) for span, pairs in recognise(text, offered) if (calls := _fitting(pairs, offered))]
+    for recognise in (_find_marked, _find_fenced, _find_bare):
+        found = [(span, calls) for span, pairs in recognise(text, offered) if (calls := _fit_tools(pairs, offered))]
         if found:
-            return _without(text, [span for span, _ in found]), [call for _, calls in found for call in calls]
+            return _remove_spans(text, [span for span, _ in found]), [call for _, calls in found for call in calls]
     return text, []
 
 
 Matches = Iterator[tuple[tuple[int, int], Sequence[CallCandidate]]]
 
 
-def _marked(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
-    """Calls between marks that mean nothing else; the outermost mark counts."""
+def _find_marked(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
+    """Calls between marks that mean nothing else. The outermost mark counts."""
     taken = bytearray(len(text))
     found: list[tuple[tuple[int, int], Sequence[CallCandidate]]] = []
-    for start, end, read in _marks(text, offered):
-        if taken.find(1, start, end) < 0 and _fitting(pairs := read(), offered):
+    for start, end, read in _find_marks(text, offered):
+        if taken.find(1, start, end) < 0 and _fit_tools(pairs := read(), offered):
             taken[start:end] = b"\x01" * (end - start)
             found.append(((start, end), pairs))
     yield from sorted(found, key=lambda item: item[0])
 
 
-def _marks(
+def _find_marks(
     text: str, offered: Mapping[str, ToolSpec]
 ) -> Iterator[tuple[int, int, Callable[[], Sequence[CallCandidate]]]]:
-    """Where something stands between marks, and how it is read."""
+    """The places between marks, and how to read each."""
     recognisers: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Sequence[CallCandidate]]], ...] = (
-        (_TAGGED, lambda m: _inside(m["inner"])),
-        (_FUNCTION, _named),
-        (_INVOKE, _named),
-        (_KIMI, _named),
-        (_DEEPSEEK, _named),
-        (_MISTRAL, lambda m: _named(m) if m["name"] else _inside(m["inner"])),
-        (_PYTHON_TAG, lambda m: _inside(m["inner"])),
+        (_TAGGED, lambda m: _read_tag(m["inner"])),
+        (_FUNCTION, _read_match),
+        (_INVOKE, _read_match),
+        (_KIMI, _read_match),
+        (_DEEPSEEK, _read_match),
+        (_MISTRAL, lambda m: _read_match(m) if m["name"] else _read_tag(m["inner"])),
+        (_PYTHON_TAG, lambda m: _read_tag(m["inner"])),
     )
     for pattern, read in recognisers:
         for match in pattern.finditer(text):
             yield *match.span(), partial(read, match)
-    for element in _elements(text, re.compile(rf"<(?P<key>{'|'.join(map(re.escape, offered))})>")):
-        yield element.start, element.end, partial(_called, element.key, element.inner)
+    for element in _find_elements(text, re.compile(rf"<(?P<key>{'|'.join(map(re.escape, offered))})>")):
+        yield element.start, element.end, partial(_read_call, element.key, element.inner)
 
 
 class _Element(NamedTuple):
-    """What stands between a tag and the one that closes it."""
+    """The text between a tag and the tag that closes it."""
 
     key: str
     inner: str
@@ -119,10 +119,10 @@ class _Element(NamedTuple):
     end: int
 
 
-def _elements(text: str, opening: re.Pattern[str], closing: str = "") -> Iterator[_Element]:
-    """The elements of `text`, one after the other; `closing` names their last tag, if not the first does.
+def _find_elements(text: str, opening: re.Pattern[str], closing: str = "") -> Iterator[_Element]:
+    """The elements of `text`, one after the other. `closing` names the last tag where it differs from the first.
 
-    In one pass, because a lazy pattern searches the rest of the text again for every tag that is never closed.
+    This takes one pass. A lazy pattern would search the rest of the text again for every tag that is never closed.
     """
     last = {found[0]: found.start() for found in _CLOSING.finditer(text)}
     at = 0
@@ -135,61 +135,62 @@ def _elements(text: str, opening: re.Pattern[str], closing: str = "") -> Iterato
             yield _Element(tag["key"], inner, tag.start(), at)
 
 
-def _fenced(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
+def _find_fenced(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
+    """JSON between code fences."""
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
         elif not fence["language"]:
-            yield (opened.start(), fence.end()), _from_json(text[opened.end() + 1 : fence.start() - 1])
+            yield (opened.start(), fence.end()), _read_json(text[opened.end() + 1 : fence.start() - 1])
             opened = None
 
 
-def _bare(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
+def _find_bare(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
     """JSON that begins a line and reaches to the end of the text."""
     tried = 0
     for match in islice(_BARE.finditer(text), 50):
         inner = text[match.start() :]
-        if pairs := _from_json(inner) or _pythonic(inner):
+        if pairs := _read_json(inner) or _read_python(inner):
             yield (match.start(), len(text)), pairs
             return
         tried += len(inner)
-        if tried > _TRIED:
+        if tried > _MOST_BARE_TEXT:
             return
 
 
-def _named(match: re.Match[str]) -> Sequence[CallCandidate]:
-    return _called(match["name"], match["inner"])
+def _read_match(match: re.Match[str]) -> Sequence[CallCandidate]:
+    return _read_call(match["name"], match["inner"])
 
 
-def _called(name: str, inner: str) -> Sequence[CallCandidate]:
-    return [(name, _loads(inner) or inner)]
+def _read_call(name: str, inner: str) -> Sequence[CallCandidate]:
+    return [(name, _decode(inner) or inner)]
 
 
-def _inside(inner: str) -> Sequence[CallCandidate]:
-    """What stands in a tag: JSON, a nested function form, or a name followed by marked-up arguments."""
-    if pairs := _from_json(inner):
+def _read_tag(inner: str) -> Sequence[CallCandidate]:
+    """The calls in a tag: JSON, a nested function form, or a name followed by arguments in tags."""
+    if pairs := _read_json(inner):
         return pairs
-    if pairs := [pair for pattern in (_FUNCTION, _INVOKE) for m in pattern.finditer(inner) for pair in _named(m)]:
+    if pairs := [pair for pattern in (_FUNCTION, _INVOKE) for m in pattern.finditer(inner) for pair in _read_match(m)]:
         return pairs
     name, _, rest = inner.strip().partition("\n")
     if not re.fullmatch(r"[\w.-]+", name):
         name, _, rest = inner.strip().partition("<")
         rest = "<" + rest
-    return [(name.strip(), _loads(rest) or rest)]
+    return [(name.strip(), _decode(rest) or rest)]
 
 
-def _from_json(text: str) -> Sequence[CallCandidate]:
-    """The calls in one JSON value, or in several one after the other; nothing where one is something else."""
-    whole = _loads(text)
+def _read_json(text: str) -> Sequence[CallCandidate]:
+    """The calls in one JSON value, or in several. Nothing where one of them is something else."""
+    whole = _decode(text)
     values: list[Any] = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
     if whole is None:
-        values = _several(text)
-    pairs = [_pair(value) for value in values]
+        values = _decode_several(text)
+    pairs = [_read_object(value) for value in values]
     return [pair for pair in pairs if pair is not None] if pairs and all(pairs) else []
 
 
-def _several(text: str) -> list[Any]:
+def _decode_several(text: str) -> list[Any]:
     values: list[Any] = []
     decoder = json.JSONDecoder(strict=False)
     at = 0
@@ -205,24 +206,24 @@ def _several(text: str) -> list[Any]:
     return values
 
 
-def _pair(value: Any) -> CallCandidate | None:
+def _read_object(value: Any) -> CallCandidate | None:
     if not isinstance(value, Mapping):
         return None
     fields = cast("Mapping[str, Any]", value)
     inner = fields.get("function")
     if isinstance(inner, Mapping):
-        return _pair(inner)
+        return _read_object(inner)
     name = next((fields[key] for key in _NAMES if isinstance(fields.get(key), str)), None)
     key = next((key for key in _ARGUMENTS if key in fields), None)
     if name is None or key is None:
         return None
     arguments = fields[key]
     if isinstance(arguments, str):
-        arguments = _loads(arguments)
+        arguments = _decode(arguments)
     return (name, cast("Mapping[str, Any]", arguments)) if isinstance(arguments, Mapping) else None
 
 
-def _pythonic(text: str) -> Sequence[CallCandidate]:
+def _read_python(text: str) -> Sequence[CallCandidate]:
     """`[add(a=1, b=2)]`, as some models write calls."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
@@ -243,48 +244,48 @@ def _pythonic(text: str) -> Sequence[CallCandidate]:
     return pairs
 
 
-def _fitting(pairs: Sequence[CallCandidate], offered: Mapping[str, ToolSpec]) -> list[TextCall]:
-    """The calls, if every one of them fits a tool; else none."""
+def _fit_tools(pairs: Sequence[CallCandidate], offered: Mapping[str, ToolSpec]) -> list[TextCall]:
+    """The calls, if every one of them fits a tool. Else none."""
     calls: list[TextCall] = []
     for name, arguments in pairs:
         tool = offered.get(name) or offered.get(name.removeprefix("functions."))
         if tool is None:
             return []
         properties: Mapping[str, Any] = tool.parameters.get("properties") or {}
-        values = _marked_up(arguments, properties) if isinstance(arguments, str) else arguments
+        values = _read_tags(arguments, properties) if isinstance(arguments, str) else arguments
         if values is None or not set(tool.parameters.get("required") or ()) <= set(values):
             return []
         if not set(values) <= set(properties) and not tool.parameters.get("additionalProperties"):
             return []
         text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-        # JSON can spell half a surrogate pair, which nobody could store.
+        # JSON can contain half a surrogate pair, which cannot be stored.
         calls.append(TextCall(tool.name, text.encode("utf-8", "replace").decode()))
     return calls
 
 
-def _marked_up(text: str, properties: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Arguments written as tags; text alone is none, unless there is nothing to say."""
+def _read_tags(text: str, properties: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Arguments in tags. Text alone gives None, but an empty text is an empty object."""
     marked = {
         element.key: element.inner.removeprefix("\n").removesuffix("\n")
-        for element in _elements(text, _PARAMETER, "parameter")
+        for element in _find_elements(text, _PARAMETER, "parameter")
     }
     if not marked:
         key = ""
-        for element in _elements(text, _GLM_ARGUMENT):
+        for element in _find_elements(text, _GLM_ARGUMENT):
             if element.key == "arg_key":
                 key = element.inner.strip()
             elif key:
                 marked[key] = element.inner
     marked = marked or {
-        element.key: element.inner.removeprefix("\n").removesuffix("\n") for element in _elements(text, _CHILD)
+        element.key: element.inner.removeprefix("\n").removesuffix("\n") for element in _find_elements(text, _CHILD)
     }
     if marked:
-        return {key: _typed(value, properties.get(key)) for key, value in marked.items()}
+        return {key: _read_value(value, properties.get(key)) for key, value in marked.items()}
     return {} if not text.strip() else None
 
 
-def _typed(value: str, schema: Any) -> Any:
-    """A tag's text as what the schema wants: text stays text, the rest is read as JSON where it can be."""
+def _read_value(value: str, schema: Any) -> Any:
+    """A tag's text as the schema wants it: text stays text, anything else is read as JSON where possible."""
     kind = cast("Mapping[str, Any]", schema).get("type") if isinstance(schema, Mapping) else None
     if kind == "string":
         return value
@@ -294,8 +295,8 @@ def _typed(value: str, schema: Any) -> Any:
         return {"True": True, "False": False, "None": None}.get(value.strip(), value)
 
 
-def _loads(text: str) -> Any:
-    """A JSON value, also in a fence, with raw line breaks, or in Python's notation; None where there is none."""
+def _decode(text: str) -> Any:
+    """A JSON value, also in a fence, with raw line breaks, or in Python's notation. None where there is none."""
     text = text.strip()
     if fence := re.fullmatch(r"```[\w-]*\n(.*?)\n?```", text, re.DOTALL):
         text = fence[1].strip()
@@ -313,7 +314,7 @@ def _loads(text: str) -> Any:
     return value
 
 
-def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+def _remove_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
     kept: list[str] = []
     at = 0
     for start, end in spans:

@@ -62,9 +62,9 @@ async def reply_to(*items: Any) -> Reply:
 async def test_a_tool_loop_with_thinking_is_accepted_turn_after_turn() -> None:
     thoughtful = Reply(text="I add.", reasoning="let me think", calls=CALLS)
     async with StrictAnthropic([thoughtful, thoughtful, Reply(text="3", reasoning="done")]) as fake:
-        model, items, scratch = anthropic_model(fake), [user("hi")], {}
+        model, items, cache = anthropic_model(fake), [user("hi")], {}
         for _ in range(4):
-            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, render_cache=scratch))
+            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, render_cache=cache))
             items += [said(reply), *(results(reply.calls) or [user("again")])]
         assert fake.rejected == []
         content = fake.seen[2].body["messages"][1]["content"]
@@ -72,10 +72,10 @@ async def test_a_tool_loop_with_thinking_is_accepted_turn_after_turn() -> None:
 
 
 def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one_but_for_the_marks() -> None:
-    wire, scratch, items = AnthropicMessages("fake", "m"), {}, [user("start")]
+    wire, cache, items = AnthropicMessages("fake", "m"), {}, [user("start")]
     before = b""
     for turn in range(50):
-        sent = unmarked(wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=scratch), None))
+        sent = unmarked(wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=cache), None))
         assert sent == unmarked(wire.build_body(Request("You help.", list(items), TOOLS), None))
         assert sent.startswith(before)
         json.loads(sent)
@@ -88,7 +88,7 @@ def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one_but_for_the_marks() -> None:
 
 @given(st.data())
 def test_any_context_is_written_right_whatever_was_written_before(data: st.DataObject) -> None:
-    wire, scratch = AnthropicMessages("fake", "m"), {}
+    wire, cache = AnthropicMessages("fake", "m"), {}
     calls = (Call("1", "add"), Call("2", "add"))
     flat: list[Message] = [user("one"), ModelMessage("a", calls), *results(calls), user("two")]
     flat += [ModelMessage(), ModelMessage("b"), user("three"), ModelMessage("", (calls[0],)), *results(calls[:1])]
@@ -97,7 +97,7 @@ def test_any_context_is_written_right_whatever_was_written_before(data: st.DataO
         if data.draw(st.booleans()):
             shown = [*shown, user("(Go on.)")]
         tools = data.draw(st.sampled_from([(ADD,), TOOLS]))
-        sent = wire.build_body(Request("s", shown, tools, render_cache=scratch), None)
+        sent = wire.build_body(Request("s", shown, tools, render_cache=cache), None)
         assert sent == wire.build_body(Request("s", list(shown), tools), None)
         json.loads(sent)
 
@@ -159,9 +159,9 @@ async def test_ids_names_and_arguments_of_other_models_are_made_acceptable() -> 
 async def test_a_last_turn_without_tools_still_declares_them() -> None:
     history = ("hi", ModelMessage("", CALLS), *results(CALLS))
     async with StrictAnthropic() as fake:
-        model, scratch = anthropic_model(fake), {}
-        await reply_of(model, ask(*history, tools=TOOLS, scratch=scratch))
-        await reply_of(model, ask(*history, "sum up", tools=TOOLS, tool_choice="none", scratch=scratch))
+        model, cache = anthropic_model(fake), {}
+        await reply_of(model, ask(*history, tools=TOOLS, render_cache=cache))
+        await reply_of(model, ask(*history, "sum up", tools=TOOLS, tool_choice="none", render_cache=cache))
         await reply_of(model, ask(*history, "text only"))
         await reply_of(model, ask("no tools at all"))
         assert fake.rejected == []

@@ -54,10 +54,10 @@ async def reply_to(*chunks: Any, tools: Any = (ADD,), quirks: Quirks = Quirks(),
 
 
 def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
-    wire, scratch, items = ChatCompletions("fake", "m"), {}, [user("start — größer")]
+    wire, cache, items = ChatCompletions("fake", "m"), {}, [user("start — größer")]
     before = b""
     for turn in range(50):
-        sent = wire.build_body(Request("You help.", Messages(items), (ADD,), render_cache=scratch), None)
+        sent = wire.build_body(Request("You help.", Messages(items), (ADD,), render_cache=cache), None)
         cold = wire.build_body(Request("You help.", list(items), (ADD,)), None)
         assert sent == cold, "what is kept equals what is made anew"
         assert sent.startswith(before)
@@ -71,7 +71,7 @@ def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
 
 @given(st.data())
 def test_any_context_is_written_right_whatever_was_written_before(data: st.DataObject) -> None:
-    wire, scratch = ChatCompletions("fake", "m"), {}
+    wire, cache = ChatCompletions("fake", "m"), {}
     turns: list[list[Message]] = [
         [user("one")],
         [ModelMessage("a", (Call("1", "add"), Call("2", "add"))), ResultMessage("1", "add", "x")],
@@ -85,7 +85,7 @@ def test_any_context_is_written_right_whatever_was_written_before(data: st.DataO
         shown: list[Message] = [*flat[:end], *([note] if data.draw(st.booleans()) else [])]
         if data.draw(st.booleans()):
             shown.insert(0, note)
-        request = Request("s", shown, render_cache=scratch)
+        request = Request("s", shown, render_cache=cache)
         assert wire.build_body(request, None) == wire.build_body(Request("s", list(shown)), None)
 
 
@@ -186,9 +186,9 @@ async def test_a_last_turn_without_calls_keeps_the_tools_and_forbids_them() -> N
     history = ("hi", ModelMessage(calls=calls), *results(calls))
     extra = Sampling(extra={"tool_choice": "required", "parallel_tool_calls": True})
     async with StrictChat() as fake:
-        model, scratch = chat_model(fake), {}
-        await reply_of(model, ask(*history, tools=(ADD,), scratch=scratch))
-        await reply_of(model, ask(*history, "sum up", tools=(ADD,), tool_choice="none", scratch=scratch))
+        model, cache = chat_model(fake), {}
+        await reply_of(model, ask(*history, tools=(ADD,), render_cache=cache))
+        await reply_of(model, ask(*history, "sum up", tools=(ADD,), tool_choice="none", render_cache=cache))
         await reply_of(model, ask(*history, "no tools at all", sampling=extra))
         assert fake.rejected == []
         with_tools, last, plain = (seen.body for seen in fake.seen)

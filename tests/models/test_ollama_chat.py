@@ -105,10 +105,10 @@ async def test_sampling_and_format_are_translated() -> None:
 
 
 def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
-    wire, scratch, items = OllamaChat("ollama", "m"), {}, [user("start")]
+    wire, cache, items = OllamaChat("ollama", "m"), {}, [user("start")]
     before = b""
     for turn in range(50):
-        sent = wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=scratch), 4096)
+        sent = wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=cache), 4096)
         assert sent.startswith(before)
         json.loads(sent)
         before = sent.removesuffix(b"]}")

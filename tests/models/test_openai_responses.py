@@ -38,9 +38,9 @@ async def reply_to(*items: Any, **odd: Any) -> Reply:
 async def test_a_tool_loop_with_reasoning_is_accepted_turn_after_turn() -> None:
     thoughtful = Reply(text="I add.", reasoning="let me think", calls=CALLS)
     async with StrictResponses([thoughtful, Reply(text="3", reasoning="done")]) as fake:
-        model, items, scratch = responses_model(fake), [user("hi")], {}
+        model, items, cache = responses_model(fake), [user("hi")], {}
         for turn in range(4):
-            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, render_cache=scratch))
+            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, render_cache=cache))
             calls = tuple(Call(f"call_{turn}_{n}", call.tool, call.arguments) for n, call in enumerate(reply.calls))
             items.append(ModelMessage(reply.text, calls, reply.reasoning, reply.opaque))
             items += results(calls) or [user("again")]
@@ -51,10 +51,10 @@ async def test_a_tool_loop_with_reasoning_is_accepted_turn_after_turn() -> None:
 
 
 def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
-    wire, scratch, items = OpenAIResponses("fake", "m"), {}, [user("start")]
+    wire, cache, items = OpenAIResponses("fake", "m"), {}, [user("start")]
     before = b""
     for turn in range(50):
-        sent = wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=scratch), None)
+        sent = wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=cache), None)
         assert sent == wire.build_body(Request("You help.", list(items), TOOLS), None)
         assert sent.startswith(before)
         before = sent.removesuffix(b"]}")
@@ -105,9 +105,9 @@ async def test_images_files_choice_schema_and_sampling_are_translated() -> None:
 async def test_a_last_turn_without_tools_keeps_them_and_forbids_them() -> None:
     history = ("hi", ModelMessage("", CALLS), *results(CALLS))
     async with StrictResponses() as fake:
-        model, scratch = responses_model(fake), {}
-        await reply_of(model, ask(*history, tools=TOOLS, scratch=scratch))
-        await reply_of(model, ask(*history, "sum up", tools=TOOLS, tool_choice="none", scratch=scratch))
+        model, cache = responses_model(fake), {}
+        await reply_of(model, ask(*history, tools=TOOLS, render_cache=cache))
+        await reply_of(model, ask(*history, "sum up", tools=TOOLS, tool_choice="none", render_cache=cache))
         await reply_of(model, ask("plain", sampling=Sampling(extra={"tool_choice": "auto"})))
         assert fake.rejected == []
         assert fake.seen[1].body["tools"] == fake.seen[0].body["tools"]

@@ -106,7 +106,7 @@ def test_a_message_that_never_ends_is_given_up(start: bytes, monkeypatch: pytest
     stream = MessageStream(NOTES)
     for _ in range(9):
         assert list(stream.feed(start + b"x" * 100)) == []
-    with pytest.raises(MalformedStream, match="no end of it"):
+    with pytest.raises(MalformedStream, match="without the end of a message"):
         stream.feed(b"x" * 100)
 
 

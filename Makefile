@@ -14,7 +14,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup system weights run test again check fmt bench soak schema lock clean
+.PHONY: help setup system weights run test again check fmt bench soak schema picture lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ schema: $(STAMP) ## write docs/events.schema.json from the events
 	@mkdir -p docs
 	$(BIN)/python -c 'from treadle.events import render_schema; print(render_schema(), end="")' > docs/.events.schema.json.new
 	@mv docs/.events.schema.json.new docs/events.schema.json
+
+picture: ## draw docs/architecture.svg
+	$(PYTHON) docs/draw_architecture.py
 
 lock: $(BIN)/uv ## write requirements.lock from pyproject.toml; LOCK_FLAGS=--upgrade takes the newest
 	$(BIN)/uv pip compile pyproject.toml --group dev --extra local --extra mcp --universal --python-version 3.11 \

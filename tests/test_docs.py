@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -118,3 +119,8 @@ def spoken(words: list[str], folder: Path, env: dict[str, str]) -> str:
 def test_a_link_inside_the_project_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_picture_of_the_architecture_is_what_its_script_draws() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))["draw_picture"]()
+    assert (ROOT / "docs" / "architecture.svg").read_text("utf-8") == drawn, "run `make picture` and look at it"

@@ -80,7 +80,8 @@ def draw_box(x: float, y: float, width: float, title: str, about: str, colour: s
     middle = x + width / 2
     title_y = y + (24 if about else 34)
     lines = [
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{ROW_HEIGHT}" rx="8" fill="{colour}" stroke="#555"/>',
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{ROW_HEIGHT}" rx="8" fill="{colour}" '
+        'stroke="#555"/>',
         f'<text x="{middle:.0f}" y="{title_y:.0f}" class="title">{escape(title)}</text>',
     ]
     if about:

@@ -1,7 +1,7 @@
-"""The outermost layer: every request and WebSocket passes it before routing. Hostile ones end here.
+"""The outermost layer: every request and WebSocket passes it before routing, and hostile ones are refused.
 
-Host, Origin, Sec-Fetch-Site, method and content type, sizes, JSON depth, the token, its rate, and the headers of
-every response. What a token may do on a route is the route's business.
+It checks Host, Origin, Sec-Fetch-Site, content type, sizes, JSON depth, the token and its rate, and it adds headers to
+every response. Routes decide what a token may do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SECURITY_HEADERS = [
     (b"x-frame-options", b"DENY"),
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
 ]
-# It gives nothing back, and takes an open string to the end: whatever the text is, a scan costs what it is long.
+# Possessive quantifiers: a scan takes time linear in the length of the text, whatever the text is.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _logger = logging.getLogger("treadle.server")
@@ -51,7 +51,7 @@ _MAX_CLIENTS = 4096
 
 
 class Refusal(Exception):
-    """The request goes no further. `field` is the one of the request's that is wrong, where it is one."""
+    """The request is refused. `field` is the wrong field of the request, if there is one."""
 
     def __init__(
         self, status: int, kind: str, message: str, hint: str = "", retry_after: float = 0.0, field: str = ""
@@ -62,7 +62,7 @@ class Refusal(Exception):
 
 
 class RateBucket:
-    """How much one token has used of its rate, and how many of its requests are open."""
+    """What one token has left of its rate, and how many of its requests are open."""
 
     __slots__ = ("active", "at", "left")
 
@@ -70,7 +70,7 @@ class RateBucket:
         self.left, self.at, self.active = most, time.monotonic(), 0
 
     def take(self, rate: float) -> float:
-        """Use one; seconds to wait when there is none left."""
+        """Take one request. Returns the seconds to wait when none is left, and 0 otherwise."""
         now = time.monotonic()
         self.left = min(2 * rate, self.left + (now - self.at) * rate)
         self.at = now
@@ -81,27 +81,36 @@ class RateBucket:
 
 
 class Tokens:
-    """Finds out who is asking."""
+    """Finds the token of a request, and keeps login links and wrong attempts.
 
-    def __init__(self, tokens: Sequence[Token], wrong_a_minute: int = 20) -> None:
+    Token values are compared in constant time. They are never logged or put into an address.
+    """
+
+    def __init__(self, tokens: Sequence[Token], wrong_per_minute: int = 20) -> None:
         self._tokens = tuple(tokens)
-        self._wrong_a_minute = wrong_a_minute
+        self._wrong_per_minute = wrong_per_minute
         self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
         self._tickets: dict[str, tuple[Token, float]] = {}
 
+    def find_by_headers(self, headers: dict[str, str]) -> Token | None:
+        """Find the token of a request: in its Authorization header, or else in its login cookie."""
+        if "authorization" in headers:
+            return self.find_by_header(headers["authorization"])
+        return self.find_by_cookie(_find_login_cookie(headers["cookie"])) if "cookie" in headers else None
+
     def find_by_header(self, header: str) -> Token | None:
-        """The token of an Authorization header, if it is one of ours."""
+        """Find the token of an Authorization header, if it is one of ours."""
         kind, _, value = header.partition(" ")
         if kind.lower() != "bearer":
             return None
         given, found = value.strip().encode("utf-8", "replace"), None
-        for token in self._tokens:  # all of them, so that the time taken tells nothing
+        for token in self._tokens:  # compare all of them, so that the time taken reveals nothing
             if hmac.compare_digest(token.value.encode(), given):
                 found = token
         return found
 
     def find_by_cookie(self, value: str) -> Token | None:
-        """The token that a login cookie stands for, while it is valid."""
+        """Find the token of a login cookie, while the cookie is valid."""
         name, _, rest = value.partition("|")
         expires, _, signature = rest.partition("|")
         for token in self._tokens:
@@ -111,21 +120,21 @@ class Tokens:
         return None
 
     def sign_cookie(self, token: Token) -> str:
-        """A cookie's value; it lasts until it expires or the token is changed."""
+        """Build a cookie's value. It is valid until it expires or the token changes."""
         expires = str(int(time.time() + COOKIE_SECONDS))
         return f"{quote(token.name, safe='')}|{expires}|{_signature(token, expires)}"
 
     def issue_ticket(self, token: Token) -> str:
-        """A word that logs in once, within ten minutes."""
+        """Create a ticket that logs in once, within ten minutes."""
         now = time.time()
-        self._tickets = {word: kept for word, kept in self._tickets.items() if kept[1] > now}
-        word = secrets.token_urlsafe(32)
-        self._tickets[word] = (token, now + TICKET_SECONDS)
-        return word
+        self._tickets = {ticket: entry for ticket, entry in self._tickets.items() if entry[1] > now}
+        ticket = secrets.token_urlsafe(32)
+        self._tickets[ticket] = (token, now + TICKET_SECONDS)
+        return ticket
 
-    def redeem_ticket(self, word: str) -> Token | None:
-        """Use a ticket up."""
-        token, expires = self._tickets.pop(word, (None, 0.0))
+    def redeem_ticket(self, ticket: str) -> Token | None:
+        """Return the token of a ticket. The ticket does not work again."""
+        token, expires = self._tickets.pop(ticket, (None, 0.0))
         return token if expires > time.time() else None
 
     @property
@@ -137,17 +146,17 @@ class Tokens:
         return self._tokens[0] if self._tokens else ANYONE
 
     def record_wrong_token(self, client: str) -> None:
-        """Somebody there came with a wrong token."""
-        times = self._wrong.setdefault(client, deque(maxlen=self._wrong_a_minute))
+        """Count a wrong token from this client."""
+        times = self._wrong.setdefault(client, deque(maxlen=self._wrong_per_minute))
         times.append(time.monotonic())
         self._wrong.move_to_end(client)
         while len(self._wrong) > _MAX_CLIENTS:
             self._wrong.popitem(last=False)
 
     def seconds_until_retry(self, client: str) -> float:
-        """Seconds until that client may be wrong again; 0 when it may now."""
+        """How long this client must wait before its next attempt; 0 when it need not."""
         times = self._wrong.get(client)
-        if times is None or len(times) < self._wrong_a_minute:
+        if times is None or len(times) < self._wrong_per_minute:
             return 0.0
         return max(0.0, times[0] + 60.0 - time.monotonic())
 
@@ -157,7 +166,7 @@ def _signature(token: Token, expires: str) -> str:
 
 
 class Guard:
-    """Wraps the application; see the module."""
+    """Wraps the application and checks every request before it gets there."""
 
     def __init__(self, app: AsgiApp, config: ServerConfig, tokens: Tokens) -> None:
         self._app, self._config, self._tokens = app, config, tokens
@@ -167,34 +176,35 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = _headers(scope)
-        began, status = time.perf_counter(), [0]
-        sending = _with_headers(send, scope, self._cors(headers), status)
+        headers = _read_headers(scope)
+        started_at, status = time.perf_counter(), [0]
+        origin = headers.get("origin", "")
+        send_with_headers = _add_headers(send, origin if origin in self._config.origins else "", status)
         bucket: RateBucket | None = None
         try:
-            self._check_place(scope, headers)
+            self._check_origin(scope, headers)
             if _is_preflight(scope, headers):
-                await _answer_preflight(sending)
+                await _answer_preflight(send_with_headers)
                 return
-            scope["query_string"] = _given_in(scope["query_string"])
-            scope["treadle.token"] = token = self._who(scope, headers)
+            scope["query_string"] = _drop_empty_values(scope["query_string"])
+            scope["treadle.token"] = token = self._authenticate(scope, headers)
             scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"cookie"]  # no route reads them
-            bucket = self._enter(token)
+            bucket = self._take_rate(token)
             if scope["type"] == "http":
-                receive = await self._checked_body(scope, headers, receive)
+                receive = await self._check_body(scope, headers, receive)
             if scope.get("method") == "HEAD":
-                await _answer_head(self._app, scope, receive, sending)
+                await _answer_head(self._app, scope, receive, send_with_headers)
             else:
-                await self._app(scope, receive, sending)
+                await self._app(scope, receive, send_with_headers)
         except Refusal as refusal:
-            await send_refusal(scope, sending, refusal)
+            await send_refusal(scope, send_with_headers, refusal)
         finally:
             if bucket is not None:
                 bucket.active -= 1
-            _log(scope, status[0], time.perf_counter() - began)
+            _log_request(scope, status[0], time.perf_counter() - started_at)
 
-    def _check_place(self, scope: AsgiScope, headers: dict[str, str]) -> None:
-        """Is this a request to us, from our own page or from no page at all?"""
+    def _check_origin(self, scope: AsgiScope, headers: dict[str, str]) -> None:
+        """Refuse requests under a foreign host name, and requests from pages of other origins."""
         if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > self._config.url_bytes:
             raise Refusal(414, "url_too_long", f"the address is longer than {self._config.url_bytes} bytes")
         host = headers.get("host", "")
@@ -204,24 +214,23 @@ class Guard:
             own |= set(LOOPBACK_NAMES)
         if host.lower() not in own:
             raise Refusal(
-                403, "wrong_host", "this server is not known by that name", "name it with --host-name if it is yours"
+                403,
+                "wrong_host",
+                "this server does not know that host name",
+                "add the name with --host-name if it is yours",
             )
         origin = headers.get("origin")
         if origin in self._config.origins:
             return
         scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
         if origin is not None and origin.lower() != f"{scheme}://{host.lower()}":
-            raise Refusal(403, "wrong_origin", "pages of other places may not use this server")
+            raise Refusal(403, "wrong_origin", "pages of other origins may not use this server")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            raise Refusal(403, "wrong_origin", "pages of other places may not use this server")
+            raise Refusal(403, "wrong_origin", "pages of other origins may not use this server")
 
-    def _cors(self, headers: dict[str, str]) -> str:
-        origin = headers.get("origin", "")
-        return origin if origin and origin in self._config.origins else ""
-
-    def _who(self, scope: AsgiScope, headers: dict[str, str]) -> Token:
+    def _authenticate(self, scope: AsgiScope, headers: dict[str, str]) -> Token:
         client = (scope.get("client") or ("", 0))[0]
-        token = self._token(headers)
+        token = self._tokens.find_by_headers(headers)
         if token is not None:
             return token
         if not self._tokens.has_tokens:
@@ -231,24 +240,17 @@ class Guard:
             return Token("nobody", "", frozenset())
         wait = self._tokens.seconds_until_retry(client)
         if wait:
-            raise Refusal(429, "too_many_wrong_tokens", "too many requests without a right token", retry_after=wait)
+            raise Refusal(429, "too_many_wrong_tokens", "too many requests with a wrong token", retry_after=wait)
         if "authorization" in headers or "cookie" in headers:
             self._tokens.record_wrong_token(client)
         raise Refusal(
             401,
             "unauthorized",
-            "this needs a token",
+            "this request needs a token",
             "send it as `Authorization: Bearer TOKEN`, or open the login link that `treadle serve` shows",
         )
 
-    def _token(self, headers: dict[str, str]) -> Token | None:
-        if "authorization" in headers:
-            return self._tokens.find_by_header(headers["authorization"])
-        if "cookie" in headers:
-            return self._tokens.find_by_cookie(_login_in(headers["cookie"]))
-        return None
-
-    def _enter(self, token: Token) -> RateBucket:
+    def _take_rate(self, token: Token) -> RateBucket:
         rate = self._config.rate
         bucket = self._buckets.get(token.name)
         if bucket is None:
@@ -261,57 +263,57 @@ class Guard:
         bucket.active += 1
         return bucket
 
-    async def _checked_body(self, scope: AsgiScope, headers: dict[str, str], receive: Receive) -> Receive:
-        """The whole body, once it is known to be JSON of a bearable size and depth."""
+    async def _check_body(self, scope: AsgiScope, headers: dict[str, str], receive: Receive) -> Receive:
+        """Read the whole body and refuse it unless it is JSON of an allowed size and depth."""
         if scope["method"] in METHODS_WITHOUT_BODY:
             return receive
-        body = await self._read(headers, receive)
+        body = await self._read_body(headers, receive)
         if body:
             if headers.get("content-encoding", "identity").strip().lower() != "identity":
                 raise Refusal(415, "encoded", "a body must be plain JSON", "send it without Content-Encoding")
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise Refusal(415, "not_json", "a body must be JSON", "send `Content-Type: application/json`")
-            if b"\0" in body:  # UTF-16 or 32, which Python would read: its depth cannot be seen here
+            if b"\0" in body:  # UTF-16 or UTF-32: Python would read it, but its depth cannot be checked here
                 raise Refusal(400, "malformed", "a body must be JSON in UTF-8")
             if is_too_deep(body, self._config.json_depth):
                 raise Refusal(400, "too_deep", f"the JSON is nested deeper than {self._config.json_depth}")
-        return _given(body, receive)
+        return _replay_body(body, receive)
 
-    async def _read(self, headers: dict[str, str], receive: Receive) -> bytes:
-        most = self._config.body_bytes
-        said = headers.get("content-length", "0")
-        if not said.isdigit() or int(said) > most:
-            raise Refusal(413, "too_large", f"a body may have {most} bytes")
+    async def _read_body(self, headers: dict[str, str], receive: Receive) -> bytes:
+        max_bytes = self._config.body_bytes
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > max_bytes:
+            raise Refusal(413, "too_large", f"a body may have {max_bytes} bytes")
         pieces: list[bytes] = []
         size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Refusal(400, "disconnected", "the body broke off")
+                raise Refusal(400, "disconnected", "the body ended early")
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
-            if size > most:
-                raise Refusal(413, "too_large", f"a body may have {most} bytes")
+            if size > max_bytes:
+                raise Refusal(413, "too_large", f"a body may have {max_bytes} bytes")
             if not message.get("more_body"):
                 return b"".join(pieces)
 
 
-def _given_in(query: bytes) -> bytes:
-    """A query without what has no value: `?status=&q=tea` asks for tea, with any status."""
+def _drop_empty_values(query: bytes) -> bytes:
+    """Remove parameters without a value: `?status=&q=tea` asks for tea, with any status."""
     return b"&".join(part for part in query.split(b"&") if part.partition(b"=")[2]) if b"=" in query else query
 
 
 def is_too_deep(body: bytes, max_depth: int) -> bool:
-    """Whether JSON text is nested deeper than `most`; brackets in strings do not count."""
+    """Whether JSON text is nested deeper than `max_depth`. Brackets in strings do not count."""
     if body.count(b"[") + body.count(b"{") <= max_depth:
         return False
     brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
     return any(depth > max_depth for depth in accumulate(1 if one in b"[{" else -1 for one in brackets))
 
 
-def _login_in(cookies: str) -> str:
-    """The login cookie's value; read by hand, since the standard library may take minutes over a hostile one."""
+def _find_login_cookie(cookies: str) -> str:
+    """Find the login cookie's value. The standard library may take minutes over a hostile header, so we read it."""
     for pair in cookies.split(";"):
         name, _, value = pair.partition("=")
         if name.strip() == COOKIE_NAME:
@@ -319,8 +321,8 @@ def _login_in(cookies: str) -> str:
     return ""
 
 
-def _headers(scope: AsgiScope) -> dict[str, str]:
-    """The headers by name; of one sent twice the first counts, but a second Host or Origin spoils it."""
+def _read_headers(scope: AsgiScope) -> dict[str, str]:
+    """The headers by name. The first of two equal names counts, but a second Host or Origin makes both invalid."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()
@@ -333,29 +335,31 @@ def _headers(scope: AsgiScope) -> dict[str, str]:
     return found
 
 
-def _given(body: bytes, receive: Receive) -> Receive:
-    waiting = [body]
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    bodies = [body]
 
-    async def again() -> AsgiMessage:
-        if waiting:
-            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+    async def receive_again() -> AsgiMessage:
+        if bodies:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
         return await receive()
 
-    return again
+    return receive_again
 
 
-def _with_headers(send: Send, scope: AsgiScope, cors: str, status: list[int]) -> Send:
-    async def sending(message: AsgiMessage) -> None:
+def _add_headers(send: Send, allowed_origin: str, status: list[int]) -> Send:
+    """Wrap `send`: every response gets our headers, and its status is stored in `status`."""
+
+    async def send_with_headers(message: AsgiMessage) -> None:
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             status[0] = message["status"]
             headers = list(message.get("headers", ()))
-            have = {name.lower() for name, _ in headers}
-            headers += [pair for pair in SECURITY_HEADERS if pair[0] not in have]
-            if b"cache-control" not in have:
+            names = {name.lower() for name, _ in headers}
+            headers += [pair for pair in SECURITY_HEADERS if pair[0] not in names]
+            if b"cache-control" not in names:
                 headers.append((b"cache-control", b"no-store"))
-            if cors:
+            if allowed_origin:
                 headers += [
-                    (b"access-control-allow-origin", cors.encode("latin-1")),
+                    (b"access-control-allow-origin", allowed_origin.encode("latin-1")),
                     (b"access-control-allow-credentials", b"true"),
                     (b"vary", b"origin"),
                 ]
@@ -364,20 +368,20 @@ def _with_headers(send: Send, scope: AsgiScope, cors: str, status: list[int]) ->
             status[0] = 101
         await send(message)
 
-    return sending
+    return send_with_headers
 
 
 async def _answer_head(app: AsgiApp, scope: AsgiScope, receive: Receive, send: Send) -> None:
-    """What GET would answer, without its body; an endless one is broken off once its head is there."""
-    begun = asyncio.Event()
+    """Answer as GET would, without the body. An endless response is stopped once its head was sent."""
+    has_head = asyncio.Event()
 
-    async def heading(message: AsgiMessage) -> None:
+    async def send_head(message: AsgiMessage) -> None:
         if message["type"] == "http.response.start":
             await send(message)
-            begun.set()
+            has_head.set()
 
-    answering = asyncio.ensure_future(app({**scope, "method": "GET"}, receive, heading))
-    waiting = asyncio.ensure_future(begun.wait())
+    answering = asyncio.ensure_future(app({**scope, "method": "GET"}, receive, send_head))
+    waiting = asyncio.ensure_future(has_head.wait())
     try:
         await asyncio.wait((answering, waiting), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -388,8 +392,8 @@ async def _answer_head(app: AsgiApp, scope: AsgiScope, receive: Receive, send: S
 
 
 def _is_preflight(scope: AsgiScope, headers: dict[str, str]) -> bool:
-    wanted = scope["type"] == "http" and scope["method"] == "OPTIONS"
-    return wanted and "origin" in headers and "access-control-request-method" in headers
+    is_options = scope["type"] == "http" and scope["method"] == "OPTIONS"
+    return is_options and "origin" in headers and "access-control-request-method" in headers
 
 
 async def _answer_preflight(send: Send) -> None:
@@ -403,7 +407,7 @@ async def _answer_preflight(send: Send) -> None:
 
 
 async def send_refusal(scope: AsgiScope, send: Send, refusal: Refusal) -> None:
-    """Answer with a refusal; a WebSocket gets it instead of being accepted, where the server can do that."""
+    """Answer with a refusal. A WebSocket gets it instead of being accepted, if the server supports that."""
     kind = "http.response"
     if scope["type"] == "websocket":
         kind = f"websocket.{kind}"
@@ -421,8 +425,8 @@ async def send_refusal(scope: AsgiScope, send: Send, refusal: Refusal) -> None:
     await send({"type": f"{kind}.body", "body": body})
 
 
-def _log(scope: AsgiScope, status: int, seconds: float) -> None:
-    """One line a request: the route's template, never an id, a query, a header or a body."""
+def _log_request(scope: AsgiScope, status: int, seconds: float) -> None:
+    """Log one line per request: the route's template, never an id, a query, a header or a body."""
     if _logger.isEnabledFor(logging.INFO):
         route = getattr(scope.get("route"), "path", "-")
         method = scope.get("method", "WS")

@@ -1,4 +1,4 @@
-"""Every error as `{"error": {"type", "message", "hint"}}` with its status; never a traceback, never a secret."""
+"""Answers every error as `{"error": {"type", "message", "hint"}}` with its status, without tracebacks or secrets."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from treadle.server.guard import AsgiScope, Receive, Refusal, Send, send_refusal
 _logger = logging.getLogger("treadle.server")
 RETRY_SECONDS = 5.0
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_MODEL_STATUSES = {"overloaded": 429, "quota": 429, "too_long": 400, "bad_request": 400, "content_filter": 400}
 _MISSING = re.compile("missing required field `(.*)`")
 NO_MODEL = "No model loaded. Load a model before running the agent."
 
@@ -54,18 +55,18 @@ _MEANINGS = {
     403: "origin, host or rights",
     404: "unknown",
     405: "another method",
-    409: "somebody else was first, or the session is in another state",
-    410: "its time is over",
+    409: "somebody else answered first, or the session is in another state",
+    410: "expired",
     413: "too large",
     414: "the address is too long",
     415: "not JSON",
     422: "an invalid field, by its name",
     429: "too many; see Retry-After",
-    500: "a mistake of the server's own",
+    500: "an internal error",
     502: "the model failed",
     503: "no model, or the server is shutting down",
 }
-# By reference, not by model: FastAPI would build the same model anew for each status of each route, at every start.
+# A reference, because FastAPI would build a model again for each status of each route at every start.
 _BODY = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"content": _BODY, "description": meaning} for status, meaning in _MEANINGS.items()
@@ -73,23 +74,23 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def build_error_schemas() -> dict[str, Any]:
-    """What `RESPONSES` refer to, as OpenAPI's components have it."""
+    """Build the OpenAPI components that `ERROR_RESPONSES` refer to."""
     schema = ErrorBody.model_json_schema(ref_template="#/components/schemas/{model}")
     return {**schema.pop("$defs"), "Problem": schema}
 
 
 def build_no_model_error() -> Refusal:
-    """There is nothing that could answer."""
+    """The error for a request when no model can answer it."""
     return Refusal(503, "no_model", NO_MODEL, "POST /v1/models/load, or start the server with a model that works")
 
 
 def build_field_error(field: str, message: str) -> Refusal:
-    """A field of a request has a value that it cannot have."""
+    """The error for a field with an invalid value."""
     return Refusal(422, "invalid_field", f"{field}: {message}", field=field)
 
 
 def build_refusal(error: Exception) -> Refusal:
-    """An exception as what the client is told."""
+    """Turn an exception into the refusal that the client gets."""
     match error:
         case Refusal():
             return error
@@ -104,24 +105,24 @@ def build_refusal(error: Exception) -> Refusal:
         case Conflict():
             return Refusal(409, "conflict", str(error))
         case ModelError():
-            status = _model_status(error)
+            status = _MODEL_STATUSES.get(error.kind, 502)
             wait = error.retry_after or (RETRY_SECONDS if status == 429 else 0)
             return Refusal(status, f"model_{error.kind}", str(error), retry_after=wait)
         case StoreError():
             return Refusal(503, "store", str(error), "nothing that was recorded is lost", retry_after=5)
         case msgspec.ValidationError():
-            return _misfit(str(error))
+            return _explain_decoding(str(error))
         case msgspec.DecodeError():
             return Refusal(400, "malformed", str(error))
         case TreadleError():
             return Refusal(400, "bad_request", str(error))
         case _:
-            _logger.exception("a request failed by a mistake of the server's own", exc_info=error)
-            return Refusal(500, "internal", "a mistake of the server's own; nothing that was recorded is lost")
+            _logger.exception("a request failed with an internal error", exc_info=error)
+            return Refusal(500, "internal", "an internal error; nothing that was recorded is lost")
 
 
-def _misfit(text: str) -> Refusal:
-    """What msgspec says of a body, with the field first: it names the place last, as in "… - at `$.messages[0]`"."""
+def _explain_decoding(text: str) -> Refusal:
+    """Put the field first. msgspec names the place last, as in "… - at `$.messages[0]`"."""
     what, _, place = text.partition(" - at `$")
     where = place.rstrip("`").replace("[", ".").replace("]", "")
     if missing := _MISSING.search(what):
@@ -129,14 +130,8 @@ def _misfit(text: str) -> Refusal:
     return build_field_error(where.strip(".") or "the body", what)
 
 
-def _model_status(error: ModelError) -> int:
-    return {"overloaded": 429, "quota": 429, "too_long": 400, "bad_request": 400, "content_filter": 400}.get(
-        error.kind, 502
-    )
-
-
 def build_error_body(refusal: Refusal) -> dict[str, dict[str, str | None]]:
-    """A refusal as it is sent; `code` and `param` are what OpenAI's clients look for."""
+    """The body of a refusal. OpenAI's clients read `code` and `param`."""
     error = {
         "type": refusal.kind,
         "message": refusal.message,
@@ -148,12 +143,12 @@ def build_error_body(refusal: Refusal) -> dict[str, dict[str, str | None]]:
 
 
 def build_error_response(refusal: Refusal) -> JSONResponse:
-    """A refusal as a response."""
+    """The response of a refusal."""
     headers = {"retry-after": str(max(1, round(refusal.retry_after)))} if refusal.retry_after else None
     return JSONResponse(build_error_body(refusal), refusal.status, headers)
 
 
-def _unfit(errors: Sequence[Any]) -> Refusal:
+def _build_validation_refusal(errors: Sequence[Any]) -> Refusal:
     first = errors[0]
     if first["type"] == "json_invalid":
         return Refusal(400, "malformed", "the body is not valid JSON")
@@ -168,53 +163,53 @@ def describe_validation_error(error: ValidationError, default_field: str) -> str
     return f"{'.'.join(map(str, first['loc'])) or default_field}: {first['msg']}"
 
 
-def _methods(app: FastAPI, scope: AsgiScope) -> list[str]:
-    """What can be done with an address; a route by itself knows only its own method."""
-    known = [
+def _list_methods(app: FastAPI, scope: AsgiScope) -> list[str]:
+    """The methods of an address. A route knows only its own method."""
+    methods = [
         method
         for method in METHODS
         if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.routes)
     ]
-    return ["OPTIONS", *(["HEAD"] if "GET" in known else []), *known]
+    return ["OPTIONS", *(["HEAD"] if "GET" in methods else []), *methods]
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Have every exception told in this form."""
+    """Answer every exception in this form."""
 
-    async def treadle_error(request: Request, error: Exception) -> JSONResponse:
+    async def answer_error(request: Request, error: Exception) -> JSONResponse:
         return build_error_response(build_refusal(error))
 
-    async def unfit(request: Request, error: Exception) -> JSONResponse:
+    async def answer_invalid_request(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return build_error_response(_unfit(error.errors()))
+        return build_error_response(_build_validation_refusal(error.errors()))
 
-    async def unfit_socket(socket: WebSocket, error: Exception) -> None:
+    async def refuse_invalid_socket(socket: WebSocket, error: Exception) -> None:
         assert isinstance(error, WebSocketRequestValidationError)
-        await send_refusal(socket.scope, socket.send, _unfit(error.errors()))
+        await send_refusal(socket.scope, socket.send, _build_validation_refusal(error.errors()))
 
-    async def http_error(request: Request, error: Exception) -> Response:
+    async def answer_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
-            error.headers = {"allow": ", ".join(_methods(app, request.scope))}
+            error.headers = {"allow": ", ".join(_list_methods(app, request.scope))}
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=error.headers)
         kinds = {404: "not_found", 405: "method_not_allowed"}
-        refused = build_error_response(
+        answer = build_error_response(
             Refusal(error.status_code, kinds.get(error.status_code, "bad_request"), str(error.detail))
         )
-        refused.headers.update(error.headers or {})
-        return refused
+        answer.headers.update(error.headers or {})
+        return answer
 
     for kind in (TreadleError, Refusal, msgspec.MsgspecError, Exception):
-        app.add_exception_handler(kind, treadle_error)
-    app.add_exception_handler(RequestValidationError, unfit)
-    app.add_exception_handler(WebSocketRequestValidationError, unfit_socket)  # pyright: ignore[reportArgumentType]
-    app.add_exception_handler(HTTPException, http_error)
+        app.add_exception_handler(kind, answer_error)
+    app.add_exception_handler(RequestValidationError, answer_invalid_request)
+    app.add_exception_handler(WebSocketRequestValidationError, refuse_invalid_socket)  # pyright: ignore[reportArgumentType]
+    app.add_exception_handler(HTTPException, answer_http_error)
 
-    async def unknown(scope: AsgiScope, receive: Receive, send: Send) -> None:
+    async def answer_unknown_route(scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send_refusal(scope, send, Refusal(404, "not_found", "Not Found"))
         else:
             raise HTTPException(404)
 
-    app.router.default = unknown
+    app.router.default = answer_unknown_route

@@ -1,4 +1,4 @@
-"""What all routes share: the runtime, the operator's word, who watches, and whether the server is leaving."""
+"""What all routes share: the runtime, the configuration, the open streams, and whether the server shuts down."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROBE_SECONDS = 2.0
 
 
 class Service:
-    """One server's shared things. It can be given an open runtime, or opens it with the application."""
+    """The shared state of one server."""
 
     def __init__(self, runtime: Runtime, config: ServerConfig) -> None:
         self.runtime, self.config = runtime, config
@@ -44,41 +44,41 @@ class Service:
         self._ready: tuple[float, dict[str, str]] = (0.0, {})
 
     def prepare(self) -> None:
-        """Have questions wait in the log for whoever answers them over HTTP, unless the runtime has another way."""
+        """Let questions wait in the log for an answer over HTTP, unless the runtime has its own gate."""
         self.is_draining = self.streams.is_closed = self._attached = False
         if self.runtime.gate is None:
             self.runtime.gate = later
 
     def attach(self) -> None:
-        """Begin to observe the runtime, which is open by now."""
+        """Start to observe the runtime's log. The runtime must be open."""
         if not self._attached:
             self.prepare()
             self._attached = True
             self.runtime.log.observer = self.observer
 
     def drain(self) -> None:
-        """Take nothing new, and tell everybody who watches that the server leaves."""
+        """Start nothing new, and tell all watchers that the server shuts down."""
         self.is_draining = True
         self.observer.close()
         self.streams.close()
 
     def check_open(self) -> None:
-        """Raise when no new run may start."""
+        """Raise when the server shuts down and no run may start."""
         if self.is_draining:
             raise Refusal(503, "shutting_down", "the server is shutting down; nothing was started", retry_after=2)
 
     # ── sessions ───────────────────────────────────────────────────────────────────────────────────────
 
     async def open_session(self, session_id: str) -> Session:
-        """A session to look at."""
+        """Open a session to read it."""
         return await self.runtime.open(session_id)
 
     async def limit_position(self, session_id: str, after: int) -> int:
-        """A position, or the log's end: who claims to be further would wait for what it says it has, and miss it."""
+        """Limit a position to the end of the log. A client beyond the end would miss the next facts."""
         return min(after, (await self.runtime.log.info(session_id)).seq) if after else 0
 
     async def open_for_use(self, session_id: str, token: Token) -> Session:
-        """A session to work with: a narrow token may only use what was made as narrow."""
+        """Open a session to change it. A token with a grant may only use sessions that have this grant."""
         session = await self.runtime.open(session_id)
         if token.grant is not None:
             first = (await self.runtime.log.read(session_id, limit=1))[0]
@@ -103,7 +103,7 @@ class Service:
         grant: Grant | None = None,
         configured: SessionConfigured | None = None,
     ) -> Session:
-        """A new session, as narrow as the token and the request want it."""
+        """Create a session with the grants of the token and of the request."""
         self.check_open()
         if configured is not None and configured.model:
             self.get_model(configured.model)
@@ -119,29 +119,29 @@ class Service:
     async def post_message(
         self, session: Session, parts: tuple[Part, ...], mode: Literal["queue", "interrupt"] = "queue", key: str = ""
     ) -> MessageReceived:
-        """Leave a message. A repeat with the same key gives the first one again; the key is not for another message."""
+        """Post a message. A repeat with the same key returns the first one; another message needs another key."""
         message = await session.post(parts, mode=mode, key=key)
-        # Middleware may have changed what was stored, and differently each time: then a repeat cannot be told.
+        # Middleware may change a message differently each time, so with middleware a repeat cannot be recognised.
         if key and not session.agent.middleware and (message.parts, message.mode) != (parts, mode):
             raise Refusal(
                 409,
                 "key_reused",
-                "Idempotency-Key: it was used here for another message; that one stands, and nothing was added",
+                "Idempotency-Key: another message has this key already; it is kept, and nothing was added",
                 "send a new message with a new key",
                 field="Idempotency-Key",
             )
         return message
 
     def resolve_workspace(self, path: str, field: str = "workspace") -> Path:
-        """A folder for a session: inside the operator's roots, without tricks. `field` is where it was asked for."""
+        """Resolve a session's folder, which must be inside the operator's roots. `field` names it in errors."""
         roots = [root.resolve() for root in self.config.roots] or [Path.cwd()]
         if not path:
             return roots[0]
         if "\0" in path:
-            raise build_field_error(field, "a path has no null characters")
+            raise build_field_error(field, "a path cannot have null characters")
         folder = (roots[0] / path).resolve()
         if not any(folder.is_relative_to(root) for root in roots):
-            message = f"{field}: that folder is outside of what this server may work in"
+            message = f"{field}: that folder is outside the folders of this server"
             raise Refusal(403, "outside_roots", message, field=field)
         if not folder.is_dir():
             raise build_field_error(field, "there is no such folder")
@@ -157,12 +157,12 @@ class Service:
         return agents.get(self.config.agent) or next(iter(agents.values()))
 
     def list_model_names(self) -> list[str]:
-        """The models that requests may name."""
+        """The names of the models that requests may use."""
         own = [agent.resolved_model().name for agent in self.runtime.agents.values()]
         return list(dict.fromkeys((*own, *self.config.models)))
 
     def get_model(self, name: str) -> Model:
-        """A model that requests may use, by name; the default agent's for `default`."""
+        """Get a model that requests may use. `default` is the default agent's model."""
         if name in ("", "default"):
             name = self.default_agent.resolved_model().name
         if name not in self.list_model_names():
@@ -172,26 +172,26 @@ class Service:
         return self.runtime.model(name)
 
     async def check_model(self, agent: Agent) -> None:
-        """Raise when there is no model that could answer."""
+        """Raise when the agent has no model that can answer."""
         model = agent.resolved_model()
         if model.name in self.unloaded_models:
             raise build_no_model_error()
-        choosing: Any = getattr(model, "chosen", None)
-        if choosing is not None:
+        choose: Any = getattr(model, "chosen", None)
+        if choose is not None:
             try:
-                await choosing()
+                await choose()
             except TreadleError:
                 raise build_no_model_error() from None
 
     async def check_session_model(self, session: Session) -> None:
-        """Raise when the session's model cannot be had: its messages would wait, and nobody would be told why."""
+        """Raise when the session's model is not available. Otherwise its messages would wait without a reason."""
         name = (await session.state()).model
         if not name:
             await self.check_model(session.agent)
-        elif name in self.unloaded_models or self._lacks(name):
+        elif name in self.unloaded_models or self._is_missing(name):
             raise build_no_model_error()
 
-    def _lacks(self, name: str) -> bool:
+    def _is_missing(self, name: str) -> bool:
         try:
             self.runtime.model(name)
         except TreadleError:
@@ -199,25 +199,25 @@ class Service:
         return False
 
     async def get_window(self, session: Session) -> int | None:
-        """How much the session's model can take in, where that is known."""
+        """The size of the session's model window in tokens, if it is known."""
         name = (await session.state()).model or session.agent.resolved_model().name
-        return None if self._lacks(name) else self.runtime.model(name).window
+        return None if self._is_missing(name) else self.runtime.model(name).window
 
     def list_tool_classes(self, agent: Agent) -> Mapping[str, str]:
-        """Each tool's class as far as it is known without arguments."""
+        """The safety class of each tool, as far as it is known without arguments."""
         return {name: tool.assess_safety({}) for name, tool in agent.toolbox.items()}
 
-    # ── the state of things ────────────────────────────────────────────────────────────────────────────
+    # ── readiness and metrics ────────────────────────────────────────────────────────────────────────────
 
     async def find_problems(self) -> dict[str, str]:
-        """What is not ready, and why; reached for anew every few seconds at most."""
+        """Find what is not ready, and why. The result is kept for a few seconds."""
         at, found = self._ready
         if time.monotonic() - at >= READY_SECONDS:
-            found = await self._look()
+            found = await self._probe()
             self._ready = (time.monotonic(), found)
         return {**found, **{f"model {name}": "is not loaded" for name in self.unloaded_models}}
 
-    async def _look(self) -> dict[str, str]:
+    async def _probe(self) -> dict[str, str]:
         found: dict[str, str] = {}
         try:
             await self.runtime.log.claim("probe", 1.0, agents=())
@@ -225,7 +225,7 @@ class Service:
             found["store"] = str(error)
         for name in self.list_model_names():
             try:
-                problem = await _reach(self.runtime.model(name))
+                problem = await _try_connection(self.runtime.model(name))
             except TreadleError as error:
                 problem = str(error)
             if problem:
@@ -233,7 +233,7 @@ class Service:
         return found
 
     async def read_gauges(self) -> dict[str, float]:
-        """Figures of the moment."""
+        """The current values for the metrics."""
         active = await self.runtime.sessions(SessionQuery(status="running", limit=1000))
         waiting = await self.runtime.sessions(SessionQuery(status="waiting", limit=1000))
         return {
@@ -244,12 +244,12 @@ class Service:
 
 
 def filter_preapproved(token: Token, patterns: Sequence[str]) -> tuple[str, ...]:
-    """What a request approves in advance: only who could answer the question later can answer it now."""
+    """The patterns that a request may approve in advance. This needs the right to approve."""
     return tuple(patterns) if "approve" in token.rights else ()
 
 
-async def _reach(model: Model) -> str:
-    """Why a model cannot be reached; nothing is asked of it."""
+async def _try_connection(model: Model) -> str:
+    """Say why a model cannot be reached, or return an empty text. It sends the model no request."""
     endpoint = getattr(model, "endpoint", None)
     if endpoint is None:
         return ""
@@ -268,7 +268,7 @@ async def _reach(model: Model) -> str:
 
 
 def get_service(connection: HTTPConnection) -> Service:
-    """The service of the application that a request came to."""
+    """The service of the application that got the request."""
     service = connection.app.state.service
     assert isinstance(service, Service)
     service.attach()
@@ -276,20 +276,20 @@ def get_service(connection: HTTPConnection) -> Service:
 
 
 def get_token(connection: HTTPConnection) -> Token:
-    """Who is asking, as the guard found out."""
+    """The token of the request, as the guard found it."""
     token = connection.scope["treadle.token"]
     assert isinstance(token, Token)
     return token
 
 
 def require_right(token: Token, right: Right) -> Token:
-    """The token, when it has the right."""
+    """Return the token if it has the right, and raise otherwise."""
     if right not in token.rights:
         raise Refusal(403, "no_right", f"this token may not {right}", f"use a token with the right to {right}")
     return token
 
 
-# Dependencies are coroutines though they wait for nothing: plain functions would each cost a thread.
+# Dependencies are coroutines, because FastAPI would run a plain function in a thread.
 
 
 async def _service(connection: HTTPConnection) -> Service:

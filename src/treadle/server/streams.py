@@ -1,4 +1,4 @@
-"""Server-sent events: a watch of a session as a response that never slows the run and never outlives its client."""
+"""Server-sent events: responses that follow a session. They never slow a run and end when their client leaves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class SharedEncoder:
-    """Events as they are sent, encoded once for all who watch the same session."""
+    """Encodes each event once for all watchers of a session."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Event, bytes]] = {}
@@ -52,23 +52,23 @@ class SharedEncoder:
 
 
 def parse_position(last_event_id: str, after: int = 0) -> int:
-    """Where a client goes on: after the last event it has, if it says so."""
+    """The position after which a client wants events: its Last-Event-ID, or else `after`."""
     if not last_event_id:
         return after
     if not last_event_id.isascii() or not last_event_id.isdigit() or int(last_event_id) > 2**53:
-        raise BadInput("Last-Event-ID: must be the number that an event had as its id")
+        raise BadInput("Last-Event-ID: must be the id of an event, which is a number")
     return int(last_event_id)
 
 
 def encode_event(event: Event) -> bytes:
-    """One of our own events as a server-sent one; only facts have an id."""
+    """Encode one of our own events. Only facts have an id."""
     if isinstance(event, Delta):
         return b"data: " + serialize_event(event) + b"\n\n"
     return b"id: %d\ndata: %b\n\n" % (event.seq, serialize_event(event))
 
 
 class DialectWriter:
-    """Events in a dialect. What comes up to `after` is taken in and not told: the client has it."""
+    """Writes events in a dialect. Events up to `after` are fed to the dialect but not sent: the client has them."""
 
     def __init__(self, dialect: Dialect, after: int = 0, *, named: bool = False) -> None:
         self._dialect, self._after, self._named = dialect, after, named
@@ -81,11 +81,11 @@ class DialectWriter:
         return self.encode_frames(frames, seq)
 
     def encode_frames(self, frames: Sequence[Struct], seq: int = 0) -> bytes:
-        """Frames as server-sent events; `seq` is the fact's that they come of."""
+        """Encode the frames of one fact. `seq` is the fact's position."""
         lines: list[bytes] = []
         last = len(frames) - 1
         for place, frame in enumerate(frames):
-            if seq and place == last:  # who lost the connection between two frames of a fact gets both again
+            if seq and place == last:  # a client that is cut off between two frames gets both again
                 lines.append(b"id: %d\n" % seq)
             if self._named:
                 lines.append(b"event: %b\n" % str(getattr(frame, "event", "message")).encode())
@@ -94,7 +94,7 @@ class DialectWriter:
 
 
 class OpenConnection(Protocol):
-    """A connection that stays open: a stream, or a WebSocket."""
+    """A connection that stays open: a stream or a WebSocket."""
 
     last: float
     pinging: bool
@@ -104,12 +104,12 @@ class OpenConnection(Protocol):
 
 
 class OpenStreams:
-    """All open streams: they get a comment when nothing else was sent for a while, and end when the server does."""
+    """All open streams. Quiet ones get a comment now and then, and all end when the server shuts down."""
 
     def __init__(self, keep_alive: float) -> None:
         self._keep_alive = keep_alive
         self._open: set[OpenConnection] = set()
-        self._pulse: asyncio.Task[None] | None = None
+        self._pinger: asyncio.Task[None] | None = None
         self._pings: set[asyncio.Task[None]] = set()
         self.encoder = SharedEncoder()
         self.is_closed = False
@@ -119,24 +119,24 @@ class OpenStreams:
 
     def add(self, stream: OpenConnection) -> None:
         self._open.add(stream)
-        if self.is_closed:  # it was let in before the server began to leave
+        if self.is_closed:  # the request came in before the server began to shut down
             stream.stop()
-        if self._pulse is None or self._pulse.done():
-            self._pulse = asyncio.create_task(self._beat())
+        if self._pinger is None or self._pinger.done():
+            self._pinger = asyncio.create_task(self._send_pings())
 
     def remove(self, stream: OpenConnection) -> None:
         self._open.discard(stream)
-        if not self._open and self._pulse is not None:
-            self._pulse.cancel()
-            self._pulse = None
+        if not self._open and self._pinger is not None:
+            self._pinger.cancel()
+            self._pinger = None
 
     def close(self) -> None:
-        """Let every stream say goodbye and end."""
+        """End every stream; each sends its last lines."""
         self.is_closed = True
         for stream in tuple(self._open):
             stream.stop()
 
-    async def _beat(self) -> None:
+    async def _send_pings(self) -> None:
         step = min(1.0, self._keep_alive / 3)
         while True:
             await asyncio.sleep(step)
@@ -149,7 +149,7 @@ class OpenStreams:
 
 
 class EventStream(Response):
-    """A response that follows a watch until `until` says that it is over, or the client or the server leaves."""
+    """A response that follows a watch until `until` returns true, the client leaves or the server shuts down."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class EventStream(Response):
         self._streams, self._watch, self._write, self._until, self._tail = streams, watch, write, until, tail
         self.on_shutdown: Callable[[], bytes] = lambda: SHUTDOWN_COMMENT
         self._send: Send | None = None
-        self._over = False
+        self._is_over = False
         self.last = time.monotonic()
         self.pinging = False
 
@@ -174,14 +174,14 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await self._follow(send)
-            self._over = True
+            self._is_over = True
             if self._streams.is_closed:
                 await send({"type": "http.response.body", "body": self.on_shutdown(), "more_body": True})
             elif self._tail is not None:
                 await send({"type": "http.response.body", "body": self._tail(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
-            self._over = True
+            self._is_over = True
             self._streams.remove(self)
             self._watch.close()
             gone.cancel()
@@ -203,29 +203,29 @@ class EventStream(Response):
                 return
 
     def stop(self) -> None:
-        """End the watch; what is sent last is decided by why."""
+        """End the watch."""
         self._watch.close()
 
     async def ping(self) -> None:
-        """Say that the connection lives."""
+        """Send a comment that keeps the connection alive."""
         self.pinging = True
         try:
-            if self._send is not None and not self._over:
+            if self._send is not None and not self._is_over:
                 await self._send({"type": "http.response.body", "body": PING, "more_body": True})
                 self.last = time.monotonic()
         finally:
             self.pinging = False
 
     async def _until_gone(self, receive: Receive) -> None:
-        await _left(receive)
+        await _wait_for_disconnect(receive)
         self._watch.close()
 
 
 class RelayedStream(Response):
-    """A response of pieces that come one by one and are kept nowhere. Its client leaves, and they end.
+    """A response of pieces that are not stored. The pieces stop when the client leaves.
 
-    Nothing is sent before the first piece or the first comment: until then a failure is told by its status, and
-    later by what `problem` makes of it.
+    Nothing is sent before the first piece or comment, so an early failure still has its own status. A later failure is
+    sent as what `problem` returns.
     """
 
     def __init__(
@@ -235,20 +235,20 @@ class RelayedStream(Response):
         self._streams, self._pieces, self._problem = streams, pieces, problem
         self._send: Send | None = None
         self._writing = asyncio.Lock()
-        self._begun = self._over = False
+        self._has_begun = self._is_over = False
         self.last = time.monotonic()
         self.pinging = False
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         self._send = send
-        relaying, gone = asyncio.ensure_future(self._relay()), asyncio.ensure_future(_left(receive))
+        relaying, gone = asyncio.ensure_future(self._relay()), asyncio.ensure_future(_wait_for_disconnect(receive))
         self._streams.add(self)
         try:
             await asyncio.wait((relaying, gone), return_when=asyncio.FIRST_COMPLETED)
             if relaying.done():
                 relaying.result()
         finally:
-            self._over = True
+            self._is_over = True
             self._streams.remove(self)
             relaying.cancel()
             gone.cancel()
@@ -258,37 +258,37 @@ class RelayedStream(Response):
         async with aclosing(self._pieces) as pieces:
             try:
                 async for piece in pieces:
-                    await self._give(piece)
+                    await self._send_piece(piece)
             except Exception as error:
-                if not self._begun:
+                if not self._has_begun:
                     raise
-                await self._give(self._problem(error))
-        self._over = True
-        await self._give(b"", more=False)
+                await self._send_piece(self._problem(error))
+        self._is_over = True
+        await self._send_piece(b"", more=False)
 
-    async def _give(self, data: bytes, *, more: bool = True) -> None:
+    async def _send_piece(self, data: bytes, *, more: bool = True) -> None:
         assert self._send is not None
-        async with self._writing:  # the head goes first, whoever writes first
-            if not self._begun:
-                self._begun = True
+        async with self._writing:  # the head must be sent first
+            if not self._has_begun:
+                self._has_begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self.last = time.monotonic()
 
     def stop(self) -> None:
-        """The server leaves: a reply has the server's grace to come to its end."""
+        """Do nothing: a reply may end within the server's grace period."""
 
     async def ping(self) -> None:
-        """Say that the connection lives."""
+        """Send a comment that keeps the connection alive."""
         self.pinging = True
         try:
-            if not self._over:
-                await self._give(PING)
+            if not self._is_over:
+                await self._send_piece(PING)
         finally:
             self.pinging = False
 
 
-async def _left(receive: Receive) -> None:
-    """Returns when the client has left."""
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

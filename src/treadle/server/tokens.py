@@ -19,7 +19,7 @@ RIGHTS: frozenset[Right] = frozenset(("view", "send", "approve"))
 
 
 class Token(Struct, frozen=True):
-    """A secret and what its holder may do. `grant` narrows every session that is made or used with it."""
+    """A secret and what its holder may do. `grant` narrows every session that is created or used with it."""
 
     name: str
     value: str
@@ -31,28 +31,28 @@ class Token(Struct, frozen=True):
 
 
 ANYONE = Token("anyone", "")
-"""Who comes in where no tokens are set."""
+"""Stands for everybody when no tokens are set."""
 
 
 def load_tokens(file: Path) -> tuple[Token, ...]:
-    """The tokens of a file; made with one that may do everything when there is none. Nobody else may read it."""
+    """Read the tokens of a private file. A missing file is created with one token that may do everything."""
     if not file.exists():
-        _make(file)
+        _create_token_file(file)
     mode = stat.S_IMODE(file.stat().st_mode)
     if mode & 0o077:
-        raise BadInput(f"{file} can be read by others (mode {mode:o}), so its tokens are no secret: chmod 600 {file}")
+        raise BadInput(f"{file} can be read by others (mode {mode:o}), so its tokens are not secret: chmod 600 {file}")
     try:
         tokens = msgspec.json.decode(file.read_bytes(), type=tuple[Token, ...])
     except msgspec.MsgspecError as error:
-        raise BadInput(f"{file} is not a list of tokens: {error}; move it away to have a new one made") from None
+        raise BadInput(f"{file} is not a list of tokens: {error}; move it away to get a new one") from None
     if not tokens or any(len(token.value) < 16 for token in tokens):
-        raise BadInput(f"{file} must hold tokens of at least 16 characters; move it away to have a new one made")
+        raise BadInput(f"{file} must hold tokens of at least 16 characters; move it away to get a new one")
     if len({token.name for token in tokens}) < len(tokens):
-        raise BadInput(f"{file} has two tokens of one name; give each its own")
+        raise BadInput(f"{file} has two tokens with the same name; give each its own")
     return tokens
 
 
-def _make(file: Path) -> None:
+def _create_token_file(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     token = Token("owner", secrets.token_urlsafe(32))
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -207,7 +207,7 @@ async def test_without_a_name_the_first_that_works_is_taken_and_the_reason_told(
     monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
     assert await choose.choose_model() == (
         "the embedded one",
-        "no key is set and no model server is running, so the embedded model it is",
+        "using the embedded model: no API key and no local server were found",
     )
     async with StrictChat() as studio, FakeOllama() as ollama:
         monkeypatch.setenv("LMSTUDIO_BASE_URL", at(studio))

@@ -254,10 +254,7 @@ async def _served(provider: str, path: str) -> ModelSource:
     except BadInput as error:
         return ModelSource(f"{provider}:NAME", False, str(error))
     assert isinstance(model, RemoteModel)
-    try:
-        names = await model.fetch_model_names(path, from_root=True, timeout=_PATIENCE)
-    finally:
-        await model.close()
+    names = await model.fetch_model_names(path, from_root=True, timeout=_PATIENCE)
     where = model.endpoint.error_source.redact(model.endpoint.base_url)
     if names is None:
         return ModelSource(f"{provider}:NAME", False, f"nothing answers at {where}")

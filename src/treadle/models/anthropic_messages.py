@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Raw, Struct
 
 from treadle.messages import (
-    Call,
     FilePart,
     FinishReason,
     ImagePart,
@@ -218,7 +217,17 @@ class AnthropicMessages(WireFormat):
 
     def _write_reply(self, message: ModelMessage, prefix: str) -> tuple[list[bytes], bool]:
         """A reply's blocks, and whether they include thinking."""
-        calls = [_write_call(call) for call in message.calls]
+        calls = [
+            encode(
+                {
+                    "type": "tool_use",
+                    "id": LONGER_IDS.fit(call.id),
+                    "name": fit_tool_name(call.tool),
+                    "input": Raw(encode_arguments(call)),
+                }
+            )
+            for call in message.calls
+        ]
         own = decode_own_state(message, self.key)
         if own is None or own.prefix != prefix:
             text = [encode({"type": "text", "text": message.text})] if message.text.strip() else []
@@ -247,11 +256,6 @@ def _build_prefix(bound: bytes, digest: bytes) -> str:
 
 def _describe_tool(tool: ToolSpec) -> dict[str, Json]:
     return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
-
-
-def _write_call(call: Call) -> bytes:
-    name, arguments = fit_tool_name(call.tool), Raw(encode_arguments(call))
-    return encode({"type": "tool_use", "id": LONGER_IDS.fit(call.id), "name": name, "input": arguments})
 
 
 def _write_result(message: ResultMessage) -> bytes:

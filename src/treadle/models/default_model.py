@@ -1,4 +1,4 @@
-"""Which model to use when none is named: the first that works, and why this one."""
+"""Chooses the model when none is named: the first that works, and the reason for it."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ _PROBE_SECONDS = 0.5
 
 
 class ChosenModel(NamedTuple):
-    """The model that was chosen, and why this one."""
+    """The model that was chosen, and the reason."""
 
     model: Model
     reason: str
 
 
 async def choose_model(*, default: str | None = None) -> ChosenModel:
-    """The first model that works. Raises `NotFound`, with what was tried, when there is none."""
+    """The first model that works. Raises `NotFound` with a list of attempts when there is none."""
     tried: list[str] = []
-    if choice := _configured(default, tried):
-        return choice
+    if chosen := _choose_configured(default, tried):
+        return chosen
     for provider, path in _SERVERS.items():
         try:
-            names = await _list_served_models(provider, path)
-        except BadInput as error:  # an address in the environment that is none: the next one may work
+            server = resolve_model(f"{provider}:any")
+            assert isinstance(server, RemoteModel)
+            names = await server.fetch_model_names(path, from_root=True, timeout=_PROBE_SECONDS)
+        except BadInput as error:  # a bad address in the environment: the next server may work
             tried.append(f"{provider}: {error}")
             continue
         if names:
             reason = f"{provider} is running on this machine and has {names[0]}"
             return ChosenModel(resolve_model(f"{provider}:{names[0]}"), reason)
-        what = "is not running here" if names is None else "is running here without a model"
-        tried.append(f"{provider} {what}")
+        state = "is not running here" if names is None else "is running here without a model"
+        tried.append(f"{provider} {state}")
     try:
-        return ChosenModel(
-            open_embedded_model(), "no key is set and no model server is running, so the embedded model it is"
-        )
+        return ChosenModel(open_embedded_model(), "using the embedded model: no API key and no local server were found")
     except NotFound as error:
         tried.append(str(error))
     raise NotFound(f"no model was found: {'; '.join(tried)}. Set a key, start a server, or name a model")
 
 
-def _configured(default: str | None, tried: list[str]) -> ChosenModel | None:
-    """What can be told without asking anybody."""
+def _choose_configured(default: str | None, tried: list[str]) -> ChosenModel | None:
+    """The model that the configuration or the environment names. Nothing is sent."""
     if name := default or os.environ.get("TREADLE_MODEL", "").strip():
         source = "the configuration names it" if default else "TREADLE_MODEL names it"
         return ChosenModel(resolve_model(name), source)
@@ -66,23 +66,13 @@ def _configured(default: str | None, tried: list[str]) -> ChosenModel | None:
     return None
 
 
-async def _list_served_models(provider: str, path: str) -> list[str] | None:
-    """The models of a server on this machine, or None when there is no such server."""
-    model = resolve_model(f"{provider}:any")
-    assert isinstance(model, RemoteModel)
-    try:
-        return await model.fetch_model_names(path, from_root=True, timeout=_PROBE_SECONDS)
-    finally:
-        await model.close()
-
-
 class DefaultModel:
-    """A model that is chosen when it is first needed; `reason` says why it was this one."""
+    """A model that is chosen when it is first needed. `reason` says why it was this one."""
 
     def __init__(self, *, base_url: str | None = None, api_key_env: str | None = None) -> None:
         self._base_url = base_url
         self._api_key_env = api_key_env
-        self._chosen: ChosenModel | None = None if base_url else _configured(None, [])
+        self._chosen: ChosenModel | None = None if base_url else _choose_configured(None, [])
 
     @property
     def name(self) -> str:
@@ -102,7 +92,7 @@ class DefaultModel:
         return model.can_summarize if isinstance(model, Summarizer) else True
 
     async def resolve(self) -> Model:
-        """The model that stands behind this one."""
+        """The chosen model."""
         if self._chosen is None:
             self._chosen = await (self._choose_listed(self._base_url) if self._base_url else choose_model())
         return self._chosen.model
@@ -119,14 +109,10 @@ class DefaultModel:
 
     async def _choose_listed(self, base_url: str) -> ChosenModel:
         """The first model that the server at `base_url` lists."""
-        model = resolve_model("any", base_url=base_url, api_key_env=self._api_key_env)
-        assert isinstance(model, RemoteModel)
-        address = model.endpoint.address
-        try:
-            names = await model.fetch_model_names()
-        finally:
-            await model.close()
+        server = resolve_model("any", base_url=base_url, api_key_env=self._api_key_env)
+        assert isinstance(server, RemoteModel)
+        names = await server.fetch_model_names()
         if not names:
-            raise NotFound(f"{address} lists no models — name one")
+            raise NotFound(f"{server.endpoint.address} lists no models — name one")
         model = resolve_model(names[0], base_url=base_url, api_key_env=self._api_key_env)
-        return ChosenModel(model, f"{address} lists it first")
+        return ChosenModel(model, f"{server.endpoint.address} lists it first")

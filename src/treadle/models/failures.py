@@ -229,33 +229,26 @@ def _find_message(value: Any) -> str:
 def parse_retry_after(headers: Mapping[str, str], text: str = "") -> float | None:
     """How many seconds the provider asks to wait, in its headers or in its message."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        if value := headers.get(name):
-            try:
-                return max(0.0, float(value) * scale)
-            except ValueError:
-                pass
-    if (value := headers.get("retry-after")) and (seconds := _parse_http_date(value)) is not None:
-        return seconds
+        try:
+            return max(0.0, float(headers.get(name, "")) * scale)
+        except ValueError:
+            pass
+    if date := headers.get("retry-after"):
+        from datetime import UTC, datetime
+        from email.utils import parsedate_to_datetime
+
+        try:
+            at = parsedate_to_datetime(date)
+        except ValueError:
+            pass
+        else:
+            at = at if at.tzinfo else at.replace(tzinfo=UTC)
+            return max(0.0, (at - datetime.now(UTC)).total_seconds())
     if found := re.search(_DELAY, text):
         return float(found[1])
     if found := re.search(_WAIT, text, re.IGNORECASE):
-        durations = re.findall(_DURATION, found[1], re.IGNORECASE)
-        return sum(float(number) * _read_unit(unit.lower()) for number, unit in durations)
+        durations = re.findall(_DURATION, found[1].lower())
+        return sum(
+            float(number) * (_UNITS.get(unit) or _UNITS.get(unit[:3]) or _UNITS[unit[0]]) for number, unit in durations
+        )
     return None
-
-
-def _parse_http_date(value: str) -> float | None:
-    """How many seconds from now a date in a header is."""
-    from datetime import UTC, datetime
-    from email.utils import parsedate_to_datetime
-
-    try:
-        at = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return max(0.0, (at - datetime.now(UTC)).total_seconds())
-
-
-def _read_unit(word: str) -> float:
-    return _UNITS.get(word) or _UNITS.get(word[:3]) or _UNITS[word[0]]

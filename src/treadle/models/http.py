@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import io
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakSet
@@ -21,7 +21,7 @@ from treadle.errors import ModelError, ModelErrorKind
 from treadle.models.failures import ErrorSource, classify_response
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession, StreamReader
+    from aiohttp import ClientResponse, ClientSession
 
 _LARGE_BODY = 1 << 20
 _ERROR_BODY_BYTES = 1 << 16
@@ -95,15 +95,51 @@ class Endpoint(Struct, frozen=True, kw_only=True):
             headers[self.key_header] = self.key_prefix + self.key.reveal()
         return headers
 
+    def find_proxy(self) -> str | None:
+        """The proxy of the environment. Looked up once: aiohttp's `trust_env` starts a thread for every request."""
+        from urllib.request import getproxies, proxy_bypass
+
+        parts = urlsplit(self.base_url)
+        proxies = getproxies()
+        proxy = proxies.get(parts.scheme) or proxies.get("all")
+        is_here = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        if not proxy or is_here or proxy_bypass(parts.netloc.rpartition("@")[2]):
+            return None
+        proxy = proxy if "://" in proxy else f"http://{proxy}"
+        kind = proxy.partition("://")[0].lower()
+        try:
+            named = urlsplit(proxy)
+            is_address = bool(named.hostname) and named.port != 0
+        except ValueError:
+            is_address = False
+        if kind not in ("http", "https") or not is_address:
+            problem = f"a {kind} proxy for {self.address}, and only HTTP proxies work here"
+            if not is_address:
+                problem = f"a proxy for {self.address} that is no address"
+            raise ModelError(
+                f"the environment names {problem} — set HTTPS_PROXY to an HTTP proxy, or NO_PROXY for this host",
+                kind="network",
+            )
+        return proxy
+
 
 class _Pool:
     """The connections to one endpoint on one event loop, and the transports that use them."""
 
-    def __init__(self, session: ClientSession, keeper: AsyncGenerator[None, None]) -> None:
+    def __init__(self, key: _PoolKey, session: ClientSession) -> None:
+        self.key = key
         self.loop = asyncio.get_running_loop()
         self.session = session
-        self.keeper = keeper
         self.users: WeakSet[Transport] = WeakSet()
+        self.keeper = self._keep_open()
+
+    async def _keep_open(self) -> AsyncGenerator[None, None]:
+        """Close the session when the loop ends, at the latest: loops close their async generators then."""
+        try:
+            yield
+        finally:
+            _pools.pop(self.key, None)
+            await self.session.close()
 
 
 _PoolKey = tuple[asyncio.AbstractEventLoop, str, tuple[tuple[str, str], ...]]
@@ -129,9 +165,25 @@ class Transport:
         loop, pool = asyncio.get_running_loop(), self._pool
         if pool is None or pool.loop is not loop or pool.session.closed:
             key = (loop, self.endpoint.base_url, self._key)
-            pool = self._pool = _pools.get(key) or await _open_pool(key, self._headers, self.endpoint)
+            pool = self._pool = _pools.get(key) or await self._open_pool(key)
             pool.users.add(self)
         return pool.session
+
+    async def _open_pool(self, key: _PoolKey) -> _Pool:
+        import aiohttp
+
+        for old in [k for k in _pools if k[0].is_closed()]:
+            del _pools[old]
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=1000, ttl_dns_cache=300, keepalive_timeout=60),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.endpoint.timeouts.connect),
+            proxy=self.endpoint.find_proxy(),
+        )
+        pool = _pools[key] = _Pool(key, session)
+        await anext(pool.keeper)
+        return pool
 
     def build_url(self, path: str) -> Any:
         """The address as an object, which aiohttp need not parse for every request."""
@@ -190,62 +242,6 @@ class Transport:
                     await pool.keeper.aclose()
 
 
-async def _open_pool(key: _PoolKey, headers: Mapping[str, str], endpoint: Endpoint) -> _Pool:
-    import aiohttp
-
-    for old in [k for k in _pools if k[0].is_closed()]:
-        del _pools[old]
-    limits = aiohttp.ClientTimeout(total=None, sock_connect=endpoint.timeouts.connect)
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=1000, ttl_dns_cache=300, keepalive_timeout=60),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers=headers,
-        timeout=limits,
-        proxy=_find_proxy(endpoint),
-    )
-    keeper = _keep_session(session, key)
-    pool = _pools[key] = _Pool(session, keeper)
-    await anext(keeper)
-    return pool
-
-
-async def _keep_session(session: ClientSession, key: _PoolKey) -> AsyncGenerator[None, None]:
-    """Close the session when the loop ends, at the latest: loops close their async generators then."""
-    try:
-        yield
-    finally:
-        _pools.pop(key, None)
-        await session.close()
-
-
-def _find_proxy(endpoint: Endpoint) -> str | None:
-    """The proxy of the environment. It is looked up once: aiohttp's `trust_env` starts a thread for every request."""
-    from urllib.request import getproxies, proxy_bypass
-
-    parts = urlsplit(endpoint.base_url)
-    proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    is_here = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if not proxy or is_here or proxy_bypass(parts.netloc.rpartition("@")[2]):
-        return None
-    proxy = proxy if "://" in proxy else f"http://{proxy}"
-    kind = proxy.partition("://")[0].lower()
-    try:
-        named = urlsplit(proxy)
-        is_address = bool(named.hostname) and named.port != 0
-    except ValueError:
-        is_address = False
-    if kind not in ("http", "https") or not is_address:
-        problem = f"a {kind} proxy for {endpoint.address}, and only HTTP proxies work here"
-        if not is_address:
-            problem = f"a proxy for {endpoint.address} that is no address"
-        raise ModelError(
-            f"the environment names {problem} — set HTTPS_PROXY to an HTTP proxy, or NO_PROXY for this host",
-            kind="network",
-        )
-    return proxy
-
-
 class HttpExchange:
     """One request and its response, which is read as it arrives. Every failure is a `ModelError`."""
 
@@ -295,9 +291,20 @@ class HttpExchange:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.status == 200 and kind != "text/html":
                 return
-            said = await _read_error_body(response.content)
+            said = await self._read_error_body()
             raise classify_response(response.status, response.headers, said, self._transport.error_source)
         raise self.build_error(failure)
+
+    async def _read_error_body(self) -> bytes:
+        """The beginning of an error's body. The status counts even where the rest never comes."""
+        import aiohttp
+
+        pieces: list[bytes] = []
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async with asyncio.timeout(_ERROR_SECONDS):
+                while sum(map(len, pieces)) < _ERROR_BODY_BYTES and (piece := await self._content.readany()):
+                    pieces.append(piece)
+        return b"".join(pieces)
 
     async def read(self) -> bytes:
         """All bytes that have arrived. It waits only when there are none; empty at the end."""
@@ -392,18 +399,6 @@ class HttpExchange:
                 return "bad_request", False, f"{server} is not an address — check the base URL"
             case _:
                 return "network", True, f"the connection to {server} broke off ({cause})"
-
-
-async def _read_error_body(content: StreamReader) -> bytes:
-    """The beginning of an error's body. The status counts even where the rest never comes."""
-    import aiohttp
-
-    pieces: list[bytes] = []
-    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-        async with asyncio.timeout(_ERROR_SECONDS):
-            while sum(map(len, pieces)) < _ERROR_BODY_BYTES and (piece := await content.readany()):
-                pieces.append(piece)
-    return b"".join(pieces)
 
 
 def _describe_cause(error: BaseException) -> str:

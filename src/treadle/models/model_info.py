@@ -61,19 +61,18 @@ def find_model_info(name: str) -> ModelInfo | None:
 
 @lru_cache(256)
 def _find_row(name: str, own_table: str) -> ModelInfo | None:
+    """A row is for its model and for dated versions of it. A `*` at the end of `match` stands for any other end."""
     name = re.sub(r"^openai-\w+:", "openai:", name.lower())
     for rows in (load_table(own_table) if own_table else (), load_table()):
-        found = [row for row in rows if _matches(name, row.match.lower())]
+        found: list[ModelInfo] = []
+        for row in rows:
+            start = row.match.lower().removesuffix("*")
+            is_version = re.fullmatch(r"(-latest|[-@]\d{4}.*)?", name[len(start) :]) is not None
+            if name.startswith(start) and (is_version or row.match.endswith("*")):
+                found.append(row)
         if found:
             return max(found, key=lambda row: len(row.match))
     return None
-
-
-def _matches(name: str, match: str) -> bool:
-    """Whether a row is for this model, or for a dated version of it. A `*` at the end stands for any other end."""
-    if match.endswith("*"):
-        return name.startswith(match[:-1])
-    return name.startswith(match) and re.fullmatch(r"(-latest|[-@]\d{4}.*)?", name[len(match) :]) is not None
 
 
 @lru_cache(4)

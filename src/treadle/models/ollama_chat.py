@@ -11,7 +11,6 @@ from typing import Any, cast
 from msgspec import Raw, Struct
 
 from treadle.messages import (
-    Call,
     FilePart,
     FinishReason,
     ImagePart,
@@ -107,7 +106,10 @@ class OllamaChat(WireFormat):
             case ModelMessage():
                 fields: dict[str, Json] = {"role": "assistant", "content": message.text}
                 if message.calls:
-                    fields["tool_calls"] = [_build_call(call) for call in message.calls]
+                    fields["tool_calls"] = [
+                        {"function": {"name": fit_tool_name(call.tool), "arguments": Raw(encode_arguments(call))}}
+                        for call in message.calls
+                    ]
                 is_empty = not message.text and not message.calls
                 return b"" if is_empty else b"," + encode(fields), CarriedParts(len(message.calls))
             case ResultMessage():
@@ -134,10 +136,6 @@ def _build_user(parts: Sequence[Part]) -> dict[str, Json]:
     if images:
         fields["images"] = images
     return fields
-
-
-def _build_call(call: Call) -> dict[str, Json]:
-    return {"function": {"name": fit_tool_name(call.tool), "arguments": Raw(encode_arguments(call))}}
 
 
 class _Function(Struct, gc=False):

@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Raw, Struct
 
 from treadle.messages import (
-    Call,
     FilePart,
     FinishReason,
     ImagePart,
@@ -119,38 +118,34 @@ class OpenAIResponses(WireFormat):
             case ModelMessage():
                 items = self._write_reply(message)
             case ResultMessage():
-                items = [_write_result(message)]
+                output: Json = message.text
+                if message.parts:
+                    parts = (TextPart(message.text), *message.parts) if message.text else message.parts
+                    output = [_build_part(part) for part in parts]
+                call_id = LONGER_IDS.fit(message.call_id)
+                items = [encode({"type": "function_call_output", "call_id": call_id, "output": output})]
             case UserMessage():
                 content = build_content(message.parts, _build_part)
                 items = [encode({"role": "user", "content": content})] if content else []
         return b"".join(b"," + item for item in items), None
 
     def _write_reply(self, message: ModelMessage) -> list[bytes]:
-        calls = [_write_call(call) for call in message.calls]
+        calls = [
+            encode(
+                {
+                    "type": "function_call",
+                    "call_id": LONGER_IDS.fit(call.id),
+                    "name": fit_tool_name(call.tool),
+                    "arguments": encode_arguments(call).decode(),
+                }
+            )
+            for call in message.calls
+        ]
         own = decode_own_state(message, self.key)
         if own is not None:
             return merge_calls(own.items, calls, "function_call", "reasoning")
         text = [encode({"role": "assistant", "content": message.text})] if message.text.strip() else []
         return text + calls
-
-
-def _write_call(call: Call) -> bytes:
-    return encode(
-        {
-            "type": "function_call",
-            "call_id": LONGER_IDS.fit(call.id),
-            "name": fit_tool_name(call.tool),
-            "arguments": encode_arguments(call).decode(),
-        }
-    )
-
-
-def _write_result(message: ResultMessage) -> bytes:
-    output: Json = message.text
-    if message.parts:
-        text = TextPart(message.text)
-        output = [_build_part(part) for part in ((text, *message.parts) if message.text else message.parts)]
-    return encode({"type": "function_call_output", "call_id": LONGER_IDS.fit(message.call_id), "output": output})
 
 
 def _build_part(part: Part) -> dict[str, Json]:

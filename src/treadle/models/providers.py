@@ -1,4 +1,4 @@
-"""The providers: one row each. A new OpenAI-compatible vendor is a row here and nothing else."""
+"""The providers, one row each. A new OpenAI-compatible vendor needs a row here and nothing else."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WindowSource = Literal["", "props", "studio", "show", "models"]
 
 
 class Provider(Struct, frozen=True, kw_only=True):
-    """How one provider is reached.
+    """How to reach one provider.
 
-    `key` names the variables that may hold its key and `address` one that may hold another base URL. `elsewhere`
-    is the protocol of servers that only look like it; `window` says how a server is asked for the window.
+    `key_variables` may hold its key, and `url_variable` may hold another base URL. Servers at another URL speak
+    `compatible_protocol`. `window_source` says how to ask the server for a model's window.
     """
 
     base_url: str
@@ -124,7 +124,7 @@ PROVIDERS: dict[str, Provider] = {
 }
 
 UNNAMED_PROVIDER = Provider(base_url="", window_source="models", is_local=True)
-"""Any OpenAI-compatible server that is only known by its address. Taken for slow, as those at home are."""
+"""Any OpenAI-compatible server that is known only by its URL. It gets the time limits of a local server."""
 
 NAME_HINTS = {
     "gpt": "openai",
@@ -145,4 +145,4 @@ NAME_HINTS = {
     "gemma": "ollama",
     "phi": "ollama",
 }
-"""How model names begin, and whose they most likely are; only for the message about an unknown name."""
+"""How model names begin, and their most likely provider. Used only in the message about an unknown name."""

@@ -68,8 +68,11 @@ class RemoteModel:
     async def fetch_model_names(
         self, path: str = "/models", *, from_root: bool = False, timeout: float = 2.0
     ) -> list[str] | None:
-        """The models that the server lists, or None when it does not answer."""
-        listed = await self._transport.fetch_json(path, from_root=from_root, timeout=timeout)
+        """The models that the server lists, or None when it does not answer. Closes its connections afterwards."""
+        try:
+            listed = await self._transport.fetch_json(path, from_root=from_root, timeout=timeout)
+        finally:
+            await self.close()
         return None if listed is None else list_model_names(listed)
 
     async def fetch_window(self) -> int | None:

@@ -72,7 +72,13 @@ def recover_calls(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[TextC
     for recognise in (_find_marked, _find_fenced, _find_bare):
         found = [(span, calls) for span, pairs in recognise(text, offered) if (calls := _fit_tools(pairs, offered))]
         if found:
-            return _remove_spans(text, [span for span, _ in found]), [call for _, calls in found for call in calls]
+            kept: list[str] = []
+            at = 0
+            for (start, end), _ in found:
+                kept.append(text[at:start])
+                at = max(at, end)
+            rest = _WRAPPERS.sub("", "".join([*kept, text[at:]])).strip()
+            return rest, [call for _, calls in found for call in calls]
     return text, []
 
 
@@ -312,12 +318,3 @@ def _decode(text: str) -> Any:
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
     return value
-
-
-def _remove_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    kept: list[str] = []
-    at = 0
-    for start, end in spans:
-        kept.append(text[at:start])
-        at = max(at, end)
-    return _WRAPPERS.sub("", "".join([*kept, text[at:]])).strip()

@@ -121,9 +121,28 @@ def _drop_null(schema: Json) -> Json:
 
 def find_values(tool: ToolSpec, field: ArgumentField, sources: ValueSources) -> list[Json] | None:
     """The values that the argument may take, or None when only its schema limits them."""
+    found: list[Json]
+    match field.kind:
+        case "open":
+            return None
+        case "number":
+            numbers = sources.find_nearest(find_numbers)
+            found = list(dict.fromkeys(float(number) if "." in number else int(number) for number in numbers))
+        case "path":
+            found = list(sources.find_nearest(find_paths))
+        case "sum":
+            found = _find_sums(field.joins, sources)
+        case "word":
+            known = set(extract_words(tool.description)) | COMMON
+            for request, arguments in tool.examples:
+                values = {str(value).lower() for value in arguments.values()}
+                known.update(word for word in extract_words(request) if word not in values)
+            words = [word.strip(_EDGES) for word in sources.clause.split()]
+            found = list(dict.fromkeys(word for word in words if word and word.lower() not in known))
+        case "span":
+            found = _find_spans(field, sources)
     schema = _drop_null(tool.parameters["properties"][field.name])
-    found = _find_candidates(tool, field, sources)
-    return None if found is None else [value for value in found if _fits_schema(schema, value)]
+    return [value for value in found if _fits_schema(schema, value)]
 
 
 def _fits_schema(schema: Json, value: Json) -> bool:
@@ -136,28 +155,6 @@ def _fits_schema(schema: Json, value: Json) -> bool:
         return False
     is_above = schema.get("minimum", value) <= value and schema.get("exclusiveMinimum", value - 1) < value
     return is_above and value <= schema.get("maximum", value) and value < schema.get("exclusiveMaximum", value + 1)
-
-
-def _find_candidates(tool: ToolSpec, field: ArgumentField, sources: ValueSources) -> list[Json] | None:
-    match field.kind:
-        case "open":
-            return None
-        case "number":
-            found = sources.find_nearest(find_numbers)
-            return list(dict.fromkeys(float(number) if "." in number else int(number) for number in found))
-        case "path":
-            return list(sources.find_nearest(find_paths))
-        case "sum":
-            return _find_sums(field.joins, sources)
-        case "word":
-            known = set(extract_words(tool.description)) | COMMON
-            for request, arguments in tool.examples:
-                values = {str(value).lower() for value in arguments.values()}
-                known.update(word for word in extract_words(request) if word not in values)
-            words = [word.strip(_EDGES) for word in sources.clause.split()]
-            return list(dict.fromkeys(word for word in words if word and word.lower() not in known))
-        case "span":
-            return _find_spans(field, sources)
 
 
 def _find_sums(joins: Sequence[str], sources: ValueSources) -> list[Json]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from treadle.engine.context import find_own_text
 from treadle.events import TextDelta
-from treadle.messages import Json, Reply, Request, ResultMessage, ToolSpec, Usage
+from treadle.messages import Json, Reply, Request, ToolSpec, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local import argument_values, gbnf, quote_result
 from treadle.models.local.argument_values import ValueSources
@@ -88,7 +88,7 @@ class ChooseThenFill(Driver):
         """Match the results so far with the clauses, and choose a tool for the first clause without one."""
         plan = RequestPlan(steps=[], sources=ValueSources(""))
         request = conversation.request
-        results = [_render_result(result) for _, result in conversation.finished_calls]
+        results = [find_own_text(result).strip() or "(nothing)" for _, result in conversation.finished_calls]
         if tools:
             starters = {each.split(" ", 1)[0].lower() for tool in tools for each in list_example_requests(tool)}
             earlier = (request, *(text for _, text in reversed(conversation.earlier_turns)))
@@ -168,7 +168,3 @@ class ChooseThenFill(Driver):
             {"grammar": gbnf.build_schema_grammar(schema, rules), "temperature": 0, "n_predict": limit},
         )
         return None if read_finish(piece) == "length" else piece.content, read_usage(piece)
-
-
-def _render_result(result: ResultMessage) -> str:
-    return find_own_text(result).strip() or "(nothing)"

@@ -51,7 +51,11 @@ class Driver(ABC):
         except ModelError as error:
             error.partial = earlier + text
             raise
-        usage = _add_usage(before.usage, read_usage(last))
+        # Only the longer prompt counts as input: the window holds one of them at a time.
+        used = read_usage(last)
+        longer = max(before.usage, used, key=lambda usage: usage.input_tokens)
+        output = before.usage.output_tokens + used.output_tokens
+        usage = Usage(longer.input_tokens, output, longer.cached_tokens)
         yield Reply(text=earlier + text, finish=read_finish(last), usage=usage, model=self._name)
 
 
@@ -71,12 +75,6 @@ def build_options(request: Request, *, temperature: float, tokens: int) -> dict[
     if request.output_schema is not None:
         options["grammar"] = gbnf.build_schema_grammar(request.output_schema)
     return options | sampling.extra
-
-
-def _add_usage(first: Usage, second: Usage) -> Usage:
-    """The tokens of two prompts. Only the longer one counts as input: the window holds one of them at a time."""
-    longer = max(first, second, key=lambda usage: usage.input_tokens)
-    return Usage(longer.input_tokens, first.output_tokens + second.output_tokens, longer.cached_tokens)
 
 
 def read_finish(piece: CompletionPiece) -> FinishReason:

@@ -129,7 +129,10 @@ class _Rules:
             case "array":
                 return self._build_array(schema)
             case "string":
-                return _build_string(schema)
+                least, most = schema.get("minLength", 0), schema.get("maxLength")
+                if not least and most is None:
+                    return "string"
+                return f'"\\"" char{{{least},{"" if most is None else min(most, LONGEST)}}} "\\""'
             case "integer" | "number":
                 return _build_number(schema, kind)
             case _:
@@ -189,13 +192,6 @@ class _Rules:
             return '"[]"'
         more = f'(", " {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
         return self.add("array", f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"')
-
-
-def _build_string(schema: Schema) -> str:
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if not least and most is None:
-        return "string"
-    return f'"\\"" char{{{least},{"" if most is None else min(most, LONGEST)}}} "\\""'
 
 
 def _build_number(schema: Schema, kind: str) -> str:

@@ -100,6 +100,21 @@ class _Child:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
+    async def fetch_facts(self) -> EngineFacts | None:
+        """The facts of the loaded model, or None while it loads."""
+        answers: list[Json] = []
+        for path in ("/props", "/v1/models"):
+            async with open_exchange(self.socket, path) as response:
+                if response.status != 200:
+                    return None
+                answers.append(msgspec.json.decode(await response.read()))
+        props, models = answers
+        return EngineFacts(
+            window=props["default_generation_settings"]["n_ctx"],
+            parameters=models["data"][0]["meta"]["n_params"],
+            template=props.get("chat_template", ""),
+        )
+
     async def wait_for_end(self) -> None:
         """Wait a moment for a process that is ending: its socket closes before the process is gone."""
         for _ in range(200):
@@ -163,7 +178,7 @@ class LlamaEngine:
         child = self._get_child()
         while child.facts is None:
             try:
-                child.facts = await _fetch_facts(child.socket)
+                child.facts = await child.fetch_facts()
             except (OSError, EOFError):
                 if not child.is_alive:
                     raise ModelError(
@@ -310,21 +325,6 @@ def _estimate_cells(body: Json, window: int) -> int:
     read = body.get("prompt") or body.get("input") or [body.get("messages"), body.get("tools")]
     most = body.get("n_predict", body.get("max_tokens", 0))
     return window if most < 0 else min(window, len(msgspec.json.encode(read)) // 2 + most)
-
-
-async def _fetch_facts(socket: Path) -> EngineFacts | None:
-    answers: list[Json] = []
-    for path in ("/props", "/v1/models"):
-        async with open_exchange(socket, path) as response:
-            if response.status != 200:
-                return None
-            answers.append(msgspec.json.decode(await response.read()))
-    props, models = answers
-    return EngineFacts(
-        window=props["default_generation_settings"]["n_ctx"],
-        parameters=models["data"][0]["meta"]["n_params"],
-        template=props.get("chat_template", ""),
-    )
 
 
 def _build_refusal(data: bytes) -> ModelError:

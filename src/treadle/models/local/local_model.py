@@ -136,19 +136,18 @@ class LocalModel:
     async def _open_driver(self, engine: LlamaEngine, facts: EngineFacts) -> Driver:
         cache = ModelCache(weights.find_data_dir() / "cache", engine.path)
         chat = ChatPrompt(engine, facts)
-        self._driver_name = self._requested_driver or await _pick_driver(engine, facts, cache)
+        self._driver_name = self._requested_driver or await self._pick_driver(engine, facts, cache)
         if self._driver_name == "choose":
             return ChooseThenFill(engine, self.name, chat, cache, self.progress)
         json_tools = JsonTools(engine, self.name, chat)
         return NativeTools(engine, self.name, json_tools) if self._driver_name == "native" else json_tools
 
-
-async def _pick_driver(engine: LlamaEngine, facts: EngineFacts, cache: ModelCache) -> DriverName:
-    """The driver for a model's size and for its answer to a probe, which is asked once and kept."""
-    if facts.parameters < SMALL_MODEL_PARAMETERS:
-        return "choose"
-    calls_tools = cache.read("calls-tools", bool)
-    if calls_tools is None:
-        calls_tools = await probe_tool_calls(engine)
-        cache.write("calls-tools", calls_tools)
-    return "native" if calls_tools else "union"
+    async def _pick_driver(self, engine: LlamaEngine, facts: EngineFacts, cache: ModelCache) -> DriverName:
+        """The driver for the model's size and for its answer to a probe, which is asked once and kept."""
+        if facts.parameters < SMALL_MODEL_PARAMETERS:
+            return "choose"
+        calls_tools = cache.read("calls-tools", bool)
+        if calls_tools is None:
+            calls_tools = await probe_tool_calls(engine)
+            cache.write("calls-tools", calls_tools)
+        return "native" if calls_tools else "union"

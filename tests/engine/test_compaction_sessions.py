@@ -219,7 +219,7 @@ async def test_a_failed_compaction_leaves_the_run_going() -> None:
 
 async def test_a_model_whose_summaries_mislead_it_is_not_asked_for_one() -> None:
     class Small(CountingModel):
-        sums_up = False
+        can_summarize = False
 
     model = Small(Reader(30), window=2048)
     agent = Agent(model, tools=[page, todo])

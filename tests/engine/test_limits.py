@@ -254,7 +254,7 @@ async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what
 
 
 async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.engine.loop.LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr("treadle.engine.loop.SHORT_WRAP_UP_SECONDS", 0.2)
 
     class Stalled(FakeModel):
         name, window, asked = "stalled", None, 0

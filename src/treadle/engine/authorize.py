@@ -1,6 +1,6 @@
-"""May these calls run? Schema, then budget, then policy; whatever may not is answered to the model.
+"""Decide which calls may run: check schema, budget and policy. The model gets an answer to every other call.
 
-Judging is repeated right before a call starts, so a log cut between a reply and its questions is safe.
+Each call is authorized again right before it starts, so a log that ends between a reply and its questions is safe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.engine.setup import Setup
-from treadle.engine.state import CallState, RunState, State
+from treadle.engine.state import CallState, State
 from treadle.engine.steps import is_out_of_time
 from treadle.errors import describe_error
 from treadle.events import (
@@ -25,7 +25,6 @@ from treadle.events import (
     InputRequested,
     Question,
     Safety,
-    Tier,
     validate_fact,
 )
 from treadle.permissions.data_flow import UNKNOWN_TOOL_TRAITS, Trait, explain_leak_risk, list_tools_seen
@@ -47,8 +46,8 @@ NOBODY_TO_ASK = (
 )
 
 CHANGED_SINCE_APPROVAL = (
-    "Denied: this is not what was approved, because the program, the folder it would run in or the walls around it "
-    "have changed since. If it is still wanted, call it again, so that it is asked for again."
+    "Denied: this is not what was approved. The program, its folder or its sandbox has changed since. "
+    "If you still need it, call it again: a person is then asked again."
 )
 
 CHANGED_DESCRIPTION = "what its server says of it has changed since it was allowed"
@@ -68,21 +67,29 @@ class ReadyCall(Struct, frozen=True):
 
 
 class Authorization(Struct):
-    """What became of the calls: facts to record, and those that may run, in order."""
+    """The facts to record, and the calls that may run, in order."""
 
     facts: list[AnyFact] = msgspec.field(default_factory=list[AnyFact])
     ready: list[ReadyCall] = msgspec.field(default_factory=list[ReadyCall])
 
 
 async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]) -> Authorization:
-    """Judge calls in the order given."""
-    run = state.run
-    assert run is not None and state.turn is not None
-    stopped = any(call.finished and call.finished.fatal for call in state.turn.calls.values())
-    result, moving = Authorization(), set[str]()
+    """Authorize calls in the given order."""
+    result, blocked = Authorization(), set[str]()
     for call in calls:
-        fact = _out_of_budget(setup, run, call, len(result.ready), stopped=stopped)
-        outcome = fact or await _judge_or_deny(setup, state, call, moving)
+        outcome = _check_budget(setup, state, call, len(result.ready))
+        if outcome is None:
+            try:
+                outcome = await _authorize_call(setup, state, call, blocked)
+                # A tool can put anything into its arguments. The log must be able to store and read them.
+                if isinstance(outcome, ReadyCall):
+                    msgspec.json.encode(outcome.parsed.arguments)
+                elif outcome is not None:
+                    outcome = validate_fact(outcome)
+            except Exception as error:  # a bug in a tool or in middleware: without a decision nothing runs
+                _logger.exception("a call of %s was denied, because authorizing it failed", call.call.tool)
+                why = f"whether it may run could not be found out ({describe_error(error)})"
+                outcome = _close_call(call, "denied", f"Denied: {why}. Do without it.")
         if isinstance(outcome, ReadyCall):
             result.ready.append(outcome)
         elif outcome is not None:
@@ -90,71 +97,66 @@ async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]
     return result
 
 
-def _out_of_budget(setup: Setup, run: RunState, call: CallState, ready: int, *, stopped: bool) -> CallFinished | None:
-    if stopped:
-        return _closed(call, "cancelled", "Not run: an earlier call ended the run.")
+def _check_budget(setup: Setup, state: State, call: CallState, ready: int) -> ReadyCall | AnyFact | None:
+    """Close a call that the run has no budget for. `ready` calls before it may run."""
+    run, turn = state.run, state.turn
+    assert run is not None and turn is not None
+    if any(other.finished and other.finished.fatal for other in turn.calls.values()):
+        return _close_call(call, "cancelled", "Not run: an earlier call ended the run.")
     if run.doomed:
-        return _closed(call, "refused", "Not run: the same calls were repeated too often.")
+        return _close_call(call, "refused", "Not run: the same calls were repeated too often.")
     if call.started is None and is_out_of_time(run, setup.clock.now()):
-        return _closed(call, "cancelled", "Not run: the time for this run is over.")
+        return _close_call(call, "cancelled", "Not run: the time for this run is over.")
     if call.started is None and run.calls + ready >= run.limits.calls:
-        return _closed(call, "refused", f"Not run: the limit of {run.limits.calls} calls is used up.")
+        return _close_call(call, "refused", f"Not run: the limit of {run.limits.calls} calls is used up.")
     return None
 
 
-async def _judge_or_deny(setup: Setup, state: State, call: CallState, moving: set[str]) -> ReadyCall | AnyFact | None:
-    try:
-        outcome = await _judge_one(setup, state, call, moving)
-        if outcome is None:
-            return None
-        # What a tool makes of its arguments is anybody's: it must be possible to store and read it again.
-        if isinstance(outcome, ReadyCall):
-            msgspec.json.encode(outcome.parsed.arguments)
-            return outcome
-        return validate_fact(outcome)
-    except Exception as error:  # a bug in a tool or in middleware: what cannot be judged does not run
-        _logger.exception("a call of %s could not be judged, so it was denied", call.call.tool)
-        why = f"whether it may run could not be found out ({describe_error(error)})"
-        return _closed(call, "denied", f"Denied: {why}. Do without it.")
-
-
-async def _judge_one(setup: Setup, state: State, call: CallState, moving: set[str]) -> ReadyCall | AnyFact | None:
-    """What becomes of a call; None when that can only be told after an earlier one of the `moving` tools has ended."""
+async def _authorize_call(setup: Setup, state: State, call: CallState, blocked: set[str]) -> ReadyCall | AnyFact | None:
+    """Return the call if it may run, or a fact. None: an earlier call of one of the `blocked` tools must end first."""
     name = setup.aliases.get(call.call.tool, call.call.tool)
     tool = setup.tools.get(name)
     if tool is None:
-        return _closed(call, "error", _unknown(name, setup))
+        return _close_call(call, "error", _describe_unknown_tool(name, setup))
     try:
         tool, parsed = tool.resolve_call(tool.parse(call.call.arguments), state.notes)
     except ToolInputError as error:
-        return _closed(call, "error", str(error))
+        return _close_call(call, "error", str(error))
     name = tool.name
-    if name in moving:
+    if name in blocked:
         return None
-    assessment = _assessed(setup, state, tool, parsed)
+    assessment = _assess_call(setup, state, tool, parsed)
     if assessment.affects_later_calls:
-        moving.add(name)
+        blocked.add(name)
     grants = [apply_aliases(grant, setup.aliases) for grant in setup.grants] if setup.aliases else setup.grants
     remembered = state.remembered
     if tool.version:
-        grants, remembered, assessment = _as_it_is_now(tool, parsed, grants, remembered, assessment)
+        grants, remembered, assessment = _select_for_tool_version(tool, parsed, grants, remembered, assessment)
     verdict = decide_call(grants, remembered, name, parsed.arguments, assessment)
     for middleware in setup.middleware:
         verdict = choose_strictest(
             verdict, await middleware.may_run(name, assessment.safety, parsed.arguments) or verdict
         )
     if verdict.action == "deny":
-        return _closed(call, "denied", f"Denied: {verdict.why}. Do without it.")
+        return _close_call(call, "denied", f"Denied: {verdict.why}. Do without it.")
     questions = tool.questions(parsed)
     if questions:
-        return _question(setup, call, questions)
+        return _apply_user_answer(setup, call, questions)
     attempt = call.started.attempt + 1 if call.started is not None else 1
     ready = ReadyCall(call, tool, parsed, assessment.safety, verdict.why, attempt)
-    return _ask(setup, call, ready, verdict, assessment)
+    return _apply_verdict(setup, ready, verdict, assessment)
 
 
-def _assessed(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments) -> Assessment:
-    """What the tool says of the call, and what speaks against it from outside."""
+def _describe_unknown_tool(name: str, setup: Setup) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, setup.tools, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return f"There is no tool named {name!r}.{hint} The tools are: {', '.join(sorted(setup.tools)) or 'none'}."
+
+
+def _assess_call(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments) -> Assessment:
+    """Take the tool's own assessment, and add doubts about the sandbox and about data leaks."""
     tier = find_narrowest_tier(setup.grants)
     assessment = tool.assess(parsed, setup.workspace, tier)
     doubts = list(assessment.doubts)
@@ -162,25 +164,29 @@ def _assessed(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments) -
         doubts.append("the sandbox is reduced on this machine, so every command is asked for")
     own = tool.list_traits(tier)
     if "way_out" in own:
-        seen = (_find_traits(setup, name, tier) for name in list_tools_seen(state.used, state.notes))
+        seen: list[frozenset[Trait]] = []
+        for name in list_tools_seen(state.used, state.notes):
+            hidden = (other.find_hidden_tool(name) for other in setup.tools.values())
+            used = setup.tools.get(name) or next(filter(None, hidden), None)
+            seen.append(used.list_traits(tier) if used is not None else UNKNOWN_TOOL_TRAITS)
         if risk := explain_leak_risk(own, assessment.safety, seen):
             doubts.append(risk)
     return replace(assessment, doubts=tuple(doubts)) if doubts else assessment
 
 
-def _as_it_is_now(
+def _select_for_tool_version(
     tool: Tool,
     parsed: ParsedArguments,
     grants: Sequence[Grant],
     remembered: Sequence[RememberedAnswer],
     assessment: Assessment,
 ) -> tuple[Sequence[Grant], Sequence[RememberedAnswer], Assessment]:
-    """What was said for this version of the tool; where a yes was for another one, that is a reason to ask."""
+    """Select the permissions for this version of the tool. A yes to another version is a reason to ask."""
     version = tool.version
-    yes = [answer.pattern for answer in remembered if answer.decision == "allow"]
-    every = {*yes, *(pattern for grant in grants for pattern in (*grant.approve, *grant.always))}
-    others = (unpin_version(one) for one in every if not select_for_version((one,), version))
-    if any(covers_call(one, tool.name, parsed.arguments) for one in others):
+    allowed = [answer.pattern for answer in remembered if answer.decision == "allow"]
+    patterns = {*allowed, *(pattern for grant in grants for pattern in (*grant.approve, *grant.always))}
+    other_versions = (unpin_version(pattern) for pattern in patterns if not select_for_version((pattern,), version))
+    if any(covers_call(pattern, tool.name, parsed.arguments) for pattern in other_versions):
         assessment = replace(
             assessment, why=assessment.why or CHANGED_DESCRIPTION, doubts=(CHANGED_DESCRIPTION, *assessment.doubts)
         )
@@ -190,84 +196,77 @@ def _as_it_is_now(
         )
         for grant in grants
     ]
-    current = [replace(one, pattern=now) for one in remembered for now in select_for_version((one.pattern,), version)]
-    return grants, current, assessment
+    remembered = [
+        replace(answer, pattern=pattern)
+        for answer in remembered
+        for pattern in select_for_version((answer.pattern,), version)
+    ]
+    return grants, remembered, assessment
 
 
-def _find_traits(setup: Setup, name: str, tier: Tier) -> frozenset[Trait]:
-    """What the calls of a tool bring in."""
-    hidden = (tool.find_hidden_tool(name) for tool in setup.tools.values())
-    found = setup.tools.get(name) or next(filter(None, hidden), None)
-    return found.list_traits(tier) if found is not None else UNKNOWN_TOOL_TRAITS
-
-
-def _ask(
-    setup: Setup, call: CallState, ready: ReadyCall, verdict: Verdict, assessment: Assessment
-) -> ReadyCall | AnyFact:
-    if call.answer is not None:
-        answer = call.answer
+def _apply_verdict(setup: Setup, ready: ReadyCall, verdict: Verdict, assessment: Assessment) -> ReadyCall | AnyFact:
+    """Return the call if the policy or a person allowed it, or ask a person, or deny it."""
+    call, answer, tool = ready.call, ready.call.answer, ready.tool
+    if answer is not None:
         if answer.decision == "deny":
+            if answer.by == "expiry":
+                return _close_call(call, "denied", "Denied: Nobody answered in time.")
             comment = f" They say: {answer.comment}" if answer.comment else ""
-            who = "Nobody answered in time" if answer.by == "expiry" else f"{answer.by or 'The user'} said no"
-            return _closed(call, "denied", f"Denied: {who}.{'' if answer.by == 'expiry' else comment}")
-        if call.asked is not None and call.asked.digest != _digest(setup, ready):
-            return _closed(call, "denied", CHANGED_SINCE_APPROVAL)
-        asked = verdict.action == "ask"
-        return replace(ready, why=f"{answer.by or 'a person'} allowed this call ({verdict.why})") if asked else ready
+            return _close_call(call, "denied", f"Denied: {answer.by or 'The user'} said no.{comment}")
+        if call.asked is not None and call.asked.digest != _compute_digest(setup, ready):
+            return _close_call(call, "denied", CHANGED_SINCE_APPROVAL)
+        if verdict.action != "ask":
+            return ready
+        return replace(ready, why=f"{answer.by or 'a person'} allowed this call ({verdict.why})")
     if verdict.action == "allow":
         return ready
     if setup.gate is None:
-        return _closed(call, "denied", NOBODY_TO_ASK.format(why=verdict.why))
+        return _close_call(call, "denied", NOBODY_TO_ASK.format(why=verdict.why))
     arguments = ready.parsed.arguments
+    pattern = suggest_pattern(tool.name, arguments, assessment.commands)
     return ApprovalRequested(
         call_id=call.call.id,
-        tool=ready.tool.name,
+        tool=tool.name,
         arguments=arguments,
         safety=ready.safety,
         why=verdict.why,
-        rule="" if verdict.is_once_only else _rule(ready, assessment),
+        rule="" if verdict.is_once_only else pin_version(pattern, tool.version),
         once=verdict.is_once_only,
-        digest=_digest(setup, ready),
-        expires_at=setup.clock.now() + setup.approval_ttl if setup.approval_ttl is not None else None,
+        digest=_compute_digest(setup, ready),
+        expires_at=_compute_expiry(setup),
     )
 
 
-def _rule(ready: ReadyCall, assessment: Assessment) -> str:
-    rule = suggest_pattern(ready.tool.name, ready.parsed.arguments, assessment.commands)
-    return pin_version(rule, ready.tool.version)
-
-
-def _question(setup: Setup, call: CallState, questions: tuple[Question, ...]) -> AnyFact:
+def _apply_user_answer(setup: Setup, call: CallState, questions: tuple[Question, ...]) -> AnyFact:
+    """Return the user's answers as the result of the call, or ask the user."""
     answered = call.input_answer
     if answered is not None:
         if answered.by == "expiry":
-            return _closed(call, "timed_out", "Nobody answered in time.")
+            return _close_call(call, "timed_out", "Nobody answered in time.")
         text = answered.answers[0] if len(answered.answers) == 1 else msgspec.json.encode(answered.answers).decode()
-        return _closed(call, "ok", text)
+        return _close_call(call, "ok", text)
     if setup.gate is None:
-        return _closed(call, "denied", "Nobody can be asked here. Decide yourself, and say what you assumed.")
-    expires = setup.clock.now() + setup.approval_ttl if setup.approval_ttl is not None else None
-    return InputRequested(call_id=call.call.id, questions=questions, expires_at=expires)
+        return _close_call(call, "denied", "Nobody can be asked here. Decide yourself, and say what you assumed.")
+    return InputRequested(call_id=call.call.id, questions=questions, expires_at=_compute_expiry(setup))
 
 
-def _digest(setup: Setup, ready: ReadyCall) -> str:
-    """What would run, and whether walls are around it. What else is allowed or forbidden now is judged by itself."""
+def _compute_expiry(setup: Setup) -> float | None:
+    return setup.clock.now() + setup.approval_ttl if setup.approval_ttl is not None else None
+
+
+def _compute_digest(setup: Setup, ready: ReadyCall) -> str:
+    """Identify what a person approves: the tool, its arguments, its folder and whether it is sandboxed.
+
+    Grants and rules are no part of it: the policy checks them again when the call starts.
+    """
     import hashlib
 
-    walls = find_narrowest_tier(setup.grants) != "full"
-    shown = msgspec.json.encode(
-        (ready.tool.name, ready.tool.version, ready.parsed.arguments, str(setup.workspace), walls), order="sorted"
+    sandboxed = find_narrowest_tier(setup.grants) != "full"
+    approved = msgspec.json.encode(
+        (ready.tool.name, ready.tool.version, ready.parsed.arguments, str(setup.workspace), sandboxed), order="sorted"
     )
-    return hashlib.sha256(shown).hexdigest()[:32]
+    return hashlib.sha256(approved).hexdigest()[:32]
 
 
-def _unknown(name: str, setup: Setup) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, setup.tools, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"There is no tool named {name!r}.{hint} The tools are: {', '.join(sorted(setup.tools)) or 'none'}."
-
-
-def _closed(call: CallState, status: CallStatus, output: str) -> CallFinished:
+def _close_call(call: CallState, status: CallStatus, output: str) -> CallFinished:
     return CallFinished(call_id=call.call.id, tool=call.call.tool, status=status, output=output)

@@ -1,7 +1,7 @@
-"""What the model is shown: the projection of a session's state to a request. Pure, and never stored.
+"""Build the messages to the model from a session's state. Pure. The messages are never stored.
 
-Whatever the log holds, every call is paired with exactly one result, the conversation starts with a user
-and does not end with the model. Until a compaction the messages only grow, to the byte.
+Whatever the log holds, every call has exactly one result, a user message comes first, and the last message is not
+the model's. Until a compaction the list of messages only grows, byte for byte.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, Entry, State, Turn
 from treadle.events import (
-    ContextCompacted,
     MessageReceived,
     ModelFailed,
     RunStarted,
@@ -58,7 +57,7 @@ LOWER_TRUST = (
 
 
 class Attachments(Protocol):
-    """What is shown with a message or a result, though nobody said it: (name, text) pairs, each name once."""
+    """Texts that the model reads with a message or a result, as (name, text) pairs. Each name is shown once."""
 
     def to_message(self, text: str) -> Sequence[tuple[str, str]]: ...
 
@@ -66,11 +65,11 @@ class Attachments(Protocol):
 
 
 class Projection:
-    """Turns a state into messages, keeping what it made before: a turn costs what the turn added.
+    """Turns a state into messages. It keeps the messages of earlier turns, so each turn costs only its own.
 
-    `scratch` lives as long as the messages only grow; a model's adapter may keep serialised ones in it.
-    What is attached is never stored: it is looked up when an entry is first shown. A compaction leaves it out with the
-    older entries, but for the last message; it comes again when it is called for again.
+    `render_cache` lives as long as the messages only grow. A model's adapter may keep serialized messages in it.
+    Attachments are never stored: they are looked up when an entry is first shown. A compaction removes them from the
+    older entries, except from the last message. They are shown again when they are needed again.
     """
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class Projection:
         self.render_cache: dict[str, Json] = {}
 
     def messages(self, state: State, attachments: Attachments | None = None) -> Messages:
-        """The conversation of `state` as a provider must be shown it."""
+        """Build the conversation of `state` in the form that providers accept."""
         self._attachments = attachments
         if state.generation != self._generation:
             self._restart(state)
@@ -93,51 +92,52 @@ class Projection:
             entry = state.entries[self._done]
             if isinstance(entry, Turn) and entry is state.turn and not entry.is_settled:
                 break
-            self._show(self._messages, state.entries, self._done)
+            self._add_entry(self._messages, state.entries, self._done)
             self._done += 1
-        shown = self._messages
-        if state.turn is None or state.turn.reply is not None:  # no request is due, so what is open is not kept
-            shown, self._attachments = [*shown], None
+        messages = self._messages
+        if state.turn is None or state.turn.reply is not None:  # no request is due: do not keep unfinished entries
+            messages, self._attachments = [*messages], None
             for place in range(self._done, len(state.entries)):
-                self._show(shown, state.entries, place)
-        _let_user_speak(shown)
-        return Messages(shown)
+                self._add_entry(messages, state.entries, place)
+        _end_with_user(messages)
+        return Messages(messages)
 
-    def _show(self, shown: list[Message], entries: list[Entry], place: int) -> None:
-        """Add an entry. What is asked for right after a call stands in its result, since no user has said it."""
+    def _add_entry(self, messages: list[Message], entries: list[Entry], place: int) -> None:
+        """Add an entry. A note right after a call goes into the call's result, because no user said it."""
         entry, before = entries[place], entries[place - 1] if place else None
         if isinstance(entry, TurnStarted) and isinstance(before, Turn) and entry.seq == before.last_seq + 1:
-            last = shown[-1] if shown else None
+            last = messages[-1] if messages else None
             if isinstance(last, ResultMessage):
-                shown[-1] = replace(last, text=f"{last.text}\n\n[{_last_words(entry)}]")
+                messages[-1] = replace(last, text=f"{last.text}\n\n[{_describe_wrap_up(entry)}]")
                 return
-        _add(shown, self._with_attachments(entry, _shown(entry, self._pruned)))
+        for message in self._add_attachments(entry, _render_entry(entry, self._pruned)):
+            if isinstance(message, ModelMessage):
+                _end_with_user(messages)
+            messages.append(message)
 
-    def _with_attachments(self, entry: Entry, shown: list[Message]) -> list[Message]:
+    def _add_attachments(self, entry: Entry, shown: list[Message]) -> list[Message]:
         if self._attachments is None:
             return shown
         if isinstance(entry, MessageReceived):
             if entry.seq <= self._compacted and entry is not self._last:
                 return shown
-            texts = self._new(self._attachments.to_message(render_parts(entry.parts)))
+            texts = self._select_new(self._attachments.to_message(render_parts(entry.parts)))
             return [
                 UserMessage((*said.parts, *map(TextPart, texts))) for said in shown if isinstance(said, UserMessage)
             ]
         if isinstance(entry, Turn):
             for place, message in enumerate(shown):
                 call = entry.calls.get(message.call_id) if isinstance(message, ResultMessage) else None
-                if isinstance(message, ResultMessage) and call is not None and self._takes_more(call):
-                    assert call.started is not None
-                    texts = self._new(self._attachments.to_result(call.started.arguments))
+                if call is None or call.started is None or call.finished is None:
+                    continue
+                if isinstance(message, ResultMessage) and call.finished.seq > self._compacted:
+                    texts = self._select_new(self._attachments.to_result(call.started.arguments))
                     if texts:
                         shown[place] = replace(message, text="\n\n".join((message.text, *texts)))
         return shown
 
-    def _takes_more(self, call: CallState) -> bool:
-        return call.started is not None and call.finished is not None and call.finished.seq > self._compacted
-
-    def _new(self, found: Sequence[tuple[str, str]]) -> list[str]:
-        """The texts that are not shown yet."""
+    def _select_new(self, found: Sequence[tuple[str, str]]) -> list[str]:
+        """Select the texts that the model has not read yet."""
         new = {name: text for name, text in found if name not in self._attached}
         self._attached.update(new)
         return list(new.values())
@@ -157,11 +157,12 @@ class Projection:
         if summaries:
             self._done = select_entries(state, summaries[-1].through)
             if self._done:
-                self._messages.append(_note(_summary_text(summaries[-1])))
+                intro = "What happened before, in short (the full transcript is kept):"
+                self._messages.append(_build_note(f"{intro}\n\n{summaries[-1].summary}".strip()))
 
 
 def find_own_text(message: UserMessage | ResultMessage) -> str:
-    """What a user said or a call gave, without what is attached to it: for a model that cannot tell them apart."""
+    """Return the text of a message without its attachments, for a model that cannot tell them apart."""
     if isinstance(message, ResultMessage):
         return message.text.partition(f"\n\n[{LOWER_TRUST}]\n<file ")[0]
     own = (part for part in message.parts if not (isinstance(part, TextPart) and part.text.startswith("<skill ")))
@@ -169,7 +170,7 @@ def find_own_text(message: UserMessage | ResultMessage) -> str:
 
 
 def select_entries(state: State, through: int) -> int:
-    """How many entries a summary up to a position stands for: whole ones only, so that no pair is split."""
+    """Count the entries up to a position. Only whole entries count, so that no call loses its result."""
     for index, entry in enumerate(state.entries):
         if entry_position(entry) > through or (isinstance(entry, Turn) and not entry.is_settled):
             return index
@@ -177,64 +178,48 @@ def select_entries(state: State, through: int) -> int:
 
 
 def entry_position(entry: Entry) -> int:
-    """The position at which an entry is whole."""
+    """Return the position of the last fact of an entry."""
     return entry.last_seq if isinstance(entry, Turn) else entry.seq
 
 
-def _summary_text(fact: ContextCompacted) -> str:
-    return f"What happened before, in short (the full transcript is kept):\n\n{fact.summary}".strip()
+def _end_with_user(messages: list[Message]) -> None:
+    """Add a note where the conversation is empty or the last message is the model's."""
+    if not messages:
+        messages.append(_build_note("(The conversation goes on.)"))
+    elif isinstance(messages[-1], ModelMessage):
+        messages.append(_build_note(_AGAIN["continue"]))
 
 
-def _add(shown: list[Message], messages: list[Message]) -> None:
-    for message in messages:
-        if isinstance(message, ModelMessage):
-            _let_user_speak(shown)
-        shown.append(message)
-
-
-def _let_user_speak(shown: list[Message]) -> None:
-    """A user begins, and the model never speaks twice in a row."""
-    if not shown:
-        shown.append(_note("(The conversation goes on.)"))
-    elif isinstance(shown[-1], ModelMessage):
-        shown.append(_note(_AGAIN["continue"]))
-
-
-def _shown(entry: Entry, pruned: int) -> list[Message]:
+def _render_entry(entry: Entry, pruned: int) -> list[Message]:
     match entry:
         case MessageReceived(parts=parts):
-            said = any(not isinstance(part, TextPart) or part.text.strip() for part in parts)
-            return [UserMessage(parts if said else (TextPart("(an empty message)"),))]
+            has_content = any(not isinstance(part, TextPart) or part.text.strip() for part in parts)
+            return [UserMessage(parts if has_content else (TextPart("(an empty message)"),))]
         case Turn():
-            return _turn(entry, pruned)
+            reply = entry.reply
+            if reply is None or not (reply.text.strip() or entry.calls):
+                return []
+            calls = tuple(call.call for call in entry.calls.values())
+            message = ModelMessage(reply.text, calls, reply.reasoning, reply.opaque, reply.model)
+            return [message, *(_render_call_result(call, pruned) for call in entry.calls.values())]
         case SignalDetected(kind=kind, detail=detail):
             text = _NOTES.get(kind, "")
-            return [_note(f"{text}\n{detail}".strip())] if text else []
+            return [_build_note(f"{text}\n{detail}".strip())] if text else []
         case TurnStarted(wrap_up=limit):
             if limit is None:
                 return []
-            return [_note(_last_words(entry))]
+            return [_build_note(_describe_wrap_up(entry))]
         case ModelFailed(partial=partial):
-            return [ModelMessage(text=partial), _note("(This reply was broken off.)")]
+            return [ModelMessage(text=partial), _build_note("(This reply was broken off.)")]
         case RunStarted(trigger=trigger):
-            return [_note(_AGAIN[trigger])] if trigger in _AGAIN else []
+            return [_build_note(_AGAIN[trigger])] if trigger in _AGAIN else []
 
 
-def _last_words(fact: TurnStarted) -> str:
+def _describe_wrap_up(fact: TurnStarted) -> str:
     return f"{_WRAP_UP.get(fact.wrap_up or '', '')} Without tools, say shortly what was done and what is left."
 
 
-def _turn(turn: Turn, pruned: int) -> list[Message]:
-    reply = turn.reply
-    if reply is None or not (reply.text.strip() or turn.calls):
-        return []
-    calls = tuple(call.call for call in turn.calls.values())
-    shown: list[Message] = [ModelMessage(reply.text, calls, reply.reasoning, reply.opaque, reply.model)]
-    shown.extend(_result(call, pruned) for call in turn.calls.values())
-    return shown
-
-
-def _result(call: CallState, pruned: int) -> ResultMessage:
+def _render_call_result(call: CallState, pruned: int) -> ResultMessage:
     done = call.finished
     if done is None:
         return ResultMessage(call.call.id, call.call.tool, OUTCOME_UNKNOWN, ok=False)
@@ -247,5 +232,5 @@ def _result(call: CallState, pruned: int) -> ResultMessage:
     return ResultMessage(call.call.id, call.call.tool, text, done.status == "ok", done.parts)
 
 
-def _note(text: str) -> UserMessage:
+def _build_note(text: str) -> UserMessage:
     return UserMessage((TextPart(text),))

@@ -1,7 +1,7 @@
-"""What a session's facts amount to. Pure: no clock, no I/O, no tools.
+"""Compute the state of a session from its facts. Pure: no clock, no I/O, no tools.
 
-`fold(facts)` gives a State and `apply(state, fact)` takes it one fact further. Any sequence of facts
-folds, also one that no engine would write. What to do next is in steps.py.
+`fold(facts)` returns a State, and `apply(state, fact)` adds one fact to it. Any sequence of facts folds,
+even one that the engine would never write. `steps.py` decides what to do next.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from treadle.permissions.policy import RememberedAnswer
 
 TRAIL = 12
 FREED = 0.9
-"""A compaction has freed something when the next reply counts less than this share of what there was."""
+"""A compaction has freed room when the next reply counts fewer tokens than this share of the tokens before it."""
 OUTCOME_UNKNOWN = "Outcome unknown: this call was broken off, and it may have run. Check before you repeat it."
 
 
 class CallState(Struct):
-    """One call and what has become of it."""
+    """One call, its questions and answers, and its result."""
 
     call: Call
     asked: ApprovalRequested | None = None
@@ -64,7 +64,7 @@ class CallState(Struct):
 
     @property
     def pending(self) -> ApprovalRequested | InputRequested | None:
-        """The question that nobody has answered yet."""
+        """The question that is not answered yet."""
         if self.finished is not None:
             return None
         if self.asked is not None and self.answer is None:
@@ -89,18 +89,18 @@ class Turn(Struct):
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is a reply and every call in it has its result: none is `left`."""
+        """Whether there is a reply and each of its calls has a result (none is `left`)."""
         return self.reply is not None and not self.left
 
     @property
     def last_seq(self) -> int:
-        """The position at which the reply and the results so far were whole."""
+        """The position of the last result, or of the reply if there is no result."""
         seqs = [call.finished.seq for call in self.calls.values() if call.finished is not None]
         return max(seqs, default=self.reply.seq if self.reply is not None else 0)
 
 
 class RunState(Struct):
-    """One run's budget and what it has used; it `began` after so many entries."""
+    """The budget of one run and how much of it is used. `began` is the number of entries before the run."""
 
     id: str
     limits: Limits
@@ -121,11 +121,11 @@ class RunState(Struct):
 
 
 Entry: TypeAlias = MessageReceived | Turn | SignalDetected | TurnStarted | ModelFailed | RunStarted
-"""What the conversation is made of, in order; see context.py for how a model is shown it."""
+"""The parts of the conversation, in order. context.py turns them into messages."""
 
 
 class PastRun(NamedTuple):
-    """The conversation as it was before it was rewound at `seq`."""
+    """The conversation before the rewind at `seq`."""
 
     seq: int
     entries: list[Entry]
@@ -133,11 +133,11 @@ class PastRun(NamedTuple):
 
 
 class State(Struct):
-    """All that is known of a session at one position of its log.
+    """Everything that the log says about a session at one position.
 
-    `tokens` is about what the next request has: the provider's last count, and a guess for what came since. It is
-    `counted` from a reply on that came with such a count, until something else is shown than what was counted.
-    `crowded` counts the compactions in a row that freed nothing, `touched` the files that calls have changed.
+    `tokens` is the estimated size of the next request: the provider's last count, and an estimate of what came after.
+    `counted` is true while the provider has counted what the model is shown.
+    `crowded` counts the compactions in a row that freed nothing. `touched` has the files that calls changed.
     """
 
     seq: int = 0
@@ -171,14 +171,14 @@ class State(Struct):
 
     @property
     def pending(self) -> list[ApprovalRequested | InputRequested]:
-        """The questions that wait for a person, in the order of their calls."""
+        """The unanswered questions, in the order of their calls."""
         if self.turn is None:
             return []
         return [call.pending for call in self.turn.calls.values() if call.pending is not None]
 
 
 def fold(facts: Iterable[AnyFact]) -> State:
-    """The state that these facts amount to."""
+    """Compute the state from facts."""
     state = State()
     for fact in facts:
         apply(state, fact)
@@ -186,18 +186,17 @@ def fold(facts: Iterable[AnyFact]) -> State:
 
 
 def apply(state: State, fact: AnyFact) -> None:
-    """Take `state` one fact further, in place."""
+    """Add one fact to `state`, in place."""
     state.seq = fact.seq
-    _APPLY[type(fact)](state, fact)
+    _APPLY_FACT[type(fact)](state, fact)
 
 
-def _created(state: State, fact: SessionCreated) -> None:
-    state.created = fact
-    state.agent = fact.agent.name
+def _apply_created(state: State, fact: SessionCreated) -> None:
+    state.created, state.agent = fact, fact.agent.name
 
 
-def _configured(state: State, fact: SessionConfigured) -> None:
-    if state.run is not None:  # a run keeps what it began with, also when it is taken up again in the middle
+def _apply_configured(state: State, fact: SessionConfigured) -> None:
+    if state.run is not None:  # a run keeps its configuration to its end, even if another process resumes it
         state.to_configure.append(fact)
         return
     state.agent = fact.agent or state.agent
@@ -214,48 +213,46 @@ def _configured(state: State, fact: SessionConfigured) -> None:
     )
 
 
-def _renamed(state: State, fact: SessionRenamed) -> None:
+def _apply_renamed(state: State, fact: SessionRenamed) -> None:
     if fact.by == "user" or not state.named_by_user:
         state.name, state.named_by_user = fact.name, fact.by == "user"
 
 
-def _message(state: State, fact: MessageReceived) -> None:
+def _apply_message(state: State, fact: MessageReceived) -> None:
     state.queue.append(fact)
     state.held = False
     if fact.mode == "interrupt" and state.run is not None:
         state.run.interrupted = True
 
 
-def _requested(state: State, fact: RunRequested) -> None:
-    state.requested = fact
-    state.held = False
+def _apply_run_request(state: State, fact: RunRequested) -> None:
+    state.requested, state.held = fact, False
 
 
-def _cancel(state: State, fact: CancelRequested) -> None:
+def _apply_cancel_request(state: State, fact: CancelRequested) -> None:
     if state.run is not None:
         state.run.cancel = state.run.cancel or fact
     state.requested = None
     state.held = bool(state.queue)
 
 
-def _run_started(state: State, fact: RunStarted) -> None:
-    state.turn = None
-    state.requested = None
+def _apply_run_started(state: State, fact: RunStarted) -> None:
+    state.turn = state.requested = None
     state.runs += 1
     if fact.trigger == "regenerate":
         last = next((entry for entry in reversed(state.entries) if isinstance(entry, MessageReceived)), None)
         kept = state.entries[: state.entries.index(last) + 1] if last is not None else []
-        # A summary that reaches further tells of the answer that is not wanted.
-        compacted = [one for one in state.compacted if last is not None and one.through <= last.seq]
-        _show_instead(state, kept, compacted)
-    elif fact.trigger != "message" and state.entries:  # there is something to go on from
+        # A summary that reaches further contains the answer that the user rejected.
+        compacted = [fact for fact in state.compacted if last is not None and fact.through <= last.seq]
+        _replace_entries(state, kept, compacted)
+    elif fact.trigger != "message" and state.entries:
         state.entries.append(fact)
     state.run = RunState(fact.run_id, fact.limits, fact.at, len(state.entries))
-    if state.last is not None and state.last.reason == "failed":  # whoever tries again gets a try
+    if state.last is not None and state.last.reason == "failed":  # a new run may try compaction again
         state.crowded = 0
 
 
-def _turn_started(state: State, fact: TurnStarted) -> None:
+def _apply_turn_started(state: State, fact: TurnStarted) -> None:
     state.turn = Turn(fact.turn, fact.tools, fact.wrap_up) if state.run is not None else None
     if fact.messages:
         chosen = set(fact.messages)
@@ -269,7 +266,7 @@ def _turn_started(state: State, fact: TurnStarted) -> None:
         state.run.turns += 1
 
 
-def _replied(state: State, fact: ModelReplied) -> None:
+def _apply_reply(state: State, fact: ModelReplied) -> None:
     turn = state.turn
     if turn is None or turn.reply is not None:
         turn = Turn(0 if turn is None else turn.number)
@@ -278,7 +275,7 @@ def _replied(state: State, fact: ModelReplied) -> None:
     state.entries.append(turn)
     state.usage += fact.usage
     for call in fact.calls:
-        if call.id and call.id not in state.calls:  # ids are made unique before they are stored; see reply.py
+        if call.id and call.id not in state.calls:  # reply.py makes ids unique before they are stored
             turn.calls[call.id] = state.calls[call.id] = CallState(call)
     turn.left = len(turn.calls)
     used = fact.usage
@@ -295,71 +292,69 @@ def _replied(state: State, fact: ModelReplied) -> None:
         state.run.empty = 0 if fact.text.strip() or fact.calls else state.run.empty + 1
 
 
-def _failed(state: State, fact: ModelFailed) -> None:
+def _apply_model_failure(state: State, fact: ModelFailed) -> None:
     if state.turn is not None and state.turn.reply is None:
         state.turn.failed = fact
-        if fact.kind == "too_long":  # reason enough to try again what may have failed while there was room
+        if fact.kind == "too_long":  # try again a compaction that failed while there was still room
             state.turn.signals = tuple(kind for kind in state.turn.signals if kind != "compaction_failed")
         if fact.kind == "cancelled" and fact.partial.strip():
             state.entries.append(fact)
             state.tokens += estimate_entry_tokens(fact)
 
 
-def _open(state: State, call_id: str) -> CallState | None:
-    """The call, while it can still change: what comes for a turn that is over changes nothing."""
+def _find_open_call(state: State, call_id: str) -> CallState | None:
+    """Find a call of the current turn without a result. Facts about other calls change nothing."""
     call = state.turn.calls.get(call_id) if state.turn is not None else None
     return call if call is not None and call.finished is None else None
 
 
-def _approval_requested(state: State, fact: ApprovalRequested) -> None:
-    call = _open(state, fact.call_id)
-    if call is not None and call.asked is None:
+def _apply_approval_request(state: State, fact: ApprovalRequested) -> None:
+    if (call := _find_open_call(state, fact.call_id)) is not None and call.asked is None:
         call.asked = fact
 
 
-def _approval_answered(state: State, fact: ApprovalAnswered) -> None:
-    call = _open(state, fact.call_id)
+def _apply_approval_answer(state: State, fact: ApprovalAnswered) -> None:
+    call = _find_open_call(state, fact.call_id)
     if call is None or call.asked is None or call.answer is not None:
         return
     call.answer = fact
-    _waited(state, call.asked.at, fact.at)
+    _add_waiting_time(state, call.asked.at, fact.at)
     if fact.scope == "call" or (call.asked.once and fact.decision == "allow"):
         return
     rule = {"tool": call.asked.rule.partition("(")[0], "pattern": call.asked.rule, "session": "*"}[fact.scope]
-    rule = unpin_version(rule) if fact.decision == "deny" else rule  # a no holds whatever the tool becomes
+    rule = unpin_version(rule) if fact.decision == "deny" else rule  # a no is valid for every version of the tool
     remembered = RememberedAnswer(rule or call.asked.tool, fact.decision, fact.by)
     state.remembered.append(remembered)
-    # The same answer settles what else is being asked, so that one "always" is enough for a whole reply.
+    # The same answer settles the other open questions that it covers: one "always" is enough for a reply.
     for other in state.turn.calls.values() if state.turn is not None else ():
         if other.asked is not None and other.answer is None and other.finished is None:
-            settled = fact.decision == "deny" or not other.asked.once
-            if settled and covers_call(unpin_version(remembered.pattern), other.asked.tool, other.asked.arguments):
+            may_settle = fact.decision == "deny" or not other.asked.once
+            if may_settle and covers_call(unpin_version(remembered.pattern), other.asked.tool, other.asked.arguments):
                 other.answer = fact
 
 
-def _input_requested(state: State, fact: InputRequested) -> None:
-    call = _open(state, fact.call_id)
-    if call is not None and call.input_asked is None:
+def _apply_input_request(state: State, fact: InputRequested) -> None:
+    if (call := _find_open_call(state, fact.call_id)) is not None and call.input_asked is None:
         call.input_asked = fact
 
 
-def _input_answered(state: State, fact: InputAnswered) -> None:
-    call = _open(state, fact.call_id)
+def _apply_input_answer(state: State, fact: InputAnswered) -> None:
+    call = _find_open_call(state, fact.call_id)
     if call is not None and call.input_asked is not None and call.input_answer is None:
         call.input_answer = fact
-        _waited(state, call.input_asked.at, fact.at)
+        _add_waiting_time(state, call.input_asked.at, fact.at)
 
 
-def _waited(state: State, since: float, until: float) -> None:
-    """Time spent waiting for a person does not count against the run's."""
+def _add_waiting_time(state: State, since: float, until: float) -> None:
+    """Add time that was spent waiting for a person. It does not count against the run's time limit."""
     if state.run is not None:
         since = max(since, state.run.waited_until)
         state.run.waited += max(0.0, until - since)
         state.run.waited_until = max(until, state.run.waited_until)
 
 
-def _call_started(state: State, fact: CallStarted) -> None:
-    call = _open(state, fact.call_id)
+def _apply_call_started(state: State, fact: CallStarted) -> None:
+    call = _find_open_call(state, fact.call_id)
     if call is None:
         return
     if call.started is None and state.run is not None:
@@ -368,19 +363,19 @@ def _call_started(state: State, fact: CallStarted) -> None:
     state.used.add(fact.tool)
 
 
-def _call_finished(state: State, fact: CallFinished) -> None:
-    call = _open(state, fact.call_id)
+def _apply_call_finished(state: State, fact: CallFinished) -> None:
+    call = _find_open_call(state, fact.call_id)
     if call is None or state.turn is None:
         return
     call.finished = fact
     state.turn.left -= 1
-    state.tokens += _tokens_of_result(fact)
+    state.tokens += _estimate_result_tokens(fact)
     state.usage += fact.usage
     if state.run is not None:
         state.run.usage += fact.usage
 
 
-def _signal(state: State, fact: SignalDetected) -> None:
+def _apply_signal(state: State, fact: SignalDetected) -> None:
     state.entries.append(fact)
     if state.turn is not None:
         state.turn.signals += (fact.kind,)
@@ -395,7 +390,7 @@ def _signal(state: State, fact: SignalDetected) -> None:
         run.warned_at = number
 
 
-def _compacted(state: State, fact: ContextCompacted) -> None:
+def _apply_compaction(state: State, fact: ContextCompacted) -> None:
     if fact.kind != "undo":
         state.compacted.append(fact)
         state.crowded += 1
@@ -412,42 +407,42 @@ def _compacted(state: State, fact: ContextCompacted) -> None:
         state.run.usage += fact.usage
 
 
-def _finished(state: State, fact: RunFinished) -> None:
+def _apply_run_finished(state: State, fact: RunFinished) -> None:
     state.last = fact
     state.run = state.turn = None
     waiting, state.to_configure = state.to_configure, []
     for configured in waiting:
-        _configured(state, configured)
+        _apply_configured(state, configured)
 
 
-def _rewound(state: State, fact: Rewound) -> None:
-    """Show the conversation as it was: whole turns only. What is hidden is kept, for the way back."""
+def _apply_rewind(state: State, fact: Rewound) -> None:
+    """Return to an earlier conversation, of whole turns only. The hidden entries are kept for a rewind back."""
     if fact.what == "files":
         return
-    now = PastRun(fact.seq, state.entries, state.compacted)
-    then = next((past for past in state.rewound if past.seq > fact.to), now)
-    state.rewound.append(now)
-    kept = [entry for entry in then.entries if (entry.last_seq if isinstance(entry, Turn) else entry.seq) <= fact.to]
-    _show_instead(state, kept, [one for one in then.compacted if one.seq <= fact.to])
+    current = PastRun(fact.seq, state.entries, state.compacted)
+    target = next((past for past in state.rewound if past.seq > fact.to), current)
+    state.rewound.append(current)
+    kept = [entry for entry in target.entries if (entry.last_seq if isinstance(entry, Turn) else entry.seq) <= fact.to]
+    _replace_entries(state, kept, [compaction for compaction in target.compacted if compaction.seq <= fact.to])
 
 
-def _show_instead(state: State, entries: list[Entry], compacted: list[ContextCompacted]) -> None:
-    gone = sum(map(estimate_entry_tokens, state.entries)) - sum(one.spared for one in state.compacted)
-    left = sum(map(estimate_entry_tokens, entries)) - sum(one.spared for one in compacted)
-    state.tokens, state.counted = max(0, state.tokens - gone + left), False
+def _replace_entries(state: State, entries: list[Entry], compacted: list[ContextCompacted]) -> None:
+    removed = sum(map(estimate_entry_tokens, state.entries)) - sum(fact.spared for fact in state.compacted)
+    added = sum(map(estimate_entry_tokens, entries)) - sum(fact.spared for fact in compacted)
+    state.tokens, state.counted = max(0, state.tokens - removed + added), False
     state.entries, state.compacted, state.crowded = entries, compacted, 0
     state.generation += 1
 
 
 def estimate_entry_tokens(entry: Entry) -> int:
-    """About what an entry takes in a request that shows it whole."""
+    """Estimate the tokens of an entry in a request that has it whole."""
     match entry:
         case MessageReceived(parts=parts):
             return MESSAGE_TOKENS + estimate_parts(parts)
         case Turn(reply=reply, calls=calls):
             written = estimate_text(reply.text) if reply is not None else 0
             called = (MESSAGE_TOKENS + estimate_text(call.call.tool + call.call.arguments) for call in calls.values())
-            results = (_tokens_of_result(call.finished) for call in calls.values() if call.finished is not None)
+            results = (_estimate_result_tokens(call.finished) for call in calls.values() if call.finished is not None)
             return MESSAGE_TOKENS + written + sum(called) + sum(results)
         case ModelFailed(partial=partial):
             return 2 * MESSAGE_TOKENS + estimate_text(partial)
@@ -455,49 +450,49 @@ def estimate_entry_tokens(entry: Entry) -> int:
             return MESSAGE_TOKENS
 
 
-def _tokens_of_result(fact: CallFinished) -> int:
+def _estimate_result_tokens(fact: CallFinished) -> int:
     return MESSAGE_TOKENS + estimate_text(fact.output) + estimate_parts(fact.parts)
 
 
-def _noted(state: State, fact: Custom) -> None:
-    """Mean nothing to the engine; the last of each name is at hand for the tools."""
+def _apply_note(state: State, fact: Custom) -> None:
+    """Keep the last note of each name, for the tools. The engine does not read it."""
     state.notes[fact.name] = fact.data
 
 
-def _kept(state: State, fact: FilesKept) -> None:
-    """Files are no part of the conversation, but a summary of it names them."""
+def _apply_kept_files(state: State, fact: FilesKept) -> None:
+    """Remember the changed files: a summary lists them."""
     state.touched.update((file.path, None) for file in fact.files)
 
 
-_APPLY: dict[type, Callable[[State, Any], None]] = {
-    SessionCreated: _created,
-    SessionRenamed: _renamed,
-    MessageReceived: _message,
-    RunRequested: _requested,
-    CancelRequested: _cancel,
-    RunStarted: _run_started,
-    TurnStarted: _turn_started,
-    ModelReplied: _replied,
-    ModelFailed: _failed,
-    ApprovalRequested: _approval_requested,
-    ApprovalAnswered: _approval_answered,
-    InputRequested: _input_requested,
-    InputAnswered: _input_answered,
-    CallStarted: _call_started,
-    CallFinished: _call_finished,
-    SignalDetected: _signal,
-    ContextCompacted: _compacted,
-    RunFinished: _finished,
-    SessionConfigured: _configured,
-    FilesKept: _kept,
-    Rewound: _rewound,
-    Custom: _noted,
+_APPLY_FACT: dict[type, Callable[[State, Any], None]] = {
+    SessionCreated: _apply_created,
+    SessionRenamed: _apply_renamed,
+    MessageReceived: _apply_message,
+    RunRequested: _apply_run_request,
+    CancelRequested: _apply_cancel_request,
+    RunStarted: _apply_run_started,
+    TurnStarted: _apply_turn_started,
+    ModelReplied: _apply_reply,
+    ModelFailed: _apply_model_failure,
+    ApprovalRequested: _apply_approval_request,
+    ApprovalAnswered: _apply_approval_answer,
+    InputRequested: _apply_input_request,
+    InputAnswered: _apply_input_answer,
+    CallStarted: _apply_call_started,
+    CallFinished: _apply_call_finished,
+    SignalDetected: _apply_signal,
+    ContextCompacted: _apply_compaction,
+    RunFinished: _apply_run_finished,
+    SessionConfigured: _apply_configured,
+    FilesKept: _apply_kept_files,
+    Rewound: _apply_rewind,
+    Custom: _apply_note,
 }
 
 
-@lru_cache(maxsize=16)  # a call is looked at when its reply comes, and again when the reply is applied
+@lru_cache(maxsize=16)  # needed twice: when the reply comes, and when it is applied
 def build_signature(call: Call) -> tuple[str, str]:
-    """What makes two calls the same: the tool and its arguments, however they were spelled."""
+    """Build a key that is equal for equal calls, however their arguments are formatted."""
     try:
         arguments = msgspec.json.decode(call.arguments)
         return call.tool, msgspec.json.encode(arguments, order="sorted").decode()

@@ -1,4 +1,4 @@
-"""About how many tokens things have, for where no provider has counted them. Pure; a guess, never a bill."""
+"""Estimate tokens where no provider has counted them. Pure. Never use an estimate for a bill."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from treadle.messages import (
 )
 
 BYTES_PER_TOKEN = 4
-"""Bytes of text to a token: right for English and code, a little low for scripts of two or three bytes a letter."""
+"""Bytes of text per token: right for English and code, a little low for scripts with two or three bytes a letter."""
 IMAGE_TOKENS = 1000
 MESSAGE_TOKENS = 4
-"""What a message costs besides its content."""
+"""The tokens of a message without its content."""
 
 
 def count_bytes(text: str) -> int:
-    """The bytes of a text: what its tokens are guessed from, in any script."""
+    """Count the bytes of a text. Tokens are estimated from bytes, in any script."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def estimate_text(text: str) -> int:
-    """The tokens of a text."""
+    """Estimate the tokens of a text."""
     return -(-count_bytes(text) // BYTES_PER_TOKEN)
 
 
 def estimate_parts(parts: Iterable[Part]) -> int:
-    """The tokens of a message's parts."""
+    """Estimate the tokens of a message's parts."""
     total = 0
     for part in parts:
         match part:
@@ -50,7 +50,7 @@ def estimate_parts(parts: Iterable[Part]) -> int:
 
 
 def estimate_message(message: Message) -> int:
-    """The tokens of one message as a model is shown it."""
+    """Estimate the tokens of one message."""
     match message:
         case UserMessage(parts=parts):
             return MESSAGE_TOKENS + estimate_parts(parts)
@@ -65,12 +65,12 @@ def estimate_message(message: Message) -> int:
 
 
 def estimate_messages(messages: Iterable[Message]) -> int:
-    """The tokens of a conversation."""
+    """Estimate the tokens of a conversation."""
     return sum(map(estimate_message, messages))
 
 
 def estimate_tools(tools: Iterable[ToolSpec]) -> int:
-    """The tokens of the descriptions of tools."""
+    """Estimate the tokens of the descriptions of tools."""
     return sum(
         estimate_text(spec.name + spec.description) + -(-len(msgspec.json.encode(spec.parameters)) // BYTES_PER_TOKEN)
         for spec in tools

@@ -1,4 +1,4 @@
-"""A run as its caller sees it: watch its events, get its outcome. The work itself belongs to the coordinator."""
+"""A run as its caller sees it: watch its events, get its outcome. The coordinator does the work."""
 
 from __future__ import annotations
 
@@ -7,84 +7,208 @@ from contextlib import suppress
 from types import TracebackType
 
 from treadle.engine.coordinator import Coordinator, Follower
+from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
-from treadle.events import ApprovalRequested, Event, InputRequested, RunFinished, TurnStarted
+from treadle.events import (
+    ApprovalRequested,
+    CancelRequested,
+    Event,
+    Fact,
+    InputRequested,
+    MessageReceived,
+    RunFinished,
+    RunRequested,
+    RunStarted,
+    TurnStarted,
+)
 from treadle.log.base import Watch
+
+
+class RunTracker:
+    """Finds one run in a session's events, and its end.
+
+    It is the run that takes up a message, or without a message the next run that starts. With `is_running` it is the
+    run that is under way. `is_held` says that somebody cancelled before it began: the message stays in the queue
+    until the next one is posted.
+    """
+
+    __slots__ = ("_is_mine", "is_held", "message_id", "outcome")
+
+    def __init__(self, message_id: str = "", *, is_running: bool = False) -> None:
+        self.message_id = message_id
+        self.outcome: RunFinished | None = None
+        self.is_held = False
+        self._is_mine = is_running
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        return self.outcome is not None or self.is_held
+
+    def feed(self, event: Event) -> bool:
+        """Take the next event. True when the run is over."""
+        match event:
+            case TurnStarted() if self.message_id:
+                self._is_mine = self._is_mine or self.message_id in event.messages
+            case RunStarted() if not self.message_id:
+                self._is_mine = True
+            case RunFinished() if self._is_mine:
+                self.outcome = self.outcome or event
+            case CancelRequested() if not self._is_mine:
+                self.is_held = True
+            case MessageReceived() | RunRequested() if self.is_held:
+                self.is_held = False
+            case _:
+                pass
+        return self.is_over
 
 
 class Run:
     """Work in progress. Iterate over it to see every event; leaving the block stops what is still under way.
 
-    The iteration ends when the run does, or when it waits for somebody: then `outcome` is None and `pending`
-    says what is asked. After the block both say how things stood when it was left, however early. A run that another
-    process has taken up goes on there.
+    The iteration ends when the run does, or when it waits for somebody: then `outcome` is None and `pending` holds
+    the open questions. After the block both say how things stood when it was left, however early. `detach` leaves
+    without stopping the run. A run that another process has taken over goes on there.
+
+    A run that `Session.follow` gives was begun by somebody else. It needs no block, goes on while a question is open,
+    and is never stopped by leaving it.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
         session_id: str,
-        begin: Callable[[], Awaitable[int]],
+        begin: Callable[[], Awaitable[int]] | None,
         message_id: str = "",
+        *,
+        after: int = 0,
+        is_running: bool = False,
     ) -> None:
         self.session_id = session_id
-        self.outcome: RunFinished | None = None
         self.pending: list[ApprovalRequested | InputRequested] = []
-        self.message_id = message_id
         self._coordinator, self._begin = coordinator, begin
-        self._watch: Watch | None = None
+        self._tracker = RunTracker(message_id, is_running=is_running)
+        self._position, self._seen = after, after
+        self._first: int | None = None
         self._follower: Follower | None = None
-        self._position, self._mine = 0, not message_id
+        self._watch: Watch | None = coordinator.log.watch(session_id, after) if begin is None else None
+        self._is_detached = begin is None
+
+    @property
+    def outcome(self) -> RunFinished | None:
+        """How the run ended; None while it has not."""
+        return self._tracker.outcome
+
+    @property
+    def message_id(self) -> str:
+        """The message that the run takes up; empty where it was not started by one."""
+        return self._tracker.message_id
+
+    @message_id.setter
+    def message_id(self, message_id: str) -> None:
+        self._tracker.message_id = message_id
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody cancelled before the run began. The message is kept, and goes with the next one."""
+        return self._tracker.is_held
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no event of this run can follow."""
+        return self.outcome is not None or (self._begin is None and self.is_held)
+
+    def watch_from(self, position: int) -> None:
+        """Give the events after an earlier position too. Call it before the block."""
+        self._first = position
 
     async def __aenter__(self) -> Run:
-        self._position = await self._begin()
-        self._watch = self._coordinator.log.watch(self.session_id, after=self._position)
-        await self._coordinator.wake(self.session_id)
-        self._follower = self._coordinator.follow(self.session_id, self._watch)
+        if self._begin is not None:
+            self._position = await self._begin()
+            self._seen = self._position if self._first is None else self._first
+            await self._follow()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._follower is not None:
-            self._follower.close()
-        if self._watch is not None:
-            self._watch.close()
-        if self.outcome is None and not self._coordinator.is_closed and self._coordinator.is_running(self.session_id):
+        self._stop_following()
+        if self.outcome is not None or self._is_detached or self._coordinator.is_closed:
+            return
+        if self._coordinator.is_running(self.session_id):
             state = await self._coordinator.load_state(self.session_id)
-            waits = any(message.id == self.message_id for message in state.queue)
-            if state.run is None or not waits:  # else it is somebody else's run that would be stopped
-                self.outcome = await self._coordinator.cancel(self.session_id, why="its caller left")
+            is_queued = any(message.id == self.message_id for message in state.queue)
+            if state.run is None or not is_queued:  # otherwise the run that would be stopped is somebody else's
+                self._tracker.outcome = await self._coordinator.cancel(self.session_id, why="its caller left")
         if self.outcome is None and not self._coordinator.is_closed:
-            with suppress(NotFound):  # it may have been deleted meanwhile
+            with suppress(NotFound):  # the session may have been deleted meanwhile
                 for fact in await self._coordinator.log.read(self.session_id, after=self._position):
-                    self._take(fact)
+                    self._tracker.feed(fact)
                 self.pending = (await self._coordinator.load_state(self.session_id)).pending
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events()
 
     async def wait(self) -> RunFinished | None:
-        """Let it run to its end, or until it waits for somebody (then None)."""
+        """Wait until the run ends, or until it waits for somebody (then None)."""
         async for _ in self:
             pass
         return self.outcome
 
+    def ready(self) -> list[Event]:
+        """The events that can be had without waiting. Those who send events use it to send several at once."""
+        events: list[Event] = []
+        for event in self._watch.ready() if self._watch is not None and not self.is_over else ():
+            self._take(event)
+            events.append(event)
+            if self.is_over:
+                break
+        return events
+
+    def detach(self) -> None:
+        """Stop following, without stopping the run. The iteration ends."""
+        self._is_detached = True
+        self._stop_following()
+
     async def _events(self) -> AsyncIterator[Event]:
         if self._watch is None:
             raise BadInput("use `async with session.run(...) as run:` and iterate over `run` inside the block")
-        async for event in self._watch:
-            self._take(event)
-            yield event
-            if self.outcome is not None:
+        tried = -1
+        while True:
+            async for event in self._watch:
+                self._take(event)
+                yield event
+                if self.is_over:
+                    return
+            if self._follower is None or self._is_detached:
                 return
-        if self._follower is not None and self._follower.failure is not None:
-            raise self._follower.failure
-        self.pending = (await self._coordinator.load_state(self.session_id)).pending
+            if self._follower.failure is not None:
+                raise self._follower.failure
+            state = await self._coordinator.load_state(self.session_id)
+            self.pending = state.pending
+            if self.pending or not self._has_more(state) or state.seq == tried or self._coordinator.is_closed:
+                return
+            tried = state.seq
+            await self._follow()  # another process has answered or written more, and nobody works on it now
+
+    def _has_more(self, state: State) -> bool:
+        """Whether there are facts that were not given yet, or work that nobody does."""
+        return state.seq > self._seen or state.run is not None or (bool(state.queue) and not state.held)
+
+    async def _follow(self) -> None:
+        self._stop_following()
+        self._watch = self._coordinator.log.watch(self.session_id, after=self._seen)
+        await self._coordinator.wake(self.session_id)
+        self._follower = self._coordinator.follow(self.session_id, self._watch)
+
+    def _stop_following(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+        if self._watch is not None:
+            self._watch.close()
 
     def _take(self, event: Event) -> None:
-        """See whether it is the end of this run, and not of one that was under way before."""
-        if isinstance(event, TurnStarted) and self.message_id in event.messages:
-            self._mine = True
-        if isinstance(event, RunFinished) and self._mine:
-            self.outcome = self.outcome or event
+        if isinstance(event, Fact):
+            self._seen = event.seq
+            if event.seq > self._position:
+                self._tracker.feed(event)

@@ -130,7 +130,15 @@ class Session(Generic[T]):
                 return posted.facts[0].seq
             return state.seq
 
-        return Run(self._coordinator, self.id, begin)
+        return Run(self._coordinator, self.id, begin, is_running=True)
+
+    def follow(self, posted: MessageReceived | int) -> Run:
+        """Follow the run of a message that was posted, or the run that was requested at a position.
+
+        Unlike `run` it goes on while a question is open, and leaving it stops nothing.
+        """
+        message_id, position = ("", posted) if isinstance(posted, int) else (posted.id, posted.seq)
+        return Run(self._coordinator, self.id, None, message_id, after=position)
 
     async def approve(self, call_id: str, answer: Answer | None = None, *, digest: str = "") -> None:
         """Answer an approval: once by default, or as `answer` says. Anyone with the log may do it, at any time.

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.responses import StreamingResponse
 
-from treadle import Answer, Grant, RunFinished, Session
+from treadle import Answer, Grant, Run, RunFinished
 from treadle.dialects.base import encode_frame
 from treadle.dialects.loop_events import LoopDialect, build_continuation_token, build_limits
 from treadle.errors import BadInput, Conflict, NotFound
@@ -33,7 +33,6 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.log.base import SessionQuery
-from treadle.server.follow import MessageFollower
 from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, RunStatus, classify_run
 from treadle.server.service import Approver, CurrentService, Sender, Service, Viewer, filter_preapproved
 from treadle.server.streams import (
@@ -123,13 +122,13 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
         ),
     )
     message = await session.post(body.objective)
-    return await _stream(service, session, message.seq, MessageFollower(message.id))
+    return await _stream(service, session.follow(message))
 
 
-async def _stream(service: Service, session: Session, after: int, following: MessageFollower) -> EventStream:
-    dialect = await _dialect(service, session.id)
+async def _stream(service: Service, run: Run) -> EventStream:
+    dialect = await _dialect(service, run.session_id)
     write = DialectWriter(dialect, named=True)
-    stream = EventStream(service.streams, session.watch(after), write, following.feed)
+    stream = EventStream(service.streams, run, write)
     stream.on_shutdown = lambda: write.encode_frames(dialect.end_for_shutdown()) + SHUTDOWN_COMMENT
     return stream
 
@@ -164,7 +163,7 @@ async def continue_run(
     if body is not None and body.continuation_token not in ("", build_continuation_token(session_id, last)):
         raise Conflict("continuation_token: the session has gone on since; look at it again")
     position = await session.go_on("continue", key=build_continuation_token(session_id, last))
-    return await _stream(service, session, position, MessageFollower())
+    return await _stream(service, session.follow(position))
 
 
 @router.post("/{session_id}/cancel")

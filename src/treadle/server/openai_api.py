@@ -44,11 +44,10 @@ from treadle.events import (
 from treadle.messages import Reply
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import Embedder, Model
-from treadle.server.follow import MessageFollower, follow_message
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_error_body, build_field_error, build_refusal
 from treadle.server.service import CurrentService, Sender, Service, Token
-from treadle.server.streams import SHUTDOWN_COMMENT, EventStream, RelayedStream
+from treadle.server.streams import SHUTDOWN_COMMENT, EventStream, RelayedStream, detach_at_shutdown
 from treadle.server.views import StrictBody
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -238,13 +237,13 @@ async def _wait_for_agent(
     service: Service, session: Session, message: MessageReceived, dialect: ReplyFormat
 ) -> tuple[RunFinished, list[AnyFact]]:
     """Wait for the run that takes up a message. Returns its end and what its tools did."""
-    following, activity = MessageFollower(message.id), list[AnyFact]()
-    async with aclosing(follow_message(service.streams, session, message, following)) as events:
-        async for event in events:
+    run, activity = session.follow(message), list[AnyFact]()
+    with detach_at_shutdown(service.streams, run):
+        async for event in run:
             if isinstance(event, CallStarted | CallFinished | ApprovalRequested | InputRequested):
                 activity.append(event)
-    ending = following.ending
-    if ending is None and not following.is_held:
+    ending = run.outcome
+    if ending is None and not run.is_held:
         raise _build_shutdown_error(session)
     if ending is None:
         raise Refusal(409, "cancelled", "the run was cancelled before it answered")
@@ -256,9 +255,8 @@ async def _wait_for_agent(
 
 
 def _stream_agent(service: Service, session: Session, message: MessageReceived, dialect: ReplyFormat) -> EventStream:
-    following = MessageFollower(message.id)
-    watch, write = session.watch(message.seq), _build_writer(dialect)
-    stream = EventStream(service.streams, watch, write, following.feed, lambda: _encode_end(dialect))
+    run, write = session.follow(message), _build_writer(dialect)
+    stream = EventStream(service.streams, run, write, lambda: _encode_end(dialect))
     stream.on_shutdown = lambda: _encode_error(_build_shutdown_error(session)) + SHUTDOWN_COMMENT
     return stream
 

@@ -18,7 +18,7 @@ from treadle.dialects.jsonrpc import RpcError, RpcFailure, RpcRequest, RpcRespon
 from treadle.errors import Conflict, NotFound
 from treadle.events import AnyFact, Delta, Event, MessageReceived, SessionConfigured
 from treadle.messages import Json
-from treadle.server.follow import MessageFollower
+from treadle.run import RunTracker
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_refusal, describe_validation_error
 from treadle.server.service import CurrentService, Service, Token, get_service, get_token, require_right
@@ -184,22 +184,22 @@ class ChatWatch:
 
     def __init__(self) -> None:
         self.tokens = False
-        self._waiting: list[MessageFollower] = []
+        self._waiting: list[RunTracker] = []
         self._recent: deque[AnyFact] = deque(maxlen=MAX_RECENT_FACTS)
 
     def expect(self, message: MessageReceived, *, tokens: bool) -> None:
         """Wait for one more message; what was told since it was stored counts for it."""
-        following = MessageFollower(message.id)
+        tracker = RunTracker(message.id)
         self.tokens = self.tokens or tokens
-        if not any(following.feed(fact) for fact in self._recent if fact.seq > message.seq):
-            self._waiting.append(following)
+        if not any(tracker.feed(fact) for fact in self._recent if fact.seq > message.seq):
+            self._waiting.append(tracker)
 
     def feed(self, event: Event) -> bool:
         """Whether all is over with this event."""
         if isinstance(event, Delta):
             return False
         self._recent.append(event)
-        self._waiting = [following for following in self._waiting if not following.feed(event)]
+        self._waiting = [tracker for tracker in self._waiting if not tracker.feed(event)]
         return not self._waiting
 
 

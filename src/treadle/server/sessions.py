@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
@@ -21,9 +23,15 @@ from treadle.events import MessageReceived, ModelFailed, RunStarted, SessionConf
 from treadle.export.transcript import Form, render_transcript
 from treadle.log.base import SessionInfo, SessionQuery, Status
 from treadle.messages import render_parts
-from treadle.server.follow import MessageFollower, wait_for_outcome
 from treadle.server.service import Approver, CurrentService, Sender, Service, Token, Viewer, filter_preapproved
-from treadle.server.streams import SHUTDOWN_COMMENT, SSE_RESPONSES, DialectWriter, EventStream, parse_position
+from treadle.server.streams import (
+    SHUTDOWN_COMMENT,
+    SSE_RESPONSES,
+    DialectWriter,
+    EventStream,
+    detach_at_shutdown,
+    parse_position,
+)
 from treadle.server.views import (
     AnswersBody,
     ApprovalAnswer,
@@ -49,6 +57,7 @@ from treadle.server.views import (
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
 MAX_PENDING = 1000
+HELD_MESSAGE = "cancelled before it was begun; it is kept, and goes with the next message"
 MEDIA_TYPES: dict[Form, str] = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}
 EXPORT: dict[int | str, dict[str, Any]] = {
     200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "the whole session"}
@@ -177,9 +186,24 @@ async def post_message(
     Closing the connection stops nothing.
     """
     session, message = await _posted(service, token, session_id, body, key)
-    reply, outcome = await wait_for_outcome(service.streams, session, message, wait)
-    info = await service.runtime.log.info(session_id)
-    return MessageAnswer(reply=reply, session=SessionView.from_info(info), outcome=outcome, message_id=message.id)
+    run = session.follow(message)
+    with suppress(TimeoutError), detach_at_shutdown(service.streams, run):
+        async with asyncio.timeout(wait):
+            await run.wait()
+    if run.outcome is not None:
+        outcome = RunOutcome.from_fact(run.outcome)
+    elif run.is_held:
+        outcome = RunOutcome(status="cancelled", reason="cancelled", error=HELD_MESSAGE, can_continue=True)
+    else:
+        pending = [PendingQuestion.from_fact(session_id, question) for question in (await session.state()).pending]
+        reason = "shutting_down" if service.streams.is_closed else "waiting" if pending else "running"
+        outcome = RunOutcome(status="waiting", reason=reason, pending=pending)
+    return MessageAnswer(
+        reply=run.outcome.answer if run.outcome is not None else "",
+        session=SessionView.from_info(await service.runtime.log.info(session_id)),
+        outcome=outcome,
+        message_id=message.id,
+    )
 
 
 @router.post("/sessions/{session_id}/messages/stream", response_class=Response, responses=SSE_RESPONSES)
@@ -189,9 +213,8 @@ async def stream_message(
     """Send a message and watch it: frames as server-sent events, up to `done`."""
     session, message = await _posted(service, token, session_id, body, key)
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
-    following = MessageFollower(message.id)
     write = DialectWriter(dialect)
-    stream = EventStream(service.streams, session.watch(message.seq), write, following.feed)
+    stream = EventStream(service.streams, session.follow(message), write)
     stream.on_shutdown = lambda: write.encode_frames([ErrorFrame(RUN_CONTINUES_LATER)]) + SHUTDOWN_COMMENT
     return stream
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
+from treadle import Run
 from treadle.dialects.base import Dialect
 from treadle.errors import BadInput
 from treadle.events import Delta, Event, serialize_event
@@ -148,19 +149,44 @@ class OpenStreams:
                     task.add_done_callback(self._pings.discard)
 
 
+class WaitingRequest:
+    """A request that waits for the end of a run. It ends when the server does."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.last, self.pinging = 0.0, True
+
+    def stop(self) -> None:
+        self._run.detach()
+
+    async def ping(self) -> None:
+        """Nothing is sent before the answer."""
+
+
+@contextmanager
+def detach_at_shutdown(streams: OpenStreams, run: Run) -> Generator[None]:
+    """Follow a run in this block until the server stops. Leaving the block never stops the run."""
+    waiting = WaitingRequest(run)
+    streams.add(waiting)
+    try:
+        yield
+    finally:
+        streams.remove(waiting)
+        run.detach()
+
+
 class EventStream(Response):
-    """A response that follows a watch until `until` returns true, the client leaves or the server shuts down."""
+    """A response that sends the events of a session or a run until they end, the client leaves or the server stops."""
 
     def __init__(
         self,
         streams: OpenStreams,
-        watch: Watch,
+        events: Watch | Run,
         write: EventWriter,
-        until: Callable[[Event], bool] | None = None,
         tail: Callable[[], bytes] | None = None,
     ) -> None:
         super().__init__()
-        self._streams, self._watch, self._write, self._until, self._tail = streams, watch, write, until, tail
+        self._streams, self._events, self._write, self._tail = streams, events, write, tail
         self.on_shutdown: Callable[[], bytes] = lambda: SHUTDOWN_COMMENT
         self._send: Send | None = None
         self._is_over = False
@@ -183,28 +209,25 @@ class EventStream(Response):
         finally:
             self._is_over = True
             self._streams.remove(self)
-            self._watch.close()
+            self.stop()
             gone.cancel()
 
     async def _follow(self, send: Send) -> None:
-        write, until, watch = self._write, self._until, self._watch
-        async for event in watch:
-            data, over = write(event), until is not None and until(event)
-            if not over:
-                for more in watch.ready():
-                    data += write(more)
-                    if until is not None and until(more):
-                        over = True
-                        break
+        write, events = self._write, self._events
+        async for event in events:
+            data = write(event)
+            for more in events.ready():
+                data += write(more)
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 self.last = time.monotonic()
-            if over:
-                return
 
     def stop(self) -> None:
-        """End the watch."""
-        self._watch.close()
+        """End the events."""
+        if isinstance(self._events, Run):
+            self._events.detach()
+        else:
+            self._events.close()
 
     async def ping(self) -> None:
         """Send a comment that keeps the connection alive."""
@@ -218,7 +241,7 @@ class EventStream(Response):
 
     async def _until_gone(self, receive: Receive) -> None:
         await _wait_for_disconnect(receive)
-        self._watch.close()
+        self.stop()
 
 
 class RelayedStream(Response):

@@ -256,10 +256,10 @@ async def test_a_signal_while_a_command_is_made_ready_asks_no_more(place: Place)
         "import asyncio, sys\n"
         "from treadle.cli import chat, main\n"
         "from treadle.session import Session\n"
-        "ended, go, rewind = asyncio.Event(), chat.Chat._go, Session.rewind\n"
+        "ended, go, rewind = asyncio.Event(), chat.ChatTerminal._go, Session.rewind\n"
         "def told(self): go(self); ended.set()\n"
         "async def slowly(*how, **more): await ended.wait(); return await rewind(*how, **more)\n"
-        "chat.Chat._go, Session.rewind = told, slowly\n"
+        "chat.ChatTerminal._go, Session.rewind = told, slowly\n"
         "sys.exit(main.main())\n"
     )
     async with StrictChat([Reply(text="Hello.")]) as fake:
@@ -280,10 +280,10 @@ async def test_a_ctrl_c_between_two_prompts_takes_no_other_key_along(place: Plac
     late = (
         "import asyncio, sys\n"
         "from treadle.cli import chat, main\n"
-        "pressed, act = asyncio.Event(), chat.Chat._stop_or_leave\n"
+        "pressed, act = asyncio.Event(), chat.ChatTerminal._stop_or_leave\n"
         "def told(self): act(self); pressed.set()\n"
-        "async def slowly(where, line): where.tell('no prompt now'); await pressed.wait()\n"
-        "chat.Chat._stop_or_leave, chat.obey = told, slowly\n"
+        "async def slowly(where, line): where.write_note('no prompt now'); await pressed.wait()\n"
+        "chat.ChatTerminal._stop_or_leave, chat.run_slash_command = told, slowly\n"
         "sys.exit(main.main())\n"
     )
     async with StrictChat([Reply(text="I see.")]) as fake:

@@ -18,7 +18,7 @@ import asyncio, sys
 from treadle.cli import chat, main
 from treadle.run import Run
 
-typed, let_go, obey = asyncio.Event(), Run.__aexit__, chat.obey
+typed, let_go, run_command = asyncio.Event(), Run.__aexit__, chat.run_slash_command
 
 async def late(self, *how):
     await typed.wait()
@@ -26,9 +26,9 @@ async def late(self, *how):
 
 async def at_once(where, line):
     typed.set()
-    await obey(where, line)
+    await run_command(where, line)
 
-Run.__aexit__, chat.obey = late, at_once
+Run.__aexit__, chat.run_slash_command = late, at_once
 sys.exit(main.main())
 """
 """The program, but a run is let go only when a command has been typed, as may happen on a busy machine."""

@@ -30,14 +30,14 @@ from treadle.messages import Call, Reply
 COLUMNS, ROWS = 100, 40
 INERT = """\
 import asyncio, signal, sys
-from treadle.cli import gate, prompt
+from treadle.cli import prompt, questions
 from treadle.cli.main import main
-gate.INERT, read = 3600.0, prompt.Line.read
+questions.INERT_SECONDS, read = 3600.0, prompt.PromptConsole.read
 async def until_told(self, label, draft="", *, inert=0.0, passing=False):
     if inert:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._wake, label)
     return await read(self, label, draft, inert=inert, passing=passing)
-prompt.Line.read = until_told
+prompt.PromptConsole.read = until_told
 sys.exit(main())
 """
 

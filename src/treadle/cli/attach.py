@@ -108,8 +108,8 @@ class AttachedTerminal:
     """A terminal on a session that runs elsewhere."""
 
     def __init__(self, link: SessionLink, folder: Path) -> None:
-        from treadle.cli.chat_questions import QuestionQueue
         from treadle.cli.prompt import PromptCompleter, PromptConsole
+        from treadle.cli.questions import QuestionQueue
         from treadle.tools.builtin import build_default_tools
 
         self._link, self._folder = link, folder
@@ -159,8 +159,8 @@ class AttachedTerminal:
 
     async def _once(self) -> bool:
         """Read one line and do what it says; False when it says to leave."""
-        from treadle.cli.gate import INERT
         from treadle.cli.prompt import ANSWER, PROMPT, PromptInterrupted
+        from treadle.cli.questions import INERT_SECONDS
 
         question = self._asking.first
         try:
@@ -172,7 +172,7 @@ class AttachedTerminal:
                 return await self._typed(text)
             if not question.is_shown:
                 question.show(self._line, self._tools, self._folder)
-            text = await self._line.read(ANSWER, inert=INERT, passing=True)
+            text = await self._line.read(ANSWER, inert=INERT_SECONDS, passing=True)
             self._echo(ANSWER, text)
             question.accept_answer(text, self._folder)
         except PromptInterrupted as gave_way:

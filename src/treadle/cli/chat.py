@@ -7,29 +7,31 @@ import asyncio
 import signal
 import sys
 from collections.abc import Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 from treadle import Run
 from treadle.app.settings import data_folder, open_store, set_progress_listener
-from treadle.cli.chat_questions import OpenQuestion, QuestionQueue
 from treadle.cli.console import Console, Notifier
 from treadle.cli.find_session import iterate_sessions
-from treadle.cli.gate import INERT
 from treadle.cli.log_capture import capture_warnings
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.options import Parser, SeveralValues, add_run_options, create_parser, load_command_settings
 from treadle.cli.prompt import ANSWER, PROMPT, PromptCompleter, PromptConsole, PromptInterrupted
+from treadle.cli.questions import INERT_SECONDS, OpenQuestion, QuestionQueue
 from treadle.cli.screen import STEER_NOTE, TICK_SECONDS, Screen
 from treadle.cli.signals import handle_signals
 from treadle.cli.slash_commands import COMMANDS, run_slash_command
 from treadle.cli.terminal_text import escape_controls, is_dumb_terminal, is_terminal, print_note, style_text
 from treadle.engine.session_name import name_session
+from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
 from treadle.events import (
     ApprovalAnswered,
+    Event,
+    Fact,
     InputAnswered,
     MessageReceived,
     Progress,
@@ -38,7 +40,7 @@ from treadle.events import (
     RunStarted,
 )
 from treadle.knowledge.skill_drafts import Drafts
-from treadle.log.base import SessionQuery
+from treadle.log.base import SessionQuery, Watch
 
 EXAMPLES = """\
   treadle chat                          a new session in this folder
@@ -132,32 +134,37 @@ class ChatTerminal:
         if opened_.settings.skill_autogen:
             opened_.runtime.after_answer.append(Drafts(opened_.library))
         self._bell = Notifier(sys.stdout, opened_.settings.notify, opened_.settings.notify_after)
-        self._driver: asyncio.Task[None] | None = None
-        self._over: asyncio.Task[None] | None = None
+        self._run: Run | None = None
+        self._rested = asyncio.Event()
+        self._has_ended = False
+        self._shown = 0
+        self._idle_watch: Watch | None = None
         self._stopping: asyncio.Task[RunFinished | None] | None = None
         self._next: str | None = None
         self._draft = ""
-        self._posted = 0
         self._broken: BaseException | None = None
         self._warned = False
         asking.on_change = self._line.interrupt
 
     @property
     def is_running(self) -> bool:
-        return self._driver is not None and not self._driver.done()
+        return self._run is not None
 
     @property
     def is_busy(self) -> bool:
         """Whether it works, as the person sees it: a run whose end was shown may take a moment to be let go."""
-        return self.is_running and self._over is not self._driver
+        return self.is_running and not self._has_ended
 
     def write_note(self, text: str) -> None:
         """A line beside the conversation."""
         self.console.write_aside(text if "\x1b[" in text and self.console.has_colour else escape_controls(text))
 
     def start_run(self, run: Run) -> None:
-        """Drive a run in the background; the events show themselves."""
-        self._driver = self._begun(self._drive(run))
+        """Begin a run and show its events, in the background."""
+        self._run, self._has_ended = run, False
+        self._rested.clear()
+        if self._idle_watch is not None:
+            self._idle_watch.close()
 
     def switch_session(self, session_id: str) -> None:
         """Leave this session, for another or for good."""
@@ -165,10 +172,9 @@ class ChatTerminal:
 
     async def wait_until_idle(self, what: str) -> None:
         """Refuse what cannot be done while it works. A run whose end is recorded is waited for until it is let go."""
-        while self._driver is not None and self.is_running and self._next is None:
-            if (await self.session.state()).run is not None:
-                break
-            await asyncio.wait((self._driver,), timeout=POLL_SECONDS)
+        while self.is_running and self._next is None and (await self.session.state()).run is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._rested.wait(), POLL_SECONDS)
         if self.is_running:
             raise Conflict(f"it is working: stop it with Esc before you {what}")
 
@@ -199,13 +205,13 @@ class ChatTerminal:
             return await self._talk()
 
     async def _talk(self) -> str:
-        shown = await self._recap()
+        self._shown = await self._recap()
         state = await self.session.state()
         self._heed(asyncio.get_running_loop())
-        background = [self._begun(self._show(shown)), self._begun(self._tick())]
-        if state.run is not None or (state.queue and not state.held):
+        if _has_work(state):
             self.write_note("taking up what was left unfinished")
             self.start_run(self.session.resume())
+        background = [self._begun(self._follow()), self._begun(self._tick())]
         try:
             # Between two prompts Ctrl-C is a signal.
             with handle_signals({signal.SIGINT: self._stop_or_leave}), capture_warnings(self.write_note):
@@ -263,7 +269,7 @@ class ChatTerminal:
             if question is None:
                 text = await self._line.read(PROMPT, self._draft)
             else:
-                text = await self._line.read(ANSWER, inert=INERT, passing=True)
+                text = await self._line.read(ANSWER, inert=INERT_SECONDS, passing=True)
         except PromptInterrupted as gave_way:
             self._draft = self._draft if question else gave_way.draft
             return
@@ -306,37 +312,49 @@ class ChatTerminal:
         """Leave what was typed in the scrollback, where no event does."""
         self.write_note(style_text(escape_controls(f"{label}{text}"), "dim", self.console.has_colour))
 
-    async def _drive(self, run: Run) -> None:
-        try:
-            seen = -1
-            while True:
-                async with run:
-                    await run.wait()
-                state = await self.session.state()
-                rests = state.run is None and (not state.queue or state.held)
-                waits = bool(run.pending) and state.pending == run.pending
-                if (rests or waits or state.seq == seen) and self._posted <= state.seq:
-                    return
-                seen, run = state.seq, self.session.resume()
-        except TreadleError as error:
-            self.write_note(style_text(escape_controls(f"{error}"), "red", self.console.has_colour))
+    async def _follow(self) -> None:
+        """Show every event of the session. There is one watch at a time: that of a run, or one between two runs."""
+        while True:
+            if self._run is None:
+                self._rested.set()
+                await self._wait_for_post()
+            if self._run is not None:
+                self._run = await self._follow_run(self._run)
 
-    async def _show(self, after: int) -> None:
-        watch = self.session.watch(after)
+    async def _wait_for_post(self) -> None:
+        """Show what happens between two runs, until a run is to be begun."""
+        watch = self._idle_watch = self.session.watch(self._shown)
         try:
             async for event in watch:
-                self.screen.handle_event(event)
-                self._asking.handle_event(event)
-                if isinstance(event, POSTED_FACTS):
-                    self._posted = event.seq
-                    if not self.is_running:
-                        self.start_run(self.session.resume())  # posted by somebody else, and nobody else runs it
-                if isinstance(event, RunStarted | RunFinished):
-                    self._over = self._driver if isinstance(event, RunFinished) else None
-                if isinstance(event, RunFinished):
-                    self._bell.notify(f"treadle: {event.reason}")
+                self._show(event)
+                if isinstance(event, POSTED_FACTS) and self._run is None:
+                    self.start_run(self.session.resume())  # somebody else posted it, and nobody else runs it
         finally:
+            self._idle_watch = None
             watch.close()
+
+    async def _follow_run(self, run: Run) -> Run | None:
+        """Show a run until it ends or waits for somebody. The run to go on with, where work is left."""
+        try:
+            run.watch_from(self._shown)
+            async with run:
+                async for event in run:
+                    self._show(event)
+            if run.outcome is not None and _has_work(await self.session.state()):
+                return self.session.resume()
+        except TreadleError as error:
+            self.write_note(style_text(escape_controls(f"{error}"), "red", self.console.has_colour))
+        return None
+
+    def _show(self, event: Event) -> None:
+        self.screen.handle_event(event)
+        self._asking.handle_event(event)
+        if isinstance(event, Fact):
+            self._shown = event.seq
+        if isinstance(event, RunStarted | RunFinished):
+            self._has_ended = isinstance(event, RunFinished)
+        if isinstance(event, RunFinished):
+            self._bell.notify(f"treadle: {event.reason}")
 
     async def _tick(self) -> None:
         while True:
@@ -366,11 +384,16 @@ class ChatTerminal:
         self._line.leave()
 
     async def _leave(self, background: list[asyncio.Task[None]]) -> None:
-        """Stop what is under way and show its end. What waits for an answer stays open."""
-        tasks = [task for task in (self._driver, self._stopping) if task is not None and not task.done()]
+        """Stop the run and show its end. Open questions stay open."""
+        tasks = [*background, *([self._stopping] if self._stopping is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        with suppress(TreadleError):
+            for fact in await self.session.facts(self._shown):
+                self._show(fact)
+
+
+def _has_work(state: State) -> bool:
+    """Whether a run is unfinished, or a message waits that nobody holds back."""
+    return state.run is not None or (bool(state.queue) and not state.held)

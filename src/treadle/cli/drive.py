@@ -14,9 +14,9 @@ from typing import Literal, Protocol, TextIO
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
 from treadle.app.settings import Settings, set_progress_listener
 from treadle.cli.console import Notifier, TerminalConsole
-from treadle.cli.gate import TerminalGate, refuse_question
 from treadle.cli.log_capture import capture_warnings
 from treadle.cli.open_session import Gate, OpenSession, open_session
+from treadle.cli.questions import QuestionQueue, TerminalReader, refuse_question
 from treadle.cli.report import Report, ReportBuilder, build_failure_report
 from treadle.cli.screen import TICK_SECONDS, Screen
 from treadle.cli.signals import handle_signals
@@ -51,24 +51,15 @@ class JsonLinesSink:
             silence_stream(sys.stderr)
 
 
-async def follow_run(session: Session, run: Run, after: int, *sinks: EventSink) -> RunFinished | None:
-    """Let a run go on to its end, and show every event after a position, also those from before it began."""
-    watch = session.watch(after)
-
-    async def pump() -> None:
-        async for event in watch:
+async def follow_run(run: Run, *sinks: EventSink) -> None:
+    """Show every event of a run. Where that fails, the run goes on to its end before the error is raised."""
+    try:
+        async for event in run:
             for sink in sinks:
                 sink.handle_event(event)
-
-    pumping = asyncio.create_task(pump())
-    try:
-        outcome = await run.wait()
-        watch.stop_at(outcome.seq if outcome is not None else (await session.state()).seq)
-        await pumping
-        return outcome
-    finally:
-        watch.close()
-        await asyncio.gather(pumping, return_exceptions=True)
+    except OSError:  # the reader of the events has gone, or its disk is full
+        await run.wait()
+        raise
 
 
 @asynccontextmanager
@@ -105,7 +96,7 @@ class RunOutput:
         self.console = TerminalConsole(self.stream, beside=self.stream is not sys.stdout)
         self.notifier = Notifier(self.stream, "off", 0)
         self.report_builder = ReportBuilder()
-        self._gate: TerminalGate | None = None
+        self._questions: QuestionQueue | None = None
         self._later = bool(args.ask_later)
         self._asks = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
 
@@ -118,8 +109,9 @@ class RunOutput:
             return later
         if not self._asks:
             return self._refuse
-        self._gate = TerminalGate(self.console, agent.toolbox, settings.folder, self.notifier)
-        return self._gate
+        self._questions = QuestionQueue()
+        TerminalReader(self._questions, self.console, agent.toolbox, settings.folder, self.notifier)
+        return self._questions
 
     async def _refuse(self, question: ApprovalRequested | InputRequested) -> Answer:
         self.report_builder.refused.append(question)  # no event of the run tells what its helpers asked
@@ -130,8 +122,8 @@ class RunOutput:
         if self.mode == "screen":
             apart = self.stream is not sys.stdout
             screen = Screen(self.console, window=session.model.window, own_message=message_id, hide_answer=apart)
-            screen.asks_here = self._gate is not None
-            return [screen] if self._gate is None else [screen, self._gate]
+            screen.asks_here = self._questions is not None
+            return [screen] if self._questions is None else [screen, self._questions]
         return [JsonLinesSink(sys.stdout) if self.mode == "jsonl" else JsonLinesSink(sys.stderr, beside=True)]
 
     def write_note(self, text: str) -> None:
@@ -220,8 +212,9 @@ async def _opened(args: argparse.Namespace, begin: Callable[[OpenSession], Run],
 async def _driven(opened_session: OpenSession, begin: Callable[[OpenSession], Run], show: RunOutput) -> Report:
     session, tally = opened_session.session, show.report_builder
     facts = await session.facts()
-    after = start = 0 if opened_session.is_new else facts[-1].seq
+    after = 0 if opened_session.is_new else facts[-1].seq
     run = begin(opened_session)
+    run.watch_from(after)
     sinks = show.build_sinks(opened_session, run.message_id)
     set_progress_listener(opened_session.model, show.build_progress_listener(sinks))
     if after and isinstance(sinks[0], Screen):
@@ -231,25 +224,16 @@ async def _driven(opened_session: OpenSession, begin: Callable[[OpenSession], Ru
         sinks[0].handle_event(facts[0])  # the first line tells the session, whatever it is
     ticking = asyncio.create_task(_tick(sinks))
     try:
-        async with stop_on_signals(session):
-            while True:
-                async with run:
-                    outcome = await follow_run(session, run, after, tally, *sinks)
-                state = await session.state()
-                if outcome is not None or run.pending or state.run is None:
-                    break
-                # Somebody else answered what was asked here, and nobody runs it now.
-                run, after = session.resume(), state.seq
+        async with stop_on_signals(session), run:
+            await follow_run(run, tally, *sinks)
     finally:
         ticking.cancel()
-    if outcome is None and state.last is not None and state.last.seq > start:
-        outcome = state.last  # another process has seen it to its end
-    if outcome is None and not run.pending:
+    if run.outcome is None and not run.pending:
         raise BadInput("nothing in this session is unfinished; give an objective, or use `treadle sessions continue`")
     await _name(opened_session)
-    for question in run.pending if outcome is None else ():
+    for question in run.pending if run.outcome is None else ():
         tally.asked.setdefault(question.call_id, question)
-    return tally.build_report(session.id, outcome)
+    return tally.build_report(session.id, run.outcome)
 
 
 async def _name(opened_session: OpenSession) -> None:

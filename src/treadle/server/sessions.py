@@ -49,6 +49,7 @@ from treadle.server.views import (
     PendingQuestion,
     ResolvedView,
     RunAccepted,
+    RunOutcome,
     SessionDetail,
     SessionPageView,
     SessionView,

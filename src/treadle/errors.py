@@ -1,18 +1,18 @@
-"""Every error that treadle raises, classed by what the caller should do next.
+"""Every error that treadle raises, grouped by what the caller should do next.
 
 TreadleError
 ├── BadInput             fix what was passed in, then call again
 │   ├── ToolDefinitionError  a function that cannot be made into a tool
 │   └── NotFound             no such session, call, artifact or model
 ├── Conflict             somebody else was first: look, then decide
-│   ├── AlreadyAnswered      an approval or question that has its answer
-│   ├── Expired              an approval whose time has passed
-│   ├── PositionMoved        the log went on meanwhile: read, decide again
+│   ├── AlreadyAnswered      somebody has answered the approval or question
+│   ├── Expired              nobody answered the approval in time
+│   ├── PositionMoved        the log has new facts: read them, decide again
 │   └── ClaimLost            another process runs this session now: stop
 ├── ModelError           the model did not answer (`retryable` says if trying again can help)
-├── NotAnswered          the run ended without an answer (`outcome` says why, nothing is lost)
-├── SandboxUnavailable   no wall could be put up, so the command was not run (in sandbox/base.py)
-└── StoreError           the log cannot be used as it is: look at the file, give up until then
+├── NotAnswered          the run ended without an answer (`outcome` says why; nothing is lost)
+├── SandboxUnavailable   there is no sandbox here, so the command was not run (in sandbox/base.py)
+└── StoreError           the store cannot be used: look at the file first, then try again
     ├── StoreTooNew          written by a newer treadle
     ├── StoreReadOnly        the file or its folder cannot be written
     ├── StoreFull            no room left on the disk
@@ -66,12 +66,12 @@ ModelErrorKind = Literal[
 
 
 def describe_error(error: BaseException) -> str:
-    """An error in one line: its kind and what it says, and what is in it where it is a group; never raises."""
+    """Describe an error in one line: its class, its message, and the errors in a group. Never raises."""
     kind = type(error)
     try:
         text = f"{kind.__name__}: {error}"
-    except Exception:  # anybody's code
-        text = f"{kind.__name__}: (it cannot be put into words)"
+    except Exception:  # the error class can be anybody's code
+        text = f"{kind.__name__}: (it has no readable message)"
     if issubclass(kind, BaseExceptionGroup):
         inner: Sequence[BaseException] = getattr(error, "exceptions", ())
         text += ": " + "; ".join(map(describe_error, inner[:5]))
@@ -79,27 +79,27 @@ def describe_error(error: BaseException) -> str:
 
 
 class TreadleError(Exception):
-    """The root of everything treadle raises on purpose."""
+    """The base class of all errors of treadle."""
 
 
 class BadInput(TreadleError):
-    """Something passed in is wrong; the message says what and what to pass instead."""
+    """An argument is wrong. The message says which one, and what to pass instead."""
 
 
 class ToolDefinitionError(BadInput):
-    """A function cannot be made into a tool, because a schema cannot be made from its signature."""
+    """A function cannot become a tool, because its signature gives no schema."""
 
 
 class NotFound(BadInput):
-    """There is no session, call, artifact or model of that name."""
+    """There is no session, call, artifact or model with that name."""
 
 
 class Conflict(TreadleError):
-    """Somebody else was first; nothing was written."""
+    """Somebody else was first. Nothing was written."""
 
 
 class AlreadyAnswered(Conflict):
-    """The approval or question has its answer already; `answer` is that fact."""
+    """Somebody has answered the approval or question already. `answer` is that fact."""
 
     def __init__(self, message: str, answer: Fact | None = None) -> None:
         super().__init__(message)
@@ -107,22 +107,22 @@ class AlreadyAnswered(Conflict):
 
 
 class Expired(Conflict):
-    """The approval or question was closed because nobody answered in time."""
+    """Nobody answered the approval or question in time, so it was closed."""
 
 
 class PositionMoved(Conflict):
-    """The log has facts that the writer has not seen; read them and decide again."""
+    """The log has facts that the writer has not read. Read them and decide again."""
 
 
 class ClaimLost(Conflict):
-    """Another process runs this session now; this one must not write or act for it any more."""
+    """Another process runs this session now. This process must not write or act for it any more."""
 
 
 class ModelError(TreadleError):
     """The model gave no usable reply.
 
-    `kind` says what went wrong, `retryable` whether the same request may work later, `retry_after` how
-    long the provider asked to wait, `partial` the text that had arrived before it broke off.
+    `kind` says what went wrong, and `retryable` whether the same request may work later. `retry_after` is the wait
+    that the provider asked for, and `partial` the text that arrived before the stream broke off.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class ModelError(TreadleError):
 
 
 class NotAnswered(TreadleError):
-    """`ask` got no answer. `outcome` is the recorded ending, or None when the run waits for somebody.
+    """`ask` got no answer. `outcome` is the recorded end of the run, or None when the run waits for a person.
 
-    The session keeps everything: answer what is pending, or continue it with a fresh budget.
+    The session keeps everything: answer the pending questions, or continue it with a fresh budget.
     """
 
     def __init__(self, message: str, session_id: str, outcome: RunFinished | None = None) -> None:
@@ -154,15 +154,15 @@ class NotAnswered(TreadleError):
 
 
 class StoreError(TreadleError):
-    """The store cannot be used as it is; what was recorded before is untouched."""
+    """The store cannot be used. Everything that was recorded before is unchanged."""
 
 
 class StoreTooNew(StoreError):
-    """The store was written by a newer treadle than this one."""
+    """A newer version of treadle wrote the store."""
 
 
 class StoreReadOnly(StoreError):
-    """The store, or the folder it lies in, cannot be written."""
+    """The store or its folder cannot be written."""
 
 
 class StoreFull(StoreError):

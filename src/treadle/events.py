@@ -1,7 +1,7 @@
-"""Every fact and every delta: one closed union each, on one page.
+"""Every fact and every delta, in two closed unions on one page.
 
-A fact is durable: it has a `seq`, and is stored before anyone is told. A delta is a live fragment: never
-stored, never needed to rebuild state. Treat a new field here like a new database column.
+A fact is durable: it has a `seq`, and the log stores it before any watcher sees it. A delta is a live fragment: it is
+never stored, and no state depends on it. Treat a new field here like a new database column.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SignalKind = Literal[
 
 
 class Limits(Struct, frozen=True, omit_defaults=True):
-    """How much one run may use. `turns=0` means text only; None means no limit of that kind."""
+    """The budget of one run. `turns=0` means text only. None means no limit of that kind."""
 
     turns: int = 50
     calls: int = 50
@@ -67,10 +67,10 @@ class Limits(Struct, frozen=True, omit_defaults=True):
 class Grant(Struct, frozen=True, omit_defaults=True):
     """What may run: the tier, and patterns such as `read_*`, `shell(git *)` or `write_file(src/**)`.
 
-    `tools` are the only ones that may be used at all. `forbid` beats `ask`, `ask` beats `approve`, and
-    `yes` approves whatever would be asked. `ask_all` asks for every call that `approve` does not name, `cautious` for
-    every one that is not safe. `always` is what a person said yes to for good: it approves as `approve` does, but
-    nothing that must be asked for each time.
+    Only the `tools` may be used. `forbid` wins over `ask`, and `ask` over `approve`. `yes` approves every call that
+    would be asked. `ask_all` asks for every call that `approve` does not name, and `cautious` for every call that is
+    not safe. `always` are the patterns that a person approved permanently: they approve like `approve`, except calls
+    that must be asked each time.
     """
 
     tier: Tier = "sandbox"
@@ -85,7 +85,7 @@ class Grant(Struct, frozen=True, omit_defaults=True):
 
 
 class AgentConfig(Struct, frozen=True, omit_defaults=True):
-    """An agent as it was resolved when the session was made; values only, so that it can be stored."""
+    """The agent's configuration when the session was created. It has only values, so it can be stored."""
 
     name: str = "agent"
     instructions: str = ""
@@ -95,7 +95,7 @@ class AgentConfig(Struct, frozen=True, omit_defaults=True):
 
 
 class Parent(Struct, frozen=True, omit_defaults=True):
-    """Where a forked session comes from, or which call of which session started it."""
+    """The session that this one was forked from, or the session and call that started it."""
 
     session_id: str
     seq: int
@@ -103,7 +103,7 @@ class Parent(Struct, frozen=True, omit_defaults=True):
 
 
 class Question(Struct, frozen=True, omit_defaults=True):
-    """Something only a person can answer; `options` are suggestions unless `strict`."""
+    """A question to a person. The `options` are suggestions, unless `strict` is set."""
 
     text: str
     options: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Question(Struct, frozen=True, omit_defaults=True):
 
 
 class Truncation(Struct, frozen=True, omit_defaults=True):
-    """What was left out of an output, in characters, and the artifact that has it whole."""
+    """The numbers of kept and dropped characters of an output, and the artifact with the whole output."""
 
     kept: int
     dropped: int
@@ -119,26 +119,26 @@ class Truncation(Struct, frozen=True, omit_defaults=True):
 
 
 class KeptFile(Struct, frozen=True, omit_defaults=True):
-    """What a file held before it was changed: `before` names the kept content and is empty where there was no file."""
+    """A file before a change. `before` names the kept content, and is empty if there was no file."""
 
     path: str
     before: str = ""
     mode: int = 0o644
 
 
-def _snake(name: str) -> str:
+def _build_tag(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-class Fact(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field="type", tag=_snake):
-    """A durable event. `seq` and `at` are stamped once, by the log that stores it."""
+class Fact(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field="type", tag=_build_tag):
+    """A durable event. The log that stores it sets `seq` and `at` once."""
 
     seq: int = 0
     at: float = 0.0
 
 
 class SessionCreated(Fact, frozen=True):
-    """`grants` are the operator's and then each narrower one: the strictest of them decides."""
+    """`grants` has the operator's grant first, and then the narrower ones. The strictest of them decides."""
 
     session_id: str
     agent: AgentConfig = AgentConfig()
@@ -170,7 +170,7 @@ class RunRequested(Fact, frozen=True):
 
 
 class CancelRequested(Fact, frozen=True):
-    """Somebody asked for the run to stop; the one who runs it settles it."""
+    """Somebody asked to stop the run. The process that runs it settles its calls."""
 
     by: str = ""
     why: str = ""
@@ -183,7 +183,7 @@ class RunStarted(Fact, frozen=True):
 
 
 class TurnStarted(Fact, frozen=True):
-    """`wrap_up` names the limit that was reached: the last turn, without tools."""
+    """`wrap_up` names the limit that was reached. It is set for the last turn, which has no tools."""
 
     turn: int
     messages: tuple[str, ...] = ()
@@ -203,7 +203,7 @@ class ModelReplied(Fact, frozen=True):
 
 
 class ModelFailed(Fact, frozen=True):
-    """`wait` is the number of seconds before the next attempt, or None when there will be none."""
+    """`wait` is the number of seconds before the next attempt, or None if there is no next attempt."""
 
     kind: ModelErrorKind
     message: str
@@ -214,9 +214,9 @@ class ModelFailed(Fact, frozen=True):
 
 
 class ApprovalRequested(Fact, frozen=True):
-    """`digest` binds an answer to exactly what was shown; `rule` is what scope `pattern` would remember.
+    """`digest` binds an answer to the call that was shown. `rule` is the pattern that scope `pattern` remembers.
 
-    `once` means that a yes counts for this call only, whatever its scope: it is too dangerous to be remembered.
+    `once` means that a yes is valid for this call only, whatever its scope, because the call is too dangerous.
     """
 
     call_id: str
@@ -251,9 +251,9 @@ class InputAnswered(Fact, frozen=True):
 
 
 class CallStarted(Fact, frozen=True):
-    """The intent, stored before the effect. `arguments` are what really runs, checked and converted.
+    """The intent, stored before the effect. `arguments` are the checked and converted arguments that really run.
 
-    One that `resumes` goes on, when it is run again, with what it had begun: a crash never closes it.
+    A call that `resumes` continues its work when it is run again, so a crash never closes it.
     """
 
     call_id: str
@@ -271,7 +271,7 @@ class CallStarted(Fact, frozen=True):
 class CallFinished(Fact, frozen=True):
     """`fatal` means that the run ends as failed once the other calls of the reply are settled.
 
-    `usage` is what models used while it ran, such as a helper's: it counts as the run's own.
+    `usage` is the usage of models during the call, such as a helper's. It counts as the run's own usage.
     """
 
     call_id: str
@@ -291,9 +291,9 @@ class SignalDetected(Fact, frozen=True):
 
 
 class ContextCompacted(Fact, frozen=True):
-    """From now on the facts up to `through` are shown to the model pruned, or as `summary` only.
+    """From now on the model reads the facts up to `through` pruned, or reads the `summary` instead of them.
 
-    `undo` takes back the last one that is in effect. `usage` is what writing the summary took.
+    `undo` cancels the last compaction that is in effect. `usage` is the usage for writing the summary.
     """
 
     kind: Literal["prune", "summary", "undo"]
@@ -305,7 +305,7 @@ class ContextCompacted(Fact, frozen=True):
 
     @property
     def spared(self) -> int:
-        """About what every request since has been spared."""
+        """The estimated tokens that each later request saves."""
         return self.tokens_before - self.tokens_after
 
 
@@ -322,9 +322,9 @@ class RunFinished(Fact, frozen=True):
 
 
 class SessionConfigured(Fact, frozen=True):
-    """From the next run on the session has this agent, this model and so on; what is empty stays as it was.
+    """The session's agent, model and other settings from the next run on. Empty fields change nothing.
 
-    `approve` are patterns that somebody with the right to it answered beforehand: they turn ask into allow.
+    `approve` are patterns that an authorized person approved in advance: they turn ask into allow.
     """
 
     agent: str = ""
@@ -337,9 +337,9 @@ class SessionConfigured(Fact, frozen=True):
 
 
 class FilesKept(Fact, frozen=True):
-    """Old contents were kept because a call changes these files; stored before it does, as far as that can be known.
+    """The old contents of files that a call changes. It is stored before the change, if the files are known by then.
 
-    `tree` names a list of all files as they were, where nobody can say beforehand which will change.
+    `tree` names a list of all files before the call, for calls that may change any file.
     """
 
     call_id: str
@@ -349,7 +349,7 @@ class FilesKept(Fact, frozen=True):
 
 
 class Rewound(Fact, frozen=True):
-    """The session went back to how it was at `to`; `files` are what they held just before, so that it can be undone."""
+    """The session was rewound to position `to`. `files` has the contents just before, so that this can be undone."""
 
     to: int
     what: Literal["files", "conversation", "both"] = "both"
@@ -358,14 +358,14 @@ class Rewound(Fact, frozen=True):
 
 
 class Custom(Fact, frozen=True):
-    """Something middleware or a tool wants in the log, under a namespaced name such as `acme.audit`."""
+    """Data of middleware or a tool, under a namespaced name such as `acme.audit`."""
 
     name: str
     data: Json = None
 
 
-class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field="type", tag=_snake):
-    """A live fragment. `after` is the log position it follows."""
+class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field="type", tag=_build_tag):
+    """A live fragment. `after` is the log position that it follows."""
 
     after: int = 0
 
@@ -379,7 +379,7 @@ class ReasoningDelta(Delta, frozen=True):
 
 
 class CallDelta(Delta, frozen=True):
-    """A piece of a call that the model is still writing; `index` is its place in the reply."""
+    """A piece of a call that the model is still writing. `index` is the place of the call in the reply."""
 
     index: int
     tool: str = ""
@@ -431,22 +431,22 @@ _event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def serialize_event(event: Fact | Delta) -> bytes:
-    """The JSON of one event, as it is stored and streamed."""
+    """Serialize one event as JSON, as it is stored and streamed."""
     return _encoder.encode(event)
 
 
 def decode_fact(data: bytes | str) -> AnyFact:
-    """The fact that `encode` wrote; raises `msgspec.ValidationError` for a kind this version does not know."""
+    """Decode a serialized fact. Raises `msgspec.ValidationError` for a kind that this version does not know."""
     return _fact_decoder.decode(data)
 
 
 def decode_event(data: bytes | str) -> Event:
-    """The fact or delta that `encode` wrote."""
+    """Decode a serialized fact or delta."""
     return _event_decoder.decode(data)
 
 
 def validate_fact(fact: AnyFact) -> AnyFact:
-    """The fact as it will be read back; raises `BadInput` for one that could be stored but never read again."""
+    """Return the fact as the log will read it. Raises `BadInput` for a fact that could be stored but not read."""
     try:
         return decode_fact(serialize_event(fact))
     except UnicodeEncodeError as error:
@@ -457,23 +457,23 @@ def validate_fact(fact: AnyFact) -> AnyFact:
 
 
 def stamp_fact(fact: Fact, seq: int, at: float) -> None:
-    """Give a fact its place in the log. Only a log does this, once, when it stores or reads the fact."""
+    """Give a fact its position and time. Only a log does this, once, when it stores or reads the fact."""
     msgspec.structs.force_setattr(fact, "seq", seq)
     msgspec.structs.force_setattr(fact, "at", at)
 
 
 def fact_type(fact: Fact) -> str:
-    """The snake_case name of a fact's kind, as it stands in `type`."""
+    """Return the snake_case name of a fact's kind, as in its `type` field."""
     return str(fact.__struct_config__.tag)
 
 
 def render_schema() -> str:
-    """The JSON schema of all events, as kept in docs/events.schema.json."""
+    """Render the JSON schema of all events, for docs/events.schema.json."""
     import inspect
 
     kinds: Iterable[Any] = Event.__args__
     (schema,), components = msgspec.json.schema_components([Event], ref_template="#/$defs/{name}")
-    for component in components.values():  # the indentation of a docstring depends on Python's version
+    for component in components.values():  # a docstring's indentation depends on the version of Python
         if "description" in component:
             component["description"] = inspect.cleandoc(component["description"])
     document = {

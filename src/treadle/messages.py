@@ -1,7 +1,7 @@
 """What a model reads and writes: parts, calls, messages, tool descriptions, requests and replies.
 
-Neutral between providers, and never stored as such: the log keeps facts, and these are made from them
-for one request (see context.py). Adapters in models/ translate them to a provider's own format.
+These types belong to no provider and are not stored. `engine/context.py` builds them from facts for one request, and
+the adapters in `models/` translate them into a provider's format.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Json: TypeAlias = Any
-"""A JSON value. A recursive type would say more, but msgspec reads and checks this one four times faster."""
+"""A JSON value. A recursive type would be more precise, but msgspec reads and checks this one four times faster."""
 
 
 class TextPart(Struct, frozen=True, tag="text", omit_defaults=True):
@@ -63,7 +63,7 @@ Part: TypeAlias = TextPart | ImagePart | FilePart
 
 
 class Call(Struct, frozen=True, omit_defaults=True):
-    """One tool call as the model wrote it. `arguments` is its JSON text, kept to the letter, valid or not."""
+    """One tool call as the model wrote it. `arguments` is its unchanged JSON text, which may be invalid."""
 
     id: str
     tool: str
@@ -71,7 +71,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
-    """Tokens and money of one reply or one run; `estimated` when the provider did not say."""
+    """Tokens and cost of one reply or one run. `estimated` means that the provider did not count."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -94,16 +94,16 @@ class Usage(Struct, frozen=True, omit_defaults=True):
 
 
 NO_USAGE = Usage()
-"""The one that is left out where it is a default: only the very same object is."""
+"""The default usage. msgspec omits a default only if it is this same object."""
 
 FinishReason = Literal["stop", "calls", "length", "filter", "other"]
 
 
 class Reply(Struct, frozen=True, omit_defaults=True):
-    """All that one model call gave.
+    """The result of one model call.
 
-    `opaque` is what this same model wants back unchanged (signed reasoning, as JSON text); no other
-    model is ever shown it. `model` is the model that really answered.
+    `opaque` is JSON text, such as signed reasoning, that this model wants back unchanged. It is never sent to another
+    model. `model` is the model that really answered.
     """
 
     text: str = ""
@@ -116,13 +116,13 @@ class Reply(Struct, frozen=True, omit_defaults=True):
 
 
 class UserMessage(Struct, frozen=True, tag="user", tag_field="role", omit_defaults=True):
-    """What a person said, or a note of the runtime to the model."""
+    """A message from a person, or a note of the runtime to the model."""
 
     parts: tuple[Part, ...]
 
 
 class ModelMessage(Struct, frozen=True, tag="model", tag_field="role", omit_defaults=True):
-    """What the model said and the calls it made."""
+    """The model's text and its calls."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()
@@ -132,7 +132,7 @@ class ModelMessage(Struct, frozen=True, tag="model", tag_field="role", omit_defa
 
 
 class ResultMessage(Struct, frozen=True, tag="result", tag_field="role", omit_defaults=True):
-    """The one result of one call."""
+    """The result of one call."""
 
     call_id: str
     tool: str
@@ -145,7 +145,7 @@ Message: TypeAlias = UserMessage | ModelMessage | ResultMessage
 
 
 class Messages(Sequence[Message]):
-    """The first `length` messages of a list that only ever grows: a stable view that costs nothing to make."""
+    """The first `length` messages of a list that only grows. This view is stable, and creating it copies nothing."""
 
     __slots__ = ("_items", "_length")
 
@@ -177,7 +177,7 @@ class Messages(Sequence[Message]):
 
 
 class ToolSpec(Struct, frozen=True, omit_defaults=True):
-    """What a model is told about a tool. `examples` are short requests with the arguments they call for."""
+    """The description of a tool for a model. `examples` are short requests with the matching arguments."""
 
     name: str
     description: str
@@ -186,7 +186,7 @@ class ToolSpec(Struct, frozen=True, omit_defaults=True):
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
-    """How a model picks its words. None leaves it to the provider; `extra` is passed through as it is."""
+    """Sampling options of a model. None leaves the choice to the provider. `extra` is passed on unchanged."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -196,12 +196,11 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
 
 
 class Request(Struct, frozen=True):
-    """All that one model call is given.
+    """The input of one model call.
 
-    `messages` only grows from one turn to the next until the context is compacted, and `scratch` lives as
-    long as that growth: an adapter keeps there what it has serialised already. `max_tokens` is what is
-    left of the run's budget, `output_schema` what the final answer must look like. With `tool_choice` "none" the
-    tools are only there to keep the prompt's beginning the same: none of them may be called.
+    `messages` only grows from turn to turn until the context is compacted. `render_cache` lives as long: an adapter
+    keeps serialized messages in it. `max_tokens` is the rest of the run's budget. `output_schema` describes the final
+    answer. With `tool_choice` "none" no tool may be called: the tools only keep the start of the prompt the same.
     """
 
     system: str
@@ -216,12 +215,12 @@ class Request(Struct, frozen=True):
 
 
 def replace_surrogates(text: str) -> str:
-    """Text that can be written as UTF-8: a lone surrogate, which cannot, becomes a question mark."""
+    """Replace lone surrogates by question marks: they cannot be written as UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def render_parts(parts: Sequence[Part]) -> str:
-    """The text in `parts`, with a short mark where an image or a file stands."""
+    """Render parts as text, with a short placeholder for each image or file."""
     words: list[str] = []
     for part in parts:
         match part:

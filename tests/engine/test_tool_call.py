@@ -131,7 +131,7 @@ RAISED = [
     (asyncio.CancelledError(), "cancelled"),
     (KeyboardInterrupt(), "KeyboardInterrupt"),
     (Odd("very"), "Odd: very"),
-    (Unspeakable(), "Unspeakable: (it cannot be put into words)"),
+    (Unspeakable(), "Unspeakable: (it has no readable message)"),
     (ExceptionGroup("two", [OSError("disk"), ValueError("bad")]), "OSError: disk; ValueError: bad"),
 ]
 

@@ -1,7 +1,7 @@
-"""A session's facts as tracing spans: run → turn → model call and tool calls, with times. Pure.
+"""Build tracing spans from a session's facts: run → turn → model call and tool calls, with times. Pure.
 
-Nothing is recorded for tracing's sake: the log has it all. Names and attributes follow the GenAI conventions
-of OpenTelemetry, so that an exporter only has to hand them on.
+The log already has all data. Names and attributes follow the GenAI conventions of OpenTelemetry, so an exporter can
+pass them on unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Attribute = str | int | float | bool
 
 @dataclass(slots=True)
 class Span:
-    """Something that took time. `end` is None while it is under way; `ok` is whether it went well."""
+    """An activity with a start and an end. `end` is None while it goes on. `ok` means that it succeeded."""
 
     id: str
     parent: str
@@ -40,10 +40,10 @@ class Span:
 
 
 def build_spans(facts: Iterable[AnyFact]) -> list[Span]:
-    """The spans of these facts, in the order in which they began."""
+    """Build the spans of facts, in the order of their start."""
     tracer = _Tracer()
     for fact in facts:
-        tracer.take(fact)
+        tracer.add_fact(fact)
     return tracer.spans
 
 
@@ -52,7 +52,7 @@ class _Tracer:
         self.spans: list[Span] = []
         self._open: dict[str, Span] = {}
 
-    def take(self, fact: AnyFact) -> None:
+    def add_fact(self, fact: AnyFact) -> None:
         match fact:
             case RunStarted():
                 self._begin(fact, "", "run", "invoke_agent", {"treadle.trigger": fact.trigger})
@@ -65,7 +65,13 @@ class _Tracer:
                 if fact.wait is not None:
                     self._begin(fact, "turn", "model", "chat", {"treadle.attempt": fact.attempt + 1})
             case ModelReplied():
-                self._finish(("model",), fact.at, attributes=_usage(fact))
+                reply: dict[str, Attribute] = {
+                    "gen_ai.response.model": fact.model,
+                    "gen_ai.usage.input_tokens": fact.usage.input_tokens,
+                    "gen_ai.usage.output_tokens": fact.usage.output_tokens,
+                    "gen_ai.response.finish_reason": fact.finish,
+                }
+                self._finish(("model",), fact.at, attributes=reply)
             case CallStarted():
                 self._finish((fact.call_id,), fact.at, ok=False)
                 attributes: dict[str, Attribute] = {
@@ -100,12 +106,3 @@ class _Tracer:
             if span is not None:
                 span.end, span.ok = at, ok
                 span.attributes.update(attributes or {})
-
-
-def _usage(fact: ModelReplied) -> dict[str, Attribute]:
-    return {
-        "gen_ai.response.model": fact.model,
-        "gen_ai.usage.input_tokens": fact.usage.input_tokens,
-        "gen_ai.usage.output_tokens": fact.usage.output_tokens,
-        "gen_ai.response.finish_reason": fact.finish,
-    }

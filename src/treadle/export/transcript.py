@@ -1,6 +1,6 @@
-"""A session to take along: as Markdown or one HTML page to read, as JSON lines to import again without loss.
+"""Export a session as Markdown or an HTML page, or as JSON lines that can be imported again without loss.
 
-What a rewind would restore is kept outside the log and is not taken along.
+The file contents that a rewind restores are kept outside the log, so no export has them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -42,7 +43,7 @@ _ARTIFACT = b'{"type":"artifact"'
 
 
 class TranscriptBlock(Struct, frozen=True):
-    """One thing to read: who or what it is, a line about it, and its text."""
+    """One block of a transcript: its kind, a headline, and its text."""
 
     kind: Literal["user", "agent", "reasoning", "call", "note"]
     head: str = ""
@@ -50,37 +51,30 @@ class TranscriptBlock(Struct, frozen=True):
 
 
 async def render_transcript(log: Log, session_id: str, form: Form) -> bytes:
-    """The session in one of the forms."""
+    """Render the session in one of the forms."""
     facts = await log.read(session_id)
-    if form == "jsonl":
-        return render_json_lines(facts, await _artifacts(log, session_id, facts))
-    return (render_markdown(facts) if form == "markdown" else render_html(facts)).encode("utf-8", "replace")
-
-
-async def _artifacts(log: Log, session_id: str, facts: Sequence[AnyFact]) -> list[Artifact]:
-    kept = (fact.truncation.artifact for fact in facts if isinstance(fact, CallFinished) and fact.truncation)
-    found: list[Artifact] = []
-    for artifact_id in dict.fromkeys(kept):
-        try:
-            found.append(await log.get_artifact(session_id, artifact_id))
-        except NotFound:
-            continue
-    return found
+    if form != "jsonl":
+        return (render_markdown(facts) if form == "markdown" else render_html(facts)).encode("utf-8", "replace")
+    ids = (fact.truncation.artifact for fact in facts if isinstance(fact, CallFinished) and fact.truncation)
+    artifacts: list[Artifact] = []
+    for artifact_id in dict.fromkeys(ids):
+        with suppress(NotFound):
+            artifacts.append(await log.get_artifact(session_id, artifact_id))
+    return render_json_lines(facts, artifacts)
 
 
 def render_json_lines(facts: Iterable[AnyFact], artifacts: Iterable[Artifact] = ()) -> bytes:
-    """Every fact on a line, as the log has it, and then what was too large for the model."""
+    """Write each fact on a line, as the log has it, and then the artifacts."""
     lines = [serialize_event(fact) for fact in facts]
-    for one in artifacts:
-        data = base64.b64encode(one.data).decode()
-        lines.append(
-            msgspec.json.encode({"type": "artifact", "id": one.id, "media_type": one.media_type, "data": data})
-        )
+    for artifact in artifacts:
+        data = base64.b64encode(artifact.data).decode()
+        line = {"type": "artifact", "id": artifact.id, "media_type": artifact.media_type, "data": data}
+        lines.append(msgspec.json.encode(line))
     return b"\n".join([*lines, b""])
 
 
 class ImportedSession(Struct, frozen=True):
-    """What a file of JSON lines holds. `yeses` are answers in it that would hold for more than one call."""
+    """The content of a file of JSON lines. `yeses` are its approvals for more than one call."""
 
     facts: tuple[AnyFact, ...]
     artifacts: tuple[Artifact, ...]
@@ -93,15 +87,15 @@ class ImportedSession(Struct, frozen=True):
 
 
 def parse_json_lines(data: bytes) -> ImportedSession:
-    """What `render_json_lines` wrote. Raises `BadInput` with the line that cannot be used."""
+    """Parse the output of `render_json_lines`. Raises `BadInput` with the number of a bad line."""
     facts: list[AnyFact] = []
     artifacts: list[Artifact] = []
     for number, line in enumerate(data.splitlines(), 1):
         try:
             if line.startswith(_ARTIFACT):
-                told: dict[str, str] = msgspec.json.decode(line, type=dict[str, str])
-                content = base64.b64decode(told["data"], validate=True)
-                artifacts.append(Artifact(told["id"], told["media_type"], content))
+                fields: dict[str, str] = msgspec.json.decode(line, type=dict[str, str])
+                content = base64.b64decode(fields["data"], validate=True)
+                artifacts.append(Artifact(fields["id"], fields["media_type"], content))
             elif line.strip():
                 facts.append(decode_fact(line))
         except (msgspec.MsgspecError, UnicodeError, KeyError, ValueError) as error:
@@ -110,11 +104,11 @@ def parse_json_lines(data: bytes) -> ImportedSession:
         raise BadInput("a session begins with session_created; this file does not. Nothing was imported")
     if [fact.seq for fact in facts] != list(range(1, len(facts) + 1)):
         raise BadInput("facts are missing or out of order; nothing was imported")
-    return ImportedSession(tuple(facts), tuple(artifacts), tuple(_yeses(facts)))
+    return ImportedSession(tuple(facts), tuple(artifacts), tuple(_list_lasting_approvals(facts)))
 
 
-def _yeses(facts: Iterable[AnyFact]) -> Iterable[str]:
-    """Who imports a session takes over the answers in it: these are more than a yes to one call that is past."""
+def _list_lasting_approvals(facts: Iterable[AnyFact]) -> Iterable[str]:
+    """List the approvals for more than one past call. Whoever imports the session accepts them too."""
     tools: dict[str, str] = {}
     for fact in facts:
         if isinstance(fact, ModelReplied):
@@ -124,57 +118,56 @@ def _yeses(facts: Iterable[AnyFact]) -> Iterable[str]:
 
 
 async def import_session(log: Log, carried: ImportedSession, session_id: str = "") -> str:
-    """Make the session anew in this store, under its own id or another; its id."""
+    """Create the session in this store, under its own id or another one. Returns the id."""
     first = carried.first
     wanted = session_id or first.session_id
     if wanted != first.session_id:
         first = msgspec.structs.replace(first, session_id=wanted)
     await log.create(wanted, [first, *carried.facts[1:]])
-    for one in carried.artifacts:
-        await log.put_artifact(wanted, one.data, one.media_type)
+    for artifact in carried.artifacts:
+        await log.put_artifact(wanted, artifact.data, artifact.media_type)
     return wanted
 
 
 def build_blocks(facts: Iterable[AnyFact]) -> list[TranscriptBlock]:
-    """A session as a person reads it."""
-    found: list[TranscriptBlock] = []
+    """Build the blocks of a transcript for a person."""
+    blocks: list[TranscriptBlock] = []
     arguments: dict[str, str] = {}
     for fact in facts:
         match fact:
             case MessageReceived():
-                found.append(TranscriptBlock("user", text=render_parts(fact.parts)))
+                blocks.append(TranscriptBlock("user", text=render_parts(fact.parts)))
             case ModelReplied():
-                found += [TranscriptBlock("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []
-                found += [TranscriptBlock("agent", text=fact.text)] if fact.text.strip() else []
+                blocks += [TranscriptBlock("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []
+                blocks += [TranscriptBlock("agent", text=fact.text)] if fact.text.strip() else []
                 arguments |= {call.id: call.arguments for call in fact.calls}
             case CallStarted():
                 arguments[fact.call_id] = json.dumps(fact.arguments, ensure_ascii=False)
             case CallFinished():
                 head = f"{fact.tool} {arguments.get(fact.call_id, '')}".strip()
-                found.append(TranscriptBlock("call", f"{head} → {fact.status.replace('_', ' ')}", fact.output))
+                blocks.append(TranscriptBlock("call", f"{head} → {fact.status.replace('_', ' ')}", fact.output))
             case ApprovalAnswered():
-                said = f": {fact.comment}" if fact.comment else ""
-                found.append(
-                    TranscriptBlock("note", f"{fact.by or 'somebody'} said {fact.decision} ({fact.scope}){said}")
-                )
+                comment = f": {fact.comment}" if fact.comment else ""
+                head = f"{fact.by or 'somebody'} said {fact.decision} ({fact.scope}){comment}"
+                blocks.append(TranscriptBlock("note", head))
             case RunStarted() if fact.trigger != "message":
-                found.append(TranscriptBlock("note", f"a run began again ({fact.trigger})"))
+                blocks.append(TranscriptBlock("note", f"a run began again ({fact.trigger})"))
             case ModelFailed():
-                found.append(TranscriptBlock("note", f"the model gave no reply ({fact.kind}): {fact.message}"))
+                blocks.append(TranscriptBlock("note", f"the model gave no reply ({fact.kind}): {fact.message}"))
             case ContextCompacted():
-                found.append(TranscriptBlock("note", f"the context was compacted ({fact.kind})", fact.summary))
+                blocks.append(TranscriptBlock("note", f"the context was compacted ({fact.kind})", fact.summary))
             case Rewound():
-                found.append(TranscriptBlock("note", f"back to position {fact.to} ({fact.what})"))
+                blocks.append(TranscriptBlock("note", f"back to position {fact.to} ({fact.what})"))
             case RunFinished() if fact.reason != "answered":
                 end = f"the run ended: {fact.reason.replace('_', ' ')}"
-                found.append(TranscriptBlock("note", f"{end}: {fact.error}" if fact.error else end))
+                blocks.append(TranscriptBlock("note", f"{end}: {fact.error}" if fact.error else end))
             case _:
                 pass
-    return found
+    return blocks
 
 
-def _about(facts: Sequence[AnyFact]) -> tuple[str, list[str]]:
-    """The title of a session, and lines about it."""
+def _describe_session(facts: Sequence[AnyFact]) -> tuple[str, list[str]]:
+    """Return the title of a session, and lines about it."""
     first = facts[0]
     assert isinstance(first, SessionCreated)
     names = [fact.name for fact in facts if isinstance(fact, SessionRenamed)]
@@ -185,9 +178,9 @@ def _about(facts: Sequence[AnyFact]) -> tuple[str, list[str]]:
 
 
 def render_markdown(facts: Sequence[AnyFact]) -> str:
-    """The session as Markdown."""
-    title, about = _about(facts)
-    pieces = [f"# {_line(title)}", "\n".join(f"- {_line(line)}" for line in about)]
+    """Render the session as Markdown."""
+    title, about = _describe_session(facts)
+    pieces = [f"# {_join_lines(title)}", "\n".join(f"- {_join_lines(line)}" for line in about)]
     heads = {"user": "## You", "agent": "## Agent"}
     for block in build_blocks(facts):
         if block.kind in heads:
@@ -195,19 +188,16 @@ def render_markdown(facts: Sequence[AnyFact]) -> str:
         elif block.kind == "reasoning":
             pieces.append("\n".join(f"> {line}" for line in block.text.rstrip().splitlines()))
         else:
-            pieces.append(f"### {_line(block.head)}" if block.kind == "call" else f"*{_line(block.head)}*")
-            pieces += [_fenced(block.text)] if block.text.strip() else []
+            pieces.append(f"### {_join_lines(block.head)}" if block.kind == "call" else f"*{_join_lines(block.head)}*")
+            if block.text.strip():
+                longest = max((len(run) for run in re.findall(r"`{3,}", block.text)), default=2)
+                fence = "`" * (longest + 1)
+                pieces.append(f"{fence}\n{block.text.rstrip()}\n{fence}")
     return "\n\n".join(pieces) + "\n"
 
 
-def _line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())
-
-
-def _fenced(text: str) -> str:
-    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}\n{text.rstrip()}\n{fence}"
 
 
 _PAGE = """<!doctype html>
@@ -237,23 +227,23 @@ summary {{ cursor: pointer; overflow-wrap: anywhere; }} h2 {{ font-size: .8rem; 
 
 
 def render_html(facts: Sequence[AnyFact]) -> str:
-    """The session as one page that needs nothing else and runs no script."""
-    title, about = _about(facts)
-    body = "\n".join(_section(block) for block in build_blocks(facts))
-    return _PAGE.format(title=_safe(title), about="<br>".join(_safe(line) for line in about), body=body)
+    """Render the session as one HTML page without scripts and other files."""
+    title, about = _describe_session(facts)
+    body = "\n".join(_render_section(block) for block in build_blocks(facts))
+    return _PAGE.format(title=_escape(title), about="<br>".join(_escape(line) for line in about), body=body)
 
 
-def _section(block: TranscriptBlock) -> str:
-    text = f"<pre>{_safe(block.text)}</pre>" if block.text.strip() else ""
+def _render_section(block: TranscriptBlock) -> str:
+    text = f"<pre>{_escape(block.text)}</pre>" if block.text.strip() else ""
     match block.kind:
         case "user" | "agent":
             head = "You" if block.kind == "user" else "Agent"
             return f'<section class="{block.kind}"><h2>{head}</h2>{text}</section>'
         case "reasoning" | "call":
-            return f"<details><summary>{_safe(block.head or 'Reasoning')}</summary>{text}</details>"
+            return f"<details><summary>{_escape(block.head or 'Reasoning')}</summary>{text}</details>"
         case "note":
-            return f'<section class="note">{_safe(block.head)}{text}</section>'
+            return f'<section class="note">{_escape(block.head)}{text}</section>'
 
 
-def _safe(text: Json) -> str:
+def _escape(text: Json) -> str:
     return markup.escape(str(text), quote=True)

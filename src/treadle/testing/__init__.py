@@ -1,4 +1,4 @@
-"""What users test their own agents with: a scripted model, a stepping clock, crash points, recordings. Public."""
+"""Public tools to test your own agents: a scripted model, a stepping clock, crash points, recordings."""
 
 from __future__ import annotations
 

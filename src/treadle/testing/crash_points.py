@@ -1,4 +1,4 @@
-"""Cutting a log: every prefix of a session is a crash that could have happened, and must be survivable."""
+"""Cut a log after each fact: every prefix is a crash that could happen, and the session must survive it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.session import Session
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint:
-    """The facts that were stored when the process died; `plant` puts them into a log to go on from."""
+    """The facts that were stored when the process died. `plant` writes them into a log, to go on from there."""
 
     session_id: str
     facts: tuple[AnyFact, ...]
@@ -23,13 +23,13 @@ class CrashPoint:
         return f"after {len(self.facts)} facts, the last a {fact_type(self.facts[-1])}"
 
     async def plant(self, log: Log) -> str:
-        """Make a session of this prefix in another log, as a new process would find it; its id."""
+        """Create a session with these facts in another log, as a new process would find it. Returns its id."""
         await log.create(self.session_id, [decode_fact(serialize_event(fact)) for fact in self.facts])
         return self.session_id
 
 
 def cut(facts: Sequence[AnyFact]) -> Iterator[CrashPoint]:
-    """A crash point after every single fact."""
+    """Yield a crash point after each fact."""
     first = facts[0]
     if not isinstance(first, SessionCreated):
         raise msgspec.ValidationError("a session's log starts with session_created")
@@ -38,5 +38,5 @@ def cut(facts: Sequence[AnyFact]) -> Iterator[CrashPoint]:
 
 
 async def crash_points(session: Session) -> list[CrashPoint]:
-    """Every point at which this session could have been cut off."""
+    """Return every point at which this session could crash."""
     return list(cut(await session.facts()))

@@ -1,6 +1,6 @@
-"""Records a real exchange with a provider to a small JSON file, and plays it back over a real socket.
+"""Record real exchanges with a provider in a small JSON file, and replay them over a real socket.
 
-A recording holds what the server sent and a digest of what it was asked; no key, no header but a few harmless ones.
+A recording has the responses and a digest of each request. It has no keys, and only a few harmless headers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-_KEPT = ("content-type", "retry-after", "retry-after-ms")
-_NOT_PASSED_ON = ("host", "content-length", "accept-encoding", "connection", "transfer-encoding")
+_RECORDED_HEADERS = ("content-type", "retry-after", "retry-after-ms")
+_DROPPED_HEADERS = ("host", "content-length", "accept-encoding", "connection", "transfer-encoding")
 
 
 class Exchange(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One request's digest and the response to it; `base64` where the body is no text."""
+    """The digest of a request and the response to it. The body is in `base64` if it is no text."""
 
     path: str
     asked: str = ""
@@ -37,7 +37,7 @@ class Exchange(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Recording(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What one conversation with a server was. `about` says what is odd in it, `expect` what must come of it."""
+    """The exchanges with a server. `about` describes the recording, and `expect` the expected result."""
 
     about: str = ""
     protocol: str = ""
@@ -46,18 +46,18 @@ class Recording(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def load(path: Path | str) -> Recording:
-    """The recording in a file."""
+    """Load a recording from a file."""
     return msgspec.json.decode(Path(path).read_bytes(), type=Recording)
 
 
-class _Asked(NamedTuple):
+class _RecordedRequest(NamedTuple):
     method: str
     path: str
     headers: Mapping[str, str]
     body: bytes
 
 
-class _Answer(NamedTuple):
+class _RecordedResponse(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -65,90 +65,91 @@ class _Answer(NamedTuple):
 
 @asynccontextmanager
 async def record(upstream: str, path: Path | str, *, about: str = "") -> AsyncGenerator[str, None]:
-    """A base URL on this machine that passes everything on to `upstream` and records what comes back.
+    """Yield a local base URL that forwards every request to `upstream` and records the responses.
 
-    `upstream` is a base URL as a model takes it, such as `https://api.example.org/v1`. What came is kept also where the
-    block ends with an error: a refusal is worth recording too.
+    `upstream` is a base URL for a model, such as `https://api.example.org/v1`. The recording is also written when the
+    block ends with an error, because a refusal is worth recording too.
     """
     import aiohttp
 
-    taken: list[Exchange] = []
+    exchanges: list[Exchange] = []
     parts = urlsplit(upstream)
     async with aiohttp.ClientSession(auto_decompress=True) as session:
 
-        async def pass_on(asked: _Asked) -> _Answer:
-            headers = {name: value for name, value in asked.headers.items() if name not in _NOT_PASSED_ON}
+        async def forward(asked: _RecordedRequest) -> _RecordedResponse:
+            headers = {name: value for name, value in asked.headers.items() if name not in _DROPPED_HEADERS}
             url = f"{parts.scheme}://{parts.netloc}{asked.path}"
             try:
                 async with session.request(asked.method, url, data=asked.body, headers=headers) as response:
                     body = await response.read()
             except aiohttp.ClientError as error:
-                return _Answer(502, {}, f"{parts.hostname} gave no answer: {type(error).__name__}".encode())
-            kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
-            taken.append(_exchange(asked, response.status, kept, body))
-            return _Answer(response.status, kept, body)
+                return _RecordedResponse(502, {}, f"{parts.hostname} gave no answer: {type(error).__name__}".encode())
+            kept = {name: response.headers[name] for name in _RECORDED_HEADERS if name in response.headers}
+            exchanges.append(_build_exchange(asked, response.status, kept, body))
+            return _RecordedResponse(response.status, kept, body)
 
         try:
-            async with _serve(pass_on) as base_url:
+            async with _serve(forward) as base_url:
                 yield base_url + parts.path.rstrip("/")
         finally:
-            if taken:
-                recording = Recording(about=about, exchanges=tuple(taken))
+            if exchanges:
+                recording = Recording(about=about, exchanges=tuple(exchanges))
                 text = msgspec.json.format(msgspec.json.encode(recording), indent=1)
                 await asyncio.to_thread(Path(path).write_bytes, text + b"\n")
 
 
 @asynccontextmanager
 async def replay(recording: Recording | Path | str, *, exact: bool = False) -> AsyncGenerator[str, None]:
-    """A base URL on this machine that answers as recorded, one exchange after the other for each kind of request.
+    """Yield a local base URL that replays the recorded responses in order, for each kind of request.
 
-    With `exact` a request that is not the recorded one to the byte is refused with 400: no retry makes it right.
+    With `exact`, a request that differs from the recorded one is refused with 400, so that nobody retries it.
     """
     known = recording if isinstance(recording, Recording) else load(recording)
     rest = list(known.exchanges)
 
-    async def answer(asked: _Asked) -> _Answer:
-        exchange = next((one for one in rest if _kind(one.path) in ("", _kind(asked.path))), None)
+    async def answer(asked: _RecordedRequest) -> _RecordedResponse:
+        matching = (exchange for exchange in rest if _find_kind(exchange.path) in ("", _find_kind(asked.path)))
+        exchange = next(matching, None)
         if exchange is None:
-            return _Answer(410, {}, b"the recording has ended")
-        if exact and exchange.asked != _digest(asked.body):
-            return _Answer(400, {}, b"this is not the request that was recorded")
+            return _RecordedResponse(410, {}, b"the recording has ended")
+        if exact and exchange.asked != _compute_digest(asked.body):
+            return _RecordedResponse(400, {}, b"this is not the request that was recorded")
         rest.remove(exchange)
-        return _Answer(exchange.status, exchange.headers, exchange.raw)
+        return _RecordedResponse(exchange.status, exchange.headers, exchange.raw)
 
     async with _serve(answer) as base_url:
         yield base_url
 
 
-def _exchange(asked: _Asked, status: int, headers: Mapping[str, str], body: bytes) -> Exchange:
+def _build_exchange(asked: _RecordedRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exchange:
     for name in ("authorization", "x-api-key", "api-key"):
         secret = asked.headers.get(name, "").removeprefix("Bearer ").encode()
         if secret:
             body = body.replace(secret, b"[secret]")
-    common = Exchange(path=asked.path, asked=_digest(asked.body), status=status, headers=dict(headers))
+    common = Exchange(path=asked.path, asked=_compute_digest(asked.body), status=status, headers=dict(headers))
     try:
         return msgspec.structs.replace(common, body=body.decode("utf-8"))
     except UnicodeDecodeError:
         return msgspec.structs.replace(common, base64=base64.b64encode(body).decode())
 
 
-def _kind(path: str) -> str:
-    """What a request is for: a model may ask for its window first, and not on every machine."""
+def _find_kind(path: str) -> str:
+    """Return the kind of a request. On some machines a model asks for its window first."""
     return path.partition("?")[0].rpartition("/")[2]
 
 
-def _digest(body: bytes) -> str:
+def _compute_digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
 @asynccontextmanager
-async def _serve(answer: Callable[[_Asked], Awaitable[_Answer]]) -> AsyncGenerator[str, None]:
-    """A small HTTP server on loopback, one request a connection."""
+async def _serve(answer: Callable[[_RecordedRequest], Awaitable[_RecordedResponse]]) -> AsyncGenerator[str, None]:
+    """Run a small HTTP server on loopback, with one request per connection."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            asked = await _read(reader)
+            asked = await _read_request(reader)
             status, headers, body = await answer(asked)
             lines = [f"HTTP/1.1 {status} recorded", "connection: close", f"content-length: {len(body)}"]
             lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -159,12 +160,12 @@ async def _serve(answer: Callable[[_Asked], Awaitable[_Answer]]) -> AsyncGenerat
         finally:
             writer.close()
 
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def start_task(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(handle(reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(start_task, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
@@ -174,9 +175,9 @@ async def _serve(answer: Callable[[_Asked], Awaitable[_Answer]]) -> AsyncGenerat
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read(reader: asyncio.StreamReader) -> _Asked:
+async def _read_request(reader: asyncio.StreamReader) -> _RecordedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.split("\r\n")
     method, path, _ = first.split(" ", 2)
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
-    return _Asked(method, path, headers, await reader.readexactly(int(headers.get("content-length", 0))))
+    return _RecordedRequest(method, path, headers, await reader.readexactly(int(headers.get("content-length", 0))))

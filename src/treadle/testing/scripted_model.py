@@ -1,4 +1,4 @@
-"""A model that says what its script says: for testing the logic around a model, not a model."""
+"""A model that follows a script, to test the logic around a model."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from treadle.models.base import ModelEvent
 
 
 class ScriptRanOut(TreadleError):
-    """The model was asked once more than its script has lines."""
+    """The model got more requests than its script has lines."""
 
 
 Line = str | Call | Reply | Exception | Sequence[str | Call] | Callable[[Request], "Line"]
-"""What the model does at one request: text, calls, both, a whole reply, an error, or a function that says which."""
+"""The reply to one request: text, calls, both, a whole reply, an error, or a function that returns one of these."""
 
 
 def call(tool: str, /, *, id: str = "", **arguments: Json) -> Call:
-    """A call as a model would write it."""
+    """Build a call as a model would write it."""
     return Call(id, tool, msgspec.json.encode(arguments).decode())
 
 
 def say(text: str, *calls: Call, reasoning: str = "", usage: Usage | None = None) -> Reply:
-    """A whole reply, when text or calls alone are not enough."""
+    """Build a whole reply, when text or calls alone are not enough."""
     spent = usage or Usage(input_tokens=10, output_tokens=max(1, len(text) // 4))
     return Reply(text, reasoning, calls, "calls" if calls else "stop", spent, "scripted")
 
 
 class ScriptedModel:
-    """Answers each request with the next line of its script, and remembers the requests.
+    """Answers each request with the next line of its script, and keeps the requests.
 
-    Loud when the script runs out: the run fails with `ScriptRanOut` in its error. With `keep=False` it
-    forgets the requests, for long runs.
+    When the script has no more lines, the run fails with `ScriptRanOut` in its error. With `keep=False` it does not
+    keep the requests, for long runs.
     """
 
     def __init__(self, *script: Line, name: str = "scripted", window: int | None = None, keep: bool = True) -> None:
@@ -55,7 +55,7 @@ class ScriptedModel:
             line = line(request)
         if isinstance(line, Exception):
             raise line
-        reply = _reply(line)
+        reply = _build_reply(line)
         if reply.reasoning:
             yield ReasoningDelta(text=reply.reasoning)
         for word in reply.text.splitlines(keepends=True) if reply.text else ():
@@ -66,7 +66,7 @@ class ScriptedModel:
         """Nothing is open."""
 
 
-def _reply(line: str | Call | Reply | Sequence[str | Call]) -> Reply:
+def _build_reply(line: str | Call | Reply | Sequence[str | Call]) -> Reply:
     match line:
         case Reply():
             return line

@@ -1,4 +1,4 @@
-"""A clock that only moves when told to, or when somebody sleeps."""
+"""A clock that moves only when it is stepped, or when somebody sleeps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from treadle.engine.setup import Clock
 
 
 class SteppingClock(Clock):
-    """Starts at a fixed time; `sleep` takes no time but moves it on, `step` moves it on by hand."""
+    """Starts at a fixed time. `sleep` moves it forward without waiting, and `step` moves it by hand."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start

@@ -1,13 +1,15 @@
-"""`calculate`: arithmetic as people and models write it, exact where it can be.
+"""`calculate`: arithmetic as people and models write it, exact where possible.
 
-A parser of its own over fractions; no `eval`. Not algebra: no variables, no units.
+The expression is rewritten as Python, parsed by `ast` and computed over fractions. Nothing is passed to `eval`.
+Variables and units are not supported.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
 
@@ -18,20 +20,23 @@ from treadle.tools.function import tool
 
 Number = Fraction | float
 MAX_CHARACTERS = 1000
-MAX_DEPTH = 50
+MAX_BRACKETS = 50
+MAX_DEPTH = 200
 MAX_BITS = 14_000
-"""Of an exact number: about 4 200 digits."""
+"""The size of an exact number: about 4 200 digits."""
 
 EXACT_PLACES = 20
 DIGITS = 12
-"""Of a number that has no end, or is not exact."""
+"""How many digits are shown of a number that is not exact or whose decimals do not end."""
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
-    r"|(?P<name>[^\W\d_]\w*)|(?P<sign>\*\*|//|[-+*/%^(),=?×÷·−]))"
+    r"|(?P<name>[^\W\d_]\w*)|(?P<sign>\*\*|//|[-+*/%^(),×÷·−]))"
 )
 _PLAIN_NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_SAME = {
+_ENDING = re.compile(r"[\s=?]+\Z")
+_BY = re.compile(r"\s+by\b", re.IGNORECASE)
+_SYNONYMS = {
     "^": "**",
     "×": "*",
     "·": "*",
@@ -39,28 +44,22 @@ _SAME = {
     "−": "-",
     "x": "*",
     "times": "*",
+    "of": "*",
     "plus": "+",
     "minus": "-",
     "mod": "%",
 }
-_BY = re.compile(r"\s+by\b", re.IGNORECASE)
+_TOO_DEEP = f"More than {MAX_BRACKETS} brackets or powers are nested. Split the expression up."
 
 
 class CalculationError(ToolError):
-    """What is wrong with an expression, in words that help to write it again."""
-
-
-class _Token(Struct, frozen=True):
-    kind: str
-    text: str
-    at: int
-    end: int
+    """An expression cannot be computed. The text says why and helps to write it again."""
 
 
 def evaluate(expression: str) -> str:
-    """The value of an expression as a plain number; raises `Problem`."""
+    """Compute an expression and return a plain number; raises `CalculationError`."""
     try:
-        return _written(_Parser(expression).value())
+        return _format_number(_compute(*_parse(expression)))
     except ZeroDivisionError:
         raise CalculationError(f"{expression!r} divides by zero, so it has no value.") from None
     except OverflowError:
@@ -90,218 +89,170 @@ def calculate(expression: str) -> str:
     return evaluate(expression)
 
 
-class _Parser:
-    """Precedence climbing: sums, products, signs, powers, values. What is read is worked out at once."""
-
-    def __init__(self, expression: str) -> None:
-        if len(expression) > MAX_CHARACTERS:
-            raise CalculationError(
-                f"The expression has {len(expression)} characters; at most {MAX_CHARACTERS} are read. Split it up."
-            )
-        self._text = expression
-        self._tokens = _tokens(expression)
-        self._next = 0
-        self._depth = 0
-
-    def value(self) -> Number:
-        if not self._tokens:
-            raise CalculationError("There is no expression. Write one, such as `2 * (3 + 4)`.")
-        value = self._sum()
-        if (token := self._peek()) is not None:
-            raise self._unexpected(token)
-        return value
-
-    def _sum(self) -> Number:
-        self._deeper()
-        value = self._product()
-        while sign := self._take("+", "-"):
-            begin = self._next
-            right = self._product()
-            if self._next - begin == 2 and self._tokens[begin + 1].text == "%":
-                part = self._tokens[begin].text
-                raise CalculationError(
-                    f"{part}% of what? Write `A {sign} {part}% of A`, or the fraction as a decimal number."
-                )
-            value = _checked(value + right if sign == "+" else value - right)
-        self._depth -= 1
-        return value
-
-    def _product(self) -> Number:
-        value = self._signed()
-        while True:
-            if sign := self._take("*", "of"):
-                value = _checked(value * self._signed())
-            elif sign := self._take("//", "/"):
-                right = self._signed()
-                value = _checked(value / right if sign == "/" else _exact(value // right))
-            elif self._is_remainder() and self._take("%"):
-                value = _checked(value % self._signed())
-            else:
-                return value
-
-    def _signed(self) -> Number:
-        minus = False
-        while sign := self._take("-", "+"):
-            minus ^= sign == "-"
-        value = self._power()
-        return -value if minus else value
-
-    def _power(self) -> Number:
-        value = self._atom()
-        while not self._is_remainder() and self._take("%"):
-            value = value / 100
-        if self._take("**"):
-            self._deeper()
-            value = _power(value, self._signed())
-            self._depth -= 1
-        return value
-
-    def _atom(self) -> Number:
-        token = self._peek()
-        if token is None:
-            raise CalculationError(f"{self._text!r} ends where a number is expected.")
-        self._next += 1
-        if token.kind == "number":
-            return _number(token.text)
-        if token.text == "(":
-            value = self._sum()
-            self._close()
-            return value
-        if token.kind == "name":
-            return self._named(token)
-        raise self._unexpected(token)
-
-    def _named(self, token: _Token) -> Number:
-        name = token.text
-        if name in _CONSTANTS and not self._follows("("):
-            return _CONSTANTS[name]
-        if name not in _FUNCTIONS:
-            known = ", ".join(sorted([*_FUNCTIONS, *_CONSTANTS]))
-            raise CalculationError(f"{name!r} is not known here. There are numbers, operators and: {known}.")
-        if not self._take("("):
-            raise CalculationError(f"{name} needs brackets, such as {name}(2).")
-        values: list[Number] = [] if self._follows(")") else [self._sum()]
-        while values and self._take(","):
-            values.append(self._sum())
-        self._close()
-        return _applied(name, values)
-
-    def _deeper(self) -> None:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise CalculationError(
-                f"More than {MAX_DEPTH} brackets or powers stand in one another. Split the expression up."
-            )
-
-    def _close(self) -> None:
-        if not self._take(")"):
-            raise CalculationError(f"A bracket is not closed in {self._text!r}.")
-
-    def _is_remainder(self) -> bool:
-        """Whether the `%` that comes next divides (`7 % 3`) or means hundredths (`15% of 80`, `50% * 3`)."""
-        if not self._follows("%") or self._next + 1 >= len(self._tokens):
-            return False
-        sign, after = self._tokens[self._next : self._next + 2]
-        if after.text in ("+", "-"):  # as in `7 % -3`, unlike `50% - 3`
-            return after.at > sign.end and self._text[after.end : after.end + 1].strip() != ""
-        return after.kind == "number" or after.text == "(" or (after.kind == "name" and after.text != "of")
-
-    def _peek(self) -> _Token | None:
-        return self._tokens[self._next] if self._next < len(self._tokens) else None
-
-    def _follows(self, text: str) -> bool:
-        token = self._peek()
-        return token is not None and token.text == text
-
-    def _take(self, *texts: str) -> str:
-        token = self._peek()
-        if token is None or token.kind == "number" or token.text not in texts:
-            return ""
-        self._next += 1
-        return token.text
-
-    def _unexpected(self, token: _Token) -> CalculationError:
-        missing = " An operator such as * may be missing." if token.kind != "sign" or token.text == "(" else ""
-        return CalculationError(
-            f"{token.text!r} is not expected at character {token.at + 1} of {self._text!r}.{missing}"
-        )
+class _Token(Struct, frozen=True):
+    kind: str
+    text: str
+    start: int
+    end: int
 
 
-def _tokens(expression: str) -> list[_Token]:
-    """The words of an expression; a comma parts the arguments of a function, and thousands everywhere else."""
+def _read_tokens(expression: str) -> list[_Token]:
+    """Split an expression. A comma separates the arguments of a function; elsewhere it separates thousands."""
     tokens: list[_Token] = []
-    calls: list[bool] = []
-    at, end = 0, len(expression)
-    while end and (expression[end - 1] in "=?" or expression[end - 1].isspace()):
-        end -= 1
-    while at < end:
-        match = _TOKEN.match(expression, at, end)
+    calls: list[bool] = []  # for each open bracket, whether it belongs to a function
+    position, end = 0, len(_ENDING.sub("", expression))
+    while position < end:
+        match = _TOKEN.match(expression, position, end)
         if match is None or match.lastgroup is None:
-            at += len(expression[at:end]) - len(expression[at:end].lstrip())
-            raise CalculationError(f"{expression[at]!r} at character {at + 1} of {expression!r} is not arithmetic.")
-        kind, text, begin, stop = match.lastgroup, match[match.lastgroup], match.start(match.lastgroup), match.end()
-        if kind == "number" and calls and calls[-1] and "," in text:
-            plain = _PLAIN_NUMBER.match(expression, begin, end)
-            assert plain is not None
-            text, stop = plain[0], plain.end()
-        elif kind == "name":
-            text = text.lower()
-            if text == "divided" and (by := _BY.match(expression, stop)):
-                text, stop = "/", by.end()
-            text = _SAME.get(text, text)
-            kind = "name" if text[0].isalpha() else "sign"
-        else:
-            text = _SAME.get(text, text)
+            position = end - len(expression[position:end].lstrip())
+            raise CalculationError(
+                f"{expression[position]!r} at character {position + 1} of {expression!r} is not arithmetic."
+            )
+        kind, start, position = match.lastgroup, match.start(match.lastgroup), match.end()
+        text = match[kind].lower()
+        if kind == "number" and calls and calls[-1] and (plain := _PLAIN_NUMBER.match(expression, start, end)):
+            text, position = plain[0].lower(), plain.end()
+        elif text == "divided" and (by := _BY.match(expression, position, end)):
+            text, position = "/", by.end()
+        text = _SYNONYMS.get(text, text)
+        if kind == "name" and not text[0].isalpha():
+            kind = "sign"
         if text == "(":
-            calls.append(bool(tokens) and tokens[-1].kind == "name" and tokens[-1].text in _FUNCTIONS)
+            calls.append(bool(tokens) and tokens[-1].text in _FUNCTIONS)
+            if len(calls) > MAX_BRACKETS:
+                raise CalculationError(_TOO_DEEP)
         elif text == ")" and calls:
             calls.pop()
-        tokens.append(_Token(kind, text, begin, stop))
-        at = stop
+        tokens.append(_Token(kind, text, start, position))
     return tokens
 
 
-def _number(text: str) -> Fraction:
-    digits, _, exponent = text.replace(",", "").lower().partition("e")
-    if abs(int(exponent or 0)) > MAX_BITS // 4:
+def _parse(expression: str) -> tuple[ast.expr, Mapping[str, Number]]:
+    """Parse an expression as Python, in which names such as `n0` stand for its numbers. Return these as well."""
+    if len(expression) > MAX_CHARACTERS:
+        raise CalculationError(
+            f"The expression has {len(expression)} characters; at most {MAX_CHARACTERS} are read. Split it up."
+        )
+    tokens = _read_tokens(expression)
+    if not tokens:
+        raise CalculationError("There is no expression. Write one, such as `2 * (3 + 4)`.")
+    words: list[str] = []
+    values: dict[str, Number] = dict(_CONSTANTS)
+    after_value = False
+    for index, token in enumerate(tokens):
+        word, following = token.text, tokens[index + 1].text if index + 1 < len(tokens) else ""
+        starts_value = token.kind != "sign" or word == "("
+        is_expected = not starts_value if after_value else starts_value or word in ("+", "-")
+        if not is_expected:
+            missing = " An operator such as * may be missing." if after_value else ""
+            raise CalculationError(
+                f"{word!r} is not expected at character {token.start + 1} of {expression!r}.{missing}"
+            )
+        if token.kind == "number":
+            word = f"n{index}"
+            values[word] = _read_number(token.text)
+        elif token.kind == "name" and word not in _CONSTANTS and word not in _FUNCTIONS:
+            known = ", ".join(sorted([*_FUNCTIONS, *_CONSTANTS]))
+            raise CalculationError(f"{word!r} is not known here. There are numbers, operators and: {known}.")
+        elif word in _FUNCTIONS and following != "(":
+            raise CalculationError(f"{word} needs brackets, such as {word}(2).")
+        elif word == "%" and not _is_remainder(expression, tokens, index):
+            _check_percent(tokens[:index], words, following)
+            word = ".percent"
+        words.append(word)
+        after_value = token.kind == "number" or word in (")", ".percent") or word in _CONSTANTS
+    if not after_value:
+        raise CalculationError(f"{expression!r} ends where a number is expected.")
+    try:
+        return ast.parse(" ".join(words), mode="eval").body, values
+    except SyntaxError:
+        raise CalculationError(f"A bracket is not closed or not opened in {expression!r}.") from None
+
+
+def _is_remainder(expression: str, tokens: Sequence[_Token], index: int) -> bool:
+    """Tell whether a `%` divides (`7 % 3`) or means hundredths (`15% of 80`, `50% * 3`)."""
+    if index + 1 == len(tokens):
+        return False
+    sign, after = tokens[index], tokens[index + 1]
+    if after.text in ("+", "-"):  # `7 % -3` divides, `50% - 3` does not
+        return after.start > sign.end and expression[after.end : after.end + 1].strip() != ""
+    return after.kind != "sign" or after.text == "("
+
+
+def _check_percent(before: Sequence[_Token], words: Sequence[str], following: str) -> None:
+    """Refuse `200 + 10%`, which can mean 200.1 or 220."""
+    if before[-1].kind == "number" and words[-2:-1] in (["+"], ["-"]) and following in ("", "+", "-", ")", ","):
+        is_binary = len(words) > 2 and (before[-3].kind != "sign" or words[-3] in (")", ".percent"))
+        if is_binary:
+            part, sign = before[-1].text, words[-2]
+            raise CalculationError(
+                f"{part}% of what? Write `A {sign} {part}% of A`, or the fraction as a decimal number."
+            )
+
+
+def _compute(node: ast.expr, values: Mapping[str, Number], depth: int = 0) -> Number:
+    """Compute a parsed expression. The left side of a long sum is a deep tree, so that side is a loop."""
+    if depth > MAX_DEPTH:
+        raise CalculationError(_TOO_DEEP)
+    operations: list[ast.BinOp] = []
+    while isinstance(node, ast.BinOp):
+        operations.append(node)
+        node = node.left
+    match node:
+        case ast.Name(id=name):
+            value = values[name]
+        case ast.Attribute(value=inner):
+            value = _compute(inner, values, depth + 1) / 100
+        case ast.UnaryOp(op=sign, operand=operand):
+            value = _compute(operand, values, depth + 1)
+            value = -value if isinstance(sign, ast.USub) else value
+        case ast.Call(func=ast.Name(id=name), args=arguments):
+            value = _call_function(name, [_compute(argument, values, depth + 1) for argument in arguments])
+        case _:
+            raise CalculationError("A comma separates thousands or the arguments of a function, and nothing else.")
+    for operation in reversed(operations):
+        operate = _OPERATIONS[type(operation.op)]
+        value = _limit_size(operate(value, _compute(operation.right, values, depth + 1)))
+    return value
+
+
+def _read_number(text: str) -> Fraction:
+    digits, _, exponent = text.replace(",", "").partition("e")
+    if len(exponent) > 6 or abs(int(exponent or 0)) > MAX_BITS // 4:
         raise CalculationError(f"{text} is too large or too small to work with.")
     return Fraction(digits.rstrip(".")) * Fraction(10) ** int(exponent or 0)
 
 
-def _exact(value: Number) -> Number:
-    return Fraction(value) if isinstance(value, int) else value
-
-
-def _checked(value: Number) -> Number:
-    """A value that is a number and not too large to go on with."""
-    if isinstance(value, Fraction):
-        if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-            raise CalculationError("The result has thousands of digits, which is too large to work out here.")
-    elif not math.isfinite(value):
+def _limit_size(value: Number) -> Number:
+    """Return a value that is exact where it can be; raises when it is too large to go on with."""
+    value = Fraction(value) if isinstance(value, int) else value
+    if isinstance(value, float) and not math.isfinite(value):
         raise OverflowError
+    if isinstance(value, Fraction) and max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+        raise CalculationError("The result has thousands of digits, which is too large to work out here.")
     return value
 
 
-def _power(base: Number, exponent: Number) -> Number:
+def _raise_to_power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
         size = max(base.numerator.bit_length(), base.denominator.bit_length())
         if abs(base) not in (0, 1) and size * abs(exponent.numerator) > 2 * MAX_BITS:
-            raise CalculationError(f"A power of {_written(exponent)} is too large to work out here.")
-        return _checked(_exact(base**exponent.numerator))
+            raise CalculationError(f"A power of {_format_number(exponent)} is too large to work out here.")
+        return base**exponent.numerator
     if base < 0 and exponent != int(exponent):
         raise CalculationError("A negative number has no real power that is not whole.")
-    return _checked(float(base) ** float(exponent))
+    return float(base) ** float(exponent)
 
 
-def _applied(name: str, values: list[Number]) -> Number:
+def _call_function(name: str, values: Sequence[Number]) -> Number:
     fewest, most, function = _FUNCTIONS[name]
     if not fewest <= len(values) <= most:
         takes = str(fewest) if fewest == most else f"{fewest} or more" if most > 2 else f"{fewest} or {most}"
         raise CalculationError(f"{name} takes {takes} numbers, and was given {len(values)}.")
     try:
-        return _checked(_exact(function(*values)))
+        return _limit_size(function(*values))
     except ValueError:
-        given = ", ".join(_written(value) for value in values)
+        given = ", ".join(map(_format_number, values))
         raise CalculationError(f"{name}({given}) has no value: it is not defined there.") from None
 
 
@@ -311,6 +262,10 @@ def _sqrt(value: Number) -> Number:
         if top * top == value.numerator and bottom * bottom == value.denominator:
             return Fraction(top, bottom)
     return math.sqrt(value)
+
+
+def _abs(value: Number) -> Number:
+    return abs(value)
 
 
 def _round(value: Number, places: Number = Fraction(0)) -> Number:
@@ -329,26 +284,14 @@ def _factorial(value: Number) -> Number:
     return Fraction(math.factorial(int(value)))
 
 
-def _abs(value: Number) -> Number:
-    return abs(value)
+def _ignore_rounding(function: Callable[[float], float]) -> Callable[[Number], Number]:
+    """Wrap a function of angles, so that the rounding error of a float is 0, as in sin(pi)."""
 
-
-def _least(*values: Number) -> Number:
-    return min(values)
-
-
-def _largest(*values: Number) -> Number:
-    return max(values)
-
-
-def _of_angle(function: Callable[[float], float]) -> Callable[[Number], Number]:
-    """The function with nothing in place of what is only the error of a float, as in sin(pi)."""
-
-    def of_angle(angle: Number) -> Number:
+    def compute(angle: Number) -> Number:
         value = function(float(angle))
         return 0.0 if abs(value) < 1e-15 else value
 
-    return of_angle
+    return compute
 
 
 def _log(value: Number, base: Number | None = None) -> Number:
@@ -356,6 +299,15 @@ def _log(value: Number, base: Number | None = None) -> Number:
     return found if base is None else found / math.log(base)
 
 
+_OPERATIONS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: lambda left, right: left + right,
+    ast.Sub: lambda left, right: left - right,
+    ast.Mult: lambda left, right: left * right,
+    ast.Div: lambda left, right: left / right,
+    ast.FloorDiv: lambda left, right: left // right,
+    ast.Mod: lambda left, right: left % right,
+    ast.Pow: _raise_to_power,
+}
 _CONSTANTS: dict[str, float] = {"pi": math.pi, "π": math.pi, "e": math.e, "tau": math.tau}
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
     "sqrt": (1, 1, _sqrt),
@@ -363,47 +315,38 @@ _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
     "round": (1, 2, _round),
     "floor": (1, 1, math.floor),
     "ceil": (1, 1, math.ceil),
-    "min": (1, 100, _least),
-    "max": (1, 100, _largest),
+    "min": (1, 100, lambda *values: min(values)),
+    "max": (1, 100, lambda *values: max(values)),
     "factorial": (1, 1, _factorial),
     "exp": (1, 1, math.exp),
     "ln": (1, 1, _log),
     "log": (1, 2, _log),
     "log10": (1, 1, math.log10),
     "log2": (1, 1, math.log2),
-    "sin": (1, 1, _of_angle(math.sin)),
-    "cos": (1, 1, _of_angle(math.cos)),
-    "tan": (1, 1, _of_angle(math.tan)),
+    "sin": (1, 1, _ignore_rounding(math.sin)),
+    "cos": (1, 1, _ignore_rounding(math.cos)),
+    "tan": (1, 1, _ignore_rounding(math.tan)),
     "asin": (1, 1, math.asin),
     "acos": (1, 1, math.acos),
     "atan": (1, 1, math.atan),
 }
 
 
-def _written(value: Number) -> str:
-    """A number for reading: whole if it is, with all its decimals if they end soon, rounded otherwise."""
+def _format_number(value: Number) -> str:
+    """Write a number: a whole one as it is, one with few decimals exactly, any other rounded."""
     if isinstance(value, float):
-        return _trimmed(Decimal(format(value, f".{DIGITS}g")))
+        return _trim_zeros(Decimal(format(value, f".{DIGITS}g")))
     if value.denominator == 1:
         return str(value.numerator)
-    places = _decimal_places(value.denominator)
-    if places is not None and places <= EXACT_PLACES:
-        sign, digits = "-" if value < 0 else "", str(abs(value.numerator) * 10**places // value.denominator)
-        digits = digits.zfill(places + 1)
-        return f"{sign}{digits[:-places]}.{digits[-places:]}"
+    if 10**EXACT_PLACES % value.denominator == 0:
+        sign = "-" if value < 0 else ""
+        digits = str(abs(value.numerator) * 10**EXACT_PLACES // value.denominator).zfill(EXACT_PLACES + 1)
+        return f"{sign}{digits[:-EXACT_PLACES]}.{digits[-EXACT_PLACES:].rstrip('0')}"
     context = Context(prec=DIGITS + 3)
-    return _trimmed(context.divide(Decimal(value.numerator), Decimal(value.denominator)))
+    return _trim_zeros(context.divide(Decimal(value.numerator), Decimal(value.denominator)))
 
 
-def _decimal_places(denominator: int) -> int | None:
-    """How many decimals a fraction in its lowest terms has, if they end."""
-    twos = (denominator & -denominator).bit_length() - 1
-    rest, fives = denominator >> twos, 0
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
-    return max(twos, fives) if rest == 1 else None
-
-
-def _trimmed(value: Decimal) -> str:
-    plain = format(value.normalize(), "f") if -10 <= value.adjusted() < DIGITS else format(value.normalize(), "e")
-    return "0" if not value else plain
+def _trim_zeros(value: Decimal) -> str:
+    if not value:
+        return "0"
+    return format(value.normalize(), "f" if -10 <= value.adjusted() < DIGITS else "e")

@@ -87,7 +87,7 @@ async def test_without_bubblewrap_the_reduced_walls_are_used_and_named(
 @pytest.mark.usefixtures("_fresh_probe")
 async def test_with_neither_a_command_is_refused_with_the_hint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "BWRAP", "/nonexistent/bwrap")
-    monkeypatch.setattr(landlock, "version", lambda: 2)
+    monkeypatch.setattr(landlock, "read_landlock_version", lambda: 2)
     assert run.probe().level == "none"
     with pytest.raises(SandboxUnavailable, match=r"was not run.*not installed.*apt-get install bubblewrap"):
         await run.run_in_sandbox(place.job("touch", "ran"), lambda data: None)

@@ -266,7 +266,7 @@ async def never(pid, job):
     Path("waiting").touch()
     await asyncio.Event().wait()
     yield
-asyncio.run(bubblewrap.run(Job(("touch", "ran"), Path.cwd()), print, never))
+asyncio.run(bubblewrap.run_in_bubblewrap(Job(("touch", "ran"), Path.cwd()), print, never))
 """
 
 
@@ -295,7 +295,7 @@ async def test_a_sandbox_that_cannot_be_set_up_is_said_and_nothing_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = bubblewrap.build_arguments
-    monkeypatch.setattr(bubblewrap, "arguments", lambda plan: [*real(plan), "--ro-bind", "/nonexistent", "/x"])
+    monkeypatch.setattr(bubblewrap, "build_arguments", lambda plan: [*real(plan), "--ro-bind", "/nonexistent", "/x"])
     heard: list[bytes] = []
     with pytest.raises(SandboxUnavailable, match=r"was not run: bwrap: .*/nonexistent"):
         await run_in_sandbox(place.job("touch", "ran"), heard.append)

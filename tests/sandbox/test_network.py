@@ -14,8 +14,14 @@ from tests.kit.sandbox import PATIENCE, PYTHON, Place, Ran, a_neighbour, a_place
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock, network
 from treadle.sandbox.base import Job, SandboxUnavailable
-from treadle.sandbox.proxy import ProxyRules, RequestRefused, is_host_allowed, read_request, serve_proxy
-from treadle.sandbox.public_addresses import is_public_address
+from treadle.sandbox.proxy import (
+    ProxyRules,
+    RequestRefused,
+    is_host_allowed,
+    is_public_address,
+    read_request,
+    serve_proxy,
+)
 
 neighbour, place = a_neighbour, a_place
 
@@ -295,7 +301,7 @@ async def test_leaving_closes_both_ends_of_a_tunnel_that_is_still_open() -> None
 async def test_a_network_that_cannot_be_entered_is_said_and_nothing_runs(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "_LISTEN", place.outside / "missing.py")
+    monkeypatch.setattr(network, "_LISTENER", place.outside / "missing.py")
     with pytest.raises(SandboxUnavailable, match="was not run"):
         await inside(place.job("touch", "ran", network=True))
     assert not (place.workspace / "ran").exists()

@@ -81,7 +81,7 @@ def test_env_files_are_found_in_a_workspace_below_a_protected_name(tmp_path: Pat
 
 
 def test_the_search_for_env_files_ends_in_a_huge_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspaces, "_ENTRIES", 20)
+    monkeypatch.setattr(workspaces, "_MAX_ENTRIES", 20)
     for n in range(30):
         (tmp_path / f"d{n}/e").mkdir(parents=True)
         (tmp_path / f"d{n}/.env").touch()
@@ -181,7 +181,7 @@ async def test_a_linked_repository_is_not_followed_but_refused(name: str, place:
 async def test_an_older_bubblewrap_protects_as_well_and_is_given_no_descriptor_of_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "_binds_descriptors", lambda: False)
+    monkeypatch.setattr(bubblewrap, "_can_bind_descriptors", lambda: False)
     ran = await inside(place.shell("touch .git/x; touch .treadle/x; ls /proc/$$/fd"))
     assert ran.output.count("Read-only") == 2 and ran.output.split()[-3:] == ["0", "1", "2"], ran
 
@@ -202,8 +202,8 @@ async def test_a_repository_exchanged_while_a_command_starts_shows_nothing(
         return words
 
     arguments = bubblewrap.build_arguments
-    monkeypatch.setattr(bubblewrap, "_binds_descriptors", lambda: False)
-    monkeypatch.setattr(bubblewrap, "arguments", too_late)
+    monkeypatch.setattr(bubblewrap, "_can_bind_descriptors", lambda: False)
+    monkeypatch.setattr(bubblewrap, "build_arguments", too_late)
     with pytest.raises(SandboxUnavailable, match="exchanged meanwhile"):
         await inside(place.shell("cat sub/.git/key > sub/read"))
     assert os.listdir(place.workspace / "sub") == [".git"]
@@ -252,8 +252,8 @@ async def test_one_command_ending_does_not_open_the_repository_of_another(place:
 @needs_bubblewrap
 async def test_a_command_in_another_process_counts_as_well(place: Place) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom treadle.sandbox.guarded_paths import guarded\n"
-        "with guarded(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
+        "import sys\nfrom pathlib import Path\nfrom treadle.sandbox.guarded_paths import hold_protected_paths\n"
+        "with hold_protected_paths(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, place.workspace, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -267,7 +267,7 @@ async def test_a_command_in_another_process_counts_as_well(place: Place) -> None
 
 @needs_bubblewrap
 async def test_more_than_can_be_protected_is_refused_in_words(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "_MOST_MOUNTS", 2)
+    monkeypatch.setattr(bubblewrap, "_MAX_MOUNTS", 2)
     for name in (".env", ".env.a", ".env.b"):
         (place.workspace / name).touch()
     with pytest.raises(BadInput, match=r"3 env files.*no more than 2 can be protected"):

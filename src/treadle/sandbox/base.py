@@ -1,6 +1,6 @@
-"""The sandbox port: a command to run, its bounds, how it ended, and which walls hold on this machine.
+"""The sandbox port: a command to run, its limits, its result, and which sandbox works on this machine.
 
-No policy here: whether a command may run is decided before anybody is asked to run it.
+It holds no policy: others have decided that the command may run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from msgspec import Struct
 from treadle.errors import TreadleError
 
 SandboxLevel = Literal["bubblewrap", "landlock", "none"]
-"""Which walls hold: all of them, the reduced ones of the kernel alone, or none. As it stands in `call_started`."""
+"""Which sandbox works: the full one, the reduced one of the kernel, or none. `call_started` records it."""
 
 EndReason = Literal["exited", "signalled", "wall", "memory", "processes", "output", "disk"]
-"""Why a command ended: by itself, by a signal, or because it went over a bound and was killed."""
+"""Why a command ended: by itself, by a signal, or killed because it went over a limit."""
 
 OnOutput = Callable[[bytes], None]
-"""Gets standard output and error as they come, merged, in pieces that need not end at a character."""
+"""Receives standard output and error, merged, as they come. A piece may end inside a character."""
 
 INSTALL_HINT = (
     "Install bubblewrap: `apt-get install bubblewrap`, `dnf install bubblewrap` or `apk add bubblewrap`. It must be at "
@@ -30,13 +30,14 @@ INSTALL_HINT = (
 
 
 class SandboxUnavailable(TreadleError):
-    """No wall could be put up, so nothing was run; the message says why and what to install."""
+    """There is no sandbox, so nothing was run. The message says why, and what to install."""
 
 
 class Bounds(Struct, frozen=True):
-    """What a command may use at most. Memory and processes count for all its processes together.
+    """The limits of a command. Memory and processes count for all its processes together.
 
-    `file_mb` is the size of one file, `disk_mb` how much the workspace may grow, `tmp_mb` the size of the private /tmp.
+    `wall_s` is the time in seconds, `file_mb` the size of one file, `disk_mb` the growth of the workspace, and `tmp_mb`
+    the size of the private /tmp.
     """
 
     wall_s: float = 120.0
@@ -54,8 +55,8 @@ class Job(Struct, frozen=True):
 
     `cwd` is relative to the workspace. `network` reaches public hosts only: those in `allow_hosts` (`example.org`,
     `*.example.org`, `example.org:8443`), or all when that is empty. `env` is added to the few variables that are
-    passed on. `read_only` names folders to show besides the system's own. `env_files` shows `.env` files as they are.
-    `writable` is whether walls let it change the workspace.
+    passed on. `read_only` names readable folders besides those of the system. `show_env_files` shows the content of
+    `.env` files. `writable` lets the command change the workspace.
     """
 
     argv: tuple[str, ...]
@@ -71,7 +72,7 @@ class Job(Struct, frozen=True):
 
 
 class CommandResult(Struct, frozen=True):
-    """How a command ended. `code` is None when it was killed for a bound; 128 + n when signal n ended it."""
+    """How a command ended. `code` is None when a limit ended it, and 128 + n when signal n did."""
 
     code: int | None
     reason: EndReason
@@ -81,7 +82,7 @@ class CommandResult(Struct, frozen=True):
 
 
 class ProbeResult(Struct, frozen=True):
-    """Which walls hold here, why not more, and what to do about it; `network` is whether it can be granted."""
+    """Which sandbox works here, why no better one does, and what to install. `network`: can it be granted?"""
 
     level: SandboxLevel
     why: str
@@ -90,16 +91,16 @@ class ProbeResult(Struct, frozen=True):
 
 
 class Sandbox(Protocol):
-    """Where commands run. The module `treadle.sandbox.backend` is one."""
+    """Runs commands. The module `treadle.sandbox.backend` is the real one."""
 
     def probe(self) -> ProbeResult:
-        """Which walls hold on this machine; found out once a process."""
+        """Find out which sandbox works on this machine, once in a process."""
         ...
 
     async def run_in_sandbox(self, job: Job, on_output: OnOutput) -> CommandResult:
-        """Run a command behind the walls to its end. Cancelling kills all of it, and returns when it is gone."""
+        """Run a command in the sandbox to its end. Cancelling kills all its processes and then returns."""
         ...
 
     async def run_on_host(self, job: Job, on_output: OnOutput) -> CommandResult:
-        """Run a command without walls, but with its bounds, a clean environment, and nothing left behind."""
+        """Run a command without a sandbox, but with its limits and a clean environment. No process outlives it."""
         ...

@@ -1,4 +1,4 @@
-"""The variables that a command is given: a short list by name, so that no secret of ours is ever among them."""
+"""The variables that a command gets: a short list of names, so that none of our secrets is among them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from pathlib import Path
 from treadle.sandbox.base import Job
 
 _PASSED_ON = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "COLORTERM", "NO_COLOR", "COLUMNS", "LINES", "TZ")
-_OF_THE_USER = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TMPDIR", "XDG_RUNTIME_DIR")
+_USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TMPDIR", "XDG_RUNTIME_DIR")
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _SECRET_FOLDERS = {".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config", ".password-store"}
 
 
-def build_sandbox_environment(job: Job, home: str, seen: tuple[Path, ...]) -> dict[str, str]:
-    """What a sandboxed command gets; `seen` are the folders whose programs it can see."""
-    mine = _named(_PASSED_ON)
+def build_sandbox_environment(job: Job, home: str, visible: tuple[Path, ...]) -> dict[str, str]:
+    """Build the variables of a sandboxed command. It can run programs of the `visible` folders.
+
+    Its search path is the user's own, as far as it is visible, and then the system's.
+    """
+    own = [entry for entry in os.environ.get("PATH", "").split(os.pathsep) if entry.startswith("/")]
+    usable = [
+        entry for entry in own if entry not in _SYSTEM_PATH and any(Path(entry).is_relative_to(top) for top in visible)
+    ]
     return {
         "LANG": "C.UTF-8",
-        **mine,
-        "PATH": os.pathsep.join(_search_path(seen)),
+        **_select_variables(_PASSED_ON),
+        "PATH": os.pathsep.join([*dict.fromkeys(usable), *_SYSTEM_PATH]),
         "HOME": home,
         "USER": "user",
         "LOGNAME": "user",
@@ -32,12 +38,12 @@ def build_sandbox_environment(job: Job, home: str, seen: tuple[Path, ...]) -> di
 
 
 def build_host_environment(job: Job) -> dict[str, str]:
-    """What a command on the host gets: the user's own places, and none of their secrets."""
-    return {"PATH": os.pathsep.join(_SYSTEM_PATH), **_named(_PASSED_ON + _OF_THE_USER), **job.env}
+    """Build the variables of a command on the host: the user's own folders, and none of their secrets."""
+    return {"PATH": os.pathsep.join(_SYSTEM_PATH), **_select_variables(_PASSED_ON + _USER_VARIABLES), **job.env}
 
 
 def find_interpreter_folders() -> tuple[Path, ...]:
-    """Where the Python that runs us lives, unless the system has it or secrets may lie beside it."""
+    """Find where our own Python is, unless the system has it or secrets may be beside it."""
     folders = {Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()}
     home = Path.home().resolve()
     return tuple(
@@ -52,14 +58,5 @@ def find_interpreter_folders() -> tuple[Path, ...]:
     )
 
 
-def _search_path(seen: tuple[Path, ...]) -> list[str]:
-    """The user's own search path as far as it can be seen inside, then the system's."""
-    own = [entry for entry in os.environ.get("PATH", "").split(os.pathsep) if entry.startswith("/")]
-    visible = [
-        entry for entry in own if entry not in _SYSTEM_PATH and any(Path(entry).is_relative_to(top) for top in seen)
-    ]
-    return [*dict.fromkeys(visible), *_SYSTEM_PATH]
-
-
-def _named(names: tuple[str, ...]) -> Mapping[str, str]:
+def _select_variables(names: tuple[str, ...]) -> Mapping[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}

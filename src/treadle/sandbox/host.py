@@ -1,17 +1,77 @@
-"""A command on the host itself, for `--access full`: no walls, but bounds, a clean environment, and an end for all."""
+"""Commands outside a pid namespace: on the host itself (`--access full`), and under Landlock.
+
+They are started by supervisor.py, which ends all of their processes.
+"""
 
 from __future__ import annotations
 
-from treadle.sandbox import supervised
+import marshal
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
 from treadle.sandbox.base import CommandResult, Job, OnOutput
 from treadle.sandbox.environment import build_host_environment
 from treadle.sandbox.guarded_paths import resolve_working_folder, resolve_workspace
+from treadle.sandbox.process import (
+    CommandOutput,
+    ProcessFollower,
+    ProcessTree,
+    build_limits,
+    create_memory_file,
+    open_pipe,
+    spawn_process,
+)
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+class SupervisorConfig(Struct, frozen=True):
+    """The command for supervisor.py, and the rights that it keeps. Without rules it keeps all rights."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    rules: list[tuple[str, int]] = []
+    handled: int = 0
+    scoped: int = 0
+    seccomp: bytes = b""
 
 
 async def run_on_host(job: Job, on_output: OnOutput) -> CommandResult:
-    """Run a command to its end without walls."""
+    """Run a command to its end without a sandbox, but with limits and a clean environment."""
     workspace = resolve_workspace(job)
-    launch = supervised.SupervisorConfig(
-        argv=job.argv, cwd=str(resolve_working_folder(job, workspace)), env=build_host_environment(job)
-    )
-    return await supervised.run_supervised(launch, job, (workspace,), on_output)
+    cwd = resolve_working_folder(job, workspace)
+    config = SupervisorConfig(argv=job.argv, cwd=str(cwd), env=build_host_environment(job))
+    return await run_supervised(config, job, (workspace,), on_output)
+
+
+async def run_supervised(
+    config: SupervisorConfig, job: Job, folders: tuple[Path, ...], on_output: OnOutput
+) -> CommandResult:
+    """Run a command to its end. `folders` are watched for growth."""
+    limits = [*build_limits(job.bounds, per_namespace=False).items()]
+    settings = marshal.dumps({**msgspec.structs.asdict(config), "limits": limits})
+    with ExitStack() as ours:
+        with ExitStack() as theirs:
+            control, stop = open_pipe(theirs, ours)
+            read_end, write_end = open_pipe(ours, theirs)
+            settings_file = create_memory_file("settings", settings, theirs)
+            command = [sys.executable, "-I", "-S", "-B", str(_SUPERVISOR), str(settings_file), str(control)]
+            process = spawn_process(command, subprocess.DEVNULL, write_end, (settings_file, control))
+        output = CommandOutput(read_end, job.bounds.output_bytes)
+        ours.callback(output.stop)
+        handle = os.pidfd_open(process.pid)
+        ours.callback(os.close, handle)
+
+        def stop_all() -> None:
+            with suppress(BrokenPipeError):  # it has ended already
+                os.write(stop, b"stop")
+
+        tree = ProcessTree(process.pid, stop_all, (handle,))
+        return await ProcessFollower(process, tree, job.bounds, folders).follow(output, on_output, lambda: None)

@@ -1,7 +1,7 @@
-"""The reduced sandbox, where bubblewrap is missing: what the kernel lets a process give up by itself.
+"""The reduced sandbox, where bubblewrap is missing: the rights that a process can give up by itself.
 
-Other processes stay visible, and in the workspace's own folder nothing new can be made: a rule for it would hold in
-`.git` too. There is no network to grant.
+A command still sees other processes and has no network. In the top folder of the workspace it can create nothing new,
+because a rule for that folder would include `.git`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 
 from treadle.errors import BadInput
 from treadle.permissions.paths import PROTECTED
-from treadle.sandbox import supervised
 from treadle.sandbox.base import CommandResult, Job, OnOutput
 from treadle.sandbox.bubblewrap import detect_machine
 from treadle.sandbox.environment import build_sandbox_environment, find_interpreter_folders
 from treadle.sandbox.guarded_paths import find_guarded_paths, resolve_sandbox_workspace, resolve_working_folder
+from treadle.sandbox.host import SupervisorConfig, run_supervised
 from treadle.sandbox.runtime_folder import ETC_PATTERNS, make_runtime_folder
 from treadle.sandbox.seccomp import build_program
 
 OLDEST_VERSION = 3
-"""Before its third version, Landlock let a process empty files that it may not write."""
+"""Before version 3, Landlock let a process truncate files that it may not write."""
 
 _EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
 _READ_ONLY = _EXECUTE | _READ | _LIST
@@ -40,46 +40,47 @@ Rule = tuple[str, int]
 
 @lru_cache(maxsize=1)
 def read_landlock_version() -> int:
-    """Which Landlock the kernel has; 0 for none."""
+    """Return the kernel's version of Landlock, or 0 when it has none."""
     libc = ctypes.CDLL(None, use_errno=True)
     return max(0, int(libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
 
 
 async def run_in_landlock(job: Job, on_output: OnOutput) -> CommandResult:
-    """Run a command to its end behind the reduced walls."""
+    """Run a command to its end in the reduced sandbox."""
     if job.network:
         raise BadInput(
             "The reduced sandbox cannot grant the network, so the command was not run. Install bubblewrap for that."
         )
     workspace = resolve_sandbox_workspace(job)
     cwd = resolve_working_folder(job, workspace)
+    visible = (Path("/usr"), workspace, *job.read_only, *find_interpreter_folders())
+    version = read_landlock_version()
     folder = Path(tempfile.mkdtemp(prefix="tmp-", dir=make_runtime_folder()))
     try:
-        launch = supervised.SupervisorConfig(
+        environment = build_sandbox_environment(job, str(folder), visible)
+        config = SupervisorConfig(
             argv=job.argv,
             cwd=str(cwd),
-            env=_environment(job, workspace, folder),
-            rules=[*_rules(job, workspace, folder)],
-            handled=build_handled_rights(read_landlock_version()),
-            scoped=_SCOPES if read_landlock_version() >= 6 else 0,
+            env={**environment, "TMPDIR": str(folder), **job.env},
+            rules=[*_build_rules(job, workspace, folder)],
+            handled=build_handled_rights(version),
+            scoped=_SCOPES if version >= 6 else 0,
             seccomp=build_program(detect_machine(), sockets=False),
         )
-        return await supervised.run_supervised(launch, job, (workspace, folder), on_output)
+        return await run_supervised(config, job, (workspace, folder), on_output)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def build_handled_rights(abi: int) -> int:
-    """Every right that this version of Landlock knows, so that each must be given to be had."""
-    return (1 << 13) - 1 | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0) | (_DEVICES if abi >= 5 else 0)
+def build_handled_rights(version: int) -> int:
+    """Return all rights that a version of Landlock knows. A process has only those of them that a rule grants."""
+    rights = (1 << 13) - 1
+    for right, since in ((_REFER, 2), (_TRUNCATE, 3), (_DEVICES, 5)):
+        rights |= right if version >= since else 0
+    return rights
 
 
-def _environment(job: Job, workspace: Path, folder: Path) -> dict[str, str]:
-    seen = (Path("/usr"), workspace, *job.read_only, *find_interpreter_folders())
-    return {**build_sandbox_environment(job, str(folder), seen), "TMPDIR": str(folder), **job.env}
-
-
-def _rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
+def _build_rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
     for path in (*_SYSTEM, *map(str, job.read_only), *map(str, find_interpreter_folders())):
         yield os.path.realpath(path), _READ_ONLY
     for pattern in (*ETC_PATTERNS, "passwd", "group", "hosts", "host.conf", "nsswitch.conf"):
@@ -87,27 +88,27 @@ def _rules(job: Job, workspace: Path, folder: Path) -> Iterator[Rule]:
             yield str(path.resolve()), _READ_ONLY
     for path in _DEVICE_FILES:
         yield path, _READ | _WRITE | _TRUNCATE
-    everything = build_handled_rights(read_landlock_version()) & ~_MAKE_DEVICES & ~_DEVICES
-    yield str(folder), everything
+    all_rights = build_handled_rights(read_landlock_version()) & ~_MAKE_DEVICES & ~_DEVICES
+    yield str(folder), all_rights
     found = find_guarded_paths(workspace)
-    special = dict.fromkeys(found.repositories, _READ_ONLY)
-    special |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
-    yield from _split(workspace, special, everything if job.writable else _READ_ONLY)
+    exceptions = dict.fromkeys(found.repositories, _READ_ONLY)
+    exceptions |= dict.fromkeys((*found.own_files, *(() if job.show_env_files else found.env_files)), 0)
+    yield from _split_folder(workspace, exceptions, all_rights if job.writable else _READ_ONLY)
 
 
-def _split(folder: Path, special: Mapping[Path, int], rights: int) -> Iterator[Rule]:
-    """Rights for all in a folder, and others for what is special; a rule holds for everything below its folder."""
+def _split_folder(folder: Path, exceptions: Mapping[Path, int], rights: int) -> Iterator[Rule]:
+    """Grant rights to everything in a folder but the exceptions. A rule holds for all that is below its folder."""
     yield str(folder), _LIST
     for entry in os.scandir(folder):
         path = Path(entry.path)
         if entry.is_symlink():
-            continue  # what it leads to has its own rule, or none
+            continue  # its target has its own rule, or none
         if entry.name in PROTECTED:
             yield entry.path, _READ_ONLY
-        elif path in special:
-            if special[path]:
-                yield entry.path, special[path]
-        elif entry.is_dir(follow_symlinks=False) and any(one.is_relative_to(path) for one in special):
-            yield from _split(path, special, rights)
+        elif path in exceptions:
+            if exceptions[path]:
+                yield entry.path, exceptions[path]
+        elif entry.is_dir(follow_symlinks=False) and any(one.is_relative_to(path) for one in exceptions):
+            yield from _split_folder(path, exceptions, rights)
         else:
             yield entry.path, rights

@@ -1,6 +1,6 @@
-"""A network for a sandbox that has none: our proxy, listening on a socket inside the sandbox's own network.
+"""A network for a sandbox that has none: our proxy listens on a socket inside the sandbox's own network.
 
-Nothing runs inside for it, and the host's loopback is not reachable: only what the proxy connects to is.
+No process runs inside for it. A command reaches only what the proxy connects to, and not the host's loopback.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from pathlib import Path
 from treadle.sandbox import proxy
 from treadle.sandbox.base import Job, SandboxUnavailable
 from treadle.sandbox.process import spawn_process, wait_until_readable
-from treadle.sandbox.public_addresses import is_public_address
 
 PROXY_PORT = 3128
-_LISTEN = Path(__file__).with_name("listener.py")
-_PATIENCE = 20.0
+_LISTENER = Path(__file__).with_name("listener.py")
+_TIMEOUT = 20.0
 
 
 def build_proxy_environment() -> dict[str, str]:
-    """How programs learn of the proxy."""
+    """Build the variables that tell programs to use the proxy."""
     address = f"http://127.0.0.1:{PROXY_PORT}"
     names = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     return {**dict.fromkeys(names, address), **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1")}
@@ -32,25 +31,25 @@ def build_proxy_environment() -> dict[str, str]:
 
 @asynccontextmanager
 async def open_network(
-    pid: int, job: Job, resolve: proxy.Resolve | None = None, public: proxy.IsPublic = is_public_address
+    pid: int, job: Job, resolve: proxy.Resolve | None = None, public: proxy.IsPublic = proxy.is_public_address
 ) -> AsyncGenerator[None]:
-    """The way out of the sandbox of process `pid`, as far as its job grants one."""
+    """Open the network of the sandbox of process `pid`, as far as its job grants one."""
     if not job.network:
         yield
         return
-    with await _listener(pid) as listener:
+    with await _open_listener(pid) as listener:
         async with proxy.serve_proxy(listener, proxy.ProxyRules(job.allow_hosts, resolve, public)):
             yield
 
 
-async def _listener(pid: int) -> socket.socket:
+async def _open_listener(pid: int) -> socket.socket:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-I", "-S", "-B", str(_LISTEN), str(pid), str(PROXY_PORT), str(theirs.fileno())]
+        command = [sys.executable, "-I", "-S", "-B", str(_LISTENER), str(pid), str(PROXY_PORT), str(theirs.fileno())]
         process = spawn_process(command, subprocess.DEVNULL, subprocess.DEVNULL, (theirs.fileno(),))
         theirs.close()
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 await wait_until_readable(ours.fileno())
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
         except TimeoutError:
@@ -60,6 +59,6 @@ async def _listener(pid: int) -> socket.socket:
             process.wait()
     if not descriptors:
         raise SandboxUnavailable(
-            "The network of the sandbox could not be entered, so the command was not run. Run it without."
+            "The network of the sandbox could not be entered, so the command was not run. Run it without network."
         )
     return socket.socket(fileno=descriptors[0])

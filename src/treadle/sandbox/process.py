@@ -1,6 +1,6 @@
-"""One started command, followed to its end: output, wall clock, memory, processes and disk; then all of it is gone.
+"""Follows a started command to its end: output, time, memory, processes and disk. Then no process of it is left.
 
-How it was started and how its tree is killed is each back-end's own.
+Each back-end starts the command and kills its process tree in its own way.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from msgspec import Struct
 from treadle.sandbox.base import Bounds, CommandResult, EndReason, OnOutput
 from treadle.sandbox.resource_usage import DiskWatch, measure_tree
 
-_LOOK_EVERY = 0.1
+_MEASURE_INTERVAL = 0.1
 _MEGABYTE = 1024 * 1024
-_CHUNK = 65536
+_CHUNK_BYTES = 65536
 
 Result = TypeVar("Result")
 
 
 class ProcessTree(Struct, frozen=True):
-    """The processes of a command: all are below `root`, `kill` ends them, and all `handles` are readable then."""
+    """The processes of a command. All are below `root`, `kill` ends them, and then all `handles` are readable."""
 
     root: int
     kill: Callable[[], None]
@@ -36,15 +36,15 @@ class ProcessTree(Struct, frozen=True):
 
 
 class CommandOutput:
-    """The merged output of a process, read as it comes. Until `open`, it is kept for a message of our own."""
+    """The merged output of a process. Until `forward_to` is called, it is kept in `head`: it is not the command's."""
 
     def __init__(self, descriptor: int, limit: int) -> None:
         self.total = 0
         self.head = b""
         self.failure: Exception | None = None
         self.is_cut = False
-        self._ended = False
-        self._news = asyncio.Event()
+        self._has_ended = False
+        self._has_news = asyncio.Event()
         self._descriptor = descriptor
         self._limit = limit
         self._on_output: OnOutput | None = None
@@ -54,58 +54,55 @@ class CommandOutput:
         self._loop.add_reader(descriptor, self._read)
 
     async def wait_for_mark(self, mark: bytes) -> bool:
-        """Wait for the mark that comes last before the command's own output; False when the output ends without."""
+        """Wait for the mark before the command's own output. Return False when the output ends without it."""
         while not self.head.endswith(mark):
-            if self._ended:
+            if self._has_ended:
                 return False
-            self._news.clear()
-            await self._news.wait()
+            self._has_news.clear()
+            await self._has_news.wait()
         return True
 
     def forward_to(self, on_output: OnOutput, on_excess: Callable[[], None]) -> None:
-        """From now on output is the command's own."""
+        """Forward the command's own output from now on."""
         self._on_output, self._on_excess = on_output, on_excess
 
     def drain(self) -> None:
-        """Take what is left, once nobody can write any more."""
+        """Read the rest, once no process can write any more."""
         while self._read():
             pass
 
     def stop(self) -> None:
-        """Read no more; the descriptor may be closed then."""
+        """Stop reading. Then the descriptor may be closed."""
         self._loop.remove_reader(self._descriptor)
 
     def _read(self) -> bool:
         try:
-            data = os.read(self._descriptor, _CHUNK)
+            data = os.read(self._descriptor, _CHUNK_BYTES)
         except BlockingIOError:
             return False
-        self._news.set()
+        self._has_news.set()
         if not data:
-            self._ended = True
+            self._has_ended = True
             self._loop.remove_reader(self._descriptor)
             return False
         if self._on_output is None or self._on_excess is None:
             self.head += data
-        else:
-            self._pass_on(data[: self._limit - self.total], self._on_output)
-            self.is_cut = self.is_cut or len(data) > self._limit - self.total
-            self.total += len(data[: self._limit - self.total])
-            if self.is_cut or self.failure is not None:
-                self._on_excess()
-        return True
-
-    def _pass_on(self, data: bytes, on_output: OnOutput) -> None:
-        """What a listener raises ends the command, and is raised where it was started."""
+            return True
+        allowed = data[: self._limit - self.total]
         try:
-            if data and self.failure is None:
-                on_output(data)
-        except Exception as error:
+            if allowed and self.failure is None:
+                self._on_output(allowed)
+        except Exception as error:  # it ends the command, and is raised where that was started
             self.failure = error
+        self.is_cut = self.is_cut or len(data) > len(allowed)
+        self.total += len(allowed)
+        if self.is_cut or self.failure is not None:
+            self._on_excess()
+        return True
 
 
 class ProcessFollower:
-    """Follow a process until it ends or goes over a bound, and leave nothing of it behind."""
+    """Follows a process until it ends or goes over a limit, and leaves no process of it behind."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], tree: ProcessTree, bounds: Bounds, folders: tuple[Path, ...]
@@ -114,83 +111,83 @@ class ProcessFollower:
         self._tree = tree
         self._bounds = bounds
         self._disk = DiskWatch(folders, bounds.disk_mb * _MEGABYTE)
-        self._over: asyncio.Future[EndReason] = asyncio.get_running_loop().create_future()
-        self._began = time.perf_counter()
+        self._end_reason: asyncio.Future[EndReason] = asyncio.get_running_loop().create_future()
+        self._started = time.perf_counter()
 
-    async def follow(self, output: CommandOutput, on_output: OnOutput, let_go: Callable[[], None]) -> CommandResult:
-        """Let the command go, and follow it. When this is cancelled, everything is killed first."""
+    async def follow(self, output: CommandOutput, on_output: OnOutput, release: Callable[[], object]) -> CommandResult:
+        """Release the waiting command and follow it. When this is cancelled, everything is killed first."""
         loop = asyncio.get_running_loop()
         output.forward_to(on_output, lambda: self._stop("output"))
-        clock = loop.call_later(self._bounds.wall_s, self._stop, "wall")
+        timer = loop.call_later(self._bounds.wall_s, self._stop, "wall")
         handle = self._tree.handles[0]
         loop.add_reader(handle, self._stop, "exited")
-        looking = asyncio.ensure_future(self._look())
+        measuring = asyncio.ensure_future(self._measure())
         try:
-            let_go()
-            reason = await self._over
+            release()
+            reason = await self._end_reason
         finally:
-            clock.cancel()
-            looking.cancel()
+            timer.cancel()
+            measuring.cancel()
             loop.remove_reader(handle)
-            await finish_despite_cancel(self._end(looking))
+            await finish_despite_cancel(self._end_processes(measuring))
             output.drain()
         if output.failure is not None:
             raise output.failure
-        return self._ended("output" if output.is_cut and reason == "exited" else reason, output.total)
+        return self._build_result("output" if output.is_cut and reason == "exited" else reason, output.total)
 
-    def _ended(self, reason: EndReason, output_bytes: int) -> CommandResult:
-        seconds = time.perf_counter() - self._began
+    def _build_result(self, reason: EndReason, output_bytes: int) -> CommandResult:
+        seconds = time.perf_counter() - self._started
         if reason != "exited":
             return CommandResult(None, reason, None, seconds, output_bytes)
         code = self._process.returncode
-        # A shell and bubblewrap say the same of a child that a signal ended: 128 and its number.
+        # A shell and bubblewrap report a child that a signal ended in the same way: 128 and its number.
         code = 128 - code if code < 0 else code
         if 128 < code <= 192:
             return CommandResult(code, "signalled", code - 128, seconds, output_bytes)
         return CommandResult(code, "exited", None, seconds, output_bytes)
 
     def _stop(self, reason: EndReason) -> None:
-        if not self._over.done():
-            self._over.set_result(reason)
+        if not self._end_reason.done():
+            self._end_reason.set_result(reason)
 
-    async def _look(self) -> None:
-        """Looking through a large workspace takes long, and nothing may grow unseen meanwhile."""
-        await asyncio.gather(self._look_at_processes(), self._look_at_disk())
+    async def _measure(self) -> None:
+        """Measure both at once: reading a large workspace takes long, and processes may not grow unseen meanwhile."""
+        await asyncio.gather(self._measure_processes(), self._measure_disk())
 
-    async def _look_at_processes(self) -> None:
+    async def _measure_processes(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
-            use = measure_tree(self._tree.root)
-            if use.memory > self._bounds.memory_mb * _MEGABYTE:
+            await asyncio.sleep(_MEASURE_INTERVAL)
+            usage = measure_tree(self._tree.root)
+            if usage.memory > self._bounds.memory_mb * _MEGABYTE:
                 self._stop("memory")
-            if use.processes > self._bounds.processes:
+            if usage.processes > self._bounds.processes:
                 self._stop("processes")
 
-    async def _look_at_disk(self) -> None:
+    async def _measure_disk(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_MEASURE_INTERVAL)
             if self._disk.is_suspicious() and await asyncio.to_thread(self._disk.is_over_limit, self._tree.root):
                 self._stop("disk")
 
-    async def _end(self, looking: asyncio.Task[None]) -> None:
+    async def _end_processes(self, measuring: asyncio.Task[None]) -> None:
         self._tree.kill()
-        await asyncio.wait([looking])
-        if not looking.cancelled():
-            looking.result()
+        await asyncio.wait([measuring])
+        if not measuring.cancelled():
+            measuring.result()
         for handle in self._tree.handles:
             await wait_until_readable(handle)
         self._process.wait()
-        _bury(self._tree.root)
+        _reap_process(self._tree.root)
 
 
-def _bury(pid: int) -> None:
-    """Where nobody else buries orphans, as in many containers, they have come to us."""
+def _reap_process(pid: int) -> None:
+    """Reap a process that has ended. In many containers no init does that, and orphans become our children."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 async def wait_until_readable(descriptor: int) -> None:
-    """Wait until there is something to read, or, for a handle of a process, until it has ended."""
+    """Wait until there is something to read. A process handle is readable once the process has ended."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(descriptor, lambda: ready.done() or ready.set_result(None))
@@ -201,21 +198,21 @@ async def wait_until_readable(descriptor: int) -> None:
 
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, Result]) -> Result:
-    """Finish something even when cancelled meanwhile; the cancelling comes after it."""
+    """Finish something even when this is cancelled meanwhile. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
-    cancelled = False
+    is_cancelled = False
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
+            is_cancelled = True
+    if is_cancelled:
         raise asyncio.CancelledError
     return task.result()
 
 
 def spawn_process(argv: Sequence[str], stdin: int, output: int, descriptors: Iterable[int]) -> subprocess.Popen[bytes]:
-    """Start a program of ours: without variables, outside every workspace, in a session of its own."""
+    """Start a program without variables, outside every workspace, in its own session."""
     return subprocess.Popen(
         argv,
         stdin=stdin,
@@ -229,44 +226,43 @@ def spawn_process(argv: Sequence[str], stdin: int, output: int, descriptors: Ite
 
 
 def build_limits(bounds: Bounds, *, per_namespace: bool) -> dict[int, int]:
-    """What the kernel itself holds each process to. Not its address space: node, Go and Java reserve far more."""
+    """Build the kernel's limits for each process. The address space has none: node, Go and Java reserve far more.
+
+    `per_namespace` says that the command has a user namespace, which since Linux 5.14 counts its own processes. Before,
+    all processes of the user would count.
+    """
     limits = {
         resource.RLIMIT_DATA: bounds.memory_mb * _MEGABYTE,
         resource.RLIMIT_FSIZE: bounds.file_mb * _MEGABYTE,
         resource.RLIMIT_NOFILE: bounds.open_files,
         resource.RLIMIT_CORE: 0,
     }
-    if per_namespace and _counts_apart():
+    major, minor = os.uname().release.split(".")[:2]
+    if per_namespace and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14):
         limits[resource.RLIMIT_NPROC] = bounds.processes * 4  # the kernel counts threads
     return limits
 
 
-def _counts_apart() -> bool:
-    """Since 5.14 a user namespace counts its own processes; before, all of the user's would count."""
-    major, minor = os.uname().release.split(".")[:2]
-    return (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
-
-
 def set_limits(pid: int, limits: dict[int, int]) -> None:
-    """Set limits on a process that waits to be let go; none is raised."""
+    """Set limits on a process that waits to be released. None is raised."""
     for kind, value in limits.items():
         _, hard = resource.prlimit(pid, kind)
         top = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.prlimit(pid, kind, (top, top))
 
 
-def open_pipe(ours: ExitStack, theirs: ExitStack) -> tuple[int, int]:
-    """A pipe with an end for each side."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    ours.callback(os.close, reading)
-    theirs.callback(os.close, writing)
-    return reading, writing
+def open_pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
+    """Open a pipe. Each stack closes its end."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    readers.callback(os.close, read_end)
+    writers.callback(os.close, write_end)
+    return read_end, write_end
 
 
-def create_memory_file(name: str, data: bytes, held: ExitStack) -> int:
-    """A descriptor to read `data` from, whatever its size."""
+def create_memory_file(name: str, data: bytes, owner: ExitStack) -> int:
+    """Create a descriptor to read `data` from, whatever its size. `owner` closes it."""
     descriptor = os.memfd_create(name)
-    held.callback(os.close, descriptor)
+    owner.callback(os.close, descriptor)
     os.write(descriptor, data)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor

@@ -1,11 +1,12 @@
 """The only way out of a sandbox with network: an HTTP proxy that connects to allowed hosts at public addresses.
 
-A name is resolved once, and the connection goes to the address that was checked. What passes through is not read.
+It resolves a name once and connects to the address that it checked. It does not read what passes through.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -13,32 +14,58 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from treadle.sandbox.public_addresses import is_public_address
-
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a host."""
+
 IsPublic = Callable[[str], bool]
 
 _USUAL_PORTS = (80, 443)
-_OURS = ("host:", "host ", "proxy-", "connection:", "keep-alive:", " ", "\t")
-_HEAD = 16 * 1024
-_PATIENCE = 30.0
-_CHUNK = 65536
+_REPLACED_HEADERS = ("host:", "host ", "proxy-", "connection:", "keep-alive:", " ", "\t")
+_MAX_HEAD_BYTES = 16 * 1024
+_TIMEOUT = 30.0
+_CHUNK_BYTES = 65536
+# IPv6 forms that carry an IPv4 address, which a gateway or the system extracts, and old forms of the local host.
+_CARRIERS = tuple(
+    map(
+        ipaddress.IPv6Network,
+        ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16"),
+    )
+)
 
 
 class RequestRefused(Exception):
-    """A request that goes nowhere; the text is for the command's output."""
+    """The proxy does not forward a request. The text appears in the command's output."""
 
 
 class Target(Struct, frozen=True):
-    """Where a request wants to go, and what is sent there first; nothing for a tunnel."""
+    """Where a request goes, and the bytes to send there first. A tunnel has none."""
 
     host: str
     port: int
     first: bytes = b""
 
 
+def is_public_address(address: str) -> bool:
+    """Tell whether an address is surely elsewhere: not this machine, its network, cloud metadata or multicast."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address) and (
+        parsed.is_site_local or any(parsed in network for network in _CARRIERS)
+    ):
+        return False
+    return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
+
+
+async def resolve_host(host: str, port: int) -> Sequence[str]:
+    """Return the addresses of a host, each once."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
 class ProxyRules(Struct, frozen=True):
-    """Which hosts may be reached; without any, every public one. How names are resolved can be replaced."""
+    """Which hosts may be reached. Without `hosts`, every public host may. Tests replace the other fields."""
 
     hosts: tuple[str, ...] = ()
     resolve: Resolve | None = None
@@ -46,24 +73,23 @@ class ProxyRules(Struct, frozen=True):
 
 
 def is_host_allowed(hosts: Sequence[str], host: str, port: int) -> bool:
-    """Whether a list of `example.org`, `*.example.org` or `example.org:8443` names a host at a port."""
-    return any(_names(entry, host.rstrip(".").lower(), port) for entry in hosts or ("*",))
-
-
-def _names(entry: str, host: str, port: int) -> bool:
-    name, colon, wanted = entry.lower().rpartition(":")
-    if not colon or not wanted.isdigit():
-        name, wanted = entry.lower(), ""
-    if port != int(wanted) if wanted else port not in _USUAL_PORTS:
-        return False
-    return name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:]))
+    """Tell whether a list of `example.org`, `*.example.org` or `example.org:8443` names a host at a port."""
+    host = host.rstrip(".").lower()
+    for entry in hosts or ("*",):
+        name, colon, wanted = entry.lower().rpartition(":")
+        if not colon or not wanted.isdigit():
+            name, wanted = entry.lower(), ""
+        is_port = port == int(wanted) if wanted else port in _USUAL_PORTS
+        if is_port and (name in ("*", host) or (name.startswith("*.") and host.endswith(name[1:]))):
+            return True
+    return False
 
 
 def read_request(head: bytes) -> Target:
-    """What a client asks the proxy for: a tunnel, or one plain request to be sent on."""
+    """Read what a client asks the proxy for: a tunnel, or one plain request to forward."""
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
-    # To some servers these end a line, too, and what follows is a header that was not seen here.
+    # To some servers these characters end a line too. What follows them would be a header that was not checked here.
     if len(words) != 3 or any("\r" in line or "\n" in line or "\0" in line for line in lines):
         raise RequestRefused("this is not a request to a proxy")
     method, address, protocol = words
@@ -77,24 +103,24 @@ def read_request(head: bytes) -> Target:
     if method == "CONNECT":
         return Target(host, port)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    # One request a connection: a second one might be meant for another host. And `Host` may name none but that.
-    kept = [line for line in lines[1:] if line and not line.lower().startswith(_OURS)]
+    # One request per connection: a second one might be for another host. The `Host` header names the checked host.
+    kept = [line for line in lines[1:] if line and not line.lower().startswith(_REPLACED_HEADERS)]
     named = parts.netloc.rpartition("@")[2]
     first = [f"{method} {path} {protocol}", f"Host: {named}", *kept, "Connection: close", "", ""]
     return Target(host, port, "\r\n".join(first).encode("latin-1"))
 
 
 @asynccontextmanager
-async def serve_proxy(listener: socket.socket, gate: ProxyRules) -> AsyncGenerator[None]:
-    """Serve the proxy on a socket; leaving ends every connection."""
+async def serve_proxy(listener: socket.socket, rules: ProxyRules) -> AsyncGenerator[None]:
+    """Serve the proxy on a socket. Leaving the block ends every connection."""
     tasks: set[asyncio.Task[None]] = set()
 
-    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(_serve(gate, reader, writer))
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(_serve_connection(rules, reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(accepted, sock=listener, limit=_HEAD)
+    server = await asyncio.start_server(accept, sock=listener, limit=_MAX_HEAD_BYTES)
     try:
         yield
     finally:
@@ -105,30 +131,30 @@ async def serve_proxy(listener: socket.socket, gate: ProxyRules) -> AsyncGenerat
             await asyncio.wait(tasks)
 
 
-async def _serve(gate: ProxyRules, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError, asyncio.IncompleteReadError, TimeoutError), _closing(writer):
+async def _serve_connection(rules: ProxyRules, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError, asyncio.IncompleteReadError, TimeoutError), _close_writer(writer):
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 target = read_request(await reader.readuntil(b"\r\n\r\n"))
-                far_reader, far_writer = await _connect(gate, target)
+                far_reader, far_writer = await _connect(rules, target)
         except (RequestRefused, asyncio.LimitOverrunError) as error:
-            said = f"treadle: {error}\n".encode()
+            text = f"treadle: {error}\n".encode()
             writer.write(
-                b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(said), said)
+                b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(text), text)
             )
             await writer.drain()
             return
-        with _closing(far_writer):
+        with _close_writer(far_writer):
             if target.first:
                 far_writer.write(target.first)
             else:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            await asyncio.gather(_pass_on(reader, far_writer), _pass_on(far_reader, writer))
+            await asyncio.gather(_forward(reader, far_writer), _forward(far_reader, writer))
 
 
 @contextmanager
-def _closing(writer: asyncio.StreamWriter) -> Generator[None]:
-    """Close a connection in the end, and at once when nobody waits for it any more."""
+def _close_writer(writer: asyncio.StreamWriter) -> Generator[None]:
+    """Close a connection at the end. When the task is cancelled, abort it at once."""
     try:
         yield
     except asyncio.CancelledError:
@@ -138,13 +164,13 @@ def _closing(writer: asyncio.StreamWriter) -> Generator[None]:
         writer.close()
 
 
-async def _connect(gate: ProxyRules, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    if not is_host_allowed(gate.hosts, target.host, target.port):
+async def _connect(rules: ProxyRules, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if not is_host_allowed(rules.hosts, target.host, target.port):
         raise RequestRefused(f"{target.host}:{target.port} is not among the hosts that this command may reach")
-    resolve = gate.resolve or _resolve
+    resolve = rules.resolve or resolve_host
     try:
-        addresses = [address for address in await resolve(target.host, target.port) if gate.is_public(address)]
-    except (OSError, UnicodeError):  # the second when it is no name at all
+        addresses = [address for address in await resolve(target.host, target.port) if rules.is_public(address)]
+    except (OSError, UnicodeError):  # UnicodeError: it cannot be a name at all
         raise RequestRefused(f"{target.host} has no address") from None
     if not addresses:
         raise RequestRefused(f"{target.host} is not a public host")
@@ -154,13 +180,8 @@ async def _connect(gate: ProxyRules, target: Target) -> tuple[asyncio.StreamRead
     raise RequestRefused(f"{target.host}:{target.port} does not answer")
 
 
-async def _resolve(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(_CHUNK):
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(_CHUNK_BYTES):
         writer.write(data)
         await writer.drain()
     with suppress(OSError):

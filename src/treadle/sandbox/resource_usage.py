@@ -1,4 +1,4 @@
-"""What a tree of processes uses, read from outside in /proc and from the disk. It looks, and stops nothing."""
+"""What a process tree uses, read from /proc and from the disk. It measures and stops nothing."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from pathlib import Path
 
 from msgspec import Struct
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_INODE = 4096
-"""What a file counts for besides its content: millions of empty ones fill a disk too."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_INODE_BYTES = 4096
+"""What a file counts besides its content: millions of empty files fill a disk too."""
 
 
 class TreeUsage(Struct, frozen=True):
-    """How many processes there are, and the bytes of memory that belong to them."""
+    """The number of processes in a tree, and the bytes of memory that belong to them."""
 
     processes: int
     memory: int
 
 
 def find_descendants(root: int) -> list[int]:
-    """The processes below one, itself not among them."""
+    """Return the processes below a process, without the process itself."""
     found: list[int] = []
     parents = deque([root])
     while parents:
-        children = _children(parents.popleft())
+        children = _find_children(parents.popleft())
         found += children
         parents += children
     return found
 
 
 def measure_tree(root: int) -> TreeUsage:
-    """What all processes below one use together."""
+    """Measure what all processes below a process use together."""
     below = find_descendants(root)
-    return TreeUsage(len(below), sum(map(_memory, below)))
+    return TreeUsage(len(below), sum(map(_measure_memory, below)))
 
 
-def _children(pid: int) -> list[int]:
-    """Each thread has its own list of the children it made."""
+def _find_children(pid: int) -> list[int]:
+    """Return the children of a process. Each thread has its own list of the children it started."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -49,13 +49,13 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _memory(pid: int) -> int:
-    """Bytes of its own, and its part of shared memory; files that are mapped belong to the disk."""
+def _measure_memory(pid: int) -> int:
+    """Return the bytes of a process's own memory and its share of shared memory. Mapped files count as disk."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as fields:
             _, resident, shared = fields.read().split()[:3]
-        own = (int(resident) - int(shared)) * _PAGE
-        if int(shared) * _PAGE < 64 * 1024 * 1024:
+        own = (int(resident) - int(shared)) * _PAGE_BYTES
+        if int(shared) * _PAGE_BYTES < 64 * 1024 * 1024:
             return own
         with open(f"/proc/{pid}/smaps_rollup", "rb") as fields:
             for line in fields:
@@ -67,57 +67,55 @@ def _memory(pid: int) -> int:
 
 
 class DiskWatch:
-    """How much folders have grown. Cheap as long as their whole file systems have not been filled by as much."""
+    """Watches how much folders grow. It is cheap until their file systems have grown by as much as the limit."""
 
     def __init__(self, folders: tuple[Path, ...], limit: int) -> None:
         self._folders = folders
         self._devices = {folder.stat().st_dev for folder in folders}
         self._limit = limit
-        self._last = self._used()
-        self._filled = 0
-        # Clocks of file systems are coarse, and may be another machine's.
+        self._last_used = self._measure_file_systems()
+        self._written = 0
+        # The clock of a file system is coarse, and may be that of another machine.
         self._started = time.time_ns() - 2_000_000_000
 
     def is_suspicious(self) -> bool:
-        """Whether more than the limit was written, maybe by others; what is freed meanwhile does not hide it."""
-        used = self._used()
-        self._filled += max(0, used - self._last)
-        self._last = used
-        return self._filled > self._limit
+        """Tell whether more than the limit was written, perhaps by others. Space that is freed does not hide it."""
+        used = self._measure_file_systems()
+        self._written += max(0, used - self._last_used)
+        self._last_used = used
+        return self._written > self._limit
 
     def is_over_limit(self, root: int) -> bool:
-        """Whether it was the command; reads all of the folders. What others wrote is not asked about again.
+        """Tell whether the command itself wrote more than the limit. This reads all of the folders.
 
-        Where a command has put things out of our sight, all that was written meanwhile counts as its own.
+        When a command has hidden files from us, everything that was written meanwhile counts as its own.
         """
-        changed = _unlinked(root, self._devices)
+        changed = _measure_unlinked(root, self._devices)
         for folder in self._folders:
             try:
-                changed += _changed_since(folder, self._started, self._limit)
-            except _OutOfSight:
+                changed += _measure_changes(folder, self._started, self._limit)
+            except _Hidden:
                 return True
-        self._filled = changed
-        return self._filled > self._limit
+        self._written = changed
+        return self._written > self._limit
 
-    def _used(self) -> int:
-        """Of the file systems; one that holds two of the folders counts twice, which only raises the alarm sooner."""
-        return sum(map(_used, self._folders))
-
-
-def _used(folder: Path) -> int:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return 0  # a command on the host may remove its own workspace
-    return (found.f_blocks - found.f_bfree) * found.f_frsize + (found.f_files - found.f_ffree) * _INODE
+    def _measure_file_systems(self) -> int:
+        """Return what is used of the file systems. One that holds two folders counts twice: the alarm comes sooner."""
+        used = 0
+        for folder in self._folders:
+            with suppress(OSError):  # a command on the host may remove its own workspace
+                found = os.statvfs(folder)
+                used += (found.f_blocks - found.f_bfree) * found.f_frsize
+                used += (found.f_files - found.f_ffree) * _INODE_BYTES
+        return used
 
 
-class _OutOfSight(Exception):
-    """Something that its owner has put where it cannot be looked at: too deep below, or in a closed folder."""
+class _Hidden(Exception):
+    """A command has put something where we cannot see it: too deep, or in a folder without permissions."""
 
 
-def _changed_since(folder: Path, moment: int, enough: int) -> int:
-    """The bytes of what was changed; counting stops at `enough`, or it might not end while a command makes more."""
+def _measure_changes(folder: Path, since: int, enough: int) -> int:
+    """Return the bytes of files that changed. Counting stops at `enough`, because a command may add files meanwhile."""
     total = 0
     folders = [str(folder)]
     while folders and total <= enough:
@@ -127,33 +125,33 @@ def _changed_since(folder: Path, moment: int, enough: int) -> int:
                 for entry in entries:
                     with suppress(FileNotFoundError):
                         found = entry.stat(follow_symlinks=False)
-                        if found.st_ctime_ns >= moment:
-                            total += found.st_blocks * 512 + _INODE
+                        if found.st_ctime_ns >= since:
+                            total += found.st_blocks * 512 + _INODE_BYTES
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # it has gone meanwhile
+            continue  # it was removed meanwhile
         except OSError as error:
-            if not _is_foreign(here):
-                raise _OutOfSight from error
+            if not _has_other_owner(here):
+                raise _Hidden from error
     return total
 
 
-def _is_foreign(folder: str) -> bool:
-    """Whether a folder is somebody else's, which the command cannot have closed."""
+def _has_other_owner(folder: str) -> bool:
+    """Tell whether another user owns a folder, so that the command cannot have closed it."""
     with suppress(OSError):
         return os.stat(folder, follow_symlinks=False).st_uid != os.geteuid()
     return False
 
 
-def _unlinked(root: int, devices: set[int]) -> int:
-    """What is held open without a name: it takes room until it is closed."""
-    held: dict[int, int] = {}
+def _measure_unlinked(root: int, devices: set[int]) -> int:
+    """Return the bytes of open files without a name: they take space until they are closed."""
+    sizes: dict[int, int] = {}
     for pid in find_descendants(root):
         with suppress(OSError):
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):
                     found = os.stat(f"/proc/{pid}/fd/{descriptor}")
                     if found.st_nlink == 0 and found.st_dev in devices:
-                        held[found.st_ino] = found.st_blocks * 512
-    return sum(held.values())
+                        sizes[found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())

@@ -1,6 +1,6 @@
-"""Our own runtime folder: the /etc that commands see, an empty file to hide others, and one lock for each workspace.
+"""Our runtime folder: the /etc that commands see, an empty file that hides others, and a lock for each workspace.
 
-Nothing in it is worth keeping: it is made when it is missing, and the system removes it at the next boot.
+It is created when it is missing, and the system removes it at the next boot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from treadle.sandbox.base import SandboxUnavailable
 
-# What programs read in /etc to work at all. No passwords, no keys, no addresses, no names of this machine.
+# What programs need in /etc. No passwords, no keys, no addresses, no names of this machine.
 ETC_PATTERNS = (
     "alternatives",
     "ca-certificates",
@@ -41,12 +41,12 @@ _SECRET_ENDINGS = (".key", ".p12", ".pfx")
 
 
 def make_runtime_folder() -> Path:
-    """A folder of this user alone, the same for every process of theirs; made when it is missing."""
+    """Return the folder that all processes of this user share and nobody else can open. Create it if needed."""
     uid = os.getuid()
     parent = Path(f"/run/user/{uid}")
-    folder = parent / "treadle" if _is_ours(parent) else Path(f"/tmp/treadle-{uid}")
+    folder = parent / "treadle" if _is_private(parent) else Path(f"/tmp/treadle-{uid}")
     folder.mkdir(mode=0o700, exist_ok=True)
-    if not _is_ours(folder):
+    if not _is_private(folder):
         raise SandboxUnavailable(
             f"{folder} belongs to somebody else or is open to others, so no sandbox can be prepared in it. Nothing was "
             "run. Remove it, then try again."
@@ -55,7 +55,7 @@ def make_runtime_folder() -> Path:
 
 
 def make_empty_file() -> Path:
-    """An empty file that nobody can write, to be shown instead of another."""
+    """Return an empty file that nobody can write. It is mounted over files to hide them."""
     path = make_runtime_folder() / "empty"
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o444))
@@ -63,8 +63,8 @@ def make_empty_file() -> Path:
 
 
 def prepare_etc(uid: int, gid: int) -> Path:
-    """The /etc that commands see; made once, and again when the system's own has changed."""
-    ready = make_runtime_folder() / f"etc-{uid}-{_state_of_etc()}"
+    """Return the /etc that commands see. It is built once, and again when the system's own has changed."""
+    ready = make_runtime_folder() / f"etc-{uid}-{_hash_etc()}"
     if ready.is_dir():
         return ready
     building = make_runtime_folder() / f"{ready.name}.{os.getpid()}.{os.urandom(4).hex()}"
@@ -78,7 +78,7 @@ def prepare_etc(uid: int, gid: int) -> Path:
     return ready
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_private(folder: Path) -> bool:
     try:
         found = folder.lstat()
     except OSError:
@@ -87,25 +87,25 @@ def _is_ours(folder: Path) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _state_of_etc() -> str:
+def _hash_etc() -> str:
     import hashlib
 
     etc = Path("/etc")
-    seen = [
+    found = [
         (str(path), path.stat().st_mtime_ns)
         for pattern in ETC_PATTERNS
         for path in sorted(etc.glob(pattern))
         if path.exists()
     ]
-    return hashlib.blake2b(repr(seen).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()
 
 
 def _build_etc(folder: Path, uid: int, gid: int) -> None:
     folder.mkdir(mode=0o755)
     for pattern in ETC_PATTERNS:
         for source in Path("/etc").glob(pattern):
-            _copy(source, folder / source.relative_to("/etc"))
-    written = {
+            _copy_public(source, folder / source.relative_to("/etc"))
+    files = {
         "passwd": f"user:x:{uid}:{gid}:user:/tmp/home:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
         "group": f"user:x:{gid}:\nnogroup:x:65534:\n",
         "hosts": "127.0.0.1 localhost\n::1 localhost\n",
@@ -114,24 +114,20 @@ def _build_etc(folder: Path, uid: int, gid: int) -> None:
         "resolv.conf": "",
         "hostname": "sandbox\n",
     }
-    for name, text in written.items():
+    for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy what anybody may read; a link stays a link, so that it leads to what the command sees there."""
+def _copy_public(source: Path, target: Path) -> None:
+    """Copy what anybody may read. A link stays a link: it leads to what the command sees there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink():
-        _copy_link(source, target)
+        if not target.is_symlink():
+            target.symlink_to(source.readlink())
     elif source.is_dir():
         target.mkdir(exist_ok=True)
         for entry in source.iterdir():
-            _copy(entry, target / entry.name)
+            _copy_public(entry, target / entry.name)
     elif source.is_file() and source.stat().st_mode & stat.S_IROTH and not source.name.endswith(_SECRET_ENDINGS):
         shutil.copyfile(source, target)
         target.chmod(0o644)
-
-
-def _copy_link(source: Path, target: Path) -> None:
-    if not target.is_symlink():
-        target.symlink_to(source.readlink())

@@ -1,7 +1,7 @@
-"""The small program that stands between us and a command without a pid namespace: it sees that all of it ends.
+"""The program that starts a command without a pid namespace, and ends all of its processes.
 
-It runs by its path in a bare interpreter, so it stands alone, and it imports only what loads fast: each command waits
-for it.
+It runs by its path in a bare interpreter, so it imports nothing of treadle. It imports only modules that load fast,
+because each command waits for it.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_STOP, _KILL = 19, 9
-_NO_NEW_PRIVILEGES, _SUBREAPER, _SECCOMP, _FILTER = 38, 36, 22, 2
-_DROP_FROM_BOUND, _CAPABILITIES = 24, 0x20080522
+_SIGSTOP, _SIGKILL = 19, 9
+_SET_NO_NEW_PRIVILEGES, _SET_SUBREAPER, _SET_SECCOMP, _SECCOMP_FILTER = 38, 36, 22, 2
+_DROP_CAPABILITY, _CAPABILITY_VERSION = 24, 0x20080522
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_BENEATH = 1
-_FILES_ONLY = 0b1100_0000_0000_0111  # of a file: execute, write, read, truncate, ioctl
-_BURY_EVERY = 0.5
+_PATH_BENEATH = 1
+_FILE_RIGHTS = 0b1100_0000_0000_0111  # those a file has: execute, write, read, truncate, ioctl
+_REAP_INTERVAL = 0.5
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """Run the command that stands in the first descriptor until it ends or we say something in the second."""
-    given, control = int(sys.argv[1]), int(sys.argv[2])
+    """Run the command described in the first descriptor until it ends or the second descriptor gets input."""
+    config_descriptor, control = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(control, False)
-    with open(given, "rb") as file:
+    with open(config_descriptor, "rb") as file:
         config: dict[str, Any] = marshal.load(file)
-    # Orphans come to us instead of to init, so a daemon cannot get out of sight.
-    _call("prctl", _SUBREAPER, 1, 0, 0, 0)
+    # Orphans become our children instead of those of init, so a daemon stays visible.
+    _call("prctl", _SET_SUBREAPER, 1, 0, 0, 0)
     command = os.fork()
     if command == 0:
-        _become(config)
+        _run_command(config)
     handle = os.pidfd_open(command)
     code: int | None = None
-    while code is None and control not in select.select([control, handle], [], [], _BURY_EVERY)[0]:
-        code = _reap(command)
-    _end_all()
+    while code is None and control not in select.select([control, handle], [], [], _REAP_INTERVAL)[0]:
+        code = _reap_children(command)
+    _kill_descendants()
     return 0 if code is None else code
 
 
-def _become(config: dict[str, Any]) -> NoReturn:
+def _run_command(config: dict[str, Any]) -> NoReturn:
+    """Set the limits and rights of this process, then replace it with the command."""
     try:
         os.setsid()
         os.chdir(config["cwd"])
@@ -57,10 +58,10 @@ def _become(config: dict[str, Any]) -> NoReturn:
             top = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (top, top))
         if config["rules"]:
-            _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+            _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
             _drop_capabilities()
-            _restrict(config["rules"], config["handled"], config["scoped"])
-            _filter(config["seccomp"])
+            _restrict_files(config["rules"], config["handled"], config["scoped"])
+            _filter_system_calls(config["seccomp"])
         os.execvpe(config["argv"][0], config["argv"], config["env"])
     except OSError as error:
         os.write(2, f"{config['argv'][0]}: {error.strerror}\n".encode())
@@ -68,39 +69,40 @@ def _become(config: dict[str, Any]) -> NoReturn:
 
 
 def _drop_capabilities() -> None:
-    """Root without them is hardly more than the owner of its files; some of them reach past Landlock."""
+    """Drop all capabilities, because some of them bypass Landlock. Root then has little more than its files."""
     if os.geteuid() == 0:
         for number in range(64):
-            if _libc.prctl(_DROP_FROM_BOUND, number, 0, 0, 0) < 0:
+            if _libc.prctl(_DROP_CAPABILITY, number, 0, 0, 0) < 0:
                 break  # the kernel knows no more
-    _call("capset", struct.pack("<Ii", _CAPABILITIES, 0), bytes(24))
+    _call("capset", struct.pack("<Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
-def _restrict(rules: list[tuple[str, int]], handled: int, scoped: int) -> None:
-    """Nothing but the rights in the rules from here on, for this process and all that come from it."""
+def _restrict_files(rules: list[tuple[str, int]], handled: int, scoped: int) -> None:
+    """Leave this process and its children only the rights that the rules grant."""
     attributes = struct.pack("<QQQ", handled, 0, scoped)
     ruleset = _call("syscall", _CREATE_RULESET, attributes, len(attributes) if scoped else 8, 0)
     for path, rights in rules:
         try:
-            opened = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            continue  # it is not there, so nothing is allowed in it
-        if not os.path.isdir(f"/proc/self/fd/{opened}"):
-            rights &= _FILES_ONLY
-        rule = struct.pack("<Qi", rights, opened)
-        _call("syscall", _ADD_RULE, ruleset, _BENEATH, rule, 0)
-        os.close(opened)
+            continue  # the path does not exist, so there is nothing to grant
+        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            rights &= _FILE_RIGHTS
+        rule = struct.pack("<Qi", rights, descriptor)
+        _call("syscall", _ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
+        os.close(descriptor)
     _call("syscall", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
-def _filter(program: bytes) -> None:
+def _filter_system_calls(program: bytes) -> None:
     steps = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(steps))
-    _call("prctl", _SECCOMP, _FILTER, header, 0, 0)
+    _call("prctl", _SET_SECCOMP, _SECCOMP_FILTER, header, 0, 0)
 
 
 def _call(name: str, *arguments: int | bytes) -> int:
+    """Call a function of the C library; raises `OSError` when it fails."""
     words = [ctypes.c_char_p(word) if isinstance(word, bytes) else ctypes.c_long(word) for word in arguments]
     result: int = getattr(_libc, name)(*words)
     if result < 0:
@@ -109,8 +111,8 @@ def _call(name: str, *arguments: int | bytes) -> int:
     return result
 
 
-def _reap(command: int) -> int | None:
-    """Bury who has died; the exit code once it was the command, as a shell would give it."""
+def _reap_children(command: int) -> int | None:
+    """Reap children that have ended. Return the command's exit code, in a shell's way, once it is among them."""
     code: int | None = None
     while True:
         try:
@@ -124,30 +126,31 @@ def _reap(command: int) -> int | None:
             code = result if result >= 0 else 128 - result
 
 
-def _end_all() -> None:
-    """Kill everything below us. They are stopped first, so that none can make another meanwhile."""
-    spared: set[int] = set()
-    while below := set(_descendants(os.getpid())) - spared:
+def _kill_descendants() -> None:
+    """Kill every process below this one. All are stopped first, so that none can start another meanwhile."""
+    refused: set[int] = set()
+    while below := set(_find_descendants(os.getpid())) - refused:
         for pid in below:
-            spared |= _signalled(pid, _STOP)
-        if set(_descendants(os.getpid())) <= below | spared:
-            for pid in below - spared:
-                _signalled(pid, _KILL)
-        _reap(0)
+            if not _send_signal(pid, _SIGSTOP):
+                refused.add(pid)
+        if set(_find_descendants(os.getpid())) <= below | refused:
+            for pid in below - refused:
+                _send_signal(pid, _SIGKILL)
+        _reap_children(0)
 
 
-def _signalled(pid: int, number: int) -> set[int]:
-    """Signal a process; one that we may not signal, because it runs as somebody else, is named."""
+def _send_signal(pid: int, number: int) -> bool:
+    """Signal a process. Return False when it runs as another user, so that it may not be signalled."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
     except PermissionError:
-        return {pid}
-    return set()
+        return False
+    return True
 
 
-def _descendants(root: int) -> list[int]:
+def _find_descendants(root: int) -> list[int]:
     found: list[int] = []
     parents = [root]
     while parents:

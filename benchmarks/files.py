@@ -16,7 +16,7 @@ from pathlib import Path
 from treadle.history.kept_files import KeptFiles
 from treadle.history.snapshot import Snapshot
 from treadle.tools.base import ToolContext
-from treadle.tools.files.file_tools import build_file_tools
+from treadle.tools.builtin import build_file_tools
 from treadle.tools.files.ripgrep import find_ripgrep
 
 FOLDERS, FILES, READ, REPEATS = 500, 100, 300, 5

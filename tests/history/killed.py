@@ -12,7 +12,7 @@ from treadle.engine.tool_call import LogToolServices
 from treadle.events import KeptFile
 from treadle.history.kept_files import KeptFiles
 from treadle.testing import ScriptedModel, call
-from treadle.tools.files.file_tools import build_file_tools
+from treadle.tools.builtin import build_file_tools
 
 
 async def main(database: str, workspace: str, kept: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from treadle.events import KeptFile
 from treadle.history.kept_files import KeptFiles
 from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
-from treadle.tools.files.file_tools import build_file_tools
+from treadle.tools.builtin import build_file_tools
 
 
 class RecordingDesk(ToolServices):

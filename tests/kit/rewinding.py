@@ -13,7 +13,7 @@ from treadle.events import MessageReceived
 from treadle.history.kept_files import KeptFiles
 from treadle.history.snapshot import record_changes
 from treadle.testing import call
-from treadle.tools.files.file_tools import build_file_tools
+from treadle.tools.builtin import build_file_tools
 
 Contents = dict[str, str]
 

@@ -14,7 +14,8 @@ from treadle.messages import Json
 from treadle.models.local import weights
 from treadle.models.local.local_model import LocalModel
 from treadle.tools.base import Tool
-from treadle.tools.builtin import build_default_tools, read_mcp_servers
+from treadle.tools.builtin import build_default_tools
+from treadle.tools.mcp.server_config import read_mcp_servers
 
 SAFE = {"read_file", "list_files", "search_files", "calculate", "current_time", "read_output", "todo", "ask_user"}
 CHANGING = {"write_file", "edit_file", "apply_patch"}

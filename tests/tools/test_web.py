@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from treadle.sandbox.public_addresses import is_public_address
+from treadle.sandbox.proxy import is_public_address
 from treadle.tools import web as fetch
 from treadle.tools.base import ToolContext, ToolError, ToolInputError, ToolResult
 from treadle.tools.html_text import convert_html
@@ -165,7 +165,7 @@ async def test_redirects_are_followed_a_few_times_and_carry_no_cookies(site: Sit
 
 
 async def test_a_server_that_says_nothing_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.3)
     with pytest.raises(ToolError, match="did not answer"):
         await fetched(FetchUrl(nothing_is_private), site.url("/slow"))
 

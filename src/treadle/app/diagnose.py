@@ -199,7 +199,7 @@ def _proxy() -> Check:
 
 
 def _server(name: str, loaded: LoadedSettings) -> Check:
-    from treadle.tools.builtin import read_mcp_servers
+    from treadle.tools.mcp.server_config import read_mcp_servers
 
     settings = loaded.settings
     try:

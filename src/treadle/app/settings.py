@@ -436,7 +436,8 @@ async def open_mcp_tools(settings: Settings) -> AsyncGenerator[tuple[list[Tool],
     if not settings.mcp:
         yield [], ()
         return
-    from treadle.tools.builtin import McpServers, read_mcp_servers
+    from treadle.tools.mcp.server_config import read_mcp_servers
+    from treadle.tools.mcp.servers import McpServers
 
     async with McpServers(read_mcp_servers(settings.mcp)) as servers:
         tools = await servers.list_tools()

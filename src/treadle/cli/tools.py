@@ -14,7 +14,6 @@ from treadle.cli.options import Parser, add_run_options, create_parser, load_com
 from treadle.cli.terminal_text import is_terminal, print_line, print_note, terminal_width, truncate_line
 from treadle.errors import NotFound
 from treadle.tools.base import Tool
-from treadle.tools.builtin import McpServers, read_mcp_servers
 
 EXAMPLES = """\
   treadle tools                  all of them, in a line each
@@ -63,6 +62,9 @@ def _one(tools: Mapping[str, Tool], name: str) -> int:
 
 
 async def _servers(settings: Settings) -> None:
+    from treadle.tools.mcp.server_config import read_mcp_servers
+    from treadle.tools.mcp.servers import McpServers
+
     async with McpServers(read_mcp_servers(settings.mcp)) as servers:
         await servers.list_tools()
         for health in servers.get_health():

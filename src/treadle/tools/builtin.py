@@ -1,23 +1,14 @@
-"""The ready-made set of tools, and the MCP servers of a config. The tools themselves are imported when asked for."""
+"""The ready-made set of tools, with their sandbox and file history. Each is imported when it is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from treadle.errors import BadInput
-from treadle.messages import Json
-from treadle.tools.mcp.connection import McpHealth
-from treadle.tools.mcp.server_config import McpServer
-from treadle.tools.mcp.servers import McpServers
-
 if TYPE_CHECKING:
+    from treadle.history.kept_files import KeptFiles
     from treadle.tools.base import Tool
-
-__all__ = ["McpHealth", "McpServer", "McpServers", "build_default_tools", "read_mcp_servers"]
 
 
 def build_default_tools(
@@ -29,31 +20,30 @@ def build_default_tools(
     kept: Path | str | None = None,
     granted: Sequence[str] = (),
 ) -> list[Tool]:
-    """Tools for work in a folder: files, commands, arithmetic, the time, a plan, long output, questions to the user.
+    """Build the tools for work in a folder: files, commands, arithmetic, time, a plan, long output, questions.
 
-    `web` adds `fetch_url`, which lets in what strangers wrote and is a way out, so it must be wanted; it may be the
-    address of the proxy to go through. `network` names the hosts that sandboxed commands may reach (`example.org`,
-    `*.example.org`, `*` for all public ones). `kept` is the folder for old contents of changed files (default: in the
-    user's data folder), `granted` names files that are masked as secrets otherwise.
+    `web` adds `fetch_url`. It is off by default because it lets in text of strangers and can send data out. It may be
+    the address of a proxy. `network` names the hosts that sandboxed commands may reach (`example.org`,
+    `*.example.org`, `*` for all public hosts). `kept` is the folder for old contents of changed files; the default is
+    in the user's data folder. `granted` names secret files that the tools may read and change.
     """
     from treadle.history.kept_files import KeptFiles
     from treadle.tools.ask_user import AskUser
     from treadle.tools.calculate import calculate
     from treadle.tools.current_time import current_time
-    from treadle.tools.files.file_tools import build_file_tools
     from treadle.tools.read_output import read_output
     from treadle.tools.todo import todo
 
-    old = KeptFiles(kept)
-    tools: list[Tool] = [*build_file_tools(old, granted=granted), calculate, current_time, read_output, todo]
+    kept_files = KeptFiles(kept)
+    tools = [*build_file_tools(kept_files, granted=granted), calculate, current_time, read_output, todo]
     if shell:
-        from treadle.sandbox import backend as run
+        from treadle.sandbox import backend
         from treadle.tools.shell import Shell
 
         hosts = () if "*" in network else tuple(network)
-        tools.append(Shell(run, old, network=bool(network), allow_hosts=hosts))
+        tools.append(Shell(backend, kept_files, network=bool(network), allow_hosts=hosts))
     if web:
-        from treadle.sandbox.public_addresses import is_public_address
+        from treadle.sandbox.proxy import is_public_address
         from treadle.tools.web import FetchUrl
 
         tools.append(FetchUrl(is_public_address, proxy=web if isinstance(web, str) else ""))
@@ -62,15 +52,25 @@ def build_default_tools(
     return tools
 
 
-def read_mcp_servers(config: Mapping[str, Mapping[str, Json]]) -> list[McpServer]:
-    """The servers of a config's `mcp` table, by name: `{"git": {"command": "git-mcp", "args": ["--fast"]}}`."""
-    servers: list[McpServer] = []
-    for name, given in config.items():
-        try:
-            servers.append(msgspec.convert({**given, "name": name}, McpServer))
-        except msgspec.ValidationError as error:
-            if isinstance(error.__cause__, BadInput):
-                raise error.__cause__ from None
-            known = ", ".join(field for field in McpServer.__struct_fields__ if field != "name")
-            raise BadInput(f"MCP server {name!r}: {error}. It takes {known}.") from None
-    return servers
+def build_file_tools(kept: KeptFiles, *, granted: Sequence[str] = ()) -> list[Tool]:
+    """Build read_file, write_file, edit_file, apply_patch, list_files and search_files.
+
+    `granted` are paths or globs of secret files that the tools may read and change, such as `.env.test`.
+    """
+    from treadle.tools.files.change import FileToolSettings
+    from treadle.tools.files.edit import build_edit_file_tool
+    from treadle.tools.files.list_files import build_list_files_tool
+    from treadle.tools.files.patch import build_apply_patch_tool
+    from treadle.tools.files.read import build_read_file_tool
+    from treadle.tools.files.search_files import build_search_files_tool
+    from treadle.tools.files.write import build_write_file_tool
+
+    settings = FileToolSettings(kept, tuple(granted))
+    return [
+        build_read_file_tool(settings),
+        build_write_file_tool(settings),
+        build_edit_file_tool(settings),
+        build_apply_patch_tool(settings),
+        build_list_files_tool(settings),
+        build_search_files_tool(settings),
+    ]

@@ -11,7 +11,7 @@ from treadle.errors import BadInput
 from treadle.events import CallStarted, FilesKept, fact_type
 from treadle.history.kept_files import KeptFiles
 from treadle.testing import call
-from treadle.tools.files.file_tools import build_file_tools
+from treadle.tools.builtin import build_file_tools
 
 store = either_store
 

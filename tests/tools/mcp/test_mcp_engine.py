@@ -122,7 +122,7 @@ async def test_a_destructive_tool_is_asked_for_by_its_own_name_also_when_it_was_
             assert (asked.tool, asked.safety, asked.arguments) == ("odd__ok", "destructive", {"n": 1})
 
 
-@pytest.mark.parametrize("limits", [{"most_tools": 4}, {"most_bytes": 500}])
+@pytest.mark.parametrize("limits", [{"max_tools": 4}, {"max_bytes": 500}])
 async def test_either_limit_makes_tools_searched_for(limits: dict[str, int], tmp_path: Path) -> None:
     async with McpServers([odd("plain")]) as servers:
         assert len(await servers.list_tools()) == 5

@@ -1,4 +1,4 @@
-"""How an MCP server is reached: a command to start, or an address. Values only."""
+"""How to reach an MCP server: a command to start, or an address. Values only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct, field
 
 from treadle.errors import BadInput
+from treadle.messages import Json
 from treadle.secrets.detect import find_secret
 from treadle.tools.base import DEFAULT_TIMEOUT
 
@@ -72,3 +74,17 @@ class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         found = [value for name, value in given.items() if _SECRET.search(name) or find_secret(value)]
         tokens = [value.rpartition(" ")[2] for value in found]  # of "Bearer token"
         return tuple(sorted({*found, *tokens}))
+
+
+def read_mcp_servers(config: Mapping[str, Mapping[str, Json]]) -> list[McpServer]:
+    """Read the `mcp` table of a configuration: `{"git": {"command": "git-mcp", "args": ["--fast"]}}`."""
+    servers: list[McpServer] = []
+    for name, options in config.items():
+        try:
+            servers.append(msgspec.convert({**options, "name": name}, McpServer))
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, BadInput):
+                raise error.__cause__ from None
+            known = ", ".join(field for field in McpServer.__struct_fields__ if field != "name")
+            raise BadInput(f"MCP server {name!r}: {error}. It takes {known}.") from None
+    return servers

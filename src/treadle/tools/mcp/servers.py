@@ -32,7 +32,7 @@ class McpServers:
         names = [server.name for server in servers]
         if len(set(names)) < len(names):
             raise BadInput("two MCP servers have the same name; their tools are named after them, so rename one")
-        self._servers, self._most_tools, self._most_bytes = tuple(servers), max_tools, max_bytes
+        self._servers, self._max_tools, self._max_bytes = tuple(servers), max_tools, max_bytes
         self._connections: list[Connection] = []
 
     async def __aenter__(self) -> McpServers:
@@ -53,7 +53,7 @@ class McpServers:
         await asyncio.gather(*(connection.wait_until_settled() for connection in self._connections))
         tools = self._catalog()
         size = sum(len(msgspec.json.encode(tool.spec)) for tool in tools.values())
-        if len(tools) <= self._most_tools and size <= self._most_bytes:
+        if len(tools) <= self._max_tools and size <= self._max_bytes:
             return list(tools.values())
         names = [server.name for server in self._servers]
         return [SearchTools(names, self._catalog, self.get_health), CallTool(self._catalog)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from treadle.sandbox.proxy import is_public_address
+from treadle.sandbox.proxy import is_public_address, resolve_host
 from treadle.tools import web as fetch
 from treadle.tools.base import ToolContext, ToolError, ToolInputError, ToolResult
 from treadle.tools.html_text import convert_html
@@ -229,7 +229,7 @@ def test_what_is_no_plain_address_of_the_web_is_refused(url: str) -> None:
 async def test_no_spelling_of_an_address_that_is_not_public_is_asked(site: Site, host: str) -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         """As the system does it, which asks a server of names for what ends with a dot."""
-        return await fetch._resolve(host.rstrip("."), port)
+        return await resolve_host(host.rstrip("."), port)
 
     url = site.url("/text", host)
     for start in (url, f"https://{host}:{site.port}/"):

@@ -1,23 +1,32 @@
-"""`ask_user`: a question to the person, answered from any surface, also after a restart."""
+"""`ask_user`: a question to the user. Any surface can answer it, also after a restart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-import msgspec
+from msgspec import Meta, Struct
 
 from treadle.events import Question, Safety
 from treadle.messages import Json, ToolSpec
-from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolError, ToolInputError, decode_arguments
+from treadle.tools.base import (
+    ParsedArguments,
+    Tool,
+    ToolContext,
+    ToolError,
+    ToolInputError,
+    build_parameters,
+    decode_arguments,
+)
 
 
-class _Asked(msgspec.Struct, forbid_unknown_fields=True):
-    question: str
-    options: list[str] = []
+class _Arguments(Struct, forbid_unknown_fields=True):
+    question: Annotated[str, Meta(description="what to ask")]
+    options: Annotated[list[str], Meta(description="answers to choose from, if there are any")] = []
 
 
 class AskUser(Tool):
-    """Ask the user something. The run waits for the answer without holding anything in memory."""
+    """Ask the user something. While the run waits for the answer, it holds nothing in memory."""
 
     timeout = None
     spec = ToolSpec(
@@ -26,18 +35,7 @@ class AskUser(Tool):
             "Ask the user a question when only the user can know. The answer comes as the result. "
             'Example: {"question": "Shall I go on?", "options": ["yes", "no"]}.'
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "question": {"type": "string", "description": "what to ask"},
-                "options": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "answers to choose from, if there are any",
-                },
-            },
-            "required": ["question"],
-        },
+        parameters=build_parameters(_Arguments),
         examples=(("ask me which colour I like", {"question": "Which colour do you like?"}),),
     )
 
@@ -45,11 +43,10 @@ class AskUser(Tool):
         return "safe"
 
     def parse(self, arguments: str) -> ParsedArguments:
-        asked = decode_arguments(self.name, arguments, _Asked)
-        if not asked.question.strip():
+        parsed = decode_arguments(self.name, arguments, _Arguments)
+        if not parsed.arguments["question"].strip():
             raise ToolInputError("ask_user: the question is empty.")
-        values = {"question": asked.question, "options": asked.options}
-        return ParsedArguments(values, values)
+        return parsed
 
     def questions(self, parsed: ParsedArguments) -> tuple[Question, ...]:
         options = parsed.arguments["options"]

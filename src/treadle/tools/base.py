@@ -1,6 +1,6 @@
-"""The tool port: what the engine needs to know of a tool, and what a tool is given when it runs.
+"""The tool port: what the engine needs to know of a tool, and what a tool gets when it runs.
 
-No policy here: whether a call may run is decided before a tool is asked to.
+It holds no policy: others have decided that a call may run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -24,28 +24,16 @@ from treadle.permissions.policy import Assessment
 DEFAULT_TIMEOUT = 120.0
 DEFAULT_CAP = 16 * 1024
 
-ArgumentStruct = TypeVar("ArgumentStruct", bound=Struct)
-
 Recovery = Literal["tell", "retry", "stop"]
-"""What follows a failed call: tell the model, run it again, or end the run as failed."""
+"""What happens after a failed call: the model is told, the call runs again, or the run ends as failed."""
 
 
 class ToolError(TreadleError):
-    """Raise this in a tool: the model is told its text, and goes on."""
+    """Raise this in a tool. The model reads its text and goes on."""
 
 
 class ToolInputError(BadInput):
-    """The arguments of a call cannot be used; the text says which and why."""
-
-
-def decode_arguments(
-    tool: str, arguments: str, struct_type: type[ArgumentStruct], *, strict: bool = True
-) -> ArgumentStruct:
-    """The JSON text that a model wrote, as the struct that a tool takes; raises `ToolInputError`."""
-    try:
-        return msgspec.json.decode(arguments or "{}", type=struct_type, strict=strict)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ToolInputError(f"The arguments of {tool} do not fit: {error}.") from None
+    """The arguments of a call cannot be used. The text says which and why."""
 
 
 class ParsedArguments(Struct, frozen=True):
@@ -55,10 +43,30 @@ class ParsedArguments(Struct, frozen=True):
     values: Mapping[str, object]
 
 
-class ToolResult(Struct, frozen=True):
-    """What a tool gives back when plain text or JSON is not enough: text with images or files, and what it used.
+def decode_arguments(tool: str, arguments: str, struct_type: type[Struct], *, strict: bool = True) -> ParsedArguments:
+    """Decode the JSON text of a model with the struct of a tool's arguments; raises `ToolInputError`."""
+    try:
+        decoded = msgspec.json.decode(arguments or "{}", type=struct_type, strict=strict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ToolInputError(f"The arguments of {tool} do not fit: {error}.") from None
+    values = msgspec.structs.asdict(decoded)
+    return ParsedArguments(values, values)
 
-    `timed_out` is for a tool that keeps time itself, and so can still tell how far it came.
+
+def build_parameters(struct_type: type[Struct]) -> dict[str, Json]:
+    """Build the JSON schema of a tool's parameters from the struct of its arguments."""
+    _, components = msgspec.json.schema_components((struct_type,))
+    schema = components[struct_type.__name__]
+    for parameter in schema["properties"].values():
+        parameter.pop("default", None)
+        parameter["description"] = parameter.pop("description")  # last, after its type
+    return {"type": "object", "properties": schema["properties"], "required": schema["required"]}
+
+
+class ToolResult(Struct, frozen=True):
+    """What a tool returns when text or JSON is not enough: text with images or files, and what it used.
+
+    `timed_out` is for a tool that keeps its own time limit, and so can still say how far it came.
     """
 
     text: str
@@ -68,12 +76,8 @@ class ToolResult(Struct, frozen=True):
     timed_out: bool = False
 
 
-def _unheard(message: str, done: float | None = None, total: float | None = None) -> None:
-    """Progress that nobody listens to."""
-
-
 class HelperTask(Struct, frozen=True):
-    """A piece of work for a session of its own: with an agent, in a folder of the workspace, perhaps only to read."""
+    """Work for a helper session: with an agent, in a folder of the workspace, perhaps read-only."""
 
     text: str
     agent: str = ""
@@ -82,50 +86,61 @@ class HelperTask(Struct, frozen=True):
 
 
 class HelperRunner(ABC):
-    """Who can give a call's work to another session."""
+    """Runs the work of a call in a helper session."""
 
     @abstractmethod
     async def run(self, task: HelperTask, context: ToolContext) -> ToolResult:
-        """Have it done, or go on with it where the same call was broken off. Cancelling this cancels the work."""
+        """Run the task, or continue it when the same call was interrupted. Cancelling this cancels the task."""
 
 
 class ToolServices:
-    """What a running call may do to its session's log, and nothing else of it. This one, for tests, forgets it all.
+    """What a running call may do with its session's log. This base class is for tests and stores nothing.
 
-    `memories` is what is remembered across sessions, `helpers` who can do a part of the work; a call may have neither.
+    `memories` is what is remembered across sessions. `helpers` runs parts of the work. A call may have neither.
     """
 
     memories: Memories | None = None
     helpers: HelperRunner | None = None
 
     async def save_note(self, name: str, data: Json) -> None:
-        """Keep something for later calls of this session, also after a restart; the last of each name counts."""
+        """Save something for later calls of this session, also after a restart. The last note of a name counts."""
 
     async def record_kept_files(
         self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
     ) -> None:
-        """Record, before files are changed, where their old contents are kept."""
+        """Record where the old contents of files are kept, before the files are changed."""
 
     async def read_artifact(self, artifact_id: str) -> bytes:
-        """Output that was too large for the model, whole; raises `NotFound`."""
+        """Return the whole of an output that was too large for the model; raises `NotFound`."""
         raise NotFound(f"no artifact {artifact_id!r} in this session")
+
+
+class ReportProgress(Protocol):
+    """Shows how far a call has come."""
+
+    def __call__(self, message: str, done: float | None = None, total: float | None = None) -> None: ...
+
+
+def _ignore(message: str, done: float | None = None, total: float | None = None) -> None:
+    """Show nothing."""
 
 
 @dataclass(slots=True)
 class ToolContext:
-    """What a tool may know of the call it serves; ask for it with a parameter of this type.
+    """What a tool may know of its call. A function gets it in a parameter of this type.
 
-    `key` is the same when the same call is tried again: hand it to services that take an idempotency key.
-    A plain function runs in a thread, which nobody can stop: it should look at `cancelled` now and then.
-    `tier` says whether commands run in the sandbox, `notes` what earlier calls left through `desk.note`.
+    `key` is the same when the same call is tried again: pass it to services that take an idempotency key.
+    A plain function runs in a thread, which nobody can stop, so it should check `cancelled` now and then.
+    `tier` says whether commands run in the sandbox. `notes` are those that earlier calls saved with
+    `services.save_note`.
     """
 
     session_id: str
     call_id: str
     workspace: Path
     attempt: int = 1
-    progress: Callable[..., None] = _unheard
-    output: Callable[[str], None] = _unheard
+    progress: ReportProgress = _ignore
+    output: Callable[[str], None] = _ignore
     cancelled: bool = False
     tier: Tier = "sandbox"
     notes: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -137,11 +152,11 @@ class ToolContext:
 
 
 class Tool(ABC):
-    """Something a model can call.
+    """Something that a model can call.
 
-    `timeout` is in seconds, `cap` in bytes of output shown to the model. `polling` tools may be called
-    with the same arguments again and again. `on_error` overrides the agent's strategy. `aliases` are names
-    that models use for it all the same; they are not offered.
+    `timeout` is in seconds. `cap` is how many bytes of output the model sees. A `polling` tool may be called with the
+    same arguments again and again. `on_error` overrides the agent's strategy. `aliases` are other names that models use
+    for the tool; they are not offered.
     """
 
     spec: ToolSpec
@@ -151,9 +166,9 @@ class Tool(ABC):
     on_error: Recovery | None = None
     aliases: tuple[str, ...] = ()
     ends_when_cancelled: bool = False
-    """Whether `run` surely ends by itself when it is cancelled; one that may not is left behind after a second."""
+    """Whether `run` surely ends when it is cancelled. The engine waits one second for a tool that may not."""
     resumes: bool = False
-    """Whether a call that a crash broke off, run again, goes on with what it had begun, however often that happens."""
+    """Whether a call that a crash interrupted continues its work when it runs again, however often that happens."""
 
     @property
     def name(self) -> str:
@@ -161,44 +176,44 @@ class Tool(ABC):
 
     @property
     def version(self) -> str:
-        """What the tool is now, as a digest, where others may change that: a yes that lasts holds for no other."""
+        """A digest of the tool, where others can change it. A lasting approval holds for one version only."""
         return ""
 
     @abstractmethod
     def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
-        """How dangerous the call would be with these arguments."""
+        """Say how dangerous a call with these arguments is."""
 
     @abstractmethod
     def parse(self, arguments: str) -> ParsedArguments:
-        """Check the JSON text that the model wrote; raises `ToolInputError`."""
+        """Check the JSON text of the model; raises `ToolInputError`."""
 
     def resolve_call(self, parsed: ParsedArguments, notes: Mapping[str, Json]) -> tuple[Tool, ParsedArguments]:
-        """The call that this one really is, after what earlier calls noted; that one is judged, shown and run.
+        """Return the call to authorize, show and run instead of this one, given the notes of earlier calls.
 
         Raises `ToolInputError`.
         """
         return self, parsed
 
     def find_hidden_tool(self, name: str) -> Tool | None:
-        """The tool of that name, where calls of this one can stand for it."""
+        """Find a tool by name that is not offered, but that calls of this tool can resolve to."""
         return None
 
     def questions(self, parsed: ParsedArguments) -> tuple[Question, ...]:
-        """What a person must answer; a tool that asks is not run, the answers are its result."""
+        """Return the questions for the user. A tool that asks does not run: the answers are its result."""
         return ()
 
     def describe_sandbox(self, tier: Tier) -> str:
-        """How a call is walled in, as the log tells it."""
+        """Name the sandbox of a call, for the log."""
         return "none"
 
     def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
-        """What a call would do, for the policy; a tool that runs commands says which."""
+        """Describe for the policy what a call would do. A tool that runs commands names them."""
         return Assessment(self.assess_safety(parsed.arguments))
 
     def list_traits(self, tier: Tier) -> frozenset[Trait]:
-        """What a call lets in or out, whatever its arguments."""
+        """List what a call lets in or out, whatever its arguments."""
         return frozenset()
 
     @abstractmethod
     def run(self, parsed: ParsedArguments, context: ToolContext) -> Coroutine[Any, Any, object]:
-        """Do it. Text, JSON, a pydantic model or a `ToolResult`; an exception is an error told to the model."""
+        """Run the call. Return text, JSON, a pydantic model or a `ToolResult`. The model reads an exception's text."""

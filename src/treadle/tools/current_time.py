@@ -32,35 +32,35 @@ def current_time(zone: str = "") -> str:
 
 
 def format_moment(moment: datetime, zone: str = "") -> str:
-    """A moment in words and digits, in a zone; raises `ToolError` when there is no such zone."""
-    there = moment.astimezone(_zone(zone.strip()) if zone.strip() else None)
+    """Write a moment with its weekday, in a time zone; raises `ToolError` when there is no such zone."""
+    there = moment.astimezone(_find_zone(zone.strip()) if zone.strip() else None)
     offset, name = there.strftime("%z"), there.tzname() or ""
-    away = f"UTC{offset[:3]}:{offset[3:5]}"
-    return f"{there:%A} {there:%Y-%m-%d %H:%M:%S} {f'{name} ({away})' if name.isalpha() else away}"
+    distance = f"UTC{offset[:3]}:{offset[3:5]}"
+    return f"{there:%A} {there:%Y-%m-%d %H:%M:%S} {f'{name} ({distance})' if name.isalpha() else distance}"
 
 
-def _zone(name: str) -> tzinfo:
+def _find_zone(name: str) -> tzinfo:
     from zoneinfo import ZoneInfo, available_timezones
 
     if name.upper() in ("UTC", "GMT", "Z"):
         return UTC
     if offset := _OFFSET.fullmatch(name):
-        away = timedelta(hours=int(offset[2]), minutes=int(offset[3] or 0))
-        if away < timedelta(hours=24):
-            return timezone(away if offset[1] == "+" else -away)
+        distance = timedelta(hours=int(offset[2]), minutes=int(offset[3] or 0))
+        if distance < timedelta(hours=24):
+            return timezone(distance if offset[1] == "+" else -distance)
     wanted = name.replace(" ", "_").lower()
-    for known in available_timezones():
-        if wanted == known.lower():
-            return ZoneInfo(known)
-    raise ToolError(f"There is no time zone {name!r}.{_nearest(wanted)} Give one such as Europe/Paris, UTC or +02:00.")
+    zones = sorted(available_timezones())
+    for zone in zones:
+        if wanted == zone.lower():
+            return ZoneInfo(zone)
+    hint = _suggest_zones(wanted, zones)
+    raise ToolError(f"There is no time zone {name!r}.{hint} Give one such as Europe/Paris, UTC or +02:00.")
 
 
-def _nearest(wanted: str) -> str:
-    """Zones that may have been meant: those of that city, or of a name much like it."""
+def _suggest_zones(wanted: str, zones: list[str]) -> str:
+    """Suggest zones of the same city, or with a similar name."""
     import difflib
-    from zoneinfo import available_timezones
 
-    names = sorted(available_timezones())
-    cities = {name.lower(): name for name in names} | {name.lower().rpartition("/")[2]: name for name in names}
+    cities = {zone.lower(): zone for zone in zones} | {zone.lower().rpartition("/")[2]: zone for zone in zones}
     close = difflib.get_close_matches(wanted.rpartition("/")[2], cities, n=3, cutoff=0.7)
     return f" Did you mean {' or '.join(dict.fromkeys(cities[name] for name in close))}?" if close else ""

@@ -1,4 +1,4 @@
-"""`read_output`: output that was too large for the model, a slice or the matching lines at a time."""
+"""`read_output`: parts of an output that was too large for the model, by line numbers or by a pattern."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from treadle.tools.files.ripgrep import find_ripgrep
 from treadle.tools.function import tool
 
 ArtifactId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-"""As the log makes them; a file's name, which small models take for one, is not."""
+"""An id as the log makes them. Small models try file names, which are refused."""
 
 MAX_LINE_CHARACTERS = 2000
-"""Characters of a line. A longer one is folded, so that every part of it has a number and can be asked for."""
+"""A longer line is folded, so that each part of it has a number and can be asked for."""
 
 MAX_LINES = 2000
-_ROOM = DEFAULT_CAP - 1024
-_ID = "9f86d081884c7d659a2feaa0c55ad015"
+_MAX_SHOWN_BYTES = DEFAULT_CAP - 1024
+_EXAMPLE_ID = "9f86d081884c7d659a2feaa0c55ad015"
 _OPTIONS = ("--no-config", "--color=never", "--no-heading", "--line-number", "--text", "--no-messages")
 
 
@@ -28,8 +28,8 @@ _OPTIONS = ("--no-config", "--color=never", "--no-heading", "--line-number", "--
     safety="safe",
     timeout=30,
     examples=[
-        (f"Show me the rest of output {_ID}", {"artifact": _ID}),
-        (f"Read the artifact {_ID}", {"artifact": _ID}),
+        (f"Show me the rest of output {_EXAMPLE_ID}", {"artifact": _EXAMPLE_ID}),
+        (f"Read the artifact {_EXAMPLE_ID}", {"artifact": _EXAMPLE_ID}),
     ],
 )
 async def read_output(
@@ -51,12 +51,12 @@ async def read_output(
     lines = fold_lines((await context.services.read_artifact(artifact)).decode("utf-8", "replace"))
     if pattern:
         numbers = [number for number in await find_matching_lines(lines, pattern) if number >= offset]
-        what = f"{len(numbers)} of {len(lines)} lines match"
+        summary = f"{len(numbers)} of {len(lines)} lines match"
     else:
-        numbers, what = range(offset, len(lines) + 1), f"{len(lines)} lines"
+        numbers, summary = range(offset, len(lines) + 1), f"{len(lines)} lines"
     if not numbers:
-        return f"Nothing to show: the output has {what}" + (f" from line {offset} on." if offset > 1 else ".")
-    shown, room = list[str](), _ROOM
+        return f"Nothing to show: the output has {summary}" + (f" from line {offset} on." if offset > 1 else ".")
+    shown, room = list[str](), _MAX_SHOWN_BYTES
     for number in numbers[:limit]:
         line = f"{number}: {lines[number - 1]}"
         room -= len(line.encode()) + 1
@@ -64,11 +64,11 @@ async def read_output(
             break
         shown.append(line)
     more = f" Go on with offset={numbers[len(shown)]}." if len(shown) < len(numbers) else ""
-    return "\n".join([*shown, f"[{what}.{more}]"])
+    return "\n".join([*shown, f"[{summary}.{more}]"])
 
 
 def fold_lines(text: str) -> list[str]:
-    """The lines of a text, none longer than `MAX_LINE_CHARACTERS`."""
+    """Split a text into lines, none longer than `MAX_LINE_CHARACTERS`."""
     return [
         line[start : start + MAX_LINE_CHARACTERS]
         for line in text.removesuffix("\n").split("\n")
@@ -77,7 +77,7 @@ def fold_lines(text: str) -> list[str]:
 
 
 async def find_matching_lines(lines: Sequence[str], pattern: str) -> list[int]:
-    """The numbers of the lines that match, by ripgrep: its time is linear whatever pattern a model writes."""
+    """Return the numbers of the lines that match. ripgrep takes linear time, whatever pattern a model writes."""
     process = await asyncio.create_subprocess_exec(
         find_ripgrep(),
         *(*_OPTIONS, "--only-matching", "--replace", "", "-e", pattern, "-"),

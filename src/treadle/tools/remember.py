@@ -1,4 +1,4 @@
-"""`remember`, `recall` and `forget`: what lasts from one session to the next. What is recalled is never an order."""
+"""`remember`, `recall` and `forget`: notes that last from one session to the next. A recalled note is no order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECALL_HEADER = (
 
 
 def build_memory_tools(embed: Embed | None = None) -> list[Tool]:
-    """The three tools; with `embed`, what is remembered is also found by its meaning."""
+    """Build the three tools. With `embed`, memories are also found by their meaning."""
 
     @tool(
         safety="caution",
@@ -36,8 +36,8 @@ def build_memory_tools(embed: Embed | None = None) -> list[Tool]:
             everywhere: for all of the user's projects, instead of this one
         """
         scope = "" if everywhere else str(context.workspace)
-        kept = await _memories(context).add(Memory(text, kind, scope, context.session_id))
-        return f"Remembered as {kept.id}, {_where(kept)}."
+        memory = await _get_memories(context).add(Memory(text, kind, scope, context.session_id))
+        return f"Remembered as {memory.id}, {_describe_scope(memory)}."
 
     @tool(
         safety="safe",
@@ -52,7 +52,9 @@ def build_memory_tools(embed: Embed | None = None) -> list[Tool]:
             query: words that it may have
             limit: how many at most
         """
-        found = await _memories(context).search(query, _scopes(context), min(max(limit, 1), MAX_RECALLED), embed)
+        found = await _get_memories(context).search(
+            query, _list_scopes(context), min(max(limit, 1), MAX_RECALLED), embed
+        )
         return render_memories(found) if found else "Nothing is remembered about this."
 
     return [remember, recall, forget]
@@ -65,36 +67,36 @@ async def forget(context: ToolContext, id: str) -> str:
     Args:
         id: its id, as `recall` shows it
     """
-    memories = _memories(context)
+    memories = _get_memories(context)
     try:
         memory = await memories.get(id)
     except NotFound as error:
         raise ToolError(f"{error}.") from None
-    if memory.scope not in _scopes(context):
+    if memory.scope not in _list_scopes(context):
         raise ToolError(f"{id} belongs to another project, so it was left as it is.")
     await memories.delete(id)
     return f"Forgotten: {memory.text}"
 
 
 def render_memories(found: Sequence[Memory]) -> str:
-    """Memories as the model is shown them: marked as such, one to a line."""
-    return "\n".join((RECALL_HEADER, *(f"- {_line(memory)}" for memory in found)))
+    """Write memories for the model: one on each line, below a header that says what they are."""
+    lines = [RECALL_HEADER]
+    for memory in found:
+        day = time.strftime("%Y-%m-%d", time.gmtime(memory.at))
+        text = " ".join(memory.text.split())
+        lines.append(f"- [{memory.id}, {memory.kind}, {_describe_scope(memory)}, {day}] {text}")
+    return "\n".join(lines)
 
 
-def _line(memory: Memory) -> str:
-    day = time.strftime("%Y-%m-%d", time.gmtime(memory.at))
-    return f"[{memory.id}, {memory.kind}, {_where(memory)}, {day}] {' '.join(memory.text.split())}"
-
-
-def _where(memory: Memory) -> str:
+def _describe_scope(memory: Memory) -> str:
     return "for this project" if memory.scope else "for the user"
 
 
-def _scopes(context: ToolContext) -> tuple[str, str]:
+def _list_scopes(context: ToolContext) -> tuple[str, str]:
     return "", str(context.workspace)
 
 
-def _memories(context: ToolContext) -> Memories:
+def _get_memories(context: ToolContext) -> Memories:
     if context.services.memories is None:
         raise ToolError("Nothing can be remembered here.")
     return context.services.memories

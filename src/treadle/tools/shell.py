@@ -1,6 +1,6 @@
-"""`shell`: a command in bash, behind the sandbox's walls. What it would do is read and classed before it is judged.
+"""`shell`: a command in bash, in the sandbox. It is parsed and classified before it is authorized.
 
-The folder it ends in is where the next one starts. Standard input is closed, and nothing outlives the call.
+The next command starts in the folder where it ends. Its standard input is closed, and no process outlives the call.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import codecs
 import contextlib
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
-import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
@@ -33,16 +34,17 @@ from treadle.tools.base import (
     ToolError,
     ToolInputError,
     ToolResult,
+    build_parameters,
     decode_arguments,
 )
 
 FOLDER_NOTE = "treadle.folder"
-"""The note that says in which folder of the workspace the last command ended."""
+"""The note that names the folder of the workspace in which the last command ended."""
 
 MAX_TIMEOUT = 600.0
-_MOST_CHARACTERS = 100_000
-_NAMED = 5
-_OVER = {
+_MAX_CHARACTERS = 100_000
+_MAX_NAMED_FILES = 5
+_LIMIT_TEXTS = {
     "memory": "it used more than {bounds.memory_mb} MB of memory",
     "processes": "it started more than {bounds.processes} processes",
     "output": "it wrote more than {bounds.output_bytes} bytes of output",
@@ -50,17 +52,19 @@ _OVER = {
 }
 
 
-class _Asked(msgspec.Struct, forbid_unknown_fields=True):
-    command: str
-    timeout_s: float = 120.0
+class _Arguments(Struct, forbid_unknown_fields=True):
+    command: Annotated[str, Meta(description="what to run; several lines are fine")]
+    timeout_s: Annotated[
+        float, Meta(description=f"seconds until it is stopped, {MAX_TIMEOUT:g} at most (default 120)")
+    ] = 120.0
 
 
 class Shell(Tool):
-    """Run commands. `network` lets them reach public hosts, or only `allow_hosts`; `kept` makes changes rewindable."""
+    """Runs commands. `network` lets them reach public hosts, or only `allow_hosts`. `kept` lets a rewind undo them."""
 
     aliases = ("bash",)
     timeout = MAX_TIMEOUT + 60
-    on_error = "tell"  # a command that fails has been run: it is never repeated unasked
+    on_error = "tell"  # a command that fails has run, so it is never repeated by itself
     spec = ToolSpec(
         name="shell",
         description=(
@@ -69,17 +73,7 @@ class Shell(Tool):
             "In the sandbox only the workspace and /tmp can be written, .git cannot, and there is no network. "
             'Example: {"command": "grep -rn TODO src | head"}.'
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "command": {"type": "string", "description": "what to run; several lines are fine"},
-                "timeout_s": {
-                    "type": "number",
-                    "description": f"seconds until it is stopped, {MAX_TIMEOUT:g} at most (default 120)",
-                },
-            },
-            "required": ["command"],
-        },
+        parameters=build_parameters(_Arguments),
         examples=(
             ("list the files here", {"command": "ls -la"}),
             ("how many lines does app.py have", {"command": "wc -l app.py"}),
@@ -98,15 +92,15 @@ class Shell(Tool):
         network: bool = False,
         allow_hosts: tuple[str, ...] = (),
         bounds: Bounds | None = None,
-        env_files: bool = False,
+        show_env_files: bool = False,
     ) -> None:
         self._sandbox, self.kept = sandbox, kept
         self._network, self._allow_hosts = network, allow_hosts
-        self._bounds, self._env_files = bounds or Bounds(), env_files
+        self._bounds, self._show_env_files = bounds or Bounds(), show_env_files
         if network:
             hosts = ", ".join(allow_hosts) or "public hosts"
-            said = self.spec.description.replace("there is no network", f"the network reaches only {hosts}")
-            self.spec = replace(self.spec, description=said)
+            description = self.spec.description.replace("there is no network", f"the network reaches only {hosts}")
+            self.spec = replace(self.spec, description=description)
 
     def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         return classify_command(parse_command(str(arguments.get("command", ""))), "")[0]
@@ -119,74 +113,74 @@ class Shell(Tool):
         return Assessment(safety, why, render_commands(parts), affects_later_calls=moves)
 
     def resolve_call(self, parsed: ParsedArguments, notes: Mapping[str, Json]) -> tuple[Tool, ParsedArguments]:
-        """The command in the folder where the last one ended: that is shown with it, and a yes holds for it there."""
+        """Add the folder where the last command ended. It is shown, and an approval holds for that folder."""
         folder = str(notes.get(FOLDER_NOTE) or "")
         values = {**parsed.arguments, "folder": folder} if folder else parsed.arguments
         return self, ParsedArguments(values, values)
 
     def list_traits(self, tier: Tier) -> frozenset[Trait]:
         if tier == "full" or self._network:
-            strangers = self._network and not self._allow_hosts
-            return frozenset(("private", "way_out", "untrusted") if strangers else ("private", "way_out"))
+            reads_strangers = self._network and not self._allow_hosts
+            return frozenset(("private", "way_out", "untrusted") if reads_strangers else ("private", "way_out"))
         return frozenset(("private",))
 
     def describe_sandbox(self, tier: Tier) -> str:
         return "none" if tier == "full" else self._sandbox.probe().level
 
     def parse(self, arguments: str) -> ParsedArguments:
-        asked = decode_arguments(self.name, arguments, _Asked, strict=False)
-        if not asked.command.strip():
+        parsed = decode_arguments(self.name, arguments, _Arguments, strict=False)
+        command, timeout = parsed.arguments["command"], parsed.arguments["timeout_s"]
+        if not command.strip():
             raise ToolInputError("shell: the command is empty.")
-        if "\0" in asked.command or len(asked.command) > _MOST_CHARACTERS:
+        if "\0" in command or len(command) > _MAX_CHARACTERS:
             raise ToolInputError(
-                f"shell: a command holds no NUL and at most {_MOST_CHARACTERS} characters. Put the rest into a file."
+                f"shell: a command holds no NUL and at most {_MAX_CHARACTERS} characters. Put the rest into a file."
             )
-        if not 0 < asked.timeout_s <= MAX_TIMEOUT:
+        if not 0 < timeout <= MAX_TIMEOUT:
             raise ToolInputError(f"shell: timeout_s is more than 0 and at most {MAX_TIMEOUT:g}.")
-        values: dict[str, Json] = {"command": asked.command, "timeout_s": asked.timeout_s}
-        return ParsedArguments(values, values)
+        return parsed
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         command, bounds = parsed.arguments["command"], replace(self._bounds, wall_s=parsed.arguments["timeout_s"])
-        workspace = _real(context.workspace)
-        folder = await _starting_folder(parsed.arguments.get("folder", ""), context, workspace)
+        workspace = _resolve_path(context.workspace)
+        folder = await _check_folder(parsed.arguments.get("folder", ""), context, workspace)
         output = _Output(context)
-        reads = classify_command(parse_command(command), str(workspace), folder)[0] == "safe"
+        is_safe = classify_command(parse_command(command), str(workspace), folder)[0] == "safe"
         job = Job(
-            argv=("bash", "-c", output.reporting(command)),
+            argv=("bash", "-c", output.add_report(command)),
             workspace=workspace,
             cwd=folder,
             network=self._network,
             allow_hosts=self._allow_hosts,
             bounds=bounds,
             read_only=tuple(folder for folder in self.readable_folders if folder.is_dir()),
-            show_env_files=self._env_files,
-            writable=not reads,  # should it do more than it was judged by, it cannot
+            show_env_files=self._show_env_files,
+            writable=not is_safe,  # if the classification was wrong, the command still changes nothing
         )
+        run = self._sandbox.run_on_host if context.tier == "full" else self._sandbox.run_in_sandbox
+        recording = record_changes(self.kept, context) if self.kept and not is_safe else contextlib.nullcontext()
         try:
-            async with (
-                record_changes(self.kept, context) if self.kept and not reads else contextlib.nullcontext() as taken
-            ):
-                if context.tier == "full":
-                    ended = await self._sandbox.run_on_host(job, output.feed)
-                else:
-                    ended = await self._sandbox.run_in_sandbox(job, output.feed)
+            async with recording as snapshot:
+                result = await run(job, output.feed)
         except SandboxUnavailable as error:
             raise ToolError(str(error)) from None
-        said = [await _moved(context, workspace, folder, output.finish()), _ending(ended, bounds)]
-        said.append(_instructed(taken.left if taken is not None else ()))
-        text = "\n".join([output.text.rstrip("\n"), *(f"[{one}]" for one in said if one)]).lstrip("\n")
-        return ToolResult(text or "[no output]", ok=ended.code == 0, timed_out=ended.reason == "wall")
+        notes = [
+            await _save_folder(context, workspace, folder, output.finish()),
+            _describe_end(result, bounds),
+            _warn_of_instructions(snapshot.left if snapshot is not None else {}),
+        ]
+        text = "\n".join([output.text.rstrip("\n"), *(f"[{note}]" for note in notes if note)]).lstrip("\n")
+        return ToolResult(text or "[no output]", ok=result.code == 0, timed_out=result.reason == "wall")
 
 
-def _real(path: Path) -> Path:
+def _resolve_path(path: Path) -> Path:
     return path.resolve()
 
 
-async def _starting_folder(folder: str, context: ToolContext, workspace: Path) -> str:
-    """The folder that was judged, and no other: what was meant for one that is gone would hit something else."""
-    place = workspace / folder
-    if folder and (place.resolve() != place or not place.is_relative_to(workspace) or not place.is_dir()):
+async def _check_folder(folder: str, context: ToolContext, workspace: Path) -> str:
+    """Return the folder that was authorized. When it is gone, nothing runs: the command would act on other files."""
+    path = workspace / folder
+    if folder and (path.resolve() != path or not path.is_relative_to(workspace) or not path.is_dir()):
         await context.services.save_note(FOLDER_NOTE, "")
         raise ToolError(
             f"Not run: the folder {folder}, in which the last command ended, is gone. "
@@ -195,47 +189,47 @@ async def _starting_folder(folder: str, context: ToolContext, workspace: Path) -
     return folder
 
 
-async def _moved(context: ToolContext, workspace: Path, before: str, ended_in: str) -> str:
-    """Keep the folder that a command ended in; a word when it changed."""
-    if not ended_in:
+async def _save_folder(context: ToolContext, workspace: Path, before: str, end_folder: str) -> str:
+    """Save the folder in which a command ended. Say so when it changed."""
+    if not end_folder:
         return ""
-    place, shown = Path(ended_in), os.fsencode(ended_in).decode("utf-8", "replace")
-    inside = place.is_relative_to(workspace)
-    folder = str(place.relative_to(workspace)) if inside and place != workspace and shown == ended_in else ""
+    path, shown = Path(end_folder), os.fsencode(end_folder).decode("utf-8", "replace")
+    is_inside = path.is_relative_to(workspace)
+    folder = str(path.relative_to(workspace)) if is_inside and path != workspace and shown == end_folder else ""
     if folder != before:
         await context.services.save_note(FOLDER_NOTE, folder)
-    if not inside or shown != ended_in:
-        why = "has a name that is not UTF-8" if inside else "is outside the workspace"
+    if not is_inside or shown != end_folder:
+        why = "has a name that is not UTF-8" if is_inside else "is outside the workspace"
         return f"{shown} {why}: the next command starts in the workspace again"
     return f"now in {folder or 'the workspace'}" if folder != before else ""
 
 
-def _instructed(changed: Iterable[str]) -> str:
-    """A word about changed files that speak to agents or programs of later days: no command says all that it writes."""
+def _warn_of_instructions(changed: Mapping[str, str]) -> str:
+    """Name changed files that later instruct agents or programs. A command does not say what it writes."""
     files = sorted(filter(is_instruction_path, changed))
     if not files:
         return ""
-    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    more = f" and {len(files) - _MAX_NAMED_FILES} more" if len(files) > _MAX_NAMED_FILES else ""
     return (
-        f"it changed {', '.join(files[:_NAMED])}{more}, which tells agents, editors or build services what to do: "
-        "say so to the user"
+        f"it changed {', '.join(files[:_MAX_NAMED_FILES])}{more}, which tells agents, editors or build services what "
+        "to do: say so to the user"
     )
 
 
-def _ending(ended: CommandResult, bounds: Bounds) -> str:
-    match ended.reason:
+def _describe_end(result: CommandResult, bounds: Bounds) -> str:
+    match result.reason:
         case "exited":
-            return f"exit code {ended.code}" if ended.code else ""
+            return f"exit code {result.code}" if result.code else ""
         case "signalled":
-            return f"ended by signal {ended.signal}"
+            return f"ended by signal {result.signal}"
         case "wall":
             return f"stopped after {bounds.wall_s:g} s, with all it had started. It may have had effects"
         case reason:
-            return f"stopped: {_OVER[reason].format(bounds=bounds)}"
+            return f"stopped: {_LIMIT_TEXTS[reason].format(bounds=bounds)}"
 
 
 class _Output:
-    """What a command writes, as text, as it comes. At its end bash tells the folder it is in; that is taken out."""
+    """The text that a command writes, as it comes. At its end bash reports its folder; that report is removed."""
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
@@ -248,36 +242,32 @@ class _Output:
     def text(self) -> str:
         return "".join(self._pieces)
 
-    def reporting(self, command: str) -> str:
-        """The command, in one line with what reports the folder, so that bash counts lines as its author does."""
+    def add_report(self, command: str) -> str:
+        """Add the report to the command in one line, so that bash counts the lines as the author does."""
         mark = self._mark.strip(b"\0").decode()
         report = f'printf "\\0%s\\0%s\\0" {mark} "$(pwd -P)" >&"$treadle_out"'
         return f"exec {{treadle_out}}>&1; trap {shlex.quote(report)} EXIT; eval {shlex.quote(command)}"
 
     def feed(self, data: bytes) -> None:
+        """Show new output, up to a mark or to the possible beginning of one."""
         self._held += data
-        at = self._held.find(self._mark)
-        if at < 0:
-            at = self._begun()
-        data, self._held = self._held[:at], self._held[at:]
-        self._tell(self._decode(data))
+        end = self._held.find(self._mark)
+        if end < 0:
+            sizes = range(min(len(self._mark) - 1, len(self._held)), 0, -1)
+            begun = next((size for size in sizes if self._held.endswith(self._mark[:size])), 0)
+            end = len(self._held) - begun
+        data, self._held = self._held[:end], self._held[end:]
+        self._show(self._decode(data))
 
     def finish(self) -> str:
-        """Pass on what is left, without the report; the folder that was reported, or nothing."""
+        """Show the rest without the report. Return the reported folder, or nothing."""
         folder, rest = b"", self._held
         if rest.startswith(self._mark):
             folder, _, rest = rest[len(self._mark) :].partition(b"\0")
-        self._tell(self._decode(rest, final=True))
+        self._show(self._decode(rest, final=True))
         return os.fsdecode(folder)
 
-    def _begun(self) -> int:
-        """Where a mark may have begun whose end has not come yet."""
-        for size in range(min(len(self._mark) - 1, len(self._held)), 0, -1):
-            if self._held.endswith(self._mark[:size]):
-                return len(self._held) - size
-        return len(self._held)
-
-    def _tell(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         if text:
             self._pieces.append(text)
             self._context.output(text)

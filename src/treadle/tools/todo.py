@@ -1,4 +1,4 @@
-"""`todo`: the model's plan for a longer job, kept in the log so that people can watch it and a restart keeps it."""
+"""`todo`: the model's plan for a longer job. The log keeps it, so people can watch it and a restart keeps it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def todo(items: list[TodoItem | str], context: ToolContext) -> str:
 
 
 def render_plan(plan: Sequence[TodoItem]) -> str:
-    """A plan as lines with a mark for what is open, begun and done."""
+    """Write a plan as lines. A mark shows what is open, begun and done."""
     if not plan:
         return "The plan is empty."
     done = sum(item.status == "done" for item in plan)

@@ -1,4 +1,4 @@
-"""`use_skill`: the text of a skill, or of a file that comes with it, when the model wants it."""
+"""`use_skill`: the text of a skill, or of a file that comes with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from treadle.tools.function import tool
 
 
 def build_skill_tool(knowledge: Knowledge) -> Tool:
-    """The tool that reads the skills of `knowledge`."""
+    """Build the tool that reads the skills of `knowledge`."""
 
     @tool(
         safety="safe",

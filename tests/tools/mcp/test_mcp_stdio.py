@@ -246,13 +246,13 @@ async def test_closing_ends_a_server_that_is_still_starting(tmp_path: Path) -> N
 
 
 async def test_a_server_that_never_answers_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, hold = list[Connection](), Connection._hold
+    held, hold = list[Connection](), Connection._connect
 
     async def counted(self: Connection) -> None:
         held.append(self)
         await hold(self)
 
-    monkeypatch.setattr(Connection, "_hold", counted)
+    monkeypatch.setattr(Connection, "_connect", counted)
     server = McpServer(name="mute", command="sleep", args=("600",), start_timeout=0.2, protocol="legacy")
     async with McpServers([server]) as servers:
         assert await servers.list_tools() == []

@@ -1,4 +1,4 @@
-"""What an MCP server's answer is to a model: text and parts. Pure; trusts nothing of what it is given."""
+"""Converts an MCP server's answer into text and parts for a model. Pure; it trusts nothing in the answer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, ContentBlock
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""What providers take. Any other image is kept as a file, so that it cannot spoil the next request."""
+"""The images that providers take. Any other image becomes a file, so that it cannot spoil the next request."""
 
 MAX_BYTES = 5 * 1024 * 1024
 MAX_PARTS = 20
 
 
 def convert_result(answer: CallToolResult) -> ToolResult:
-    """Texts joined, images and files as parts; structured content as JSON where there is no text that says it."""
+    """Join the texts and convert images and files to parts. Structured content is JSON when no text says the same."""
     texts: list[str] = []
     parts: list[Part] = []
     for block in answer.content:
-        read = _read(block)
-        if isinstance(read, str):
-            texts.append(read)
+        converted = _convert_block(block)
+        if isinstance(converted, str):
+            texts.append(converted)
         elif len(parts) < MAX_PARTS:
-            parts.append(read)
+            parts.append(converted)
         else:
             texts.append("[a part was left out: there are too many]")
     if answer.structured_content is not None and not any(block.type == "text" for block in answer.content):
@@ -38,14 +38,12 @@ def convert_result(answer: CallToolResult) -> ToolResult:
     return ToolResult("\n".join(texts), tuple(parts), ok=not answer.is_error)
 
 
-def _read(block: ContentBlock) -> str | Part:
+def _convert_block(block: ContentBlock) -> str | Part:
     match block.type:
         case "text":
             return block.text
-        case "image":
-            return _part("image", block.data, block.mime_type)
-        case "audio":
-            return _part("audio", block.data, block.mime_type)
+        case "image" | "audio":
+            return _convert_data(block.type, block.data, block.mime_type)
         case "resource_link":
             return f"[{block.title or block.name}: {block.uri}]"
         case "resource":
@@ -53,10 +51,10 @@ def _read(block: ContentBlock) -> str | Part:
             name = str(resource.uri).rstrip("/").rpartition("/")[2] or "resource"
             if hasattr(resource, "text"):
                 return f"[{resource.uri}]\n{getattr(resource, 'text', '')}"
-            return _part(name, getattr(resource, "blob", ""), resource.mime_type or "application/octet-stream")
+            return _convert_data(name, getattr(resource, "blob", ""), resource.mime_type or "application/octet-stream")
 
 
-def _part(name: str, data: str, media_type: str) -> str | Part:
+def _convert_data(name: str, data: str, media_type: str) -> str | Part:
     media_type = media_type.lower().partition(";")[0].strip()
     if len(data) > MAX_BYTES * 4 // 3:
         return f"[{name}, {media_type}: left out, it is larger than {MAX_BYTES // 1024**2} MB]"

@@ -1,4 +1,4 @@
-"""A tool of an MCP server as a tool of ours: named `server__tool`, and no less dangerous than `caution`."""
+"""A tool of an MCP server as one of ours. It is named `server__tool` and never safer than `caution`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 MAX_NAME_CHARACTERS = 64
 MAX_DESCRIPTION_CHARACTERS = 2000
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
-_OPEN: tuple[Trait, ...] = ("untrusted", "way_out")
+_INVISIBLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
+)
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str,
     "integer": int,
@@ -43,14 +44,14 @@ class McpTool(Tool):
     def __init__(self, connection: Connection, listed: ListedTool) -> None:
         self.timeout = connection.server.timeout
         self._connection = connection
-        self._listed, self._listed_name = listed, listed.name
-        self._safety: Safety = _safety(connection, listed)
-        schema = {**_shown(listed.input_schema), "type": "object"}
+        self._listed = listed
+        self._safety: Safety = _choose_safety(connection, listed)
+        schema = {**_remove_invisible(listed.input_schema), "type": "object"}
         schema.setdefault("properties", {})
-        said = _shown(listed.description or listed.title or listed.name.replace("_", " ")).strip()
+        description = _remove_invisible(listed.description or listed.title or listed.name.replace("_", " ")).strip()
         self.spec = ToolSpec(
             name=build_tool_name(connection.server.name, listed.name),
-            description=said[:MAX_DESCRIPTION_CHARACTERS],
+            description=description[:MAX_DESCRIPTION_CHARACTERS],
             parameters=schema,
         )
 
@@ -62,84 +63,84 @@ class McpTool(Tool):
         return self._safety
 
     def assess(self, parsed: ParsedArguments, workspace: Path, tier: Tier = "sandbox") -> Assessment:
-        if self._listed_name in self._connection.changed:
-            return Assessment("destructive", "its server says something else of it than at first", asks_each_time=True)
+        if self._listed.name in self._connection.changed:
+            why = "its server says something else of it than at first"
+            return Assessment("destructive", why, asks_each_time=True)
         return Assessment(self._safety)
 
     def list_traits(self, tier: Tier) -> frozenset[Trait]:
-        """Others write what a server gives, and it passes on what it is given; with credentials it acts as the user."""
-        return frozenset(("untrusted", "way_out", "private") if self._connection.server.find_secrets() else _OPEN)
+        """Others write what a server returns, and it can send data on. With credentials it acts as the user."""
+        has_credentials = bool(self._connection.server.find_secrets())
+        return frozenset(("untrusted", "way_out", "private") if has_credentials else ("untrusted", "way_out"))
 
     def parse(self, arguments: str) -> ParsedArguments:
-        """What every server wants: an object, with what is required, of the right types. The rest is its own affair."""
+        """Check what every server needs: an object with the required arguments, of the right types."""
         try:
-            given: Json = msgspec.json.decode(arguments or "{}")
+            decoded: Json = msgspec.json.decode(arguments or "{}")
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ToolInputError(
                 f"The arguments of {self.name} are not valid JSON ({error}). Send them again."
             ) from None
-        problems = _problems(self.spec.parameters, given)
+        problems = _find_problems(self.spec.parameters, decoded)
         if problems:
             takes = ", ".join(self.spec.parameters["properties"]) or "none"
             raise ToolInputError(
                 f"The arguments of {self.name} do not fit: {'; '.join(problems)}. Its parameters: {takes}."
             )
-        return ParsedArguments(given, given)
+        return ParsedArguments(decoded, decoded)
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
-        def progressed(message: str, done: float, total: float | None) -> None:
-            context.progress(message, done, total)
-
-        result = convert_result(await self._connection.call(self._listed_name, parsed.arguments, progressed))
+        answer = await self._connection.call(self._listed.name, parsed.arguments, context.progress)
+        result = convert_result(answer)
         return replace(result, text=self._connection.redact_text(result.text))
 
 
 def build_tool_name(server: str, tool: str) -> str:
-    """`server__tool` in the letters that every provider allows; a name that must be changed gets a mark of its own."""
+    """Build `server__tool` from characters that every provider allows. A name that must be changed gets a digest."""
     wanted = f"{server}__{tool}"
     name = re.sub(r"[^A-Za-z0-9_-]", "_", wanted)
     if name == wanted and len(name) <= MAX_NAME_CHARACTERS:
         return name
-    mark = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
-    return f"{name[: MAX_NAME_CHARACTERS - 9]}_{mark}"
+    digest = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
+    return f"{name[: MAX_NAME_CHARACTERS - 9]}_{digest}"
 
 
-def _shown(value: Json) -> Json:
-    """What a server tells a model, without letters that a person would not see."""
+def _remove_invisible(value: Json) -> Json:
+    """Remove characters that the model would read and a person would not see."""
     if isinstance(value, str):
-        return _HIDDEN.sub("", value)
+        return _INVISIBLE.sub("", value)
     if isinstance(value, list):
-        return [_shown(one) for one in cast("list[Json]", value)]
+        return [_remove_invisible(one) for one in cast("list[Json]", value)]
     if isinstance(value, dict):
-        return {name: _shown(one) for name, one in cast("dict[str, Json]", value).items()}
+        return {name: _remove_invisible(one) for name, one in cast("dict[str, Json]", value).items()}
     return value
 
 
-def _safety(connection: Connection, listed: ListedTool) -> Safety:
-    """What the config says, else what the server says of itself, which can only be believed when it is a warning."""
+def _choose_safety(connection: Connection, listed: ListedTool) -> Safety:
+    """Return what the config says, else what the server says. A server is believed only when it warns."""
     if connection.server.safety != "annotated":
         return connection.server.safety
     hints = listed.annotations
-    harmless = hints is not None and (hints.destructive_hint is False or hints.read_only_hint is True)
-    return "caution" if harmless and not (hints and hints.destructive_hint) else "destructive"
+    is_harmless = hints is not None and (hints.destructive_hint is False or hints.read_only_hint is True)
+    return "caution" if is_harmless and not (hints and hints.destructive_hint) else "destructive"
 
 
-def _problems(schema: Mapping[str, Json], given: Json) -> list[str]:
-    if not isinstance(given, dict):
+def _find_problems(schema: Mapping[str, Json], decoded: Json) -> list[str]:
+    if not isinstance(decoded, dict):
         return ["they must be a JSON object"]
-    arguments = cast("dict[str, Json]", given)
+    arguments = cast("dict[str, Json]", decoded)
     known: dict[str, Json] = schema["properties"]
     problems = [f"{name}: is missing" for name in schema.get("required", ()) if name not in arguments]
     for name, value in arguments.items():
         if name not in known:
             if schema.get("additionalProperties") is False:
                 problems.append(f"{name}: is not known")
-        elif not _fits(known[name], value):
+        elif not _has_type(known[name], value):
             problems.append(f"{name}: must be {known[name]['type']}, not {msgspec.json.encode(value).decode()[:80]}")
     return problems[:5]
 
 
-def _fits(schema: Json, value: Json) -> bool:
+def _has_type(schema: Json, value: Json) -> bool:
     kind = cast("dict[str, Json]", schema).get("type") if isinstance(schema, dict) else None
     if not isinstance(kind, str) or kind not in _TYPES:
         return True

@@ -16,16 +16,16 @@ from treadle.secrets.detect import find_secret
 from treadle.tools.base import DEFAULT_TIMEOUT
 
 _NAME = re.compile(r"[A-Za-z0-9](?:_?[A-Za-z0-9-])*")
-_SECRET = re.compile(r"(?i)auth|token|key|secret|passw|credential|cookie|(^|[-_])(pat|pin)($|[-_])")
+_SECRET_NAME = re.compile(r"(?i)auth|token|key|secret|passw|credential|cookie|(^|[-_])(pat|pin)($|[-_])")
 MAX_NAME_CHARACTERS = 32
 
 
 class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An MCP server: `command` with `args` for one that is started here, or the `url` of one that runs elsewhere.
 
-    A started server gets `env` and a few harmless variables (PATH, HOME, LANG, …), nothing else of ours, and begins in
-    an empty folder of its own unless `cwd` says otherwise. `headers` go with every request to `url`. `safety` overrides
-    what the server says of its tools; `protocol="legacy"` is for one that cannot bear to be asked for its version.
+    A started server gets `env` and a few harmless variables (PATH, HOME, LANG, …), and nothing else of ours. It starts
+    in an empty folder of its own, or in `cwd`. `headers` go with every request to `url`. `safety` overrides what the
+    server says about its tools. `protocol="legacy"` is for a server that fails when it is asked for its version.
     """
 
     name: str
@@ -41,37 +41,37 @@ class McpServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     protocol: Literal["auto", "legacy"] = "auto"
 
     def __post_init__(self) -> None:
-        where = f"MCP server {self.name!r}"
+        subject = f"MCP server {self.name!r}"
         if not _NAME.fullmatch(self.name) or len(self.name) > MAX_NAME_CHARACTERS:
             raise BadInput(
-                f"{where}: a name has at most {MAX_NAME_CHARACTERS} letters, digits, - and _, and no __, "
+                f"{subject}: a name has at most {MAX_NAME_CHARACTERS} letters, digits, - and _, and no __, "
                 "because its tools are named after it (name__tool)"
             )
         if bool(self.command) == bool(self.url):
-            raise BadInput(f"{where}: give either a command to start or a url, not both and not neither")
+            raise BadInput(f"{subject}: give either a command to start or a url, not both and not neither")
         if self.url and (self.args or self.env or self.cwd):
-            raise BadInput(f"{where}: args, env and cwd are for a server that is started; with a url use headers")
+            raise BadInput(f"{subject}: args, env and cwd are for a server that is started; with a url use headers")
         if self.command and self.headers:
-            raise BadInput(f"{where}: headers are for a url; a server that is started takes its secrets from env")
+            raise BadInput(f"{subject}: headers are for a url; a server that is started takes its secrets from env")
         if self.url:
             address = urlsplit(self.url)
             if address.scheme not in ("http", "https") or not address.hostname:
-                raise BadInput(f"{where}: its url must begin with https:// or http:// and name a host")
+                raise BadInput(f"{subject}: its url must begin with https:// or http:// and name a host")
             if address.username or address.password:
                 raise BadInput(
-                    f"{where}: its url holds a user or a password; put them into headers, which are not shown"
+                    f"{subject}: its url holds a user or a password; put them into headers, which are not shown"
                 )
         if not self.timeout > 0 or not self.start_timeout > 0:
-            raise BadInput(f"{where}: timeout and start_timeout are seconds, and more than 0")
+            raise BadInput(f"{subject}: timeout and start_timeout are seconds, and more than 0")
 
     def __repr__(self) -> str:
-        """Without what may be secret."""
+        """Write the server without its possible secrets."""
         return f"McpServer(name={self.name!r}, {'url' if self.url else 'command'}={self.url or self.command!r})"
 
     def find_secrets(self) -> tuple[str, ...]:
-        """What of `env` and `headers` must not be shown anywhere: what is named like a secret, or looks like one."""
-        given = {**self.env, **self.headers}
-        found = [value for name, value in given.items() if _SECRET.search(name) or find_secret(value)]
+        """Find the values of `env` and `headers` that must not be shown: secrets by their name or by their look."""
+        values = {**self.env, **self.headers}
+        found = [value for name, value in values.items() if _SECRET_NAME.search(name) or find_secret(value)]
         tokens = [value.rpartition(" ")[2] for value in found]  # of "Bearer token"
         return tuple(sorted({*found, *tokens}))
 

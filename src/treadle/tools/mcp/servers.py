@@ -18,14 +18,14 @@ from treadle.tools.mcp.tool_search import CallTool, SearchTools
 
 MAX_TOOLS = 30
 MAX_BYTES = 24_000
-"""Of all descriptions together: about 6 000 tokens in every request. Past either, tools are searched for."""
+"""The size of all descriptions: about 6 000 tokens in every request. Above either limit, the model searches tools."""
 
 
 class McpServers:
-    """`async with McpServers([...]) as servers: Agent(tools=[..., *await servers.tools()])`.
+    """`async with McpServers([...]) as servers: Agent(tools=[..., *await servers.list_tools()])`.
 
-    A server that dies is started again; one that stays away is `down` in `health()`, and its tools say so when called.
-    Which tools are offered is decided once, by `tools()`: what a model is told must not change under it.
+    A server that dies is started again. One that stays away is `down` in `get_health()`, and its tools say so when they
+    are called. `list_tools()` decides once which tools are offered, because what a model was told must not change.
     """
 
     def __init__(self, servers: Sequence[McpServer], *, max_tools: int = MAX_TOOLS, max_bytes: int = MAX_BYTES) -> None:
@@ -37,7 +37,7 @@ class McpServers:
 
     async def __aenter__(self) -> McpServers:
         if self._servers:
-            _need_sdk()
+            _import_sdk()
         self._connections = [Connection(server) for server in self._servers]
         for connection in self._connections:
             connection.open()
@@ -49,31 +49,31 @@ class McpServers:
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
     async def list_tools(self) -> list[Tool]:
-        """The tools of all servers, or two that search and call where there are many; waits till each is up or down."""
+        """List the tools once each server is up or down. When there are many, return two that search and call them."""
         await asyncio.gather(*(connection.wait_until_settled() for connection in self._connections))
-        tools = self._catalog()
+        tools = self._build_tools()
         size = sum(len(msgspec.json.encode(tool.spec)) for tool in tools.values())
         if len(tools) <= self._max_tools and size <= self._max_bytes:
             return list(tools.values())
         names = [server.name for server in self._servers]
-        return [SearchTools(names, self._catalog, self.get_health), CallTool(self._catalog)]
+        return [SearchTools(names, self._build_tools, self.get_health), CallTool(self._build_tools)]
 
     def get_health(self) -> list[McpHealth]:
-        """How each server is, in the order given."""
+        """Return the state of each server, in the order given."""
         return [connection.get_health() for connection in self._connections]
 
-    def _catalog(self) -> dict[str, McpTool]:
-        """All tools by name, as the servers listed them last."""
-        made = [McpTool(connection, listed) for connection in self._connections for listed in connection.listed]
-        return {tool.name: tool for tool in made}
+    def _build_tools(self) -> dict[str, McpTool]:
+        """Build all tools by name, as the servers listed them last."""
+        tools = [McpTool(connection, listed) for connection in self._connections for listed in connection.listed]
+        return {tool.name: tool for tool in tools}
 
 
-def _need_sdk() -> None:
+def _import_sdk() -> None:
     try:
         import mcp
     except ImportError:
         raise BadInput("MCP servers need the package `mcp`: pip install 'treadle[mcp]'") from None
-    # What the SDK has to say of a broken server is told by `health`, not on the terminal.
+    # `get_health` reports broken servers. The SDK must not write about them to the terminal.
     logger = logging.getLogger(mcp.__name__)
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())

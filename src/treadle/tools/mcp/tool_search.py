@@ -1,7 +1,7 @@
 """`search_tools` and `call_tool`: many MCP tools behind two short descriptions.
 
-What a model is told at the start stays the same to the byte, whatever is found later; a call that is made this
-way is judged, asked for and recorded under the name of the tool that it really is.
+What a model is told at the start stays the same to the byte, whatever it finds later. A call through `call_tool` is
+authorized, shown and recorded under the name of the tool that it calls.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
+from msgspec import Struct
 
 from treadle.events import Safety
 from treadle.messages import Json, ToolSpec
@@ -24,11 +25,11 @@ MAX_RESULT_CHARACTERS = 12_000
 _WORD = re.compile(r"[a-z0-9]+")
 
 
-class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
+class _SearchArguments(Struct, forbid_unknown_fields=True):
     query: str = ""
 
 
-class _Called(msgspec.Struct, forbid_unknown_fields=True):
+class _CallArguments(Struct, forbid_unknown_fields=True):
     name: str
     arguments: dict[str, Json] | str = msgspec.field(default_factory=dict[str, Json])
 
@@ -38,8 +39,8 @@ class SearchTools(Tool):
 
     timeout = 30.0
 
-    def __init__(self, servers: Sequence[str], catalog: Catalog, health: Callable[[], list[McpHealth]]) -> None:
-        self._catalog, self._health = catalog, health
+    def __init__(self, servers: Sequence[str], catalog: Catalog, get_health: Callable[[], list[McpHealth]]) -> None:
+        self._catalog, self._get_health = catalog, get_health
         self.spec = ToolSpec(
             name="search_tools",
             description=(
@@ -59,16 +60,17 @@ class SearchTools(Tool):
         return "safe"
 
     def parse(self, arguments: str) -> ParsedArguments:
-        wanted = decode_arguments(self.name, arguments, _Wanted)
-        values = {"query": wanted.query}
-        return ParsedArguments(values, values)
+        return decode_arguments(self.name, arguments, _SearchArguments)
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
-        tools = self._catalog()
-        found = rank_tools(parsed.arguments["query"], tools)
-        down = [f"{one.server} is down: {one.error}." for one in self._health() if one.state == "down"]
+        tools, query = self._catalog(), parsed.arguments["query"]
+        found = rank_tools(query, tools)
+        down = [f"{health.server} is down: {health.error}." for health in self._get_health() if health.state == "down"]
         if not found:
-            return "\n".join([_names(tools, parsed.arguments["query"]), *down])
+            names = list(tools)[:300]
+            more = [f"and {len(tools) - len(names)} more"] if len(tools) > len(names) else []
+            nothing = "Nothing fits these words. " if query.strip() else ""
+            return "\n".join([f"{nothing}The tools are: {', '.join([*names, *more]) or 'none'}.", *down])
         lines, room = list[str](), MAX_RESULT_CHARACTERS
         for tool in found[:MAX_SHOWN]:
             schema = msgspec.json.encode(tool.spec.parameters).decode()
@@ -83,7 +85,7 @@ class SearchTools(Tool):
 
 
 class CallTool(Tool):
-    """Stands for the tool it names."""
+    """Calls the tool that its arguments name."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -107,9 +109,7 @@ class CallTool(Tool):
         return "destructive"
 
     def parse(self, arguments: str) -> ParsedArguments:
-        called = decode_arguments(self.name, arguments, _Called)
-        values = {"name": called.name, "arguments": called.arguments}
-        return ParsedArguments(values, values)
+        return decode_arguments(self.name, arguments, _CallArguments)
 
     def resolve_call(self, parsed: ParsedArguments, notes: Mapping[str, Json]) -> tuple[Tool, ParsedArguments]:
         name, arguments = parsed.arguments["name"], parsed.arguments["arguments"]
@@ -126,29 +126,20 @@ class CallTool(Tool):
 
 
 def rank_tools(query: str, tools: Mapping[str, McpTool]) -> list[McpTool]:
-    """The tools that have any of the words, the best first: a word in the name counts more than one in the text."""
+    """Return the tools that have any of the words, the best first. A word in the name counts more."""
     words = set(_WORD.findall(query.lower()))
     scores: dict[str, int] = {}
     for name, tool in tools.items():
         in_name, in_text = _WORD.findall(name.lower()), set(_WORD.findall(tool.spec.description.lower()))
-        scores[name] = sum(3 * _likeness(word, in_name) + _likeness(word, in_text) for word in words)
+        scores[name] = sum(3 * _score_word(word, in_name) + _score_word(word, in_text) for word in words)
     found = [name for name in tools if scores[name] > 0]
     return [tools[name] for name in sorted(found, key=lambda name: (-scores[name], len(name), name))]
 
 
-def _likeness(word: str, others: Collection[str]) -> int:
-    """2 for the word itself, 1 for one that begins as it does (`issue`, `issues`)."""
+def _score_word(word: str, others: Collection[str]) -> int:
+    """Return 2 for the word itself, 1 for a word that begins alike (`issue`, `issues`)."""
     if word in others:
         return 2
-    return int(any(len(min(word, other, key=len)) > 3 and _begins_alike(word, other) for other in others))
-
-
-def _begins_alike(word: str, other: str) -> bool:
-    return word.startswith(other) or other.startswith(word)
-
-
-def _names(tools: Mapping[str, McpTool], query: str) -> str:
-    shown = list(tools)[:300]
-    more = [f"and {len(tools) - len(shown)} more"] if len(tools) > len(shown) else []
-    nothing = "Nothing fits these words. " if query.strip() else ""
-    return f"{nothing}The tools are: {', '.join([*shown, *more]) or 'none'}."
+    return int(
+        any(min(len(word), len(other)) > 3 and (word.startswith(other) or other.startswith(word)) for other in others)
+    )

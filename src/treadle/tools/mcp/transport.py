@@ -1,6 +1,6 @@
-"""Streams to one MCP server: a child process with walls round its environment, or HTTP that says what went wrong.
+"""The streams to one MCP server: a child process with few variables, or HTTP with errors for each request.
 
-Nothing here knows of calls; what is lost is only noticed, and decided on in connection.py.
+Nothing here knows of calls. It notices what is lost; connection.py decides what to do.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ NOT_REACHED = -32091
 """Our own code for a request that certainly did not reach the server."""
 
 SESSION_GONE = -32092
-"""Our own code for a request that was turned away because the server forgot our session; it did not run."""
+"""Our own code for a request that the server refused because it forgot our session. It did not run."""
 
 CONNECTION_LOST = -32093
-"""Our own code for a request whose connection broke; it may have run."""
+"""Our own code for a request whose connection broke. It may have run."""
 
-_HARMLESS = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
-_KEPT = 2000
+_PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
+_MAX_STDERR_BYTES = 2000
 
 
 class StderrTail(asyncio.Protocol):
-    """The last that a server wrote to its standard error: mostly the reason why it ended."""
+    """The end of what a server wrote to its standard error. It is mostly the reason why the server ended."""
 
     def __init__(self) -> None:
         self._kept = b""
 
     def data_received(self, data: bytes) -> None:
-        self._kept = (self._kept + data)[-_KEPT:]
+        self._kept = (self._kept + data)[-_MAX_STDERR_BYTES:]
 
     def read_text(self) -> str:
         lines = self._kept.decode("utf-8", "replace").strip().splitlines()
         return " | ".join(line.strip() for line in lines[-5:])
 
 
-class _Watched:
-    """A stream of messages that tells when it has ended, which the SDK keeps to itself."""
+class _WatchedStream:
+    """A stream of messages that sets an event when it has ended. The SDK does not report that."""
 
     def __init__(self, stream: ReadStream[SessionMessage | Exception], gone: asyncio.Event) -> None:
         self._stream, self._gone = stream, gone
 
-    def __aiter__(self) -> _Watched:
+    def __aiter__(self) -> _WatchedStream:
         return self
 
     async def __anext__(self) -> SessionMessage | Exception:
@@ -69,7 +69,7 @@ class _Watched:
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    async def __aenter__(self) -> _Watched:
+    async def __aenter__(self) -> _WatchedStream:
         await self._stream.__aenter__()
         return self
 
@@ -80,44 +80,44 @@ class _Watched:
 
 
 def open_streams(server: McpServer, gone: asyncio.Event, tail: StderrTail) -> Any:
-    """The transport for the SDK's client; `gone` is set when the server has hung up, or is being let go."""
-    return _http(server, gone) if server.url else _child(server, gone, tail)
+    """Build the transport for the SDK's client. `gone` is set when the server hangs up or the connection closes."""
+    return _connect_http(server, gone) if server.url else _start_child(server, gone, tail)
 
 
 @asynccontextmanager
-async def _child(server: McpServer, gone: asyncio.Event, tail: StderrTail) -> AsyncGenerator[TransportStreams]:
+async def _start_child(server: McpServer, gone: asyncio.Event, tail: StderrTail) -> AsyncGenerator[TransportStreams]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     async with AsyncExitStack() as stack:
-        reading, writing = os.pipe()
-        errors = stack.enter_context(os.fdopen(writing, "w"))
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: tail, os.fdopen(reading, "rb"))
+        read_end, write_end = os.pipe()
+        errors = stack.enter_context(os.fdopen(write_end, "w"))
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: tail, os.fdopen(read_end, "rb"))
         stack.callback(pipe.close)
-        # A folder of the workspace would lend its modules and settings to an interpreter that is started in it.
+        # An interpreter that starts in the workspace would use the modules and settings there.
         folder = server.cwd or stack.enter_context(
             TemporaryDirectory(prefix="treadle-mcp-", ignore_cleanup_errors=True)
         )
-        told = {name: os.environ[name] for name in _HARMLESS if name in os.environ}
-        started = StdioServerParameters(
+        variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        parameters = StdioServerParameters(
             command=server.command,
             args=list(server.args),
-            env={**told, **server.env},
+            env={**variables, **server.env},
             cwd=folder,
             encoding_error_handler="replace",
         )
-        read, write = await stack.enter_async_context(stdio_client(started, errlog=errors))
+        read, write = await stack.enter_async_context(stdio_client(parameters, errlog=errors))
         try:
-            yield _Watched(read, gone), write
+            yield _WatchedStream(read, gone), write
         finally:
             gone.set()
 
 
 @asynccontextmanager
-async def _http(server: McpServer, gone: asyncio.Event) -> AsyncGenerator[TransportStreams]:
+async def _connect_http(server: McpServer, gone: asyncio.Event) -> AsyncGenerator[TransportStreams]:
     from mcp.client.streamable_http import streamable_http_client
 
     async with (
-        _http_client(server) as client,
+        _build_http_client(server) as client,
         streamable_http_client(server.url, http_client=client) as streams,
     ):
         try:
@@ -126,11 +126,11 @@ async def _http(server: McpServer, gone: asyncio.Event) -> AsyncGenerator[Transp
             gone.set()
 
 
-def _http_client(server: McpServer) -> httpx2.AsyncClient:
-    """A client that answers what fails with an error for that one request.
+def _build_http_client(server: McpServer) -> httpx2.AsyncClient:
+    """Build a client that answers a failed request with an error for that request.
 
-    The SDK would let one lost request end the whole connection, and all others on it, and would not tell a request
-    that never left from one that may have been carried out.
+    In the SDK, one lost request would end the whole connection and all other requests on it. Nor would it tell a
+    request that was never sent from one that may have run.
     """
     import httpx2
 
@@ -139,30 +139,30 @@ def _http_client(server: McpServer) -> httpx2.AsyncClient:
             try:
                 response = await super().send(request, **options)
             except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-                return _error(request, 503, NOT_REACHED, f"the server cannot be reached ({_words(error)})")
+                return _build_error(request, 503, NOT_REACHED, f"the server cannot be reached ({_describe(error)})")
             except httpx2.TransportError as error:
-                return _error(request, 502, CONNECTION_LOST, f"the connection was lost ({_words(error)})")
+                return _build_error(request, 502, CONNECTION_LOST, f"the connection was lost ({_describe(error)})")
             if response.status_code == 404 and "mcp-session-id" in request.headers:
                 await response.aclose()
-                return _error(request, 404, SESSION_GONE, "the server has forgotten this session")
+                return _build_error(request, 404, SESSION_GONE, "the server has forgotten this session")
             if response.status_code in (401, 403):
                 await response.aclose()
-                said = f"the server refused us (HTTP {response.status_code}): look at the headers in its config"
-                return _error(request, response.status_code, NOT_REACHED, said)
+                message = f"the server refused us (HTTP {response.status_code}): look at the headers in its config"
+                return _build_error(request, response.status_code, NOT_REACHED, message)
             if response.status_code >= 500 and "json" not in response.headers.get("content-type", ""):
                 await response.aclose()
-                return _error(request, 502, CONNECTION_LOST, f"the server answered HTTP {response.status_code}")
+                return _build_error(request, 502, CONNECTION_LOST, f"the server answered HTTP {response.status_code}")
             return response
 
     return Client(headers=dict(server.headers), timeout=httpx2.Timeout(server.start_timeout, read=server.timeout + 30))
 
 
-def _error(request: httpx2.Request, status: int, code: int, message: str) -> httpx2.Response:
+def _build_error(request: httpx2.Request, status: int, code: int, message: str) -> httpx2.Response:
     import httpx2
 
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
     return httpx2.Response(status, json=body, request=request)
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__

@@ -154,7 +154,7 @@ class ChatCompletions(WireFormat):
                 call_id = self.quirks.id_rule.fit(message.call_id)
                 fragment = b"," + encode({"role": "tool", "tool_call_id": call_id, "content": message.text})
                 due, carried = carried.add_result(message)
-                return fragment + self._write_user(due), carried
+                return fragment + self._write_user(due) if due else fragment, carried
             case UserMessage():
                 return self._write_user(message.parts), carried
 

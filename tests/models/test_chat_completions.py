@@ -4,11 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, ECHO, ask, chat_model, events_of, reply_of, results, said, user
+from tests.kit.fakes.clients import ADD, ECHO, ask, chat_model, events_of, reply_of, results, said
 from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
@@ -16,8 +14,6 @@ from treadle.messages import (
     Call,
     FilePart,
     ImagePart,
-    Message,
-    Messages,
     ModelMessage,
     Reply,
     Request,
@@ -53,42 +49,6 @@ async def reply_to(*chunks: Any, tools: Any = (ADD,), quirks: Quirks = Quirks(),
 # --- requests
 
 
-def test_turn_n_is_a_byte_prefix_of_turn_n_plus_one() -> None:
-    wire, cache, items = ChatCompletions("fake", "m"), {}, [user("start — größer")]
-    before = b""
-    for turn in range(50):
-        sent = wire.build_body(Request("You help.", Messages(items), (ADD,), render_cache=cache), None)
-        cold = wire.build_body(Request("You help.", list(items), (ADD,)), None)
-        assert sent == cold, "what is kept equals what is made anew"
-        assert sent.startswith(before)
-        before = sent.removesuffix(b"]}")
-        call = Call(f"call_{turn}", "add", f'{{"a": {turn}, "b": 1}}')
-        items += [ModelMessage(f"turn {turn}", (call, Call(f"x{turn}", "echo"))), *results((call,))]
-        items.append(ResultMessage(f"x{turn}", "echo", "ok", parts=(ImagePart(data="QUJD"),)))
-        if turn % 7 == 0:
-            items.append(user("and on"))
-
-
-@given(st.data())
-def test_any_context_is_written_right_whatever_was_written_before(data: st.DataObject) -> None:
-    wire, cache = ChatCompletions("fake", "m"), {}
-    turns: list[list[Message]] = [
-        [user("one")],
-        [ModelMessage("a", (Call("1", "add"), Call("2", "add"))), ResultMessage("1", "add", "x")],
-        [ResultMessage("2", "add", "y", parts=(ImagePart(data="QUJD"),)), user("two")],
-        [ModelMessage("b"), user("three")],
-    ]
-    flat = [message for turn in turns for message in turn]
-    note = user("(Go on.)")
-    for _ in range(6):
-        end = data.draw(st.integers(1, len(flat)))
-        shown: list[Message] = [*flat[:end], *([note] if data.draw(st.booleans()) else [])]
-        if data.draw(st.booleans()):
-            shown.insert(0, note)
-        request = Request("s", shown, render_cache=cache)
-        assert wire.build_body(request, None) == wire.build_body(Request("s", list(shown)), None)
-
-
 async def test_parallel_calls_and_their_results_are_accepted() -> None:
     calls = (Call("c1", "add", '{"a":1,"b":2}'), Call("c2", "echo", ""))
     async with StrictChat([Reply(calls=calls), Reply(text="done")]) as fake:
@@ -107,13 +67,6 @@ async def test_arguments_that_are_no_json_are_sent_as_json_all_the_same() -> Non
         await reply_of(chat_model(fake), ask("hi", ModelMessage(calls=(broken,)), *results((broken,)), tools=(ADD,)))
         sent = fake.seen[0].body["messages"][2]["tool_calls"][0]["function"]["arguments"]
     assert json.loads(sent) == {"invalid_arguments": '{"a": 1, "b"'}
-
-
-async def test_ids_and_names_of_other_models_are_made_acceptable_and_still_match() -> None:
-    odd = (Call("toolu_" + "x" * 60, "functions.add"), Call("functions.add:0", "add"), Call("ü", "add"))
-    async with StrictChat() as fake:
-        await reply_of(chat_model(fake), ask("hi", ModelMessage(calls=odd), *results(odd), tools=(ADD,)))
-        assert fake.rejected == []
 
 
 def test_a_vendor_with_rules_of_its_own_gets_its_ids() -> None:
@@ -179,22 +132,6 @@ def test_a_vendor_without_schemas_is_told_in_words() -> None:
     sent = body(ask("hi", output_schema={"type": "object"}), Quirks(schema_mode="json_object"))
     assert sent["response_format"] == {"type": "json_object"}
     assert '{"type":"object"}' in sent["messages"][0]["content"]
-
-
-async def test_a_last_turn_without_calls_keeps_the_tools_and_forbids_them() -> None:
-    calls = (Call("c1", "add", '{"a":1,"b":2}'),)
-    history = ("hi", ModelMessage(calls=calls), *results(calls))
-    extra = Sampling(extra={"tool_choice": "required", "parallel_tool_calls": True})
-    async with StrictChat() as fake:
-        model, cache = chat_model(fake), {}
-        await reply_of(model, ask(*history, tools=(ADD,), render_cache=cache))
-        await reply_of(model, ask(*history, "sum up", tools=(ADD,), tool_choice="none", render_cache=cache))
-        await reply_of(model, ask(*history, "no tools at all", sampling=extra))
-        assert fake.rejected == []
-        with_tools, last, plain = (seen.body for seen in fake.seen)
-    assert last["tools"] == with_tools["tools"]
-    assert last["tool_choice"] == "none"
-    assert not {"tools", "tool_choice", "parallel_tool_calls"} & plain.keys()
 
 
 def test_only_a_vendor_that_wants_its_reasoning_back_gets_it_and_only_its_own() -> None:

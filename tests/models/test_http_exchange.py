@@ -155,13 +155,6 @@ async def test_a_refusal_counts_though_its_words_do_not_come(way: str, monkeypat
     assert (error.kind, error.retryable) == ("auth", False)
 
 
-async def test_a_stream_that_ends_without_a_finish_is_no_complete_reply() -> None:
-    chunk = {"choices": [{"index": 0, "delta": {"content": "so far"}}]}
-    async with StrictChat([Odd(raw=events(chunk))]) as fake:
-        error = await failure_of(chat_model(fake))
-    assert (error.kind, error.retryable, error.partial) == ("network", True, "so far")
-
-
 async def test_a_server_that_lingers_after_its_end_does_not_hold_the_reply_back() -> None:
     async with StrictChat([Odd(Reply(text="done"), end_late=60.0)]) as fake:
         async with asyncio.timeout(PATIENCE):

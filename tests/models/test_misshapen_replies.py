@@ -9,17 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.fakes.anthropic import StrictAnthropic
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, anthropic_model, ask, chat_model, model_of, reply_of, responses_model
-from tests.kit.fakes.ollama import FakeOllama
-from tests.kit.fakes.responses import StrictResponses
-from tests.kit.fakes.server import Odd, Strict, events
+from tests.kit.fakes.clients import ADD, PROTOCOLS, ask, chat_model, reply_of
+from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
 from treadle.messages import Reply
 from treadle.models.failures import ReportedFailure
-from treadle.models.ollama_chat import OllamaChat
-from treadle.models.remote import RemoteModel
 from treadle.models.request_parts import WireFormat
 from treadle.models.sse import MalformedStream
 
@@ -66,16 +61,11 @@ def lines(*items: Any) -> bytes:
     return b"".join(json.dumps(item).encode() + b"\n" for item in items)
 
 
-def ollama_model(fake: Strict) -> RemoteModel:
-    return model_of(fake, OllamaChat("ollama", "m"))
-
-
-Way = tuple[list[Any], Callable[..., bytes], type[Strict], Callable[[Any], RemoteModel]]
-WAYS: dict[str, Way] = {
-    "chat": (CHAT, events, StrictChat, chat_model),
-    "anthropic": (ANTHROPIC, events, StrictAnthropic, anthropic_model),
-    "responses": (RESPONSES, events, StrictResponses, responses_model),
-    "ollama": (OLLAMA, lines, FakeOllama, ollama_model),
+WAYS: dict[str, tuple[list[Any], Callable[..., bytes], Any, Any]] = {
+    "chat": (CHAT, events, *PROTOCOLS["chat"]),
+    "anthropic": (ANTHROPIC, events, *PROTOCOLS["anthropic"]),
+    "responses": (RESPONSES, events, *PROTOCOLS["responses"]),
+    "ollama": (OLLAMA, lines, *PROTOCOLS["ollama"]),
 }
 
 
@@ -226,6 +216,15 @@ async def test_events_nobody_knows_may_have_any_shape(way: str) -> None:
     new = {"type": "shiny", "delta": "x", "index": "y", "message": 7, "output_index": [], "response": "z", "item": 1}
     async with fake([Odd(raw=write(items[0], new, *items[1:]))]) as server:
         assert (await reply_of(make(server), ask("hi", tools=(ADD,)))).text == "so"
+
+
+@pytest.mark.parametrize(("way", "count"), [("chat", 1), ("anthropic", 5), ("responses", 3), ("ollama", 1)])
+async def test_a_stream_that_ends_early_is_no_reply(way: str, count: int) -> None:
+    items, write, fake, make = WAYS[way]
+    async with fake([Odd(raw=write(*items[:count]))]) as server:
+        with pytest.raises(ModelError, match="before the reply was complete") as caught:
+            await reply_of(make(server), ask("hi", tools=(ADD,)))
+    assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("network", True, "so")
 
 
 async def test_what_came_before_nonsense_is_kept() -> None:

@@ -1,7 +1,6 @@
 """A session may go to another model at any turn, in any direction, with reasoning and calls in its history."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ import pytest
 from tests.kit.fakes.anthropic import StrictAnthropic
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.clients import (
-    ADD,
-    ECHO,
+    PROTOCOLS,
+    TOOLS,
     anthropic_model,
     ask,
     chat_model,
@@ -21,18 +20,12 @@ from tests.kit.fakes.clients import (
     user,
 )
 from tests.kit.fakes.responses import StrictResponses
-from tests.kit.fakes.server import Strict
 from treadle.messages import Call, Message, Messages, Reply, Request, Sampling
 from treadle.models.chat_completions import Quirks
 from treadle.models.remote import RemoteModel
 from treadle.models.request_parts import MISTRAL_IDS
 
-Maker = Callable[[Strict, str], RemoteModel]
-PROTOCOLS: dict[str, tuple[type[Strict], Maker]] = {
-    "chat": (StrictChat, chat_model),
-    "anthropic": (StrictAnthropic, anthropic_model),
-    "responses": (StrictResponses, responses_model),
-}
+SWITCHED = ("chat", "anthropic", "responses")
 SCRIPT = [
     Reply(
         text="I add.",
@@ -41,21 +34,15 @@ SCRIPT = [
     ),
     Reply(text="That makes 3.", reasoning="easy"),
 ]
-TOOLS = (ADD, ECHO)
 
 
-async def turns(model: RemoteModel, items: list[Message], scratch: dict[str, Any], count: int) -> None:
+async def turns(model: RemoteModel, items: list[Message], cache: dict[str, Any], count: int) -> None:
     """Let `model` answer `count` times, with unique call ids as the engine gives them."""
     for _ in range(count):
         sampling = Sampling(extra={"thinking": {"type": "enabled", "budget_tokens": 2000}})
         thinks = "Anthropic" in type(model._wire).__name__
-        request = Request(
-            "You help.",
-            Messages(items),
-            TOOLS,
-            sampling=sampling if thinks else Sampling(),
-            render_cache=scratch,
-        )
+        chosen = sampling if thinks else Sampling()
+        request = Request("You help.", Messages(items), TOOLS, sampling=chosen, render_cache=cache)
         reply = await reply_of(model, request)
         calls = tuple(Call(f"{call.id}_{len(items)}", call.tool, call.arguments) for call in reply.calls)
         message = said(reply)
@@ -63,17 +50,17 @@ async def turns(model: RemoteModel, items: list[Message], scratch: dict[str, Any
         items += results(calls) if calls else [user("and on")]
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product(PROTOCOLS, PROTOCOLS)))
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(SWITCHED, SWITCHED)))
 @pytest.mark.parametrize("at", [1, 2, 3])
 async def test_switching_after_any_turn_is_accepted(first: str, second: str, at: int) -> None:
     (fake_a, make_a), (fake_b, make_b) = PROTOCOLS[first], PROTOCOLS[second]
     async with fake_a(SCRIPT * 9) as one, fake_b(SCRIPT * 9) as two:
         a, b = make_a(one, "model-a"), make_b(two, "model-b")
         items: list[Message] = [user("add and echo")]
-        scratch: dict[str, Any] = {}
-        await turns(a, items, scratch, at)
-        await turns(b, items, scratch, 3)
-        await turns(a, items, scratch, 2)
+        cache: dict[str, Any] = {}
+        await turns(a, items, cache, at)
+        await turns(b, items, cache, 3)
+        await turns(a, items, cache, 2)
         assert one.rejected + two.rejected == []
         assert len(one.seen) == at + 2
         assert len(two.seen) == 3
@@ -82,10 +69,10 @@ async def test_switching_after_any_turn_is_accepted(first: str, second: str, at:
 async def test_own_reasoning_comes_back_after_a_turn_of_another_model() -> None:
     async with StrictAnthropic(SCRIPT * 9) as one, StrictResponses(SCRIPT * 9) as two:
         items: list[Message] = [user("go")]
-        scratch: dict[str, Any] = {}
-        await turns(anthropic_model(one, "model-a"), items, scratch, 2)
-        await turns(responses_model(two, "model-b"), items, scratch, 2)
-        await turns(anthropic_model(one, "model-a"), items, scratch, 1)
+        cache: dict[str, Any] = {}
+        await turns(anthropic_model(one, "model-a"), items, cache, 2)
+        await turns(responses_model(two, "model-b"), items, cache, 2)
+        await turns(anthropic_model(one, "model-a"), items, cache, 1)
         kinds = [[b["type"] for b in m["content"]] for m in one.seen[-1].body["messages"] if m["role"] == "assistant"]
         assert kinds[0][0] == "thinking"
         assert kinds[1][0] == "thinking"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
+from tests.kit.fakes.anthropic import StrictAnthropic
+from tests.kit.fakes.chat import StrictChat
+from tests.kit.fakes.ollama import FakeOllama
+from tests.kit.fakes.responses import StrictResponses
 from tests.kit.fakes.server import Strict
 from treadle.messages import (
     Call,
@@ -22,8 +26,10 @@ from treadle.models.anthropic_messages import AnthropicMessages
 from treadle.models.base import Model, ModelEvent
 from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.http import Endpoint, Secret, Timeouts
+from treadle.models.model_info import probe_ollama
+from treadle.models.ollama_chat import OllamaChat
 from treadle.models.openai_responses import OpenAIResponses
-from treadle.models.remote import RemoteModel
+from treadle.models.remote import RemoteModel, WindowProbe
 from treadle.models.request_parts import WireFormat
 
 PLENTY = Timeouts(connect=30.0, first_byte=30.0, idle=30.0, total=120.0)
@@ -41,13 +47,16 @@ ADD = ToolSpec(
 ECHO = ToolSpec("echo", "Say it again.", {"type": "object", "properties": {"text": {"type": "string"}}})
 
 
-def model_of(fake: Strict | str, wire: WireFormat, **changes: Any) -> RemoteModel:
+TOOLS = (ADD, ECHO)
+
+
+def model_of(fake: Strict | str, wire: WireFormat, probe: WindowProbe | None = None, **changes: Any) -> RemoteModel:
     """A model on a fake (or a base URL) that speaks `wire`."""
     base_url = fake if isinstance(fake, str) else fake.base_url
     options: dict[str, Any] = {"provider": "fake", "key": Secret("sk-test"), "timeouts": PLENTY} | changes
     if isinstance(wire, AnthropicMessages):
         options |= {"key_header": "x-api-key", "key_prefix": "", "headers": (("anthropic-version", "2023-06-01"),)}
-    return RemoteModel(wire, Endpoint(base_url=base_url, **options))
+    return RemoteModel(wire, Endpoint(base_url=base_url, **options), probe=probe)
 
 
 def chat_model(fake: Strict | str, model: str = "m", quirks: Quirks = Quirks(), **changes: Any) -> RemoteModel:  # noqa: B008
@@ -60,6 +69,25 @@ def anthropic_model(fake: Strict | str, model: str = "m", **changes: Any) -> Rem
 
 def responses_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
     return model_of(fake, OpenAIResponses("fake", model), **changes)
+
+
+def ollama_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
+    return model_of(fake, OllamaChat("ollama", model), probe_ollama, **({"provider": "ollama"} | changes))
+
+
+class Protocol(NamedTuple):
+    """A strict fake, and a model that speaks to it."""
+
+    fake: type[Strict]
+    model: Callable[..., RemoteModel]
+
+
+PROTOCOLS = {
+    "chat": Protocol(StrictChat, chat_model),
+    "anthropic": Protocol(StrictAnthropic, anthropic_model),
+    "responses": Protocol(StrictResponses, responses_model),
+    "ollama": Protocol(FakeOllama, ollama_model),
+}
 
 
 def user(text: str) -> UserMessage:

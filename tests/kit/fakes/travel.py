@@ -6,19 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.kit.fakes.anthropic import StrictAnthropic
-from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import anthropic_model, chat_model, responses_model
-from tests.kit.fakes.responses import StrictResponses
+from tests.kit.fakes.clients import PROTOCOLS
 from tests.kit.fakes.server import Strict
 from treadle.messages import Reply, Request
 from treadle.models.remote import RemoteModel
 
-WIRES: dict[str, tuple[type[Strict], Any]] = {
-    "chat": (StrictChat, chat_model),
-    "anthropic": (StrictAnthropic, anthropic_model),
-    "responses": (StrictResponses, responses_model),
-}
+WIRES = ("chat", "anthropic", "responses")
 
 
 class OverTheWire:
@@ -41,10 +34,9 @@ class OverTheWire:
 
 @asynccontextmanager
 async def travelling(wire: str, inner: Any) -> AsyncIterator[tuple[OverTheWire, Strict]]:
-    kind, make = WIRES[wire]
-    fake = kind(lambda body: model.reply)
-    async with fake:
-        remote = make(fake, "m")
+    protocol = PROTOCOLS[wire]
+    async with protocol.fake(lambda body: model.reply) as fake:
+        remote = protocol.model(fake)
         model = OverTheWire(inner, remote)
         try:
             yield model, fake

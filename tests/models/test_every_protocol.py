@@ -1,0 +1,166 @@
+"""What holds for every protocol: prefixes that stay, replies in pieces, foreign histories, an end that is missing."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.fakes.clients import ADD, PROTOCOLS, TOOLS, ask, events_of, reply_of, results, said, user
+from tests.kit.fakes.server import Odd
+from treadle.errors import ModelError
+from treadle.events import CallDelta, ReasoningDelta, TextDelta
+from treadle.messages import (
+    Call,
+    ImagePart,
+    Message,
+    Messages,
+    ModelMessage,
+    Reply,
+    Request,
+    ResultMessage,
+    Sampling,
+    Usage,
+)
+from treadle.models.request_parts import WireFormat
+
+CALLS = (Call("call_1", "add", '{"a":1,"b":2}'), Call("call_2", "echo", '{"text":"größer"}'))
+STRICT = ("chat", "anthropic", "responses")
+
+
+def wire_of(protocol: str) -> WireFormat:
+    return PROTOCOLS[protocol].model("http://127.0.0.1:9")._wire
+
+
+def without_marks(body: bytes) -> bytes:
+    return body.replace(b',"cache_control":{"type":"ephemeral"}', b"")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_each_turn_begins_with_the_bytes_of_the_turn_before(protocol: str) -> None:
+    wire, cache, items = wire_of(protocol), {}, [user("start — größer")]
+    before = b""
+    for turn in range(50):
+        sent = without_marks(wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=cache), None))
+        assert sent == without_marks(wire.build_body(Request("You help.", list(items), TOOLS), None))
+        assert sent.startswith(before)
+        json.loads(sent)
+        before = sent.removesuffix(b"]}").removesuffix(b"]}")
+        calls = (Call(f"call_{turn}", "add", f'{{"a": {turn}, "b": 1}}'), Call(f"x{turn}", "echo"))
+        items += [ModelMessage(f"turn {turn}", calls), *results(calls[:1])]
+        items.append(ResultMessage(f"x{turn}", "echo", "ok", parts=(ImagePart(data="QUJD"),)))
+        if turn % 7 == 0:
+            items.append(user("and on"))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@given(data=st.data())
+def test_a_context_is_written_the_same_whatever_was_written_before(protocol: str, data: st.DataObject) -> None:
+    wire, cache, note = wire_of(protocol), {}, user("(Go on.)")
+    calls = (Call("1", "add"), Call("2", "add"))
+    flat: list[Message] = [user("one"), ModelMessage("a", calls), ResultMessage("1", "add", "x")]
+    flat += [ResultMessage("2", "add", "y", parts=(ImagePart(data="QUJD"),)), user("two"), ModelMessage()]
+    flat += [ModelMessage("b"), user("three"), ModelMessage("", calls[:1]), *results(calls[:1])]
+    for _ in range(6):
+        shown = flat[: data.draw(st.integers(1, len(flat)))]
+        shown = [*([note] if data.draw(st.booleans()) else []), *shown, *([note] if data.draw(st.booleans()) else [])]
+        tools = data.draw(st.sampled_from([(ADD,), TOOLS]))
+        sent = wire.build_body(Request("s", shown, tools, render_cache=cache), None)
+        assert sent == wire.build_body(Request("s", list(shown), tools), None)
+        json.loads(sent)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_reply_becomes_deltas_and_one_reply_in_one_piece_or_byte_by_byte(protocol: str) -> None:
+    fake, make = PROTOCOLS[protocol]
+    reply = Reply(text="I add.", reasoning="hm", calls=CALLS, usage=Usage(100, 20, 60, 5))
+    async with fake([reply, Odd(reply, split=1)]) as server:
+        model = make(server)
+        burst = await events_of(model, ask("hi", tools=TOOLS))
+        slow = await events_of(model, ask("hi", tools=TOOLS))
+    assert burst[:-1] == [
+        ReasoningDelta(text="hm"),
+        TextDelta(text="I add."),
+        CallDelta(index=0, tool="add", arguments=CALLS[0].arguments),
+        CallDelta(index=1, tool="echo", arguments=CALLS[1].arguments),
+    ]
+    for whole in (burst[-1], slow[-1]):
+        assert isinstance(whole, Reply)
+        assert (whole.text, whole.reasoning, whole.finish) == ("I add.", "hm", "calls")
+        assert [(call.tool, call.arguments) for call in whole.calls] == [(c.tool, c.arguments) for c in CALLS]
+        assert (whole.usage.input_tokens, whole.usage.output_tokens) == (100, 20)
+        if protocol != "ollama":  # which has neither ids nor a count of cached tokens
+            assert (whole.calls, whole.usage.cached_tokens) == (CALLS, 60)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kinds"),
+    [
+        ("anthropic", ["thinking", "text", "tool_use", "tool_use"]),
+        ("responses", ["reasoning", "message", "function_call", "function_call"]),
+    ],
+)
+async def test_a_tool_loop_with_reasoning_is_accepted_turn_after_turn(protocol: str, kinds: list[str]) -> None:
+    fake, make = PROTOCOLS[protocol]
+    reasoned = Reply(text="I add.", reasoning="let me think", calls=CALLS)
+    async with fake([reasoned, Reply(text="3", reasoning="done")]) as server:
+        model, items, cache = make(server), [user("hi")], {}
+        for turn in range(4):
+            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, render_cache=cache))
+            calls = tuple(Call(f"call_{turn}_{n}", call.tool, call.arguments) for n, call in enumerate(reply.calls))
+            items.append(ModelMessage(reply.text, calls, reply.reasoning, reply.opaque))
+            items += results(calls) or [user("again")]
+        assert server.rejected == []
+        body = server.seen[1].body
+    sent = body["messages"][1]["content"] if protocol == "anthropic" else body["input"][1:5]
+    assert [item["type"] for item in sent] == kinds
+
+
+@pytest.mark.parametrize("protocol", STRICT)
+async def test_ids_names_and_arguments_of_other_models_are_made_acceptable(protocol: str) -> None:
+    fake, make = PROTOCOLS[protocol]
+    odd = (
+        Call("toolu_" + "x" * 90, "functions.add", '{"a"'),
+        Call("functions.add:0", "", "[]"),
+        Call("ü", "add", ""),
+        Call("", "add"),
+    )
+    async with fake() as server:
+        await reply_of(make(server), ask("hi", ModelMessage(" ", odd), *results(odd), tools=TOOLS))
+        assert server.rejected == []
+
+
+@pytest.mark.parametrize("protocol", STRICT)
+async def test_a_last_turn_without_calls_keeps_the_tools_and_forbids_them(protocol: str) -> None:
+    fake, make = PROTOCOLS[protocol]
+    history = ("hi", ModelMessage("", CALLS), *results(CALLS))
+    async with fake() as server:
+        model, cache = make(server), {}
+        await reply_of(model, ask(*history, tools=TOOLS, render_cache=cache))
+        await reply_of(model, ask(*history, "sum up", tools=TOOLS, tool_choice="none", render_cache=cache))
+        extra = {"tool_choice": "required", "parallel_tool_calls": True}
+        await reply_of(model, ask("no tools at all", sampling=Sampling(extra=extra)))
+        assert server.rejected == []
+        with_tools, last, plain = (seen.body for seen in server.seen)
+    assert last["tools"] == with_tools["tools"]
+    assert last["tool_choice"] in ("none", {"type": "none"})
+    assert not {"tools", "tool_choice", "parallel_tool_calls"} & plain.keys()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "orphans"),
+    [
+        ("chat", [("hi", ModelMessage("", CALLS), "no results"), ("hi", *results(CALLS))]),
+        *((name, [("hi", ModelMessage("", CALLS), "no results"), ("hi", *results(CALLS)),
+                  ("hi", said(Reply(text="the last word")))]) for name in ("anthropic", "responses")),
+    ],
+)  # fmt: skip
+async def test_the_fakes_refuse_what_a_provider_refuses(protocol: str, orphans: Any) -> None:
+    fake, make = PROTOCOLS[protocol]
+    async with fake() as server:
+        for messages in orphans:
+            with pytest.raises(ModelError) as caught:
+                await reply_of(make(server), ask(*messages, tools=TOOLS))
+            assert caught.value.kind == "bad_request"
+        assert len(server.rejected) == len(orphans)

@@ -12,7 +12,7 @@ from treadle import Limits, Runtime
 from treadle.events import SessionRenamed
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
-from treadle.server.loop_api import _missed
+from treadle.server.loop_api import _encode_missed
 from treadle.server.observer import LogObserver
 from treadle.testing import call
 
@@ -305,7 +305,7 @@ def test_a_watcher_of_everything_that_is_too_slow_is_told_how_much_it_lost() -> 
             observer.on_stored("s", [SessionRenamed(name="x")], 0.0)
         lost = subscription.take_missed()
         assert 0 < lost < 3000 and subscription.take_missed() == 0
-        assert f"{lost} events" in _missed(lost).decode()
+        assert f"{lost} events" in _encode_missed(lost).decode()
 
 
 async def test_the_roots_of_the_operator_hold_for_the_working_folder(tmp_path: Any) -> None:

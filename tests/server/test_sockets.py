@@ -12,7 +12,7 @@ from tests.kit.server import OWNER, Client, served
 from tests.kit.sessions import PATIENCE, Held, Tables, agent_of, note
 from treadle import Agent, AskUser
 from treadle.errors import StoreError
-from treadle.server.sockets import _look_elsewhere
+from treadle.server.sockets import _poll_statuses
 from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel, call
 
@@ -148,7 +148,7 @@ async def test_what_was_listed_is_not_told_when_something_newer_was_told_meanwhi
     async with served(agent) as client:
         first, second = await client.session(), await client.session()
         line, seen = Halting(), dict[str, Any]()
-        looking = asyncio.create_task(_look_elsewhere(client.app.state.service, line, seen))  # type: ignore[arg-type]
+        looking = asyncio.create_task(_poll_statuses(client.app.state.service, line, seen))  # type: ignore[arg-type]
         async with asyncio.timeout(PATIENCE):
             await line.full.wait()
         sending = asyncio.create_task(client.send(second, "drop"))

@@ -22,7 +22,7 @@ DESCRIPTION = "A durable agent runtime: sessions, runs, approvals and events ove
 
 
 class ServerApp(FastAPI):
-    """The application behind its guard: nothing reaches a route, or leaves one, past it."""
+    """The application with its guard, which every request and response passes."""
 
     def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(**options)
@@ -34,7 +34,7 @@ class ServerApp(FastAPI):
         return Guard(super().build_middleware_stack(), service.config, service.tokens)
 
     def openapi(self) -> dict[str, Any]:
-        """The description of all routes, with the token that they need."""
+        """Describe all routes and the token that they need."""
         if self.openapi_schema is None:
             schema = super().openapi()
             schemes = {"token": {"type": "http", "scheme": "bearer"}}
@@ -48,7 +48,7 @@ class ServerApp(FastAPI):
 
 
 def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerApp:
-    """The server over a runtime. Served by itself it opens and closes the runtime; mounted, that is the user's part."""
+    """Build the server for a runtime. It opens and closes the runtime, unless it is mounted in another application."""
     service = Service(runtime, config or ServerConfig())
 
     @asynccontextmanager
@@ -73,7 +73,7 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
     )
     for part in (home, sessions, loop_api, chat, openai_api, catalogue, sockets):
         app.include_router(part.router)
-    _describe(app)
+    _add_documentation(app)
     problems.install_error_handlers(app)
     return app
 
@@ -83,23 +83,23 @@ def _name_operation(route: APIRoute) -> str:
     return route.name
 
 
-def _describe(app: ServerApp) -> None:
+def _add_documentation(app: ServerApp) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi(token: Viewer) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
         return app.openapi()
 
     @app.get("/docs", include_in_schema=False)
     async def docs(token: Viewer) -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
-        return HTMLResponse(_page(app.openapi()))
+        return HTMLResponse(_render_page(app.openapi()))
 
 
-def _page(schema: dict[str, Any]) -> str:
-    """The routes as a page without a script: it needs nothing from elsewhere."""
+def _render_page(schema: dict[str, Any]) -> str:
+    """Render the routes as a page without scripts or other files."""
     rows: list[str] = []
     for path, methods in schema["paths"].items():
         for method, about in methods.items():
             text = html.escape(about.get("description", ""))
             rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>treadle: the API</title>'
-    link = '<p>The whole of it, for machines: <a href="openapi.json">openapi.json</a></p>'
+    link = '<p>For programs: <a href="openapi.json">openapi.json</a></p>'
     return f"{head}<h1>The API</h1>{link}<dl>{''.join(rows)}</dl></html>"

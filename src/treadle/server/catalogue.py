@@ -1,4 +1,4 @@
-"""What there is: tools, skills, agents, models, the configuration without its secrets, and memory."""
+"""Tools, skills, agents, models, memory, and the configuration without its secrets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ToolView(BaseModel):
 
 
 class SkillView(BaseModel):
-    """A skill; `triggers` are the words and patterns that call for it, or `always`."""
+    """A skill. `triggers` are the words and patterns that activate it, or `always`."""
 
     id: str
     description: str
@@ -48,7 +48,7 @@ class AgentView(BaseModel):
 
 
 class ModelView(BaseModel):
-    """A model or an agent, as OpenAI's clients want to see them."""
+    """A model or an agent, in the form that OpenAI's clients expect."""
 
     id: str
     object: str = "model"
@@ -75,9 +75,9 @@ class ModelName(StrictBody):
 
 
 class MemoryView(BaseModel):
-    """Something that is remembered. `scope` is the workspace where it holds, or empty: then it holds anywhere.
+    """A memory. `scope` is its workspace; an empty scope means every workspace.
 
-    `session_id` is the session it comes from, empty where a person noted it.
+    `session_id` is the session that it comes from, and empty when a person added it.
     """
 
     id: str
@@ -115,7 +115,7 @@ class MemoryName(StrictBody):
 
 @router.get("/tools", response_model_by_alias=True)
 async def list_tools(service: CurrentService, token: Viewer) -> list[ToolView]:
-    """Every tool of every agent."""
+    """List the tools of all agents."""
     found: dict[str, ToolView] = {}
     for agent in service.runtime.agents.values():
         for name, tool in agent.toolbox.items():
@@ -129,7 +129,7 @@ async def list_tools(service: CurrentService, token: Viewer) -> list[ToolView]:
 
 @router.get("/skills")
 async def list_skills(service: CurrentService, token: Viewer) -> list[SkillView]:
-    """What the agents know how to do in the first of the operator's folders."""
+    """List the agents' skills in the first of the operator's folders."""
     workspace = service.resolve_workspace("")
     found: dict[str, SkillView] = {}
     for agent in service.runtime.agents.values():
@@ -145,7 +145,7 @@ async def list_skills(service: CurrentService, token: Viewer) -> list[SkillView]
 
 @router.patch("/skills/{skill_id}")
 async def switch_skill(service: CurrentService, token: Sender, skill_id: str, body: SkillSwitch) -> SkillView:
-    """Enable or disable a skill, in every workspace of this server's user."""
+    """Enable or disable a skill in every workspace of this server's user."""
     if skill_id not in {skill.id for skill in await list_skills(service, token)}:
         raise NotFound(f"there is no skill {skill_id[:200]!r} here; GET /v1/skills lists them")
     for agent in service.runtime.agents.values():
@@ -156,7 +156,7 @@ async def switch_skill(service: CurrentService, token: Sender, skill_id: str, bo
 
 @router.get("/agents")
 async def list_agents(service: CurrentService, token: Viewer) -> list[AgentView]:
-    """Who can be asked."""
+    """List the agents."""
     workspace = service.resolve_workspace("")
     about: dict[str, str] = {}
     for agent in service.runtime.agents.values():
@@ -176,7 +176,7 @@ async def list_agents(service: CurrentService, token: Viewer) -> list[AgentView]
 
 @router.get("/config")
 async def get_config(service: CurrentService, token: Viewer) -> ConfigView:
-    """What the server runs with. Never a secret."""
+    """Show the configuration, without secrets."""
     agent = service.default_agent
     name = agent.resolved_model().name
     provider, colon, _ = name.partition(":")
@@ -193,7 +193,7 @@ async def get_config(service: CurrentService, token: Viewer) -> ConfigView:
 
 @router.get("/models")
 async def list_models(service: CurrentService, token: Viewer) -> ModelList:
-    """Models, and agents as `agent:NAME`."""
+    """List the models, and the agents as `agent:NAME`."""
     named = [_model_view(service, name) for name in service.list_model_names()]
     agents = [ModelView(id=f"agent:{name}") for name in service.runtime.agents]
     return ModelList(data=[*named, *agents])
@@ -201,7 +201,7 @@ async def list_models(service: CurrentService, token: Viewer) -> ModelList:
 
 @router.get("/models/{model_id:path}")
 async def get_model(service: CurrentService, token: Viewer, model_id: str) -> ModelView:
-    """One model, or an agent as `agent:NAME`."""
+    """Show one model, or an agent as `agent:NAME`."""
     for model in (await list_models(service, token)).data:
         if model.id == model_id:
             return model
@@ -211,15 +211,15 @@ async def get_model(service: CurrentService, token: Viewer, model_id: str) -> Mo
 def _model_view(service: Service, name: str) -> ModelView:
     try:
         window = service.runtime.model(name).window
-    except TreadleError:  # offered by name, but its key or its package is not there
+    except TreadleError:  # its key or its package is missing
         return ModelView(id=name, loaded=False)
     return ModelView(id=name, loaded=name not in service.unloaded_models, window=window)
 
 
 @router.post("/models/load")
 async def load_model(service: CurrentService, token: Sender, body: ModelName) -> ModelView:
-    """Get a model ready before it is needed."""
-    name = _known(service, body.model)
+    """Load a model before it is needed."""
+    name = _check_model_name(service, body.model)
     service.unloaded_models.discard(name)
     loading = getattr(service.get_model(name), "load", None)
     if loading is not None:
@@ -229,8 +229,8 @@ async def load_model(service: CurrentService, token: Sender, body: ModelName) ->
 
 @router.post("/models/unload")
 async def unload_model(service: CurrentService, token: Sender, body: ModelName) -> ModelView:
-    """Give back what a model holds. Until it is loaded again nothing is begun on it; what runs gets it back."""
-    name = _known(service, body.model)
+    """Free what a model holds. No run starts on it until it is loaded again; a current run loads it itself."""
+    name = _check_model_name(service, body.model)
     unloading = getattr(service.runtime.model(name), "unload", None)
     if unloading is not None:
         unloading()
@@ -238,7 +238,7 @@ async def unload_model(service: CurrentService, token: Sender, body: ModelName) 
     return _model_view(service, name)
 
 
-def _known(service: Service, name: str) -> str:
+def _check_model_name(service: Service, name: str) -> str:
     if name not in service.list_model_names():
         raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
     return name
@@ -254,7 +254,7 @@ async def list_memories(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> list[MemoryView]:
-    """What is remembered across sessions, the oldest first; `offset` leaves out so many of them."""
+    """List the memories, the oldest first. `offset` skips that many."""
     return [
         MemoryView.from_memory(memory) for memory in await service.runtime.log.memories.list(limit=limit, offset=offset)
     ]
@@ -267,20 +267,20 @@ async def search_memories(
     q: Annotated[str, Query(min_length=1, max_length=2000)],
     k: Annotated[int, Query(ge=1, le=100)] = 5,
 ) -> list[MemoryView]:
-    """What is remembered about something, best first."""
+    """Search the memories, best match first."""
     return [MemoryView.from_memory(memory) for memory in await service.runtime.log.memories.search(q, limit=k)]
 
 
 @router.post("/memory", status_code=201)
 async def add_memory(service: CurrentService, token: Sender, body: NewMemory) -> MemoryView:
-    """Keep something beyond a session. What looks like a secret is refused."""
+    """Add a memory. Text that looks like a secret is refused."""
     memory = Memory(text=body.content, kind=body.kind, scope=body.scope)
     return MemoryView.from_memory(await service.runtime.log.memories.add(memory))
 
 
 @router.patch("/memory/{memory_id}")
 async def edit_memory(service: CurrentService, token: Sender, memory_id: str, body: MemoryText) -> MemoryView:
-    """Change the text of one thing. What looks like a secret is refused."""
+    """Change the text of a memory. Text that looks like a secret is refused."""
     return MemoryView.from_memory(await service.runtime.log.memories.edit(memory_id, body.content))
 
 
@@ -291,14 +291,14 @@ async def delete_memory(
     body: MemoryName | None = None,
     id: Annotated[str, Query(max_length=200)] = "",
 ) -> None:
-    """Forget one thing, named in the address or in a body."""
+    """Delete a memory by the id in the query or in the body."""
     name = body.id if body is not None else id
     if not name:
-        raise build_field_error("id", "say what is to be forgotten")
+        raise build_field_error("id", "name the memory to delete")
     await service.runtime.log.memories.delete(name)
 
 
 @router.delete("/memory/{memory_id}", status_code=204)
 async def delete_memory_by_id(service: CurrentService, token: Sender, memory_id: str) -> None:
-    """Forget one thing."""
+    """Delete a memory."""
     await service.runtime.log.memories.delete(memory_id)

@@ -1,4 +1,4 @@
-"""What the operator decides about a server: who may come in, from where, how much, and which folders."""
+"""What the operator decides about a server: its tokens, host names, limits, folders and models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The operator's word. Without `tokens` everybody who can connect may do everything: loopback only.
+    """The operator's configuration. Without `tokens`, everybody who can connect may do everything: loopback only.
 
-    `hosts` are names this server may be called by beside those of loopback, with a port where it is not the
-    server's own; `origins` are pages of other places that may use it; `roots` hold every session's workspace;
-    `models` are names that requests may choose beside the agents' own; `agent` is who is meant where none is named.
+    `hosts` are further host names of this server, with a port if it differs from the server's own. `origins` are other
+    origins whose pages may use it. Every session's workspace is in one of the `roots`. Requests may choose the `models`
+    besides those of the agents. `agent` is the default agent.
     """
 
     tokens: Sequence[Token] = ()

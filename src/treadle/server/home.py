@@ -1,4 +1,4 @@
-"""The front door: health, readiness, metrics, the login link, and the page that says that the server runs."""
+"""Health, readiness, metrics, the login link, and a page that says that the server runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width">
 <title>treadle</title>
 <h1>treadle</h1>
-<p>The server runs. <a href="docs">What it can do</a> is shown to those who are logged in: open the login link that
-<code>treadle serve</code> has printed, or send a token.</p>
+<p>The server runs. Log in to see <a href="docs">the API</a>: open the login link that
+<code>treadle serve</code> printed, or send a token.</p>
 </html>
 """
 
@@ -50,7 +50,7 @@ async def check_health() -> HealthView:
 
 @router.get("/v1/health")
 async def check_token(token: Viewer) -> HealthView:
-    """The process is alive, and the token is right."""
+    """The process is alive, and the token is valid."""
     return HealthView()
 
 
@@ -75,13 +75,13 @@ async def get_metrics(service: CurrentService, token: Viewer) -> PlainTextRespon
 
 @router.get("/", response_class=HTMLResponse, include_in_schema=False)
 async def show_page() -> Response:
-    """A word that the server runs."""
+    """A page that says that the server runs."""
     return HTMLResponse(PAGE)
 
 
 @router.post("/v1/tickets", status_code=201)
 async def create_ticket(service: CurrentService, request: Request, token: Viewer) -> TicketView:
-    """A login link for another browser of the same person."""
+    """Create a login link for another browser of the same person."""
     if not service.tokens.has_tokens:
         raise Refusal(409, "conflict", "this server needs no login")
     return TicketView(path=f"/login?ticket={service.tokens.issue_ticket(get_token(request))}", expires_in=600.0)
@@ -91,7 +91,7 @@ async def create_ticket(service: CurrentService, request: Request, token: Viewer
 async def log_in(
     service: CurrentService, request: Request, ticket: Annotated[str, Query(max_length=200)] = ""
 ) -> Response:
-    """Use a login link up: sets the cookie and goes to the page."""
+    """Log in with a link: set the cookie and go to the page. A link works once."""
     token = service.tokens.redeem_ticket(ticket)
     if token is None:
         raise Refusal(

@@ -1,4 +1,4 @@
-"""`/api/agent`: one objective, run to its end and streamed as loop events, and the registry of what runs."""
+"""`/api/agent`: run an objective as a stream of loop events, and the registry of sessions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CamelBody(LenientBody):
 
 
 class RunBody(CamelBody):
-    """What the agent is to do, and within which bounds."""
+    """The objective of the agent, and its limits."""
 
     objective: str
     system_prompt: str | None = None
@@ -101,7 +101,7 @@ class AgentSessionPage(BaseModel):
 
 @router.post("/run", response_class=Response, responses=SSE_RESPONSES)
 async def run_objective(service: CurrentService, token: Sender, body: RunBody) -> Any:
-    """Run an objective and stream the loop's thirteen events. It goes on when the client has left."""
+    """Run an objective and stream the loop's thirteen events. The run goes on when the client leaves."""
     if not body.objective.strip():
         raise BadInput(EMPTY_OBJECTIVE)
     service.check_open()
@@ -126,15 +126,15 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
 
 
 async def _stream(service: Service, run: Run) -> EventStream:
-    dialect = await _dialect(service, run.session_id)
+    dialect = await _build_dialect(service, run.session_id)
     write = DialectWriter(dialect, named=True)
     stream = EventStream(service.streams, run, write)
     stream.on_shutdown = lambda: write.encode_frames(dialect.end_for_shutdown()) + SHUTDOWN_COMMENT
     return stream
 
 
-async def _dialect(service: Service, session_id: str) -> LoopDialect:
-    """One that begins in the middle of a session, and knows whose it is."""
+async def _build_dialect(service: Service, session_id: str) -> LoopDialect:
+    """Build a dialect that starts in the middle of a session and knows its first fact."""
     first = (await service.runtime.log.read(session_id, limit=1))[0]
     return LoopDialect(first if isinstance(first, SessionCreated) else None)
 
@@ -155,13 +155,13 @@ async def approve_call(service: CurrentService, token: Approver, session_id: str
 async def continue_run(
     service: CurrentService, token: Sender, session_id: str, body: ContinueBody | None = None
 ) -> Any:
-    """Go on with a fresh budget from the ending that `continuation_token` names; streams like `run`."""
+    """Continue with a fresh budget from the ending that `continuation_token` names. Streams like `run`."""
     session = await service.open_for_run(session_id, token)
     last = (await session.state()).last
     if last is None or not last.can_continue:
-        raise Conflict(f"session {session_id} has nothing to go on with")
+        raise Conflict(f"session {session_id} has nothing to continue")
     if body is not None and body.continuation_token not in ("", build_continuation_token(session_id, last)):
-        raise Conflict("continuation_token: the session has gone on since; look at it again")
+        raise Conflict("continuation_token: the session has gone on since then; load it again")
     position = await session.go_on("continue", key=build_continuation_token(session_id, last))
     return await _stream(service, session.follow(position))
 
@@ -170,7 +170,7 @@ async def continue_run(
 async def cancel_run(
     service: CurrentService, token: Sender, session_id: str, body: CancelBody | None = None
 ) -> CancelledView:
-    """Stop the run; answers when that is recorded."""
+    """Stop the run. The response comes when the end is recorded."""
     by = "operator" if body is not None and body.by == "operator" else token.name
     ending = await (await service.open_for_use(session_id, token)).cancel(by=by)
     return CancelledView.from_ending(ending)
@@ -187,14 +187,14 @@ async def list_agent_sessions(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     cursor: Annotated[str, Query(max_length=500)] = "",
 ) -> AgentSessionPage:
-    """What runs, waits and has ended, the last changed first."""
+    """List running, waiting and ended sessions, the last changed first."""
     found: list[AgentSession] = []
     listed = LISTED_STATUSES.get(status) if status is not None else None
     while True:
         page = await service.runtime.sessions(SessionQuery(listed, limit=limit - len(found), cursor=cursor))
         for info in page.sessions:
             if status is None or info.status == "stopped" or STATUSES[info.status] == status:
-                with suppress(NotFound):  # it may be deleted by now
+                with suppress(NotFound):  # it was deleted meanwhile
                     line = await service.registry.summarize_session(service.runtime.log, info)
                     found += [line] if status in (None, line.status) else []
         cursor = page.cursor
@@ -204,15 +204,15 @@ async def list_agent_sessions(
 
 @router.get("/sessions/stream", response_class=Response, responses=SSE_RESPONSES)
 async def stream_all_sessions(service: CurrentService, token: Viewer) -> Any:
-    """All sessions, live: session_started, session_updated, agent_event and session_ended."""
+    """Stream all sessions live: session_started, session_updated, agent_event and session_ended."""
     return StreamingResponse(
-        _all_sessions(service), headers={key.decode(): value.decode() for key, value in SSE_HEADERS}
+        _follow_all_sessions(service), headers={key.decode(): value.decode() for key, value in SSE_HEADERS}
     )
 
 
 @router.get("/sessions/{session_id}")
 async def get_agent_session(service: CurrentService, token: Viewer, session_id: str) -> AgentSessionDetail:
-    """One session with its recent events."""
+    """Show one session with its recent events."""
     info = await service.runtime.log.info(session_id)
     facts = await service.runtime.log.read(session_id)
     dialect = LoopDialect()
@@ -230,14 +230,14 @@ async def stream_agent_session(
     after: Annotated[int, Query(ge=0, le=2**53)] = 0,
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
-    """One session's loop events, from `after` or Last-Event-ID on and then live."""
+    """Stream one session's loop events after `after` or Last-Event-ID, then live."""
     start = await service.limit_position(session_id, parse_position(last_event_id, after))
     session = await service.open_session(session_id)
     write = DialectWriter(LoopDialect(), start, named=True)
     return EventStream(service.streams, session.watch(), write)
 
 
-async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
+async def _follow_all_sessions(service: Service) -> AsyncIterator[bytes]:
     dialects: dict[str, LoopDialect] = {}
     with service.observer.subscribe() as subscription:
         facts = subscription.__aiter__()
@@ -255,22 +255,22 @@ async def _all_sessions(service: Service) -> AsyncIterator[bytes]:
                 upcoming = asyncio.ensure_future(anext(facts, None))
                 session_id, fact = item
                 if session_id not in dialects and not isinstance(fact, SILENT_FACTS):
-                    dialects[session_id] = await _known_dialect(service, session_id)
+                    dialects[session_id] = await _build_known_dialect(service, session_id)
                 if session_id in dialects:
-                    yield _told(dialects, session_id, fact)
+                    yield _encode_fact(dialects, session_id, fact)
                 if missed := subscription.take_missed():
-                    yield _missed(missed)
+                    yield _encode_missed(missed)
             yield SHUTDOWN_COMMENT
         finally:
             upcoming.cancel()
 
 
-def _told(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFact) -> bytes:
-    """What one fact of one session means for who watches all."""
+def _encode_fact(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFact) -> bytes:
+    """Encode the events that one fact means for a watcher of all sessions."""
     lines: list[bytes] = []
 
     def add(name: str, **data: Any) -> None:
-        lines.append(_event(name, {"session_id": session_id, **data}))
+        lines.append(_encode_event(name, {"session_id": session_id, **data}))
 
     match fact:
         case RunStarted():
@@ -291,17 +291,17 @@ def _told(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFact) -> b
     return b"".join(lines)
 
 
-def _event(name: str, data: dict[str, Any]) -> bytes:
+def _encode_event(name: str, data: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"event": name, "data": data}))
 
 
-def _missed(count: int) -> bytes:
-    message = f"{count} events came faster than they were read and are left out here; GET /api/agent/sessions has all"
-    return _event("error", {"message": message, "recoverable": True})
+def _encode_missed(count: int) -> bytes:
+    message = f"{count} events were dropped because they were not read fast enough; GET /api/agent/sessions has all"
+    return _encode_event("error", {"message": message, "recoverable": True})
 
 
-async def _known_dialect(service: Service, session_id: str) -> LoopDialect:
+async def _build_known_dialect(service: Service, session_id: str) -> LoopDialect:
     try:
-        return await _dialect(service, session_id)
-    except NotFound:  # it was deleted since
+        return await _build_dialect(service, session_id)
+    except NotFound:  # it was deleted meanwhile
         return LoopDialect()

@@ -1,4 +1,4 @@
-"""The registry of `/api/agent`: a line for each session, counted from its facts. What was counted is not read again."""
+"""The registry of `/api/agent`: a summary of each session, counted from its facts. Each fact is read once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ STATUSES: dict[Status, RunStatus] = {
     "failed": "failed",
     "cancelled": "cancelled",
 }
-# Those that are one and the same in the list of sessions, so that it can be asked for them alone.
+# These statuses have exactly one counterpart in the list of sessions, so the log can filter by them.
 LISTED_STATUSES: dict[RunStatus, Status] = {
     "running": "running",
     "awaiting_approval": "waiting",
     "cancelled": "cancelled",
 }
-_LONGEST = 2000
-_KEPT = 1000
+_MAX_OBJECTIVE = 2000
+_MAX_SESSIONS = 1000
 
 
 class AgentSession(BaseModel):
@@ -59,7 +59,7 @@ class AgentSession(BaseModel):
 
 
 class SessionCounts:
-    """What one session's facts amount to so far."""
+    """Counts of one session's facts so far."""
 
     __slots__ = ("calls", "errors", "iteration", "last", "most", "objective", "results", "seq", "thoughts")
 
@@ -73,7 +73,7 @@ class SessionCounts:
         match fact:
             case MessageReceived():
                 if self.objective is None:
-                    self.objective = render_parts(fact.parts)[:_LONGEST]
+                    self.objective = render_parts(fact.parts)[:_MAX_OBJECTIVE]
             case RunStarted():
                 self.most = fact.limits.turns
             case TurnStarted():
@@ -93,45 +93,41 @@ class SessionCounts:
 
 
 class Registry:
-    """Tallies of the sessions that were asked for last; each is brought level by reading what is new."""
+    """Keeps the counts of the sessions that were requested last, and reads only new facts."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, SessionCounts] = OrderedDict()
+        self._counts: OrderedDict[str, SessionCounts] = OrderedDict()
 
     async def summarize_session(self, log: Log, info: SessionInfo) -> AgentSession:
-        """One session's line."""
-        tally = self._kept.setdefault(info.id, SessionCounts())
-        self._kept.move_to_end(info.id)
-        if len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
-        if tally.seq < info.seq:
-            for fact in await log.read(info.id, tally.seq):
-                if fact.seq > tally.seq:  # another request may have counted it while this one was reading
-                    tally.add(fact)
-        at_rest = info.status not in ("running", "waiting")
+        """Summarize one session."""
+        counts = self._counts.setdefault(info.id, SessionCounts())
+        self._counts.move_to_end(info.id)
+        if len(self._counts) > _MAX_SESSIONS:
+            self._counts.popitem(last=False)
+        if counts.seq < info.seq:
+            for fact in await log.read(info.id, counts.seq):
+                if fact.seq > counts.seq:  # another request may have counted it meanwhile
+                    counts.add(fact)
+        last = counts.last
         return AgentSession(
             session_id=info.id,
             name=info.name,
-            objective=tally.objective or "",
-            status=_status(info, tally.last),
-            reason=tally.last.reason if tally.last is not None and at_rest else "",
-            iteration=tally.iteration,
-            max_iterations=tally.most,
-            thoughts=tally.thoughts,
-            tool_calls=tally.calls,
-            results=tally.results,
-            errors=tally.errors,
+            objective=counts.objective or "",
+            status=classify_run(last) if info.status == "stopped" and last is not None else STATUSES[info.status],
+            reason=last.reason if last is not None and info.status not in ("running", "waiting") else "",
+            iteration=counts.iteration,
+            max_iterations=counts.most,
+            thoughts=counts.thoughts,
+            tool_calls=counts.calls,
+            results=counts.results,
+            errors=counts.errors,
             created_at=info.created_at,
             updated_at=info.updated_at,
         )
 
 
 def classify_run(fact: RunFinished) -> RunStatus:
-    """Of the five; a limit is no success, but handing the turn back is."""
+    """One of the five statuses. A limit is a failure; handing the turn back is a success."""
     if fact.reason in ("answered", "yielded"):
         return "completed"
     return "cancelled" if fact.reason == "cancelled" else "failed"
-
-
-def _status(info: SessionInfo, last: RunFinished | None) -> RunStatus:
-    return classify_run(last) if info.status == "stopped" and last is not None else STATUSES[info.status]

@@ -1,4 +1,4 @@
-"""`/v1/rpc`: JSON-RPC 2.0 over POST and over a WebSocket, where chats are also told as notifications."""
+"""`/v1/rpc`: JSON-RPC 2.0 over POST, and over a WebSocket that also sends the events of its chats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_BATCH_SIZE = 100
 _CODES = {400: jsonrpc.INVALID_PARAMS, 422: jsonrpc.INVALID_PARAMS, 500: jsonrpc.INTERNAL_ERROR}
 
 StartWatching: TypeAlias = Callable[[Session, MessageReceived, bool], None]
-"""Begins to tell a chat to whoever is connected: the session, the message, and whether each token."""
+"""Starts to send a chat: takes the session, the message, and whether to send each token."""
 MAX_RECENT_FACTS = 256
 
 
@@ -55,18 +55,18 @@ class ApproveParams(StrictBody):
 
 
 class RpcMethods:
-    """What can be called, for one caller."""
+    """The methods that one caller can call."""
 
     def __init__(self, service: Service, token: Token, watch: StartWatching | None = None) -> None:
         self._service, self._token, self._watch = service, token, watch
-        self._known: dict[str, Callable[[dict[str, Json]], Awaitable[Json]]] = {
+        self._methods: dict[str, Callable[[dict[str, Json]], Awaitable[Json]]] = {
             "agents.chat": self._chat,
             "agents.chat.cancel": self._cancel,
             "agents.chat.approve": self._approve,
         }
 
     async def answer(self, data: bytes | str) -> bytes | None:
-        """The response to a message, if it gets one."""
+        """Answer a message. Returns None when it holds only notifications."""
         incoming = jsonrpc.parse_message(data)
         if len(incoming.items) > MAX_BATCH_SIZE:
             error = RpcError(jsonrpc.INVALID_REQUEST, f"a batch may have {MAX_BATCH_SIZE} requests")
@@ -99,11 +99,11 @@ class RpcMethods:
 
     async def _call(self, request: RpcRequest) -> Json:
         name = request.method
-        method = self._known.get(f"agents.{name.removeprefix('agent.')}" if name.startswith("agent.") else name)
+        method = self._methods.get(f"agents.{name.removeprefix('agent.')}" if name.startswith("agent.") else name)
         if method is None:
             raise Refusal(404, "method_not_found", "Method not found")
         if not isinstance(request.params, dict):
-            raise Refusal(422, "invalid_params", "Invalid params: they must be named")
+            raise Refusal(422, "invalid_params", "Invalid params: they must be an object")
         return await method(request.params)
 
     async def _chat(self, params: dict[str, Json]) -> Json:
@@ -149,7 +149,7 @@ class RpcMethods:
 
 @router.post("/v1/rpc", responses={204: {"description": "only notifications were sent"}})
 async def call_rpc(service: CurrentService, request: Request) -> Response:
-    """JSON-RPC 2.0: `agents.chat`, `agents.chat.cancel`, `agents.chat.approve`; batches too."""
+    """Call `agents.chat`, `agents.chat.cancel` or `agents.chat.approve` by JSON-RPC 2.0, one by one or in batches."""
     answer = await RpcMethods(service, get_token(request)).answer(await request.body())
     if answer is None:
         return Response(status_code=204)
@@ -160,42 +160,42 @@ async def call_rpc(service: CurrentService, request: Request) -> Response:
 async def serve_rpc_socket(socket: WebSocket) -> None:
     """JSON-RPC 2.0 with `agents.chat.event` notifications."""
     service, token = get_service(socket), get_token(socket)
-    telling: dict[str, ChatWatch] = {}
-    begun: list[tuple[Session, int]] = []
-    async with SocketConnection(socket, service.streams) as line:
+    watches: dict[str, ChatWatch] = {}
+    new_watches: list[tuple[Session, int]] = []
+    async with SocketConnection(socket, service.streams) as connection:
 
         def watch(session: Session, message: MessageReceived, tokens: bool) -> None:
-            if session.id not in telling:
-                telling[session.id] = ChatWatch()
-                begun.append((session, message.seq))
-            telling[session.id].expect(message, tokens=tokens)
+            if session.id not in watches:
+                watches[session.id] = ChatWatch()
+                new_watches.append((session, message.seq))
+            watches[session.id].expect(message, tokens=tokens)
 
         methods = RpcMethods(service, token, watch)
-        async for text in line.receive_messages():
+        async for text in connection.receive_messages():
             answer = await methods.answer(text)
             if answer is not None:
-                await line.send(answer)
-            while begun:  # only now: the acknowledgement goes first
-                line.start_task(_tell(line, *begun.pop(0), telling))
+                await connection.send(answer)
+            while new_watches:  # after the acknowledgement
+                connection.start_task(_send_chat(connection, *new_watches.pop(0), watches))
 
 
 class ChatWatch:
-    """A session that one connection is told: once, however many of its messages are waited for, until all are over."""
+    """A session that one connection watches until the last of its messages is answered."""
 
     def __init__(self) -> None:
-        self.tokens = False
+        self.sends_tokens = False
         self._waiting: list[RunTracker] = []
         self._recent: deque[AnyFact] = deque(maxlen=MAX_RECENT_FACTS)
 
     def expect(self, message: MessageReceived, *, tokens: bool) -> None:
-        """Wait for one more message; what was told since it was stored counts for it."""
+        """Wait for one more message. Facts that were sent since it was stored count for it."""
         tracker = RunTracker(message.id)
-        self.tokens = self.tokens or tokens
+        self.sends_tokens = self.sends_tokens or tokens
         if not any(tracker.feed(fact) for fact in self._recent if fact.seq > message.seq):
             self._waiting.append(tracker)
 
     def feed(self, event: Event) -> bool:
-        """Whether all is over with this event."""
+        """Return whether all messages are answered with this event."""
         if isinstance(event, Delta):
             return False
         self._recent.append(event)
@@ -203,17 +203,19 @@ class ChatWatch:
         return not self._waiting
 
 
-async def _tell(line: SocketConnection, session: Session, after: int, telling: dict[str, ChatWatch]) -> None:
-    dialect, told_to = ChatRpcDialect(session.id), telling[session.id]
+async def _send_chat(connection: SocketConnection, session: Session, after: int, watches: dict[str, ChatWatch]) -> None:
+    dialect, chat_watch = ChatRpcDialect(session.id), watches[session.id]
 
     def write(event: Event) -> list[bytes]:
-        notes = dialect.feed(event)
-        return [encode_frame(note) for note in notes if told_to.tokens or not isinstance(note.params, ChatToken)]
+        notifications = dialect.feed(event)
+        if not chat_watch.sends_tokens:
+            notifications = [one for one in notifications if not isinstance(one.params, ChatToken)]
+        return [encode_frame(notification) for notification in notifications]
 
     def until(event: Event) -> bool:
-        over = told_to.feed(event)
-        if over:
-            del telling[session.id]
-        return over
+        is_over = chat_watch.feed(event)
+        if is_over:
+            del watches[session.id]
+        return is_over
 
-    await line.follow(session.watch(after), write, until)
+    await connection.follow(session.watch(after), write, until)

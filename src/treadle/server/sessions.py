@@ -1,4 +1,4 @@
-"""`/v1/sessions`: make, list, change, delete; messages; approvals and answers; cancel, continue and the like."""
+"""`/v1/sessions`: create, list, change and delete sessions; messages, approvals, answers; cancel and continue."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ async def list_sessions(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str, Query(max_length=500)] = "",
 ) -> SessionPageView:
-    """The sessions, the last changed first; `cursor` fetches the next page."""
+    """List the sessions, the last changed first. `cursor` fetches the next page."""
     page = await service.runtime.sessions(SessionQuery(status=status, text=q, limit=limit, cursor=cursor))
     return SessionPageView(sessions=[SessionView.from_info(info) for info in page.sessions], cursor=page.cursor)
 
 
 @router.post("/sessions", status_code=201)
 async def create_session(service: CurrentService, token: Sender, body: NewSession | None = None) -> SessionView:
-    """Make a session. `approve` answers beforehand what would be asked; it never allows what is denied."""
+    """Create a session. `approve` answers questions in advance; it never allows a call that is denied."""
     body = body or NewSession.model_validate({})
     agent = service.runtime.agents.get(body.agent) or service.default_agent
     limits = body.limits.apply_to(agent.limits) if body.limits is not None else None
@@ -106,46 +106,46 @@ async def create_session(service: CurrentService, token: Sender, body: NewSessio
 
 @router.get("/sessions/{session_id}")
 async def get_session(service: CurrentService, token: Viewer, session_id: str) -> SessionDetail:
-    """A session with what was said in it, what it waits for, and what fills its model's window."""
+    """Show a session: its messages, its open questions, and what fills its model's window."""
     info = await service.runtime.log.info(session_id)
     session = await service.open_session(session_id)
     state = await session.state()
     return SessionDetail(
         **SessionView.from_info(info, state.agent).model_dump(),
         model=state.model or (state.created.model if state.created is not None else ""),
-        messages=await _said(session),
+        messages=await _list_messages(session),
         pending=[PendingQuestion.from_fact(session_id, question) for question in state.pending],
-        context=await _context(session),
+        context=await _measure_context(session),
     )
 
 
-async def _said(session: Session) -> list[MessageView]:
-    """What was said, without what was taken back since; replies that only make calls say nothing."""
+async def _list_messages(session: Session) -> list[MessageView]:
+    """The messages that are still part of the conversation. Replies without text are left out."""
     state = await session.state()
-    said: list[MessageView] = []
+    messages: list[MessageView] = []
     for entry in (*state.entries, *state.queue):
         match entry:
             case MessageReceived():
-                said.append(MessageView(role="user", content=render_parts(entry.parts), at=entry.at, seq=entry.seq))
+                messages.append(MessageView(role="user", content=render_parts(entry.parts), at=entry.at, seq=entry.seq))
             case SignalDetected() | TurnStarted() | ModelFailed() | RunStarted():
                 pass
             case turn:
                 if turn.reply is not None and turn.reply.text:
                     reply = turn.reply
-                    said.append(MessageView(role="assistant", content=reply.text, at=reply.at, seq=reply.seq))
-    return said
+                    messages.append(MessageView(role="assistant", content=reply.text, at=reply.at, seq=reply.seq))
+    return messages
 
 
-async def _context(session: Session) -> ContextView | None:
+async def _measure_context(session: Session) -> ContextView | None:
     try:
         return ContextView(**asdict(await session.context()))
-    except TreadleError:  # its model has no key here any more, say: what was said can be read all the same
+    except TreadleError:  # the model may have no key here; the session can be read all the same
         return None
 
 
 @router.patch("/sessions/{session_id}")
 async def change_session(service: CurrentService, token: Sender, session_id: str, body: ChangeSession) -> SessionView:
-    """Rename a session, or give it another agent, model or limits from its next run on."""
+    """Rename a session, or give it another agent, model or limits for its next run."""
     session = await service.open_for_use(session_id, token)
     if body.model:
         service.get_model(body.model)
@@ -161,11 +161,11 @@ async def change_session(service: CurrentService, token: Sender, session_id: str
 
 @router.delete("/sessions/{session_id}", status_code=204)
 async def delete_session(service: CurrentService, token: Sender, session_id: str) -> None:
-    """Remove a session and all it has. Refused while it runs."""
+    """Delete a session and everything in it. Refused while it runs."""
     await (await service.open_for_use(session_id, token)).delete()
 
 
-async def _posted(
+async def _post(
     service: Service, token: Token, session_id: str, body: NewMessage, key: str
 ) -> tuple[Session, MessageReceived]:
     session = await service.open_for_run(session_id, token)
@@ -181,12 +181,12 @@ async def post_message(
     key: Key = "",
     wait: Annotated[float | None, Query(ge=0, le=86400)] = None,
 ) -> MessageAnswer:
-    """Send a message and wait for the answer; approvals are waited for too, `wait` seconds at most if it is given.
+    """Send a message and wait for the answer, also through approvals. `wait` limits the seconds.
 
-    The same `Idempotency-Key` gives the same message and the same answer; with another message it is a conflict.
-    Closing the connection stops nothing.
+    The same `Idempotency-Key` returns the same message and answer. Another message with this key is a conflict.
+    Closing the connection does not stop the run.
     """
-    session, message = await _posted(service, token, session_id, body, key)
+    session, message = await _post(service, token, session_id, body, key)
     run = session.follow(message)
     with suppress(TimeoutError), detach_at_shutdown(service.streams, run):
         async with asyncio.timeout(wait):
@@ -211,8 +211,8 @@ async def post_message(
 async def stream_message(
     service: CurrentService, token: Sender, session_id: str, body: NewMessage, key: Key = ""
 ) -> Any:
-    """Send a message and watch it: frames as server-sent events, up to `done`."""
-    session, message = await _posted(service, token, session_id, body, key)
+    """Send a message and stream the run as server-sent events, up to `done`."""
+    session, message = await _post(service, token, session_id, body, key)
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
     write = DialectWriter(dialect)
     stream = EventStream(service.streams, session.follow(message), write)
@@ -221,7 +221,7 @@ async def stream_message(
 
 
 class EventQuery(BaseModel):
-    """Which events, and in which form."""
+    """Which events to return, and in which dialect."""
 
     after: int = Field(0, ge=0, le=2**53)
     follow: bool = True
@@ -236,27 +236,27 @@ async def stream_events(
     query: Annotated[EventQuery, Query()],
     last_event_id: Annotated[str, Header(max_length=40)] = "",
 ) -> Any:
-    """Every event of a session: from `after` or Last-Event-ID on, and then live. `follow=false` gives a JSON array."""
+    """Stream a session's events after `after` or Last-Event-ID, then live. `follow=false` returns a JSON array."""
     after = await service.limit_position(session_id, parse_position(last_event_id, query.after))
     session = await service.open_session(session_id)
     if query.dialect == "events":
         if query.follow:
             return EventStream(service.streams, session.watch(after), service.streams.encoder)
-        return _array(await session.facts(after))
-    dialect = _dialect(session_id, query.dialect, await service.get_window(session))
+        return _build_array(await session.facts(after))
+    dialect = _build_dialect(session_id, query.dialect, await service.get_window(session))
     if query.follow:
         return EventStream(
             service.streams, session.watch(), DialectWriter(dialect, after, named=query.dialect == "loop")
         )
-    told = [(fact.seq, dialect.feed(fact)) for fact in await session.facts()]
-    return _array([frame for seq, frames in told if seq > after for frame in frames])
+    translated = [(fact.seq, dialect.feed(fact)) for fact in await session.facts()]
+    return _build_array([frame for seq, frames in translated if seq > after for frame in frames])
 
 
-def _array(items: Sequence[Struct]) -> Response:
+def _build_array(items: Sequence[Struct]) -> Response:
     return Response(b"[" + b",".join(map(encode_frame, items)) + b"]", media_type="application/json")
 
 
-def _dialect(session_id: str, name: DialectName, window: int | None) -> Dialect:
+def _build_dialect(session_id: str, name: DialectName, window: int | None) -> Dialect:
     match name:
         case "loop":
             return LoopDialect()
@@ -275,7 +275,7 @@ def _dialect(session_id: str, name: DialectName, window: int | None) -> Dialect:
 async def answer_approval(
     service: CurrentService, token: Approver, session_id: str, call_id: str, body: ApprovalAnswer
 ) -> ResolvedView:
-    """Allow or deny a call: once, or for a whole tool, pattern or session. The first answer counts."""
+    """Allow or deny a call: once, or for a tool, a pattern or the session. The first answer counts."""
     session = await service.open_for_use(session_id, token)
     answer = Answer(body.decision, body.scope, body.comment, by=token.name)
     await session.approve(call_id, answer, digest=body.digest)
@@ -286,7 +286,7 @@ async def answer_approval(
 async def answer_question(
     service: CurrentService, token: Approver, session_id: str, call_id: str, body: AnswersBody
 ) -> ResolvedView:
-    """Answer what the model asked the user."""
+    """Answer the questions that the model asked the user."""
     session = await service.open_for_use(session_id, token)
     await session.answer(call_id, *body.answers, by=token.name)
     return ResolvedView()
@@ -294,32 +294,32 @@ async def answer_question(
 
 @router.get("/approvals", tags=["approvals"])
 async def list_approvals(service: CurrentService, token: Viewer) -> list[PendingQuestion]:
-    """All that waits for a person, in every session."""
+    """List the open questions of all sessions."""
     found: dict[str, PendingQuestion] = {}
-    # A question may be asked while another call of its reply runs; those first, since they come to wait meanwhile.
+    # Running sessions may have open questions too. They come first, because they may start to wait meanwhile.
     for status in ("running", "waiting"):
         query: SessionQuery | None = SessionQuery(status=status, limit=200)
         while query is not None and len(found) < MAX_PENDING:
             page = await service.runtime.sessions(query)
             for info in page.sessions:
-                found.update((one.id, one) for one in await _questions(service, info))
+                found.update((one.id, one) for one in await _list_questions(service, info))
             query = replace(query, cursor=page.cursor) if page.cursor else None
     return sorted(found.values(), key=lambda one: one.asked_at)
 
 
-async def _questions(service: Service, info: SessionInfo) -> list[PendingQuestion]:
+async def _list_questions(service: Service, info: SessionInfo) -> list[PendingQuestion]:
     if info.agent not in service.runtime.agents:
         return []
     try:
         state = await (await service.open_session(info.id)).state()
-    except NotFound:  # it was deleted since it was listed
+    except NotFound:  # it was deleted meanwhile
         return []
     return [PendingQuestion.from_fact(info.id, question) for question in state.pending]
 
 
 @router.post("/approvals/{approval:path}", tags=["approvals"])
 async def answer_by_id(service: CurrentService, token: Approver, approval: str, body: SimpleAnswer) -> ResolvedView:
-    """Allow or deny a call by the id that its request had."""
+    """Allow or deny a call by the id of its request."""
     session_id, call_id = parse_approval_id(approval)
     session = await service.open_for_use(session_id, token)
     answer = Answer("allow" if body.approved else "deny", by=token.name)
@@ -332,7 +332,7 @@ async def answer_by_id(service: CurrentService, token: Approver, approval: str, 
 
 @router.post("/sessions/{session_id}/cancel")
 async def cancel_session(service: CurrentService, token: Sender, session_id: str) -> CancelledView:
-    """Stop the run, its model call and its tools; answers when that is recorded."""
+    """Stop the run, its model call and its tools. The response comes when the end is recorded."""
     ending = await (await service.open_for_use(session_id, token)).cancel(by=token.name)
     return CancelledView.from_ending(ending)
 
@@ -341,8 +341,8 @@ async def cancel_session(service: CurrentService, token: Sender, session_id: str
 async def continue_session(
     service: CurrentService, token: Sender, session_id: str, body: NextRunBody | None = None
 ) -> RunAccepted:
-    """Go on after a limit, a cancel or a failure, with a fresh budget."""
-    return await _go_on(service, token, session_id, "continue", body)
+    """Continue after a limit, a cancel or a failure, with a fresh budget."""
+    return await _start_run(service, token, session_id, "continue", body)
 
 
 @router.post("/sessions/{session_id}/regenerate")
@@ -350,10 +350,10 @@ async def regenerate_answer(
     service: CurrentService, token: Sender, session_id: str, body: NextRunBody | None = None
 ) -> RunAccepted:
     """Answer the last message again."""
-    return await _go_on(service, token, session_id, "regenerate", body)
+    return await _start_run(service, token, session_id, "regenerate", body)
 
 
-async def _go_on(
+async def _start_run(
     service: Service,
     token: Token,
     session_id: str,
@@ -370,7 +370,7 @@ async def _go_on(
 async def fork_session(
     service: CurrentService, token: Sender, session_id: str, body: ForkBody | None = None
 ) -> SessionView:
-    """A new session that shares this one's past up to a position."""
+    """Create a session that shares this one's past up to a position."""
     session = await service.open_for_use(session_id, token)
     after = body.after if body is not None else None
     if after is not None and after > (last := (await service.runtime.log.info(session_id)).seq):
@@ -383,7 +383,7 @@ async def fork_session(
 async def compact_session(
     service: CurrentService, token: Sender, session_id: str, body: CompactBody | None = None
 ) -> CompactView:
-    """Sum up the older turns for the model, to make room, or take that back. The log keeps it all."""
+    """Summarize older turns for the model to make room, or undo that. The log keeps everything."""
     service.check_open()
     session = await service.open_for_use(session_id, token)
     if body is not None and body.undo:
@@ -396,7 +396,7 @@ async def compact_session(
     return CompactView(compacted=True, tokens_before=fact.tokens_before, tokens_after=fact.tokens_after)
 
 
-# ── taking along ─────────────────────────────────────────────────────────────────────────────────────
+# ── downloads ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @router.get(
@@ -405,7 +405,7 @@ async def compact_session(
     responses={200: {"content": {"application/octet-stream": {}}, "description": "the whole output"}},
 )
 async def download_artifact(service: CurrentService, token: Viewer, session_id: str, artifact_id: str) -> Response:
-    """Output that was too large for the model, whole. Always a download: it may be anything."""
+    """Download the whole output of a call that was too large for the model."""
     kept = await (await service.open_session(session_id)).artifact(artifact_id)
     headers = {"content-disposition": "attachment"}
     return Response(kept.data, media_type="application/octet-stream", headers=headers)
@@ -415,7 +415,7 @@ async def download_artifact(service: CurrentService, token: Viewer, session_id: 
 async def export_session(
     service: CurrentService, token: Viewer, session_id: str, format: Annotated[Form, Query()] = "jsonl"
 ) -> Response:
-    """A session to take along: every fact and artifact as a line of JSON, or as a page to read."""
+    """Export a session: every fact and artifact as a line of JSON, or a page to read."""
     data = await render_transcript(service.runtime.log, session_id, format)
     headers = {"content-disposition": "attachment"}
     return Response(data, media_type=MEDIA_TYPES[format], headers=headers)

@@ -1,4 +1,4 @@
-"""WebSockets: one session as frames, one session as messages, and the channel that says which session needs you."""
+"""WebSockets: one session as frames, one session as messages, and the status of all sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from treadle.dialects.message_frames import ChatState, ChatStatusDialect, ChatSt
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.errors import TreadleError
 from treadle.events import Delta, Event
-from treadle.log.base import SessionInfo, SessionQuery, Watch
+from treadle.log.base import SessionQuery, Watch
 from treadle.server.guard import Refusal, send_refusal
 from treadle.server.problems import build_refusal, describe_validation_error
 from treadle.server.service import Service, Token, get_service, get_token, require_right
@@ -64,7 +64,7 @@ _frames: TypeAdapter[ClientFrame] = TypeAdapter(Annotated[ClientFrame, Field(dis
 
 
 class SocketConnection:
-    """An accepted WebSocket: one writer at a time, tasks that end with it, closed when the server leaves."""
+    """An accepted WebSocket. One writer at a time; its tasks end with it; it closes when the server shuts down."""
 
     def __init__(self, socket: WebSocket, streams: OpenStreams) -> None:
         self._socket, self._streams = socket, streams
@@ -91,7 +91,7 @@ class SocketConnection:
         return isinstance(error, WebSocketDisconnect)
 
     def start_task(self, work: Coroutine[Any, Any, None], *, closes_at_end: bool = False) -> None:
-        """Run something for as long as the line is open. It closes when that fails, or when what it is for is over."""
+        """Run a task while the connection is open. A failed task closes it, and so does the end of its main task."""
         task = asyncio.create_task(self._run(work, main=closes_at_end))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -101,18 +101,18 @@ class SocketConnection:
         try:
             await work
         except Exception as error:
-            build_refusal(error)  # logged there, where it is a mistake of the server's own
+            build_refusal(error)  # this logs internal errors
             code = INTERNAL_FAILURE
         if main or code == INTERNAL_FAILURE:
             await self._close(GOING_AWAY if self._streams.is_closed else code)
 
     async def send(self, data: bytes) -> None:
         async with self._writing:
-            with suppress(WebSocketDisconnect, RuntimeError):  # who has left is noticed by the one who reads
+            with suppress(WebSocketDisconnect, RuntimeError):  # the reader notices that the client has left
                 await self._socket.send_text(data.decode())
 
     async def receive_messages(self) -> AsyncIterator[str]:
-        """What the client says, until it leaves or the server does."""
+        """The client's messages, until the client leaves or the server shuts down."""
         while not self._streams.is_closed:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -123,7 +123,7 @@ class SocketConnection:
     async def follow(
         self, watch: Watch, write: Callable[[Event], list[bytes]], until: Callable[[Event], bool] | None = None
     ) -> None:
-        """Send what comes of a watch."""
+        """Send the events of a watch."""
         try:
             async for event in watch:
                 for data in write(event):
@@ -134,11 +134,11 @@ class SocketConnection:
             watch.close()
 
     def stop(self) -> None:
-        """The server leaves: close, and say that it is worth coming back."""
+        """Close because the server shuts down. The code tells the client to connect again."""
         self.start_task(self._close(GOING_AWAY))
 
     async def ping(self) -> None:
-        """Nothing to do: the protocol's own pings keep it alive."""
+        """Do nothing: the protocol has its own pings."""
 
     async def _close(self, code: int) -> None:
         with suppress(RuntimeError, WebSocketDisconnect):
@@ -149,7 +149,7 @@ class SocketConnection:
 async def serve_session_socket(socket: WebSocket, session_id: str, after: int = -1) -> None:
     """Frames of a session, from now on or from `after`; takes `user`, `cancel`, `approval` and `answer`."""
     service, token = get_service(socket), get_token(socket)
-    session = await _opened(socket, service, token, session_id)
+    session = await _open_or_refuse(socket, service, token, session_id)
     if session is None:
         return
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
@@ -158,18 +158,18 @@ async def serve_session_socket(socket: WebSocket, session_id: str, after: int = 
     def write(event: Event) -> list[bytes]:
         return [encode_frame(frame) for frame in dialect.feed(event)]
 
-    async with SocketConnection(socket, service.streams) as line:
-        line.start_task(line.follow(session.watch(start), write), closes_at_end=True)
-        async for text in line.receive_messages():
+    async with SocketConnection(socket, service.streams) as connection:
+        connection.start_task(connection.follow(session.watch(start), write), closes_at_end=True)
+        async for text in connection.receive_messages():
             try:
-                await _take(service, token, session, _frames.validate_json(text))
+                await _handle_frame(service, token, session, _frames.validate_json(text))
             except ValidationError as error:
-                await line.send(encode_frame(ErrorFrame(describe_validation_error(error, "frame"))))
+                await connection.send(encode_frame(ErrorFrame(describe_validation_error(error, "frame"))))
             except (TreadleError, Refusal) as error:
-                await line.send(encode_frame(ErrorFrame(build_refusal(error).message)))
+                await connection.send(encode_frame(ErrorFrame(build_refusal(error).message)))
 
 
-async def _take(service: Service, token: Token, session: Session, frame: ClientFrame) -> None:
+async def _handle_frame(service: Service, token: Token, session: Session, frame: ClientFrame) -> None:
     await service.open_for_use(session.id, token)
     match frame:
         case UserFrame():
@@ -182,17 +182,17 @@ async def _take(service: Service, token: Token, session: Session, frame: ClientF
             await session.cancel(by=require_right(token, "send").name)
         case ApprovalFrame():
             by = require_right(token, "approve").name
-            call_id = _call_of(session, frame.id)
+            call_id = _find_call_id(session, frame.id)
             answer = Answer("allow" if frame.approved else "deny", by=by)
             await session.approve(call_id, answer, digest=frame.digest)
         case AnswerFrame():
             by = require_right(token, "approve").name
-            await session.answer(_call_of(session, frame.id), *frame.answers, by=by)
+            await session.answer(_find_call_id(session, frame.id), *frame.answers, by=by)
 
 
-def _call_of(session: Session, name: str) -> str:
-    session_id, call_id = parse_approval_id(name)
-    return call_id if session_id == session.id and call_id else name
+def _find_call_id(session: Session, approval_id: str) -> str:
+    session_id, call_id = parse_approval_id(approval_id)
+    return call_id if session_id == session.id and call_id else approval_id
 
 
 @router.websocket("/v1/ws")
@@ -200,24 +200,26 @@ async def serve_user_socket(socket: WebSocket, session: str = "", after: int = 0
     """Without `session`: the status of all sessions. With it: its message frames, from `after` on."""
     service, token = get_service(socket), get_token(socket)
     if session:
-        opened = await _opened(socket, service, token, session)
+        opened = await _open_or_refuse(socket, service, token, session)
         if opened is None:
             return
-        async with SocketConnection(socket, service.streams) as line:
-            write = _wire(session, await service.limit_position(session, after), await service.get_window(opened))
-            line.start_task(line.follow(opened.watch(), write), closes_at_end=True)
-            async for _ in line.receive_messages():
+        async with SocketConnection(socket, service.streams) as connection:
+            write = _build_writer(
+                session, await service.limit_position(session, after), await service.get_window(opened)
+            )
+            connection.start_task(connection.follow(opened.watch(), write), closes_at_end=True)
+            async for _ in connection.receive_messages():
                 pass
         return
-    if not await _may_view(socket, token):
+    if not await _can_view_or_refuse(socket, token):
         return
-    async with SocketConnection(socket, service.streams) as line:
-        line.start_task(_tell_statuses(service, line), closes_at_end=True)
-        async for _ in line.receive_messages():
+    async with SocketConnection(socket, service.streams) as connection:
+        connection.start_task(_send_statuses(service, connection), closes_at_end=True)
+        async for _ in connection.receive_messages():
             pass
 
 
-def _wire(session_id: str, after: int, window: int | None) -> Callable[[Event], list[bytes]]:
+def _build_writer(session_id: str, after: int, window: int | None) -> Callable[[Event], list[bytes]]:
     dialect = MessageFramesDialect(session_id, window)
 
     def write(event: Event) -> list[bytes]:
@@ -229,40 +231,39 @@ def _wire(session_id: str, after: int, window: int | None) -> Callable[[Event], 
     return write
 
 
-async def _tell_statuses(service: Service, line: SocketConnection) -> None:
-    """All sessions as they are now, and then each change: at once where this process writes, else soon."""
+async def _send_statuses(service: Service, connection: SocketConnection) -> None:
+    """Send the status of all sessions and then each change. Changes by other processes arrive a little later."""
     dialects: dict[str, ChatStatusDialect] = {}
     seen: dict[str, tuple[ChatState, str]] = {}
     with service.observer.subscribe() as subscription:
-        line.start_task(_look_elsewhere(service, line, seen))
+        connection.start_task(_poll_statuses(service, connection, seen))
         async for session_id, fact in subscription:
             if session_id not in dialects:
                 before = seen[session_id][0] if session_id in seen else "idle"
                 dialects[session_id] = ChatStatusDialect(session_id, before)
             for frame in dialects[session_id].feed(fact):
                 seen[session_id] = (frame.status, frame.name or seen.get(session_id, ("", ""))[1])
-                await line.send(encode_frame(frame))
+                await connection.send(encode_frame(frame))
 
 
-async def _look_elsewhere(service: Service, line: SocketConnection, seen: dict[str, tuple[ChatState, str]]) -> None:
-    """What other processes do with the sessions of this store is found by looking."""
+async def _poll_statuses(
+    service: Service, connection: SocketConnection, seen: dict[str, tuple[ChatState, str]]
+) -> None:
+    """Look for changes by other processes that share this store."""
     while True:
         page, before = await service.runtime.sessions(SessionQuery(limit=MAX_LISTED)), dict(seen)
         for info in reversed(page.sessions):
             now = (_STATES.get(info.status, "idle"), info.name)
-            if before.get(info.id) == seen.get(info.id) != now:  # else it was told something newer meanwhile
+            if before.get(info.id) == seen.get(info.id) != now:  # otherwise something newer was sent meanwhile
                 seen[info.id] = now
-                await line.send(encode_frame(_status(info)))
+                status = ChatStatusFrame(info.id, info.id, *now)
+                await connection.send(encode_frame(status))
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _status(info: SessionInfo) -> ChatStatusFrame:
-    return ChatStatusFrame(info.id, info.id, _STATES.get(info.status, "idle"), info.name)
-
-
-async def _opened(socket: WebSocket, service: Service, token: Token, session_id: str) -> Session | None:
-    """The session, or None after a refusal that the client can tell from a broken line."""
-    if not await _may_view(socket, token):
+async def _open_or_refuse(socket: WebSocket, service: Service, token: Token, session_id: str) -> Session | None:
+    """Open the session, or refuse the WebSocket with a status and return None."""
+    if not await _can_view_or_refuse(socket, token):
         return None
     try:
         return await service.open_session(session_id)
@@ -271,7 +272,7 @@ async def _opened(socket: WebSocket, service: Service, token: Token, session_id:
         return None
 
 
-async def _may_view(socket: WebSocket, token: Token) -> bool:
+async def _can_view_or_refuse(socket: WebSocket, token: Token) -> bool:
     try:
         require_right(token, "view")
     except Refusal as refusal:

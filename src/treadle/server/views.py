@@ -1,4 +1,4 @@
-"""What clients are shown of sessions, and what they may send: the bodies of HTTP requests and responses."""
+"""The bodies of HTTP requests and responses about sessions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Name = Annotated[str, Field(max_length=200)]
 
 
 class LenientBody(BaseModel):
-    """What is null is not given: many clients send every field they know."""
+    """A null field counts as missing, because many clients send every field that they know."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
+    def _drop_nulls(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         fields = cast("dict[str, Any]", given)
@@ -30,7 +30,7 @@ class LenientBody(BaseModel):
 
 
 class StrictBody(LenientBody):
-    """A request's body; a field that nobody knows is refused, so that a typing mistake is found."""
+    """A request's body. Unknown fields are refused, so that typing mistakes are found."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,7 +59,7 @@ class Attachment(StrictBody):
 
 
 class LimitsBody(StrictBody):
-    """How much one run may use; what is left out is the agent's."""
+    """The limits of one run. Missing limits are the agent's."""
 
     turns: int | None = Field(None, ge=0, le=MAX_TURNS)
     calls: int | None = Field(None, ge=0, le=100_000)
@@ -68,26 +68,26 @@ class LimitsBody(StrictBody):
     cost: float | None = Field(None, gt=0, le=10**9)
 
     def apply_to(self, defaults: Limits) -> Limits:
-        """Never more than the operator's own."""
+        """Combine these limits with the defaults. Tokens, seconds and cost never exceed the operator's."""
         return Limits(
             turns=defaults.turns if self.turns is None else min(self.turns, MAX_TURNS),
             calls=defaults.calls if self.calls is None else self.calls,
-            tokens=_least(self.tokens, defaults.tokens),
-            seconds=_least(self.seconds, defaults.seconds),
-            cost=_least(self.cost, defaults.cost),
+            tokens=_take_smaller(self.tokens, defaults.tokens),
+            seconds=_take_smaller(self.seconds, defaults.seconds),
+            cost=_take_smaller(self.cost, defaults.cost),
             attempts=defaults.attempts,
             doom_loop=defaults.doom_loop,
         )
 
 
-def _least(asked: Any, usual: Any) -> Any:
-    if asked is None or usual is None:
-        return usual if asked is None else asked
-    return min(asked, usual)
+def _take_smaller(requested: Any, default: Any) -> Any:
+    if requested is None or default is None:
+        return default if requested is None else requested
+    return min(requested, default)
 
 
 class NewSession(StrictBody):
-    """What a new session is to be like."""
+    """The settings of a new session."""
 
     agent: Name = ""
     model: Name = ""
@@ -102,14 +102,14 @@ class NewSession(StrictBody):
 
 
 def build_request_grant(approve: list[str], forbid: list[str], *, ask_all: bool = False) -> Grant | None:
-    """A request's own grant. It stands beside the operator's, and the stricter of the two decides."""
+    """The grant of a request. The stricter of it and the operator's grant decides."""
     if not approve and not forbid and not ask_all:
         return None
     return Grant(tier="full", approve=tuple(approve), forbid=tuple(forbid), ask_all=ask_all)
 
 
 class ChangeSession(StrictBody):
-    """What to change in a session, from its next run on."""
+    """What to change in a session, starting with its next run."""
 
     name: Name | None = None
     agent: Name = ""
@@ -118,16 +118,16 @@ class ChangeSession(StrictBody):
 
 
 class NewMessage(StrictBody):
-    """A message for a session. While a run is under way it steers it, or with `interrupt` stops it first."""
+    """A message for a session. It steers a current run, or stops it first with `interrupt`."""
 
     content: str = ""
     attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
     mode: Literal["queue", "interrupt"] = "queue"
 
     def build_parts(self, field: str = "content") -> tuple[Part, ...]:
-        """What the message holds; `field` is where the client wrote it."""
+        """The parts of the message. `field` is the name of the text in errors."""
         if not self.content.strip() and not self.attachments:
-            raise build_field_error(field, "the message is empty: say what is wanted")
+            raise build_field_error(field, "the message is empty")
         text: tuple[Part, ...] = (TextPart(self.content),) if self.content else ()
         return (*text, *(attachment.build_part() for attachment in self.attachments))
 
@@ -157,7 +157,7 @@ class NextRunBody(StrictBody):
 
 
 class PendingQuestion(BaseModel):
-    """A question that waits for a person. `options` are what each of `questions` suggests, where it suggests any."""
+    """A question that waits for a person. `options` are the suggested answers to each of `questions`."""
 
     id: str
     session_id: str
@@ -194,7 +194,7 @@ class PendingQuestion(BaseModel):
 
 
 class SessionView(BaseModel):
-    """One line in a list of sessions."""
+    """One entry in a list of sessions."""
 
     id: str
     name: str
@@ -210,7 +210,7 @@ class SessionView(BaseModel):
 
     @classmethod
     def from_info(cls, info: SessionInfo, agent: str = "") -> SessionView:
-        """A session's line; `agent` is who it was given to since it was made, where that is known."""
+        """Build the entry. `agent` is the current agent, if it is known."""
         return cls(
             id=info.id,
             name=info.name,
@@ -234,7 +234,7 @@ class MessageView(BaseModel):
 
 
 class ContextView(BaseModel):
-    """What fills the model's window, in tokens; `window` and `free` are null where the window is unknown."""
+    """What fills the model's window, in tokens. `window` and `free` are null when the window is unknown."""
 
     window: int | None
     used: int
@@ -248,7 +248,7 @@ class ContextView(BaseModel):
 
 
 class SessionDetail(SessionView):
-    """A session with what was said in it and what it waits for; no `context` where its model cannot be had."""
+    """A session with its messages and open questions. `context` is null when its model is not available."""
 
     model: str = ""
     messages: list[MessageView] = Field(default_factory=list[MessageView])
@@ -262,7 +262,7 @@ class SessionPageView(BaseModel):
 
 
 class RunOutcome(BaseModel):
-    """How it went. `answered` is the only success; `waiting` says that somebody must answer first."""
+    """How a run went. `answered` is the only success. `waiting` means that somebody must answer first."""
 
     status: Literal["answered", "stopped", "failed", "cancelled", "waiting"]
     reason: str
@@ -301,7 +301,7 @@ class MessageAnswer(BaseModel):
 
 
 class RunAccepted(BaseModel):
-    """Something was begun; `after` is where to watch from."""
+    """A run was started. Watch the events after `after`."""
 
     session_id: str
     after: int
@@ -322,7 +322,7 @@ class CancelledView(BaseModel):
 
 
 class CompactBody(StrictBody):
-    """`undo` takes the last compaction back instead: the model is shown again what it left out."""
+    """`undo` reverts the last compaction: the model sees the older turns again."""
 
     undo: bool = False
 

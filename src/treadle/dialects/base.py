@@ -77,7 +77,7 @@ class TrackedCall(Struct):
     starts: int = 0
 
 
-class RunTracker:
+class EventTracker:
     """Remembers what dialects need of a run: the reply's text, the turn's calls and the open questions."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from treadle.dialects.base import QuestionFields, RunTracker, build_approval_id, describe_question
+from treadle.dialects.base import EventTracker, QuestionFields, build_approval_id, describe_question
 from treadle.events import (
     LIMIT_REASONS,
     ApprovalRequested,
@@ -93,7 +93,7 @@ class ChatRpcDialect:
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
-        self._tracker = RunTracker()
+        self._tracker = EventTracker()
 
     def feed(self, event: Event) -> Sequence[ChatNotification]:
         """Return the notifications of one event."""

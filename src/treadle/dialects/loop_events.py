@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from treadle.dialects.base import QuestionFields, RunTracker, describe_question
+from treadle.dialects.base import EventTracker, QuestionFields, describe_question
 from treadle.events import (
     ApprovalRequested,
     CallFinished,
@@ -237,7 +237,7 @@ class LoopDialect:
         self._is_iteration_open = False
         self._started_at = self._latest_at = 0.0
         self._cancelled_by = ""
-        self._tracker = RunTracker()
+        self._tracker = EventTracker()
 
     def feed(self, event: Event) -> Sequence[LoopEnvelope]:
         """Return the loop events of one of our events."""

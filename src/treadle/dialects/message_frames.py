@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import field
 
-from treadle.dialects.base import FINISH_REASONS, Frame, RunTracker, build_approval_id, describe_question
+from treadle.dialects.base import FINISH_REASONS, EventTracker, Frame, build_approval_id, describe_question
 from treadle.events import (
     ApprovalAnswered,
     ApprovalRequested,
@@ -186,7 +186,7 @@ class MessageFramesDialect:
         self._open_id = ""
         self._last_id = ""
         self._started_at = 0.0
-        self._tracker = RunTracker()
+        self._tracker = EventTracker()
         self._shown: list[tuple[int, str, Role]] = []
 
     def feed(self, event: Event) -> Sequence[Frame]:
@@ -328,7 +328,7 @@ class ChatStatusDialect:
     def __init__(self, session_id: str, status: ChatState = "idle") -> None:
         self._session_id = session_id
         self._status: ChatState = status
-        self._tracker = RunTracker()
+        self._tracker = EventTracker()
         self._name = ""
 
     def feed(self, event: Event) -> Sequence[ChatStatusFrame]:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from treadle.dialects.base import FINISH_REASONS, RunTracker
+from treadle.dialects.base import FINISH_REASONS, EventTracker
 from treadle.events import (
     LIMIT_REASONS,
     AnyFact,
@@ -190,7 +190,7 @@ class ChatChunkDialect:
         self._id, self._model, self._created, self._has_usage = completion_id, model, created, usage
         self._has_begun = False
         self._has_text = False
-        self._tracker = RunTracker()
+        self._tracker = EventTracker()
 
     def begin(self) -> Sequence[ChatChunk]:
         """Nothing: the first chunk carries the role."""

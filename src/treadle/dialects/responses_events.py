@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from treadle.dialects.base import RunTracker
+from treadle.dialects.base import EventTracker
 from treadle.dialects.openai_chat import build_usage
 from treadle.events import (
     LIMIT_REASONS,
@@ -118,7 +118,7 @@ class ResponsesDialect:
         self._number = 0
         self._text: list[str] = []
         self._has_message = False
-        self._tracker = RunTracker()
+        self._tracker = EventTracker()
 
     def begin(self) -> Sequence[ResponseEvent]:
         """The events that come before any text."""

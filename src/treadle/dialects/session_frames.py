@@ -12,8 +12,8 @@ import msgspec
 from msgspec import field
 
 from treadle.dialects.base import (
+    EventTracker,
     Frame,
-    RunTracker,
     build_approval_id,
     is_rejected,
     list_options,
@@ -122,7 +122,7 @@ class SessionFramesDialect:
     def __init__(self, session_id: str, classes: Mapping[str, str] | None = None) -> None:
         self._session_id = session_id
         self._classes = classes or {}
-        self._tracker = RunTracker()
+        self._tracker = EventTracker()
 
     def feed(self, event: Event) -> Sequence[Frame]:
         """Return the frames of one event."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from treadle.history.kept_files import KeptFiles
+from treadle.history.kept_files import ContentStore
 from treadle.history.snapshot import Snapshot
 from treadle.tools.base import ToolContext
 from treadle.tools.builtin import build_file_tools
@@ -60,7 +60,7 @@ async def program(*words: str) -> None:
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        root, kept = Path(folder) / "workspace", KeptFiles(Path(folder) / "kept")
+        root, kept = Path(folder) / "workspace", ContentStore(Path(folder) / "kept")
         paths = grow(root)
         tools = {tool.name: tool for tool in build_file_tools(kept)}
         context = ToolContext("session", "call", root)
@@ -79,8 +79,8 @@ async def main() -> None:
 
         async def look() -> None:
             taken = Snapshot(kept, root)
-            await taken.before()
-            await taken.after()
+            await taken.take_first()
+            await taken.find_changes()
 
         found = str(await call("search_files", pattern=NEEDLE))
         assert found.count(NEEDLE) == FILES, found

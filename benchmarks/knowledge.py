@@ -90,7 +90,7 @@ def setup_for(folder: Path) -> Setup:
         limits=Limits(),
         grants=(Grant(),),
         workspace=folder,
-        attachments=knowledge.attachments(folder),
+        attachments=knowledge.build_attachments(folder),
     )
 
 
@@ -173,10 +173,10 @@ async def main() -> None:
         found["plan_10000_ms"] = best(3, lambda: plan_compaction(long, compute_room(4096, long))) * 1e3
         found["first_request_10000_ms"] = best(3, lambda: Projection().messages(long, setup.attachments)) * 1e3
         knowledge, log = FileKnowledge(folder / "own"), SqliteLog(folder / "empty.db")
-        await knowledge.preamble(folder, log.memories, 0.0)
+        await knowledge.build_preamble(folder, log.memories, 0.0)
         before = cpu()
         for _ in range(20):
-            await knowledge.preamble(folder, log.memories, 0.0)
+            await knowledge.build_preamble(folder, log.memories, 0.0)
         found["preamble_ms"] = (cpu() - before) / 20 * 1e3
         await log.close()
         found.update(await searching(folder))

@@ -217,8 +217,8 @@ async def test_a_session_that_is_imported_keeps_its_times(store: Store) -> None:
     agent, _ = agent_of("one", clock=clock)
     async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session(new=True) as session:
         await ended(session)
-        before = await runtime.log.info(session.id)
+        before = await runtime.log.get_info(session.id)
         data = await render_transcript(runtime.log, session.id, "jsonl")
         clock.step(3600)
-        copy = await runtime.log.info(await import_session(runtime.log, parse_json_lines(data), "c" * 32))
+        copy = await runtime.log.get_info(await import_session(runtime.log, parse_json_lines(data), "c" * 32))
         assert (copy.created_at, copy.updated_at) == (before.created_at, before.updated_at)

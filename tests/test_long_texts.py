@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from treadle.cli.markdown_lines import MarkdownStyler
-from treadle.log.full_text import for_index
 from treadle.models.local import quote_result, request_text
 from treadle.permissions.shell.parse import parse_command
 from treadle.secrets.detect import find_secret
@@ -13,7 +12,7 @@ from treadle.tools.base import ToolError
 from treadle.tools.files.edit import replace_text
 from treadle.tools.files.unified_diff import apply_hunks, read_patch
 from treadle.typed_output import check_output
-from treadle.workspace.encoding import Text
+from treadle.workspace.encoding import DecodedText
 
 LONG = 300_000
 HEAD = "--- a/x\n+++ b/x\n"
@@ -25,7 +24,7 @@ def paint(line: str) -> str:
 
 def edit(whole: str, old: str) -> str:
     with pytest.raises(ToolError) as refused:
-        replace_text(Text(whole), old, "new", everywhere=False)
+        replace_text(DecodedText(whole), old, "new", everywhere=False)
     return str(refused.value)
 
 
@@ -45,7 +44,7 @@ def edit(whole: str, old: str) -> str:
         (lambda said: check_output(int, said), "```json\n" + "\n" * LONG + "x"),
         (find_secret, "eyJ-" * (LONG // 4)),
         (find_secret, "a." * LONG),
-        (for_index, "a" + "\u0301" * LONG + "\u0316" * LONG),
+        (prepare_for_index, "a" + "\u0301" * LONG + "\u0316" * LONG),
         (parse_command, "echo {" + "," * 99_000),
         (parse_command, "echo " + "a[" * 49_000),
     ],

@@ -17,7 +17,7 @@ from treadle import (
     tool,
 )
 from treadle.errors import Conflict
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.testing import ScriptedModel, call
 
 
@@ -65,7 +65,7 @@ async def test_an_approval_counts_for_what_was_shown_and_nothing_else() -> None:
 
 
 async def test_a_message_to_a_closed_runtime_is_refused_and_not_stored() -> None:
-    log = MemoryLog()
+    log = InMemoryLog()
     async with Agent(ScriptedModel("hi")).session(log) as session:
         await session.ask("hello")
         before = await log.read(session.id)
@@ -86,7 +86,7 @@ async def test_a_reply_is_in_the_log_before_middleware_is_asked_about_its_calls(
         """Note it."""
         return "noted"
 
-    log = MemoryLog()
+    log = InMemoryLog()
     agent = Agent(ScriptedModel(call("note", text="x"), "done"), tools=[note], middleware=[Slow()])
     async with agent.session(log) as session:
         assert await session.ask("go") == "done"
@@ -94,7 +94,7 @@ async def test_a_reply_is_in_the_log_before_middleware_is_asked_about_its_calls(
 
 
 async def test_a_session_is_found_by_its_name_however_many_others_hold_that_name_in_theirs() -> None:
-    async with Runtime(MemoryLog(), [Agent(ScriptedModel())], recover=False) as runtime:
+    async with Runtime(InMemoryLog(), [Agent(ScriptedModel())], recover=False) as runtime:
         first = await runtime.create(name="work")
         for number in range(201):
             await runtime.create(name=f"work {number}")

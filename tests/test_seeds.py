@@ -135,7 +135,7 @@ async def test_seed_03_nothing_depends_on_a_watcher_and_none_can_stall_a_run(sto
     async with Runtime(log, [agent]) as runtime, runtime.session(new=True) as session:
         await session.send("go")
         await runtime.coordinator.wait_until_idle(session.id)  # nobody watches
-        assert (await log.info(session.id)).status == "answered"
+        assert (await log.get_info(session.id)).status == "answered"
         alone = kinds(await session.facts())
     again, _ = agent_of(*script, "done", tools=[note])
     async with again.session(log, new=True) as session:
@@ -337,7 +337,7 @@ async def test_seed_11_a_limit_or_a_failure_is_never_reported_as_an_answer(store
     log = store.open()
     async with agent.session(log) as session:
         outcome = await ended(session)
-        status = (await log.info(session.id)).status
+        status = (await log.get_info(session.id)).status
     assert outcome.can_continue == (reason != "answered")
     assert status == {"answered": "answered", "failed": "failed"}.get(reason, "stopped")
 
@@ -400,7 +400,7 @@ async def test_seed_16_nothing_is_left_running_for_ever(store: Store, reason: st
     log = store.open()
     async with agent.session(log) as session:
         await ended(session)
-        state, info = await session.state(), await log.info(session.id)
+        state, info = await session.state(), await log.get_info(session.id)
     assert state.run is None and state.turn is None and state.pending == []
     assert all(one.finished is not None for one in state.calls.values())
     assert info.owner == "" and info.status not in ("running", "waiting")

@@ -97,7 +97,7 @@ async def test_a_name_given_by_a_user_is_never_overwritten_automatically(store: 
         await session.rename("mine")
         await log.post(session.id, [SessionRenamed(name="auto 2", by="auto")])
         assert (await session.state()).name == "mine"
-        assert (await log.info(session.id)).name == "mine"
+        assert (await log.get_info(session.id)).name == "mine"
 
 
 async def test_notes_of_ones_own_are_facts_and_mean_nothing_to_the_engine() -> None:

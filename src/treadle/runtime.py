@@ -20,9 +20,9 @@ from treadle.engine.setup import Gate, Setup, later
 from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
 from treadle.events import AnyFact, Grant, SessionConfigured, SessionCreated, SessionRenamed, validate_fact
-from treadle.log.base import Hit, Log, SessionPage, SessionQuery
+from treadle.log.base import Log, SearchHit, SessionPage, SessionQuery
 from treadle.log.open_log import open_log
-from treadle.log.owner import new_owner
+from treadle.log.owner import make_owner_name
 from treadle.models.base import Model
 from treadle.session import Session, generate_session_id
 
@@ -80,7 +80,7 @@ class Runtime:
         self.log = open_log(self._store)
         clock = next((agent.clock for agent in self.agents.values()), None)
         self._coordinator = Coordinator(
-            self.log, self._setup_for, new_owner(), agents=tuple(self.agents), ttl=self._lease, clock=clock
+            self.log, self._setup_for, make_owner_name(), agents=tuple(self.agents), ttl=self._lease, clock=clock
         )
         self._coordinator.on_rest = self._rested
         if self._recover:
@@ -114,7 +114,7 @@ class Runtime:
     async def session(self, agent_name: str = "", **options: Unpack[SessionOptions]) -> AsyncGenerator[Session[Any]]:
         """Open a session of one of the agents; see `SessionOptions` for which. An id says by itself whose it is."""
         if not agent_name and options.get("id"):
-            agent_name = (await self.log.info(options.get("id", ""))).agent
+            agent_name = (await self.log.get_info(options.get("id", ""))).agent
         if unknown := options.keys() - SessionOptions.__annotations__.keys():
             known = ", ".join(SessionOptions.__annotations__)
             raise BadInput(f"a session has no option {min(unknown)!r}; there are: {known}")
@@ -175,7 +175,7 @@ class Runtime:
 
     async def open(self, session_id: str) -> Session[Any]:
         """A session by its id, which needs no closing; raises `NotFound`. Those opened last are kept at hand."""
-        session = Session(self.coordinator, self._agent((await self.log.info(session_id)).agent), session_id)
+        session = Session(self.coordinator, self._agent((await self.log.get_info(session_id)).agent), session_id)
         if session_id not in self._recent:
             self.coordinator.keep_state(session_id)
         self._recent[session_id] = None
@@ -187,9 +187,9 @@ class Runtime:
 
     async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
         """The sessions of this store, the last changed first."""
-        return await self.log.sessions(query or SessionQuery())
+        return await self.log.list_sessions(query or SessionQuery())
 
-    async def search(self, text: str, limit: int = 20) -> list[Hit]:
+    async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
         """Where the transcripts of this store hold all the words of `text`."""
         return await self.log.search(text, limit)
 
@@ -223,7 +223,7 @@ class Runtime:
                 continue
             query: SessionQuery | None = SessionQuery(status="waiting", agent=agent.name)
             while query is not None:
-                page = await self.log.sessions(query)
+                page = await self.log.list_sessions(query)
                 for info in page.sessions:
                     await self.coordinator.wake(info.id)
                 query = msgspec.structs.replace(query, cursor=page.cursor) if page.cursor else None
@@ -237,7 +237,7 @@ class Runtime:
 
     async def _find(self, agent: Agent, options: SessionOptions) -> str:
         if session_id := options.get("id", ""):
-            info = await self.log.info(session_id)
+            info = await self.log.get_info(session_id)
             if info.agent != agent.name:
                 raise BadInput(f"session {session_id} belongs to the agent {info.agent!r}, not to {agent.name!r}")
             return info.id
@@ -246,7 +246,7 @@ class Runtime:
         name = options.get("name", "")
         query: SessionQuery | None = SessionQuery(agent=agent.name, text=name, limit=200)
         while query is not None:
-            page = await self.log.sessions(query)
+            page = await self.log.list_sessions(query)
             for info in page.sessions:
                 helper = info.parent is not None and info.parent.call_id
                 if not helper and (not name or info.name == name):
@@ -290,12 +290,12 @@ class Runtime:
     async def _with_knowledge(self, agent: Agent, created: SessionCreated, setup: Setup) -> Setup:
         if agent.knowledge is None:
             return setup
-        known = await agent.knowledge.preamble(setup.workspace, self.log.memories, created.at, setup.model.window)
+        known = await agent.knowledge.build_preamble(setup.workspace, self.log.memories, created.at, setup.model.window)
         text = "\n\n".join(piece for piece in (setup.config.instructions, known) if piece)
         return replace(
             setup,
             config=msgspec.structs.replace(setup.config, instructions=text),
-            attachments=agent.knowledge.attachments(setup.workspace, setup.model.window),
+            attachments=agent.knowledge.build_attachments(setup.workspace, setup.model.window),
         )
 
     def model(self, name: str) -> Model:

@@ -43,7 +43,7 @@ from treadle.typed_output import T
 if TYPE_CHECKING:
     from treadle.agent import Agent
     from treadle.export.spans import Span
-    from treadle.history.rewind import Rewind, RewindChange, Rewinder, What
+    from treadle.history.rewind import Rewind, RewindChange, Rewinder, RewindTarget
 
 Content: TypeAlias = str | Part | Sequence[str | Part]
 
@@ -200,7 +200,7 @@ class Session(Generic[T]):
         """What the log amounted to at a position."""
         facts = await self._log.read(self.id, limit=max(seq, 0))
         if not 1 <= seq <= len(facts):
-            raise BadInput(f"session {self.id} has positions 1 to {(await self._log.info(self.id)).seq}, not {seq}")
+            raise BadInput(f"session {self.id} has positions 1 to {(await self._log.get_info(self.id)).seq}, not {seq}")
         return fold(facts)
 
     async def facts(self, after: int = 0) -> list[AnyFact]:
@@ -253,9 +253,11 @@ class Session(Generic[T]):
 
     async def changes(self, after: int = 0) -> list[RewindChange]:
         """How files differ from what they were at a position, as far as this session's calls changed them."""
-        return await self._rewinder().changes(after)
+        return await self._rewinder().list_changes(after)
 
-    async def rewind(self, seq: int, what: What = "both", *, dry_run: bool = False, force: bool = False) -> Rewind:
+    async def rewind(
+        self, seq: int, what: RewindTarget = "both", *, dry_run: bool = False, force: bool = False
+    ) -> Rewind:
         """Go back to a position: files, conversation or both. `dry_run` only shows the diffs; nothing is ever lost.
 
         Files that somebody else changed since are left alone unless `force`. Raises `Conflict` during a run.
@@ -267,9 +269,9 @@ class Session(Generic[T]):
         return await self._rewinder().undo(dry_run=dry_run, force=force)
 
     def _rewinder(self) -> Rewinder:
-        from treadle.history.rewind import Rewinder, find_kept_files
+        from treadle.history.rewind import Rewinder, find_content_store
 
-        return Rewinder(self._coordinator, self.id, find_kept_files(self.agent.tools))
+        return Rewinder(self._coordinator, self.id, find_content_store(self.agent.tools))
 
     async def artifact(self, artifact_id: str) -> Artifact:
         """Output that was too large for the model, whole."""
@@ -329,7 +331,7 @@ class Session(Generic[T]):
             raise Conflict(f"session {self.id} has no message yet; there is nothing to {trigger}")
         fact = validate_fact(RunRequested(trigger=trigger, limits=limits))
         posted = await self._log.post(self.id, [fact], key=f"request:{key}" if key else "")
-        if not posted.fresh:
+        if not posted.is_new:
             raise Conflict(f"session {self.id} went on from there already")
         return posted.facts[0].seq
 

@@ -404,7 +404,7 @@ async def test_a_session_keeps_the_model_it_had_last_and_a_flag_has_the_last_wor
         await place.run("run", "hello", *model(fake), "--name", "one")
         log = SqliteLog(place.home / ".local/share/treadle/treadle.db")
         try:
-            (info,) = (await log.sessions(SessionQuery())).sessions
+            (info,) = (await log.list_sessions(SessionQuery())).sessions
             await log.post(info.id, [SessionConfigured(model="xai:grok")], wake=False)
         finally:
             await log.close()

@@ -50,7 +50,7 @@ async def facts(place: Place) -> list[object]:
     """What the log of the only session holds; nothing before there is one."""
     log = SqliteLog(place.home / ".local/share/treadle/treadle.db")
     try:
-        found = (await log.sessions(SessionQuery())).sessions
+        found = (await log.list_sessions(SessionQuery())).sessions
         assert len(found) <= 1
         return list(await log.read(found[0].id)) if found else []
     finally:

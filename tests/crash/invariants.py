@@ -43,10 +43,10 @@ async def check_store(paper: Paper) -> Tally:
     assert paper.read("trouble") == []
     log = SqliteLog(paper.store)
     try:
-        log.check()
+        log.check_integrity()
         tally = Tally()
         facts: dict[str, list[AnyFact]] = {}
-        page = await log.sessions(SessionQuery(limit=1000))
+        page = await log.list_sessions(SessionQuery(limit=1000))
         for info in page.sessions:
             assert (info.status, info.owner) == ("answered", ""), info
             facts[info.id] = await log.read(info.id)

@@ -16,7 +16,7 @@ import msgspec
 
 from treadle.errors import ClaimLost
 from treadle.events import AnyFact, serialize_event
-from treadle.log.base import Claim, Posted
+from treadle.log.base import Claim, PostResult
 from treadle.log.sqlite import SqliteLog
 
 
@@ -78,7 +78,7 @@ class TellingLog(SqliteLog):
             self._paper.write("refused", os.getpid(), claim.session_id, claim.epoch, "renew")
             raise
 
-    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> Posted:
+    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
         self._may_die()
         posted = await super().post(session_id, facts, key, wake=wake)
         self._may_die()

@@ -36,7 +36,7 @@ from treadle import (
 from treadle.errors import ModelError
 from treadle.events import AnyFact, ContextCompacted, RunRequested, RunStarted, SignalDetected, TurnStarted
 from treadle.log.base import Log
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import ModelMessage, Reply, Request, ResultMessage, UserMessage
 from treadle.testing import CrashPoint, ScriptedModel, SteppingClock, call, crash_points
@@ -260,13 +260,13 @@ async def test_after_a_cut_at_any_fact_the_session_ends_well_and_no_effect_is_ha
 
 
 async def test_a_second_crash_while_going_on_is_survived_as_well(tmp_path: Path) -> None:
-    points = await everything(MemoryLog(), World(held=True))
+    points = await everything(InMemoryLog(), World(held=True))
     tried = 0
     for point in points[::2]:
-        facts, _ = await go_on(MemoryLog(), point, Greedy())
+        facts, _ = await go_on(InMemoryLog(), point, Greedy())
         for second in list(cut(facts))[len(point.facts) :: 2]:
             try:
-                later_facts, world = await go_on(MemoryLog(), second, Modest())
+                later_facts, world = await go_on(InMemoryLog(), second, Modest())
                 check(second, later_facts, world)
             except BaseException as error:
                 error.add_note(f"cut {point}, and again {second}")
@@ -276,8 +276,8 @@ async def test_a_second_crash_while_going_on_is_survived_as_well(tmp_path: Path)
 
 
 async def test_a_session_that_had_ended_is_left_as_it_is(tmp_path: Path) -> None:
-    points = await everything(MemoryLog(), World(held=True))
-    log, world = MemoryLog(), World()
+    points = await everything(InMemoryLog(), World(held=True))
+    log, world = InMemoryLog(), World()
     await points[-1].plant(log)
     async with opened(log, Modest(), world, points[-1].session_id) as (session, _):
         assert await resumed(session) is None
@@ -292,9 +292,9 @@ def first_start(points: Sequence[CrashPoint], tool: str) -> CrashPoint:
 
 
 async def test_what_the_model_is_shown_after_a_cut_says_that_a_call_may_have_run(tmp_path: Path) -> None:
-    points = await everything(MemoryLog(), World(held=True))
+    points = await everything(InMemoryLog(), World(held=True))
     point = first_start(points, "write")
-    model, log = ScriptedModel("I will check"), MemoryLog()
+    model, log = ScriptedModel("I will check"), InMemoryLog()
     await point.plant(log)
     async with opened(log, model, World(), point.session_id) as (session, _):
         outcome = await resumed(session)
@@ -311,12 +311,12 @@ async def ended_again(session: Session) -> RunFinished:
 
 
 async def test_a_safe_call_that_takes_the_process_with_it_is_not_tried_for_ever() -> None:
-    points = await everything(MemoryLog(), World(held=True))
+    points = await everything(InMemoryLog(), World(held=True))
     point = first_start(points, "look")
     facts = list(point.facts)
     for attempt in (2, 3):
         facts.append(replace(facts[-1], attempt=attempt, seq=len(facts) + 1))
-    world, log = World(), MemoryLog()
+    world, log = World(), InMemoryLog()
     await CrashPoint(point.session_id, tuple(facts)).plant(log)
     async with opened(log, Modest(), world, point.session_id) as (session, _):
         await resumed(session)

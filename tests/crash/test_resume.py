@@ -73,7 +73,7 @@ async def facts_after_deaths(paper: Paper, order: str, deaths: int) -> list[AnyF
     child.join(60)
     assert child.exitcode == 0, paper.read("trouble")
     log = SqliteLog(paper.store)
-    (info,) = (await log.sessions(SessionQuery())).sessions
+    (info,) = (await log.list_sessions(SessionQuery())).sessions
     facts = await log.read(info.id)
     await log.close()
     assert isinstance(facts[-1], RunFinished) and facts[-1].answer == "stopped after 1"

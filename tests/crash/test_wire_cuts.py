@@ -13,7 +13,7 @@ import pytest
 from tests.crash.test_cut_everywhere import Greedy, Modest, World, check, everything, go_on
 from tests.kit.fakes.travel import WIRES, travelling
 from treadle import Agent, Limits, tool
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Message, Reply, Request
 from treadle.models.request_parts import MessageBuffer
 from treadle.testing import call
@@ -22,11 +22,11 @@ from treadle.testing import call
 @pytest.mark.parametrize("inner", [Modest, Greedy])
 @pytest.mark.parametrize("wire", WIRES)
 async def test_after_a_cut_at_any_fact_no_provider_rejects_what_it_is_sent(wire: str, inner: Any) -> None:
-    points = await everything(MemoryLog(), World(held=True))
+    points = await everything(InMemoryLog(), World(held=True))
     assert len(points) > 50
     for point in points:
         async with travelling(wire, inner()) as (model, fake):
-            facts, world = await go_on(MemoryLog(), point, model)
+            facts, world = await go_on(InMemoryLog(), point, model)
             assert fake.rejected == [], f"cut {point}"
             check(point, facts, world)
             assert fake.seen

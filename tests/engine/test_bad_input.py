@@ -48,7 +48,7 @@ from treadle.errors import (
     ToolDefinitionError,
 )
 from treadle.events import MessageReceived, ModelReplied
-from treadle.log.owner import new_owner
+from treadle.log.owner import make_owner_name
 from treadle.messages import Call, Reply, Request
 from treadle.testing import call
 
@@ -426,7 +426,7 @@ async def test_a_store_that_takes_nothing_at_all_is_told_and_the_session_goes_on
 async def test_whoever_waits_for_a_run_elsewhere_is_told_when_the_store_is_gone(on_file: Store) -> None:
     agent, _ = agent_of("never")
     async with agent.session(log := on_file.open()) as session:
-        assert await on_file.open().claim(new_owner(), 10_000, session.id) is not None
+        assert await on_file.open().claim(make_owner_name(), 10_000, session.id) is not None
         async with asyncio.timeout(PATIENCE), session.run("go") as run:
             log.claim = _moved  # type: ignore[method-assign]
             with pytest.raises(StoreError, match="moved"):

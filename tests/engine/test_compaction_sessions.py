@@ -22,7 +22,7 @@ from treadle.events import (
     SignalDetected,
     TextDelta,
 )
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Reply, Request, Usage
 from treadle.testing import ScriptedModel, call, crash_points, say
@@ -438,14 +438,14 @@ def await_tokens(model: CountingModel) -> int:
 
 
 async def test_a_session_with_compactions_is_cut_after_every_fact_and_goes_on(tmp_path: Path) -> None:
-    log = MemoryLog()
+    log = InMemoryLog()
     model = CountingModel(Reader(16), window=1500)
     async with await opened(model, log) as session:
         assert (await ended(session, FIRST)).reason == "answered"
         points = await crash_points(session)
     assert any(isinstance(point.facts[-1], ContextCompacted) for point in points)
     for number, point in enumerate(points):
-        store = MemoryLog() if number % 4 else SqliteLog(tmp_path / f"{number}.db")
+        store = InMemoryLog() if number % 4 else SqliteLog(tmp_path / f"{number}.db")
         await point.plant(store)
         again = CountingModel(Reader(3), window=1500)
         agent = Agent(StrictModel(again), tools=[page, todo])

@@ -222,15 +222,15 @@ async def test_whoever_waits_for_a_run_takes_it_over_when_its_process_leaves_bef
         session = await one.create()
         await session.send("go")
         await wait_for(session, CallStarted)
-        info = two.log.info
+        info = two.log.get_info
 
         async def late_info(session_id: str) -> SessionInfo:
-            two.log.info = info  # type: ignore[method-assign]
+            two.log.get_info = info  # type: ignore[method-assign]
             await leaves.aclose()
             return await info(session_id)
 
         async with two.session(id=session.id) as elsewhere, elsewhere.run("and this") as run:
-            two.log.info = late_info  # type: ignore[method-assign]
+            two.log.get_info = late_info  # type: ignore[method-assign]
             outcome = await run.wait()
     assert outcome is not None and outcome.answer == "both"
 

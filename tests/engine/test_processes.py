@@ -81,8 +81,8 @@ async def test_eight_processes_run_two_hundred_turns_each_on_one_file(paper: Pap
     assert [child.exitcode for child in children] == [0] * PROCESSES, paper.read("trouble")
     assert paper.read("trouble") == []
     log = TellingLog(paper)
-    facts = {info.id: await log.read(info.id) for info in (await log.sessions(SessionQuery())).sessions}
-    log.check()
+    facts = {info.id: await log.read(info.id) for info in (await log.list_sessions(SessionQuery())).sessions}
+    log.check_integrity()
     await log.close()
     assert len(facts) == PROCESSES
     lines = Counter(key for key, *_ in paper.read("lines"))

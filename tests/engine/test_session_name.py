@@ -41,7 +41,7 @@ async def test_a_session_is_named_after_its_first_answer(store: Store) -> None:
             fact = await wait_for(session, SessionRenamed)
             await ended(session, "and biscuits")
             assert (fact.name, fact.by) == ("Tea in the garden", "auto")
-            assert (await runtime.log.info(session.id)).name == "Tea in the garden"
+            assert (await runtime.log.get_info(session.id)).name == "Tea in the garden"
             assert model.asked == 1 and len(of(await session.facts(), SessionRenamed)) == 1
 
 
@@ -55,7 +55,7 @@ async def test_a_name_that_a_person_gave_is_not_replaced(store: Store) -> None:
                 await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
             assert model.asked == 0
             await session.rename("theirs", by="auto")
-            assert (await session.state()).name == "mine" and (await runtime.log.info(session.id)).name == "mine"
+            assert (await session.state()).name == "mine" and (await runtime.log.get_info(session.id)).name == "mine"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from treadle.export.transcript import (
     render_markdown,
     render_transcript,
 )
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, TextPart
 from treadle.testing import call
@@ -53,7 +53,7 @@ async def test_an_export_comes_back_to_the_byte(tmp_path: Path) -> None:
     assert stored[0].truncation is not None
     kept = await there.get_artifact(session_id, stored[0].truncation.artifact)
     assert kept.data.decode() == "much of it\n" * 9000
-    first, second = await here.info(session_id), await there.info(session_id)
+    first, second = await here.get_info(session_id), await there.get_info(session_id)
     assert (first.name, first.turns, first.status, first.updated_at) == (
         second.name,
         second.turns,
@@ -78,7 +78,7 @@ async def test_an_import_never_overwrites_and_may_have_an_id_of_its_own(tmp_path
 
 async def test_an_imported_session_goes_on(tmp_path: Path) -> None:
     session_id = await a_session(tmp_path / "one.db")
-    log, there = SqliteLog(tmp_path / "one.db"), MemoryLog()
+    log, there = SqliteLog(tmp_path / "one.db"), InMemoryLog()
     await import_session(there, parse_json_lines(await render_transcript(log, session_id, "jsonl")))
     await log.close()
     agent, model = agent_of("Gladly.", tools=[long])

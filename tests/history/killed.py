@@ -10,7 +10,7 @@ from typing import Any
 from treadle import Agent
 from treadle.engine.tool_call import LogToolServices
 from treadle.events import KeptFile
-from treadle.history.kept_files import KeptFiles
+from treadle.history.kept_files import ContentStore
 from treadle.testing import ScriptedModel, call
 from treadle.tools.builtin import build_file_tools
 
@@ -27,7 +27,7 @@ async def main(database: str, workspace: str, kept: str) -> None:
     model = ScriptedModel(
         call("write_file", path="b.txt", content="made"), call("write_file", path="a.txt", content="new")
     )
-    agent = Agent(model, tools=build_file_tools(KeptFiles(kept)))
+    agent = Agent(model, tools=build_file_tools(ContentStore(kept)))
     async with agent.session(database, workspace=workspace) as session:
         await session.ask("go")
 

@@ -18,8 +18,8 @@ from treadle.engine.coordinator import Coordinator
 from treadle.engine.tool_call import LogToolServices
 from treadle.errors import BadInput, Conflict
 from treadle.events import CallFinished, CallStarted, Custom, FilesKept, MessageReceived, Rewound
-from treadle.history.kept_files import KeptFiles
-from treadle.log.in_memory import MemoryLog
+from treadle.history.kept_files import ContentStore
+from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.testing import call, crash_points
 from treadle.workspace.folder import Folder
@@ -290,8 +290,8 @@ async def test_a_session_cut_off_anywhere_can_be_rewound_to_where_it_began(
         states.append(place.holds())
 
     monkeypatch.setattr(LogToolServices, "keep", watched)
-    monkeypatch.setattr(KeptFiles, "drop", lambda self, name: None)  # a process that dies drops nothing
-    async with place.agent(*script).session(MemoryLog(), workspace=place.workspace) as session:
+    monkeypatch.setattr(ContentStore, "drop", lambda self, name: None)  # a process that dies drops nothing
+    async with place.agent(*script).session(InMemoryLog(), workspace=place.workspace) as session:
         await ended(session)
         points = await crash_points(session)
     states.append(place.holds())
@@ -305,7 +305,7 @@ async def test_a_session_cut_off_anywhere_can_be_rewound_to_where_it_began(
         place.workspace.mkdir()
         for path, text in disk.items():
             place.put(path, text)
-        log = MemoryLog()
+        log = InMemoryLog()
         session_id = await point.plant(log)
         async with place.agent(*["done"] * 9).session(log, id=session_id) as session:
             await resumed(session)  # a call that had not started runs now
@@ -389,10 +389,10 @@ async def test_a_message_that_comes_during_a_rewind_is_worked_on_after_it(
 
 def test_the_environment_chooses_where_old_contents_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
-    assert KeptFiles().folder == tmp_path / "data" / "kept"
+    assert ContentStore().folder == tmp_path / "data" / "kept"
     monkeypatch.delenv("TREADLE_DATA_DIR")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
-    assert KeptFiles().folder == tmp_path / "share" / "treadle" / "kept"
+    assert ContentStore().folder == tmp_path / "share" / "treadle" / "kept"
     assert not os.path.exists(tmp_path / "share")
 
 

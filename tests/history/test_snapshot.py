@@ -14,7 +14,7 @@ from treadle.errors import NotFound, StoreDamaged, StoreError
 from treadle.events import KeptFile
 from treadle.history import kept_files as kept_module
 from treadle.history import snapshot as snapshot_module
-from treadle.history.kept_files import KeptFiles, Seen
+from treadle.history.kept_files import ContentStore, SeenFile
 from treadle.history.snapshot import Snapshot, record_changes, snapshot
 from treadle.tools.base import ToolContext
 
@@ -37,7 +37,7 @@ def test_the_same_content_is_kept_once_and_only_for_the_user(bench: Bench) -> No
 def test_contents_survive_the_process_that_kept_them(bench: Bench) -> None:
     (name,) = bench.kept.put(b"kept")
     bench.kept.close()
-    again = KeptFiles(bench.kept.folder)
+    again = ContentStore(bench.kept.folder)
     assert again.get(name) == b"kept"
     again.close()
 
@@ -56,7 +56,7 @@ def test_a_store_that_grew_too_large_forgets_the_oldest_at_the_next_start(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, *_, new = (bench.kept.put(f"content {number}".encode())[0] for number in range(10))
-    bench.kept.save_seen("place", {"old.txt": Seen("stamp", old), "new.txt": Seen("stamp", new)}, ())
+    bench.kept.save_seen("place", {"old.txt": SeenFile("stamp", old), "new.txt": SeenFile("stamp", new)}, ())
     bench.kept.close()
     monkeypatch.setattr(kept_module, "MOST_BYTES", 0)
     assert bench.kept.get(new) == b"content 9"
@@ -92,12 +92,12 @@ async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(benc
     for name in ("same", "changed", "deleted", "touched"):
         bench.put(f"sub/{name}.txt", name)
     taken = snapshot(bench.kept, bench.workspace)
-    assert await taken.before() and taken.left_out == ()
+    assert await taken.take_first() and taken.left_out == ()
     bench.put("sub/changed.txt", "Changed")
     bench.put("made/new.txt", "new")
     (bench.workspace / "sub/deleted.txt").unlink()
     os.utime(bench.workspace / "sub/touched.txt")
-    assert changed(bench, await taken.after()) == {
+    assert changed(bench, await taken.find_changes()) == {
         "sub/changed.txt": b"changed",
         "sub/deleted.txt": b"deleted",
         "made/new.txt": None,
@@ -119,16 +119,16 @@ async def test_a_change_of_the_same_size_within_the_same_tick_is_found(
     bench.put("a.txt", "one")
     for old, new in (("one", "two"), ("two", "six")):
         taken = Snapshot(bench.kept, bench.workspace)
-        await taken.before()
+        await taken.take_first()
         bench.put("a.txt", new)
-        assert changed(bench, await taken.after()) == {"a.txt": old.encode()}
+        assert changed(bench, await taken.find_changes()) == {"a.txt": old.encode()}
 
 
 async def test_files_that_have_not_changed_are_not_read_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.put("a.txt", "a")
     bench.put("b.txt", "b")
     monkeypatch.setattr(snapshot_module, "_SETTLED", 0)  # no need to wait until the files are old
-    await Snapshot(bench.kept, bench.workspace).before()
+    await Snapshot(bench.kept, bench.workspace).take_first()
     reads: list[str] = []
     content = snapshot_module._Root.content
 
@@ -139,9 +139,9 @@ async def test_files_that_have_not_changed_are_not_read_again(bench: Bench, monk
     monkeypatch.setattr(snapshot_module._Root, "content", counted)
     bench.put("b.txt", "changed")
     again = Snapshot(bench.kept, bench.workspace)
-    await again.before()
+    await again.take_first()
     assert reads == ["b.txt"]
-    assert await again.after() == [] and reads == ["b.txt"]
+    assert await again.find_changes() == [] and reads == ["b.txt"]
 
 
 async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: Bench) -> None:
@@ -152,11 +152,11 @@ async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: Benc
     for path in (".git/config", "node_modules/x.js", "__pycache__/x.pyc", ".env", ".ssh/id_ed25519"):
         bench.put(path, "canary")
     taken = Snapshot(bench.kept, bench.workspace)
-    await taken.before()
+    await taken.take_first()
     for path in (".git/config", "node_modules/x.js", ".env"):
         bench.put(path, "changed")
     (outside / "victim.txt").write_text("changed")
-    assert await taken.after() == []
+    assert await taken.find_changes() == []
     with bench.kept._database() as db:
         assert db.execute("SELECT id FROM contents").fetchall() == [(taken.tree,)]
     assert b"canary" not in bench.kept.get(taken.tree)
@@ -168,12 +168,12 @@ async def test_a_database_that_is_open_is_left_alone_whether_it_stays_open_or_no
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("CREATE TABLE facts (seq)")
     taken = Snapshot(bench.kept, bench.workspace)
-    await taken.before()
+    await taken.take_first()
     database.execute("INSERT INTO facts VALUES (1)")
     database.commit()
-    assert await taken.after() == [] and taken.left_out == ()
+    assert await taken.find_changes() == [] and taken.left_out == ()
     database.close()
-    assert await taken.after() == [] and taken.left_out == ()
+    assert await taken.find_changes() == [] and taken.left_out == ()
 
 
 async def test_what_is_too_large_or_too_many_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,16 +181,16 @@ async def test_what_is_too_large_or_too_many_is_said(bench: Bench, monkeypatch: 
         file.truncate(11 * 1024 * 1024)
     bench.put("a.txt", "a")
     taken = Snapshot(bench.kept, bench.workspace)
-    await taken.before()
+    await taken.take_first()
     assert taken.left_out == ("huge.bin",)
     bench.put("huge.bin", "small now")
-    assert await taken.after() == [] and taken.left_out == ("huge.bin",)
+    assert await taken.find_changes() == [] and taken.left_out == ("huge.bin",)
     bench.put("sub/b.txt", "b")
     monkeypatch.setattr(snapshot_module, "MOST_FILES", 1)
     taken = Snapshot(bench.kept, bench.workspace)
-    await taken.before()
+    await taken.take_first()
     assert "beyond the first 1 files" in taken.left_out[-1]
-    assert await taken.after() == []
+    assert await taken.find_changes() == []
 
 
 async def test_around_a_command_the_list_is_recorded_before_and_the_changes_after_even_when_it_fails(
@@ -219,11 +219,11 @@ async def test_a_name_that_is_not_utf_8_is_left_out_and_said_and_hinders_nothing
     odd = bench.workspace / os.fsdecode(b"odd\xff.txt")
     odd.write_text("old")
     taken = snapshot(bench.kept, bench.workspace)
-    assert await taken.before() and taken.left_out == ("odd\ufffd.txt",)
+    assert await taken.take_first() and taken.left_out == ("odd\ufffd.txt",)
     odd.unlink()
     folder = bench.workspace / os.fsdecode(b"made\xfe")
     folder.mkdir()
     (folder / "in.txt").touch()
     bench.put("plain.txt", "new")
-    assert changed(bench, await taken.after()) == {"plain.txt": b"old"}
+    assert changed(bench, await taken.find_changes()) == {"plain.txt": b"old"}
     assert taken.left_out == ("made\ufffd", "odd\ufffd.txt")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treadle.events import KeptFile
-from treadle.history.kept_files import KeptFiles
+from treadle.history.kept_files import ContentStore
 from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
 from treadle.tools.builtin import build_file_tools
 
@@ -43,7 +43,7 @@ class Bench:
     def __init__(self, folder: Path, granted: Sequence[str] = ()) -> None:
         self.workspace = folder / "workspace"
         self.workspace.mkdir(exist_ok=True)
-        self.kept = KeptFiles(folder / "kept")
+        self.kept = ContentStore(folder / "kept")
         self.desk = RecordingDesk(self.workspace)
         self.heard: list[str] = []
         self.tools = {tool.name: tool for tool in build_file_tools(self.kept, granted=granted)}

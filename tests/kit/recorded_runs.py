@@ -17,7 +17,7 @@ from treadle.events import (
     RunFinished,
     SessionCreated,
 )
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Reply, Usage
 from treadle.testing import call, say
 
@@ -184,14 +184,14 @@ async def a_regenerated_answer() -> list[Event]:
 
 async def a_crash_in_a_call() -> list[Event]:
     """The process went away while a call ran: another one takes the session up."""
-    held, log = Held(), MemoryLog()
+    held, log = Held(), InMemoryLog()
     agent, _ = agent_of(call("wait"), tools=[held.tool])
     async with Runtime(log, [agent]) as runtime, runtime.session(new=True) as session:
         await session.send("wait")
         await wait_for(session, CallStarted)
         left = await session.facts()
     again, _ = agent_of("it may have run", tools=[held.tool])
-    copy, first = MemoryLog(), left[0]
+    copy, first = InMemoryLog(), left[0]
     assert isinstance(first, SessionCreated)
     await copy.create(first.session_id, left)
     async with Runtime(copy, [again]) as runtime, runtime.session(id=first.session_id) as session:

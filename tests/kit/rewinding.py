@@ -10,7 +10,7 @@ import pytest
 from tests.kit.sessions import Store, agent_of, of
 from treadle import Agent, Session, ToolContext, tool
 from treadle.events import MessageReceived
-from treadle.history.kept_files import KeptFiles
+from treadle.history.kept_files import ContentStore
 from treadle.history.snapshot import record_changes
 from treadle.testing import call
 from treadle.tools.builtin import build_file_tools
@@ -22,7 +22,7 @@ class Place:
     """A workspace, the store of old contents, and tools that change files, one of them as a command would."""
 
     def __init__(self, folder: Path) -> None:
-        self.workspace, self.kept = folder / "workspace", KeptFiles(folder / "kept")
+        self.workspace, self.kept = folder / "workspace", ContentStore(folder / "kept")
         self.workspace.mkdir(exist_ok=True)
         self.commands: dict[str, Callable[[], None]] = {}
 

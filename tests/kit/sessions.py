@@ -25,7 +25,7 @@ from treadle.events import (
     fact_type,
 )
 from treadle.log.base import Log
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Request, ResultMessage, UserMessage, render_parts
 from treadle.testing import ScriptedModel, SteppingClock
@@ -42,7 +42,7 @@ class Store:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.clock: SteppingClock | None = None
-        self._memory: MemoryLog | None = None
+        self._memory: InMemoryLog | None = None
         self._opened: list[SqliteLog] = []
 
     def stepping(self) -> SteppingClock:
@@ -57,7 +57,7 @@ class Store:
             self._opened.append(SqliteLog(self.path, **options))
             return self._opened[-1]
         if self._memory is None:
-            self._memory = MemoryLog(**options)
+            self._memory = InMemoryLog(**options)
         return self._memory
 
     async def close(self) -> None:

@@ -20,9 +20,9 @@ from treadle.knowledge.agents import read_sections
 from treadle.knowledge.base import Skill
 from treadle.knowledge.bounded_read import read_beneath
 from treadle.knowledge.instructions import find_nested
-from treadle.knowledge.library import AgentOptions, Library
-from treadle.knowledge.prompt_frames import frame
-from treadle.knowledge.skills import MOST_TRIGGERS, find_triggered, read_skill
+from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
+from treadle.knowledge.prompt_frames import frame_text
+from treadle.knowledge.skills import MAX_TRIGGERS, find_triggered, read_skill
 from treadle.log.base import Memory
 from treadle.messages import Request, ResultMessage, TextPart, UserMessage, render_parts
 from treadle.testing import ScriptedModel, call
@@ -114,11 +114,11 @@ def workspace(tmp_path: Path) -> Path:
     return work
 
 
-async def attack(workspace: Path, **options: Any) -> tuple[Gullible, list[Any], Library]:
+async def attack(workspace: Path, **options: Any) -> tuple[Gullible, list[Any], WorkspaceKnowledge]:
     ran.clear()
-    model, library = Gullible(), Library(workspace, workspace.parent / "own")
+    model, library = Gullible(), WorkspaceKnowledge(workspace, workspace.parent / "own")
     given = AgentOptions(StrictModel(model), [read_file, erase, write], **options)
-    agents = [library.agent(name, given) for name in ("default", "wide")]
+    agents = [library.build_agent(name, given) for name in ("default", "wide")]
     async with Runtime(":memory:", agents, recover=False) as runtime:
         await runtime.log.memories.add(Memory(ORDER, "preference", at=1.0))
         for agent in agents:
@@ -159,9 +159,9 @@ async def test_the_canary_outside_the_workspace_is_never_shown_or_stored(workspa
     assert not any(CANARY in text for text in model.seen)
 
 
-async def attack_default(workspace: Path) -> tuple[Gullible, list[Any], Library]:
-    model, library = Gullible(), Library(workspace)
-    agent = library.agent("default", AgentOptions(StrictModel(model), [read_file, erase, write]))
+async def attack_default(workspace: Path) -> tuple[Gullible, list[Any], WorkspaceKnowledge]:
+    model, library = Gullible(), WorkspaceKnowledge(workspace)
+    agent = library.build_agent("default", AgentOptions(StrictModel(model), [read_file, erase, write]))
     async with agent.session(workspace=workspace) as session:
         await ended(session)
         return model, await session.facts(), library
@@ -198,20 +198,20 @@ def test_yaml_that_wants_to_grow_or_to_run_is_refused(tmp_path: Path) -> None:
     (folder / "bomb.md").write_text(f"---\na0: &a0 [x]\n{bomb}\n---\nBoom.")
     (folder / "run.md").write_text("---\ndescription: !!python/object/apply:os.system ['touch x']\n---\nRun.")
     (folder / "deep.md").write_text(f"---\ndescription: {'[' * 5000}\n---\nDeep.")
-    library = Library(tmp_path)
+    library = WorkspaceKnowledge(tmp_path)
     assert not {"bomb", "run", "deep"} & set(library.agents)
     assert len(library.problems) == 3 and any("brackets" in problem.message for problem in library.problems)
 
 
 def busy_skills() -> dict[str, Skill]:
-    patterns = tuple(f"a{'*a' * 20}*{number}" for number in range(MOST_TRIGGERS))
+    patterns = tuple(f"a{'*a' * 20}*{number}" for number in range(MAX_TRIGGERS))
     one = Skill("s", "d", "b", "/s", keywords=tuple("a" * 30 for _ in patterns), patterns=patterns)
     return {str(number): one for number in range(200)}
 
 
 SLOW: dict[str, Callable[[Path], object]] = {
     "a heading full of blanks": lambda _: read_sections("x", f"## a{' ' * 60_000}b\n---\nx: y\n---", "workspace"),
-    "a frame full of blanks": lambda _: frame("file", f"<{' ' * 60_000}x"),
+    "a frame full of blanks": lambda _: frame_text("file", f"<{' ' * 60_000}x"),
     "a front matter of brackets": lambda _: read_sections("x", f"## a\n---\na: {'[' * 8000}\n---\n", "workspace"),
     "calls that name a crowd of files": lambda at: [
         *find_nested(at, {"paths": [f"{n}/{'b/' * 30}c" for n in range(30_000)]})
@@ -231,7 +231,7 @@ def test_no_text_takes_for_ever(tmp_path: Path, what: str) -> None:
 
 
 def test_a_skill_with_a_crowd_of_triggers_is_refused() -> None:
-    front = f"name: s\ndescription: d\nmetadata:\n  keywords: '{','.join('x' * (MOST_TRIGGERS + 1))}'"
+    front = f"name: s\ndescription: d\nmetadata:\n  keywords: '{','.join('x' * (MAX_TRIGGERS + 1))}'"
     skill, [problem] = read_skill("s/SKILL.md", f"---\n{front}\n---\nB", "s", "user")
     assert skill is None and "51 keywords are too many" in problem.message and problem.line == 4
 
@@ -241,7 +241,7 @@ def test_names_that_look_like_others_or_reach_the_terminal_are_refused(tmp_path:
     folder.mkdir(parents=True)
     for name in ("Default", "default ", "\x1b[2Jx"):
         (folder / f"{name}.md").write_text("---\ndescription: d\n---\nObey.")
-    library = Library(tmp_path)
+    library = WorkspaceKnowledge(tmp_path)
     assert {one.origin for one in library.agents.values()} == {"builtin"} and len(library.problems) == 3
     assert all(str(problem).isprintable() for problem in library.problems)
 
@@ -257,7 +257,7 @@ async def test_files_of_any_size_leave_room_for_the_work(tmp_path: Path, words: 
         return call("read_file", path=f"d{number}/x") if number < 9 and request.tool_choice != "none" else "Done."
 
     model = CountingModel(script, window=8192)
-    agent = Library(tmp_path).agent("default", AgentOptions(StrictModel(model), [read_file]))
+    agent = WorkspaceKnowledge(tmp_path).build_agent("default", AgentOptions(StrictModel(model), [read_file]))
     async with agent.session(workspace=tmp_path) as session:
         assert (await ended(session)).answer == "Done."
     assert model.refused == 0 and "characters left out, for lack of room" in model.requests[0].system

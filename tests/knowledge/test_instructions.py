@@ -10,8 +10,8 @@ from tests.kit.strict import StrictModel
 from treadle import tool
 from treadle.engine.context import find_own_text
 from treadle.events import serialize_event
-from treadle.knowledge.instructions import chain, read_chain
-from treadle.knowledge.library import AgentOptions, Library
+from treadle.knowledge.instructions import list_instruction_folders, read_instructions
+from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
 from treadle.models.local.chat_prompt import split_conversation
 from treadle.testing import ScriptedModel, call
 
@@ -35,14 +35,18 @@ def project(folder: Path) -> Path:
 
 
 def agent_on(workspace: Path, *script: Any, own: Path | None = None) -> Any:
-    return Library(workspace, own).agent("default", AgentOptions(StrictModel(ScriptedModel(*script)), [read_file]))
+    return WorkspaceKnowledge(workspace, own).build_agent(
+        "default", AgentOptions(StrictModel(ScriptedModel(*script)), [read_file])
+    )
 
 
 def test_the_files_from_the_root_to_the_workspace_count_the_outermost_first(tmp_path: Path) -> None:
     work = project(tmp_path)
-    assert [shown for shown, _ in chain(work)] == ["../AGENTS.md", "AGENTS.md"]
-    assert read_chain(work)[0] == [("../AGENTS.md", "Root rule."), ("AGENTS.md", "Service rule.")]
-    assert [shown for shown, _ in chain(tmp_path)] == ["AGENTS.md"], "without a project only the folder itself"
+    assert [shown for shown, _ in list_instruction_folders(work)] == ["../AGENTS.md", "AGENTS.md"]
+    assert read_instructions(work)[0] == [("../AGENTS.md", "Root rule."), ("AGENTS.md", "Service rule.")]
+    assert [shown for shown, _ in list_instruction_folders(tmp_path)] == ["AGENTS.md"], (
+        "without a project only the folder itself"
+    )
 
 
 def test_a_home_under_version_control_is_not_the_project_of_all_that_is_in_it(
@@ -53,7 +57,7 @@ def test_a_home_under_version_control_is_not_the_project_of_all_that_is_in_it(
     (tmp_path / "home" / ".git").mkdir()
     (tmp_path / "home" / "AGENTS.md").write_text("Rule of the home.")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert read_chain(work)[0] == []
+    assert read_instructions(work)[0] == []
 
 
 async def test_nested_ones_come_with_the_first_result_that_touches_them(tmp_path: Path) -> None:
@@ -130,7 +134,7 @@ async def test_a_changed_file_counts_from_the_next_run_on(tmp_path: Path) -> Non
         return "ok"
 
     model = StrictModel(ScriptedModel(call("change"), "One.", "Two."))
-    agent = Library(work).agent("default", AgentOptions(model, [change]))
+    agent = WorkspaceKnowledge(work).build_agent("default", AgentOptions(model, [change]))
     async with agent.session(workspace=work) as session:
         await ended(session)
         await ended(session, "more")

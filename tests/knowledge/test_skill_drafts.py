@@ -11,8 +11,8 @@ from tests.kit.strict import StrictModel
 from treadle import Runtime, tool
 from treadle.errors import NotFound
 from treadle.events import Custom, Parent, SessionCreated
-from treadle.knowledge.library import AgentOptions, Library
-from treadle.knowledge.skill_drafts import Drafts, accept, decline, proposals
+from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
+from treadle.knowledge.skill_drafts import SkillDrafter, accept_proposal, decline_proposal, list_proposals
 from treadle.knowledge.skills import find_triggered
 from treadle.messages import Request, UserMessage
 from treadle.testing import ScriptedModel, call
@@ -43,11 +43,11 @@ class Writer(ScriptedModel):
             yield event
 
 
-async def work(folder: Path, model: Writer, asks: list[str]) -> Library:
-    library = Library(folder, folder / "own")
-    agent = library.agent("default", AgentOptions(StrictModel(model), [look]))
+async def work(folder: Path, model: Writer, asks: list[str]) -> WorkspaceKnowledge:
+    library = WorkspaceKnowledge(folder, folder / "own")
+    agent = library.build_agent("default", AgentOptions(StrictModel(model), [look]))
     async with Runtime(folder / "s.db", [agent], recover=False) as runtime:
-        runtime.after_answer.append(Drafts(library))
+        runtime.after_answer.append(SkillDrafter(library))
         for ask in asks:
             async with runtime.session("default", new=True, workspace=folder) as session:
                 await ended(session, ask)
@@ -63,14 +63,14 @@ async def test_the_third_time_a_skill_is_proposed_and_nothing_is_active_yet(tmp_
     model = Writer(DRAFT)
     library = await work(tmp_path, model, ASKS)
     assert len(model.drafts) == 1
-    [proposal] = proposals(library)
+    [proposal] = list_proposals(library)
     assert proposal.name == "release-notes" and "+1. Read the log." in proposal.diff
     library.refresh()
     assert library.skills == {}
-    path = accept(library, "release-notes")
+    path = accept_proposal(library, "release-notes")
     assert path == tmp_path / "own" / "skills" / "release-notes" / "SKILL.md"
     skill = library.skills["release-notes"]
-    assert skill.description == "Writes the release notes. Use it before a release." and proposals(library) == []
+    assert skill.description == "Writes the release notes. Use it before a release." and list_proposals(library) == []
     assert find_triggered(library.skills, "Write the release notes for version 9")
     assert not find_triggered(library.skills, "water the garden")
 
@@ -81,28 +81,28 @@ async def test_the_public_validator_accepts_a_drafted_skill(tmp_path: Path) -> N
         'A "quoted": thing! #1\nDoes it: \'all\' --- & {more} \\ [x] *y.\n1. Read: the log.\n---\n2. Write "notes".\n'
     )
     library = await work(tmp_path, Writer(draft), ASKS)
-    [proposal] = proposals(library)
-    assert validator.validate(accept(library, proposal.name).parent) == []
+    [proposal] = list_proposals(library)
+    assert validator.validate(accept_proposal(library, proposal.name).parent) == []
     assert library.skills[proposal.name].body.endswith('2. Write "notes".') and library.problems == ()
 
 
 async def test_twice_or_different_things_propose_nothing(tmp_path: Path) -> None:
     model = Writer(DRAFT)
     library = await work(tmp_path, model, [*ASKS[:2], "water the garden and feed the cat"])
-    assert model.drafts == [] and proposals(library) == []
+    assert model.drafts == [] and list_proposals(library) == []
 
 
 async def test_what_was_only_talked_about_is_no_skill(tmp_path: Path) -> None:
-    library, model = Library(tmp_path, tmp_path / "own"), ScriptedModel("One.", "Two.", "Three.", DRAFT)
-    agent = library.agent("default", AgentOptions(StrictModel(model)))
+    library, model = WorkspaceKnowledge(tmp_path, tmp_path / "own"), ScriptedModel("One.", "Two.", "Three.", DRAFT)
+    agent = library.build_agent("default", AgentOptions(StrictModel(model)))
     async with Runtime(":memory:", [agent], recover=False) as runtime:
-        runtime.after_answer.append(Drafts(library))
+        runtime.after_answer.append(SkillDrafter(library))
         async with runtime.session("default", workspace=tmp_path) as session:
             for ask in ASKS:
                 await ended(session, ask)
             while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
                 await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
-    assert len(model.requests) == 3 and proposals(library) == []
+    assert len(model.requests) == 3 and list_proposals(library) == []
 
 
 async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(t
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
         folder.mkdir()
-    library = Library(here, tmp_path / "own")
-    agent = library.agent("default", AgentOptions(StrictModel(model), [look]))
+    library = WorkspaceKnowledge(here, tmp_path / "own")
+    agent = library.build_agent("default", AgentOptions(StrictModel(model), [look]))
     async with Runtime(tmp_path / "s.db", [agent], recover=False) as runtime:
-        runtime.after_answer.append(Drafts(library))
+        runtime.after_answer.append(SkillDrafter(library))
         async with runtime.session("default", new=True, workspace=there) as session:
             await ended(session, ASKS[0])
             facts = await session.facts()
@@ -126,55 +126,55 @@ async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(t
                 await ended(session, ask)
                 while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
                     await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
-    assert model.drafts == [] and proposals(library) == []
+    assert model.drafts == [] and list_proposals(library) == []
 
 
 async def test_what_a_skill_is_for_already_is_not_drafted_again(tmp_path: Path) -> None:
     model = Writer(DRAFT)
-    accept(await work(tmp_path, model, ASKS), "release-notes")
+    accept_proposal(await work(tmp_path, model, ASKS), "release-notes")
     library = await work(tmp_path, model, ["write the release notes for version 4"])
-    assert len(model.drafts) == 1 and proposals(library) == []
+    assert len(model.drafts) == 1 and list_proposals(library) == []
 
 
 @pytest.mark.parametrize("draft", ["", "no steps", "# \n", "# x\nThe password is hunter22.\nlog in", "# ../../etc\n\n"])
 async def test_a_bad_draft_is_thrown_away(tmp_path: Path, draft: str) -> None:
-    assert proposals(await work(tmp_path, Writer(draft), ASKS)) == []
+    assert list_proposals(await work(tmp_path, Writer(draft), ASKS)) == []
 
 
 async def test_three_times_in_one_session_are_three_times(tmp_path: Path) -> None:
-    library = Library(tmp_path, tmp_path / "own")
-    agent = library.agent("default", AgentOptions(Writer(DRAFT), [look]))
+    library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
+    agent = library.build_agent("default", AgentOptions(Writer(DRAFT), [look]))
     async with Runtime(":memory:", [agent], recover=False) as runtime:
-        runtime.after_answer.append(Drafts(library))
+        runtime.after_answer.append(SkillDrafter(library))
         async with runtime.session("default", workspace=tmp_path) as session:
             for ask in ASKS:
                 await ended(session, ask)
             await wait_for(session, Custom, lambda fact: fact.name == "treadle.skill_proposed")
-    assert [one.name for one in proposals(library)] == ["release-notes"]
+    assert [one.name for one in list_proposals(library)] == ["release-notes"]
 
 
 async def test_while_a_proposal_waits_nobody_is_asked_for_another(tmp_path: Path) -> None:
     model = Writer(DRAFT)
     library = await work(tmp_path, model, [*ASKS, "write the release notes for version 4"])
-    assert len(model.drafts) == 1 and len(proposals(library)) == 1
+    assert len(model.drafts) == 1 and len(list_proposals(library)) == 1
 
 
 async def test_a_proposal_can_be_declined_and_is_not_made_again(tmp_path: Path) -> None:
     model = Writer(DRAFT)
     library = await work(tmp_path, model, ASKS)
-    decline(library, "release-notes")
-    assert proposals(library) == []
+    decline_proposal(library, "release-notes")
+    assert list_proposals(library) == []
     library = await work(tmp_path, model, ["write the release notes for version 4"])
-    assert proposals(library) == [] and library.skills == {} and len(model.drafts) == 1
+    assert list_proposals(library) == [] and library.skills == {} and len(model.drafts) == 1
     with pytest.raises(NotFound):
-        accept(library, "release-notes")
+        accept_proposal(library, "release-notes")
 
 
 async def test_the_session_tells_of_the_proposal(tmp_path: Path) -> None:
-    library = Library(tmp_path, tmp_path / "own")
-    agent = library.agent("default", AgentOptions(Writer(DRAFT), [look]))
+    library = WorkspaceKnowledge(tmp_path, tmp_path / "own")
+    agent = library.build_agent("default", AgentOptions(Writer(DRAFT), [look]))
     async with Runtime(":memory:", [agent], recover=False) as runtime:
-        runtime.after_answer.append(Drafts(library))
+        runtime.after_answer.append(SkillDrafter(library))
         for ask in ASKS:
             async with runtime.session("default", new=True, workspace=tmp_path) as session:
                 await ended(session, ask)

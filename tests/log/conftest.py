@@ -10,7 +10,7 @@ import pytest
 from tests.log.workers import Start, Worker
 from treadle.events import AgentConfig, Custom, MessageReceived, SessionCreated
 from treadle.log.base import Claim, Log
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import TextPart
 
@@ -55,7 +55,7 @@ def make() -> type[Make]:
 async def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[Log]:
     opened: Log
     if request.param == "memory":
-        opened = MemoryLog(clock=clock)
+        opened = InMemoryLog(clock=clock)
     else:
         durability = "power" if request.param == "sqlite-power" else "process"
         opened = SqliteLog(tmp_path / "log.db", durability=durability, clock=clock)

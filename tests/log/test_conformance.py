@@ -13,7 +13,7 @@ from treadle.events import (
     SessionCreated,
     TextDelta,
 )
-from treadle.log.base import Claim, Log, Posted, SessionQuery
+from treadle.log.base import Claim, Log, PostResult, SessionQuery
 
 
 async def names(log: Log, session_id: str = "s") -> list[str]:
@@ -65,12 +65,12 @@ async def test_a_fork_takes_copies_and_leaves_the_facts_of_the_first_session_alo
     ]
     assert [fact.seq for fact in original] == [1, 2, 3]
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
-    assert (await log.info("t")).parent == Parent("s", 3)
+    assert (await log.get_info("t")).parent == Parent("s", 3)
 
 
 async def test_a_session_made_from_an_unfinished_run_is_not_shown_as_running(log, make) -> None:
     await log.create("t", [make.created("t"), RunStarted(run_id="r", limits=Limits())])
-    assert (await log.info("t")).status == "idle"
+    assert (await log.get_info("t")).status == "idle"
 
 
 # --- post
@@ -80,7 +80,7 @@ async def test_a_post_stores_and_stamps_its_facts(log: Log, make, clock) -> None
     clock.now = 1001.0
     message = make.message("hello")
     posted = await log.post("s", [message])
-    assert posted.fresh
+    assert posted.is_new
     assert posted.facts == (message,)
     assert (message.seq, message.at) == (2, 1001.0)
     assert (await log.read("s"))[1] == message
@@ -92,7 +92,7 @@ async def test_a_post_with_a_used_key_adds_nothing_and_returns_what_was_stored(l
     again = await log.post("s", [make.message("two")], "k")
     assert again.facts == first.facts
     assert [fact.seq for fact in again.facts] == [2, 3]
-    assert (first.fresh, again.fresh) == (True, False)
+    assert (first.is_new, again.is_new) == (True, False)
     assert len(await log.read("s")) == 3
 
 
@@ -107,22 +107,22 @@ async def test_a_repeated_post_does_not_wake_the_session(log: Log, make) -> None
 async def test_the_same_key_may_be_used_in_another_session(log: Log, make) -> None:
     await log.create("t", [make.created("t")])
     await log.post("s", [make.message("one")], "k")
-    assert (await log.post("t", [make.message("one")], "k")).fresh
+    assert (await log.post("t", [make.message("one")], "k")).is_new
 
 
 async def test_a_post_makes_the_session_due_unless_told_not_to(log: Log, make) -> None:
     await log.post("s", [make.message("quiet")], wake=False)
     assert await log.claim("me", 30) is None
     await log.post("s", [make.message("loud")])
-    assert (await log.info("s")).wake_at == 1000.0
+    assert (await log.get_info("s")).wake_at == 1000.0
     assert await log.claim("me", 30) == Claim("s", "me", 1, 30)
 
 
 async def test_a_post_of_nothing_only_wakes(log: Log) -> None:
     watch = log.watch("s", after=1)
-    assert await log.post("s", [], "k") == Posted((), fresh=True)
-    assert await log.post("s", [], "k") == Posted((), fresh=False)
-    assert (await log.info("s")).seq == 1
+    assert await log.post("s", [], "k") == PostResult((), is_new=True)
+    assert await log.post("s", [], "k") == PostResult((), is_new=False)
+    assert (await log.get_info("s")).seq == 1
     assert await log.claim("me", 30) is not None
     watch.close()
 
@@ -163,7 +163,7 @@ async def test_a_live_owner_keeps_the_session_from_everybody_else(log: Log, make
     assert await log.claim("you", 30, "s") is None
     assert await log.claim("you", 30) is None
     assert await log.claim("me", 30, "s") is None
-    assert (await log.info("s")).owner == "me"
+    assert (await log.get_info("s")).owner == "me"
 
 
 async def test_a_lapsed_claim_is_taken_over_with_the_next_epoch(log: Log, clock) -> None:
@@ -193,7 +193,7 @@ async def test_an_old_claim_can_neither_append_nor_renew_nor_release_after_a_tak
             await attempt
     await log.append(yours, 1, make.notes("alive"))
     assert await names(log) == ["alive"]
-    assert (await log.info("s")).owner == "you"
+    assert (await log.get_info("s")).owner == "you"
 
 
 async def test_an_owner_whose_lease_lapsed_may_go_on_while_nobody_took_over(log, make, clock) -> None:
@@ -220,7 +220,7 @@ async def test_a_release_is_refused_when_there_is_more_to_do(log: Log, make) -> 
     assert not await log.release(mine, 1)
     await log.append(mine, 2, make.notes("still mine"))
     assert await log.release(mine, 3)
-    assert (await log.info("s")).owner == ""
+    assert (await log.get_info("s")).owner == ""
 
 
 async def test_a_session_that_handled_its_posts_is_not_due_after_its_release(log: Log, make) -> None:
@@ -243,7 +243,7 @@ async def test_a_release_without_a_position_wakes_at_the_earlier_time(log, make,
     if posted:
         await log.post("s", [make.message("x")])
     await log.release(mine, None, wake_at)
-    assert (await log.info("s")).wake_at == expected
+    assert (await log.get_info("s")).wake_at == expected
 
 
 async def test_a_session_is_due_at_its_wake_at_and_not_before(log: Log, clock) -> None:
@@ -253,7 +253,7 @@ async def test_a_session_is_due_at_its_wake_at_and_not_before(log: Log, clock) -
     assert await log.claim("me", 30) is None
     clock.now = 1100.0
     assert (await claim(log, "")).session_id == "s"
-    assert (await log.info("s")).wake_at is None
+    assert (await log.get_info("s")).wake_at is None
 
 
 async def test_a_post_wakes_a_session_before_its_wake_at(log: Log, make, clock) -> None:
@@ -295,9 +295,9 @@ async def test_agents_narrow_the_choice(log: Log, make) -> None:
 async def test_waiting_ends_when_the_session_is_claimed(log: Log) -> None:
     mine = await claim(log)
     await log.release(mine, 1, waiting=True)
-    assert (await log.info("s")).status == "waiting"
+    assert (await log.get_info("s")).status == "waiting"
     await claim(log)
-    assert (await log.info("s")).status == "running"
+    assert (await log.get_info("s")).status == "running"
 
 
 # --- append
@@ -314,7 +314,7 @@ async def test_an_append_stores_and_stamps_its_facts(log: Log, make, clock) -> N
 
 async def test_an_append_of_nothing_writes_nothing(log: Log) -> None:
     await log.append(await claim(log), 1, [], "k")
-    assert (await log.info("s")).seq == 1
+    assert (await log.get_info("s")).seq == 1
 
 
 async def test_an_append_to_a_log_that_moved_on_writes_nothing(log: Log, make) -> None:
@@ -392,18 +392,18 @@ async def test_sessions_do_not_mix(log: Log, make) -> None:
 
 async def test_the_head_is_known_while_a_session_is_claimed_or_watched(log: Log, make) -> None:
     await log.post("s", make.notes("a"))
-    assert log.head("s") == 0
+    assert log.get_head("s") == 0
     mine = await claim(log)
-    assert log.head("s") == 2
+    assert log.get_head("s") == 2
     await log.append(mine, 2, make.notes("b"))
     await log.post("s", make.notes("c"))
-    assert log.head("s") == 4
+    assert log.get_head("s") == 4
     await log.release(mine, None)
-    assert log.head("s") == 0
+    assert log.get_head("s") == 0
     watch = log.watch("s")
-    assert log.head("s") == 4
+    assert log.get_head("s") == 4
     watch.close()
-    assert log.head("s") == 0
+    assert log.get_head("s") == 0
 
 
 # --- unknown and deleted sessions
@@ -418,7 +418,7 @@ async def test_an_unknown_session_is_not_found_by_any_method(log: Log, make) -> 
         lambda: log.release(nobody, None),
         lambda: log.append(nobody, 0, make.notes("x")),
         lambda: log.read("nope"),
-        lambda: log.info("nope"),
+        lambda: log.get_info("nope"),
         lambda: log.put_artifact("nope", b"x"),
         lambda: log.get_artifact("nope", "x"),
         lambda: log.delete("nope"),
@@ -427,7 +427,7 @@ async def test_an_unknown_session_is_not_found_by_any_method(log: Log, make) -> 
             await attempt()
     with pytest.raises(NotFound):
         log.watch("nope")
-    assert log.head("nope") == 0
+    assert log.get_head("nope") == 0
     log.publish("nope", TextDelta(text="into the void"))
 
 
@@ -439,11 +439,11 @@ async def test_a_deleted_session_is_gone_with_all_it_had(log: Log, make) -> None
     with pytest.raises(NotFound):
         await log.read("s")
     assert await log.search("marmalade") == []
-    assert (await log.sessions(SessionQuery())).sessions == ()
+    assert (await log.list_sessions(SessionQuery())).sessions == ()
     assert await log.claim("me", 30) is None
     await log.create("s", [make.created("s")])
     assert len(await log.read("s")) == 1
-    assert (await log.post("s", [make.message("x")], "k")).fresh
+    assert (await log.post("s", [make.message("x")], "k")).is_new
     with pytest.raises(NotFound):
         await log.get_artifact("s", artifact)
 

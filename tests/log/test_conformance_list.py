@@ -29,19 +29,19 @@ async def test_the_line_of_a_session_follows_its_facts(log: Log, make, clock) ->
     clock.now = 1001.0
     await log.append(mine, 1, [RunStarted(run_id="r", limits=Limits()), TurnStarted(turn=1)])
     await log.append(mine, 3, [TurnStarted(turn=2)])
-    info = await log.info("s")
+    info = await log.get_info("s")
     assert (info.status, info.seq, info.created_at, info.updated_at) == ("running", 4, 1000.0, 1001.0)
     for reason, status in (("answered", "answered"), ("turn_limit", "stopped"), ("failed", "failed")):
-        head = (await log.info("s")).seq
+        head = (await log.get_info("s")).seq
         await log.append(mine, head, [RunFinished(run_id="r", reason=reason, turns=2, usage=Usage(cost=0.25))])
-        assert (await log.info("s")).status == status
-    assert ((await log.info("s")).cost, (await log.info("s")).turns) == (0.75, 6)
+        assert (await log.get_info("s")).status == status
+    assert ((await log.get_info("s")).cost, (await log.get_info("s")).turns) == (0.75, 6)
 
 
 async def test_a_name_given_by_a_user_is_never_overwritten_by_an_automatic_one(log: Log, make) -> None:
     async def name_after(name: str, by) -> str:
         await log.post("s", [SessionRenamed(name=name, by=by)], wake=False)
-        return (await log.info("s")).name
+        return (await log.get_info("s")).name
 
     assert await name_after("auto 1", "auto") == "auto 1"
     assert await name_after("auto 2", "auto") == "auto 2"
@@ -52,21 +52,21 @@ async def test_a_name_given_by_a_user_is_never_overwritten_by_an_automatic_one(l
     assert await name_after("auto 4", "auto") == "mine again"
     await log.create("t", [make.created("t"), SessionRenamed(name="kept")])
     await log.post("t", [SessionRenamed(name="auto", by="auto")])
-    assert (await log.info("t")).name == "kept"
+    assert (await log.get_info("t")).name == "kept"
 
 
 async def test_the_list_names_the_agent_that_a_session_was_given_to_last(log: Log, make) -> None:
     await log.post("s", [SessionConfigured(model="large")], wake=False)
-    before = (await log.info("s")).agent
+    before = (await log.get_info("s")).agent
     await log.post("s", [SessionConfigured(agent="architect"), SessionConfigured(agent="coder")], wake=False)
     await log.post("s", [SessionConfigured(limits=Limits(turns=3))], wake=False)
     await log.create("t", [make.created("t"), SessionConfigured(agent="coder")])
     assert before == make.created("s").agent.name
-    assert {info.id: info.agent for info in (await log.sessions(SessionQuery(agent="coder"))).sessions} == {
+    assert {info.id: info.agent for info in (await log.list_sessions(SessionQuery(agent="coder"))).sessions} == {
         "s": "coder",
         "t": "coder",
     }
-    assert (await log.sessions(SessionQuery(agent=before))).sessions == ()
+    assert (await log.list_sessions(SessionQuery(agent=before))).sessions == ()
     assert await log.claim("me", 30.0, "s", [before]) is None, "it is run by those who have its agent"
     assert await log.claim("me", 30.0, "s", ["coder"]) is not None
 
@@ -80,7 +80,7 @@ async def test_sessions_are_listed_in_pages_the_last_changed_first(log: Log, mak
     seen: list[str] = []
     cursor = ""
     for expected in (3, 3, 2):
-        page = await log.sessions(SessionQuery(limit=3, cursor=cursor))
+        page = await log.list_sessions(SessionQuery(limit=3, cursor=cursor))
         assert len(page.sessions) == expected
         seen += [info.id for info in page.sessions]
         cursor = page.cursor
@@ -90,7 +90,7 @@ async def test_sessions_are_listed_in_pages_the_last_changed_first(log: Log, mak
 
 async def test_a_page_that_holds_exactly_the_rest_is_the_last(log: Log, make) -> None:
     await log.create("t", [make.created("t")])
-    page = await log.sessions(SessionQuery(limit=2))
+    page = await log.list_sessions(SessionQuery(limit=2))
     assert (len(page.sessions), page.cursor) == (2, "")
 
 
@@ -101,7 +101,7 @@ async def test_sessions_are_filtered_by_status_agent_workspace_name_and_beginnin
     await log.append(Claim("u", "me", 1, 30), 2, [RunStarted(run_id="r", limits=Limits())])
 
     async def found(**query) -> list[str]:
-        return sorted(info.id for info in (await log.sessions(SessionQuery(**query))).sessions)
+        return sorted(info.id for info in (await log.list_sessions(SessionQuery(**query))).sessions)
 
     assert await found() == ["s", "t", "u"]
     assert await found(status="running") == ["u"]
@@ -116,7 +116,7 @@ async def test_sessions_are_filtered_by_status_agent_workspace_name_and_beginnin
 
 async def test_a_cursor_that_was_never_given_is_bad_input(log: Log) -> None:
     with pytest.raises(BadInput, match="not a cursor"):
-        await log.sessions(SessionQuery(cursor="page 2"))
+        await log.list_sessions(SessionQuery(cursor="page 2"))
 
 
 # --- search
@@ -240,7 +240,7 @@ async def test_a_closed_log_says_so(log: Log, make) -> None:
         lambda: log.create("t", [make.created("t")]),
         lambda: log.read("s"),
         lambda: log.append(mine, 1, make.notes("x")),
-        lambda: log.sessions(SessionQuery()),
+        lambda: log.list_sessions(SessionQuery()),
         lambda: log.search("x"),
         lambda: log.claim("me", 30),
     ):

@@ -11,7 +11,7 @@ from treadle.errors import NotFound
 from treadle.events import Custom, Delta, Event, TextDelta
 from treadle.log.base import Claim, Log, Watch
 from treadle.log.hub import BATCH, RING
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ async def until_waiting(task: "asyncio.Task[object]") -> None:
 
 
 async def append(log: Log, claim: Claim, count: int = 1) -> None:
-    head = log.head("s")
+    head = log.get_head("s")
     await log.append(claim, head, [Custom(name=f"n{head + i}") for i in range(1, count + 1)])
 
 
 def say(log: Log, *texts: str) -> None:
     for text in texts:
-        log.publish("s", TextDelta(text=text, after=log.head("s")))
+        log.publish("s", TextDelta(text=text, after=log.get_head("s")))
 
 
 async def test_a_watch_replays_and_then_follows(log: Log, mine: Claim) -> None:
@@ -164,7 +164,7 @@ async def test_a_watcher_that_never_reads_keeps_no_one_waiting_and_no_memory(log
         say(log, str(number))
     await append(log, mine)
     assert await take(reader, 1) == [2]
-    channel = log._hub.get("s")  # pyright: ignore
+    channel = log._hub.get_channel("s")  # pyright: ignore
     assert len(channel.items) <= 2 * RING
     idle.stop_at(2)
     assert await rest(idle) == [1, 2]
@@ -175,7 +175,7 @@ async def test_a_run_that_nobody_watches_keeps_only_the_deltas_after_its_last_fa
         say(log, "a", "b")
         await append(log, mine)
     say(log, "c")
-    assert [show(item) for item in log._hub.get("s").items] == ["c"]  # pyright: ignore
+    assert [show(item) for item in log._hub.get_channel("s").items] == ["c"]  # pyright: ignore
 
 
 async def test_a_watcher_that_falls_behind_the_ring_loses_deltas_but_no_fact(log: Log, mine: Claim) -> None:
@@ -185,8 +185,8 @@ async def test_a_watcher_that_falls_behind_the_ring_loses_deltas_but_no_fact(log
     for _ in range(RING):
         say(log, "a", "b", "c")
         await append(log, mine)
-        expected.append(log.head("s"))
-    watch.stop_at(log.head("s"))
+        expected.append(log.get_head("s"))
+    watch.stop_at(log.get_head("s"))
     seen = [1, *await rest(watch)]
     assert [event for event in seen if isinstance(event, int)] == expected
 
@@ -200,7 +200,7 @@ async def test_a_watcher_that_missed_fragments_is_given_none_of_that_reply_until
     assert await take(watch, 1) == ["seen"]
     for number in range(RING * 4):
         say(log, str(number))
-    assert watch.ready() == []
+    assert watch.take_ready() == []
     say(log, "the end of it")
     await append(log, mine)
     say(log, "another")
@@ -272,7 +272,7 @@ async def test_a_cancelled_wait_loses_nothing(log: Log, mine: Claim) -> None:
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-    assert not log._hub.get("s").waiting  # pyright: ignore
+    assert not log._hub.get_channel("s").waiters  # pyright: ignore
     say(log, "a")
     await append(log, mine)
     assert await take(watch, 2) == ["a", 2]
@@ -283,7 +283,7 @@ async def test_a_forgotten_watch_leaves_nothing_behind(log: Log) -> None:
     assert await take(watch, 1) == [1]
     del watch
     gc.collect()
-    assert log.head("s") == 0
+    assert log.get_head("s") == 0
     assert not log._hub  # pyright: ignore
 
 
@@ -309,7 +309,7 @@ async def test_a_closed_watch_stays_closed_when_it_is_told_where_to_stop(log: Lo
     watch = log.watch("s")
     watch.close()
     await append(log, mine)
-    watch.stop_at(log.head("s"))
+    watch.stop_at(log.get_head("s"))
     assert await rest(watch) == []
 
 
@@ -340,7 +340,7 @@ actions = st.lists(
 )
 
 
-class SlowReads(MemoryLog):
+class SlowReads(InMemoryLog):
     """A log whose reads for watchers take a turn of the loop, as those of a database server would."""
 
     def __init__(self, ring: int) -> None:
@@ -371,14 +371,14 @@ async def test_whatever_happens_every_watcher_gets_each_fact_once_and_in_order(s
 
     for action, amount in steps:
         if action == "append":
-            head = (await log.info("s")).seq
+            head = (await log.get_info("s")).seq
             await log.append(claim, head, make.notes(*"abcde"[:amount]))
         elif action == "post":
             await log.post("s", make.notes(*"abcde"[:amount]))
         elif action == "say":
-            say(log, *(f"{log.head('s')}" for _ in range(amount)))
+            say(log, *(f"{log.get_head('s')}" for _ in range(amount)))
         elif action == "join":
-            after = min(amount, (await log.info("s")).seq)
+            after = min(amount, (await log.get_info("s")).seq)
             watch, seen, gate = log.watch("s", after), [], asyncio.Semaphore(0)
             gates.append(gate)
             watchers.append((after, watch, seen, asyncio.create_task(follow(watch, seen, gate))))
@@ -393,7 +393,7 @@ async def test_whatever_happens_every_watcher_gets_each_fact_once_and_in_order(s
             await log.release(claim, None)
             claim = await log.claim("me", 1e9, "s")
             assert claim is not None
-    head = (await log.info("s")).seq
+    head = (await log.get_info("s")).seq
     for gate in gates:
         for _ in range(1000):
             gate.release()

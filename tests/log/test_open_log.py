@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from treadle.errors import BadInput
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.log.open_log import open_log
 from treadle.log.sqlite import SqliteLog
 
@@ -19,11 +19,11 @@ async def test_a_path_is_an_sqlite_file(tmp_path: Path) -> None:
 
 
 def test_memory_is_not_kept() -> None:
-    assert isinstance(open_log(":memory:"), MemoryLog)
+    assert isinstance(open_log(":memory:"), InMemoryLog)
 
 
 def test_a_log_is_itself() -> None:
-    log = MemoryLog()
+    log = InMemoryLog()
     assert open_log(log) is log
 
 

@@ -3,15 +3,15 @@
 import subprocess
 import sys
 
-from treadle.log.owner import is_gone, new_owner
+from treadle.log.owner import is_gone, make_owner_name
 
 
 def test_every_owner_has_a_name_of_its_own() -> None:
-    assert new_owner() != new_owner()
+    assert make_owner_name() != make_owner_name()
 
 
 def test_this_process_is_not_gone() -> None:
-    assert not is_gone(new_owner())
+    assert not is_gone(make_owner_name())
 
 
 def owner_in_a_process() -> tuple[subprocess.Popen[str], str]:
@@ -34,12 +34,12 @@ def test_a_process_is_gone_when_it_was_killed_even_before_anyone_waited_for_it()
 
 
 def test_a_process_is_gone_when_another_has_its_number() -> None:
-    host, place, pid, started, random = new_owner().split(":")
+    host, place, pid, started, random = make_owner_name().split(":")
     assert is_gone(f"{host}:{place}:{pid}:{int(started) - 1}:{random}")
 
 
 def test_nothing_is_known_of_a_process_elsewhere() -> None:
-    host, place, _, started, random = new_owner().split(":")
+    host, place, _, started, random = make_owner_name().split(":")
     free = "4194305"  # above the largest pid Linux gives out
     assert is_gone(f"{host}:{place}:{free}:{started}:{random}")
     assert not is_gone(f"other:{place}:{free}:{started}:{random}")

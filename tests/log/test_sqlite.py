@@ -93,11 +93,11 @@ async def test_a_store_on_a_network_filesystem_is_refused(tmp_path: Path) -> Non
     named = str(shared).replace(" ", "\\040")
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {named} nfs4 rw 0 0\nnonsense\n")
     with pytest.raises(StoreError, match=r"network filesystem \(nfs4\).*local disk"):
-        store.refuse_network(shared / "log.db", mounts)
-    store.refuse_network(tmp_path / "log.db", mounts)
-    store.refuse_network(tmp_path / "log.db", tmp_path / "no such file")
+        store.refuse_network_filesystem(shared / "log.db", mounts)
+    store.refuse_network_filesystem(tmp_path / "log.db", mounts)
+    store.refuse_network_filesystem(tmp_path / "log.db", tmp_path / "no such file")
     mounts.write_text(f"server:/x {named} nfs4 rw 0 0\n/dev/sdb {named} ext4 rw 0 0\n")
-    store.refuse_network(shared / "log.db", mounts)
+    store.refuse_network_filesystem(shared / "log.db", mounts)
 
 
 async def test_a_file_that_was_deleted_or_replaced_while_open_is_not_written_to(path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_a_store_opened_read_only_by_sqlite_is_told_as_read_only(path: Pat
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         with pytest.raises(sqlite3.OperationalError) as caught:
             db.execute("DELETE FROM facts")
-        assert isinstance(store.explain(caught.value, path), StoreReadOnly)
+        assert isinstance(store.explain_error(caught.value, path), StoreReadOnly)
 
 
 # --- versions
@@ -195,7 +195,7 @@ def test_a_new_store_is_not_copied(path: Path) -> None:
 
 def test_a_copy_holds_what_is_still_in_the_write_ahead_log(path: Path) -> None:
     older = store.SqliteFile(path, migrations=(FIRST,))
-    with older.write as db:
+    with older.transaction as db:
         db.execute("INSERT INTO things VALUES ('fresh')")
     store.SqliteFile(path, migrations=(FIRST, SECOND)).close()
     assert things(path.with_name("log.db.v1.bak")) == [("old",), ("fresh",)]
@@ -272,12 +272,12 @@ async def test_a_large_store_is_checked_only_when_asked(path: Path, monkeypatch)
     monkeypatch.setattr(store, "QUICK_CHECK_BELOW", 4096)
     await filled(path, notes=500)
     log = SqliteLog(path)
-    log.check()
+    log.check_integrity()
     await log.close()
     scribble(path, path.stat().st_size // 4096 // 2)
     log = SqliteLog(path)
     with pytest.raises(StoreDamaged):
-        log.check()
+        log.check_integrity()
     with pytest.raises(StoreDamaged):
         await log.read("s")
     await log.close()
@@ -312,10 +312,10 @@ async def test_a_full_disk_is_told_and_the_log_goes_on_when_there_is_room_again(
         with pytest.raises(StoreFull, match=r"no room left.*is safe"):
             await attempt()
     assert len(await log.read("s")) == 1
-    assert log.head("s") == 1
+    assert log.get_head("s") == 1
     pragma(log, "max_page_count = 1000000")
     await log.append(claim, 1, [large])
-    assert (await log.post("s", [Custom(name="x")], "k")).fresh
+    assert (await log.post("s", [Custom(name="x")], "k")).is_new
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
     await log.close()
 
@@ -405,7 +405,7 @@ def test_one_log_serves_one_loop_after_another_and_leaves_nothing_pending(path: 
 
 
 async def test_nothing_polls_when_no_session_is_claimed_or_watched(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("treadle.log.sqlite.POLL", 0.001)
+    monkeypatch.setattr("treadle.log.sqlite.POLL_SECONDS", 0.001)
     log = SqliteLog(path)
     await log.create("s", [SessionCreated(session_id="s")])
     assert log._timer is None  # pyright: ignore

@@ -39,7 +39,7 @@ async def test_eight_processes_append_to_one_file_without_an_error_and_without_a
     for name in workers:
         of_one = [fact.data for fact in together if isinstance(fact, Custom) and fact.name == name]
         assert of_one == list(range(200))
-    shared.check()
+    shared.check_integrity()
     await shared.close()
 
 
@@ -61,7 +61,7 @@ async def test_a_killed_writer_leaves_every_acknowledged_fact_and_its_session_is
     assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
     assert len(facts) >= acknowledged
     assert len(facts) % 2 == 1  # both facts of an append, or none
-    assert (await log.info("s")).seq == len(facts)
+    assert (await log.get_info("s")).seq == len(facts)
     claim = await log.claim("me", 30)
     assert claim is not None
     assert claim.epoch == 2
@@ -95,7 +95,7 @@ async def test_what_another_process_writes_reaches_watchers_and_listener(path: P
     assert [(await reader).seq for reader in readers] == [2, 2, 2]  # pyright: ignore
     assert await heard.get() == "s"
     assert heard.empty()
-    assert log.head("s") == 2
+    assert log.get_head("s") == 2
     log.publish("s", TextDelta(text="on"))
     await log.append(claim, 2, [Custom(name="x")])
     assert [type(await anext(watches[0])) for _ in range(2)] == [TextDelta, Custom]
@@ -126,7 +126,7 @@ async def test_the_listener_hears_of_posts_elsewhere_when_nobody_watches(path: P
     assert line(worker) == "ready"
     tell(worker, "post s")
     assert await heard.get() == "s"
-    assert log.head("s") == 2
+    assert log.get_head("s") == 2
     await log.close()
 
 
@@ -159,7 +159,7 @@ async def test_a_session_that_another_process_deleted_is_gone_here_too(path: Pat
         await log.append(Claim("s", "me", 1, 30), 1, [Custom(name="x")])
     tell(worker, "remake t")
     assert [type(fact) for fact in await log.read("t")] == [SessionCreated, Custom]
-    assert [info.id for info in (await log.sessions(SessionQuery())).sessions] == ["t"]
+    assert [info.id for info in (await log.list_sessions(SessionQuery())).sessions] == ["t"]
     await log.close()
 
 

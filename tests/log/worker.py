@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treadle.errors import TreadleError
 from treadle.events import Custom, SessionCreated
-from treadle.log.owner import new_owner
+from treadle.log.owner import make_owner_name
 from treadle.log.sqlite import SqliteLog
 
 
@@ -36,7 +36,7 @@ async def append_many(path: str, name: str, count: str) -> None:
 async def append_forever(path: str) -> None:
     log = SqliteLog(path)
     await log.create("s", [SessionCreated(session_id="s")])
-    claim = await log.claim(new_owner(), 3600, "s")
+    claim = await log.claim(make_owner_name(), 3600, "s")
     assert claim is not None
     seq = 1
     while True:
@@ -60,7 +60,7 @@ async def obey(path: str) -> None:
                 await log.delete(session_id)
             await log.create(session_id, [SessionCreated(session_id=session_id), Custom(name="remade")])
         elif command == "unknown":
-            with log._store.write as db:  # pyright: ignore
+            with log._store.transaction as db:  # pyright: ignore
                 db.execute("INSERT INTO facts SELECT max(place) + 1, ? FROM facts", (UNKNOWN,))
         say(command)
     await log.close()
@@ -85,7 +85,7 @@ async def open_as_nobody(path: str) -> None:
 
 async def open_and_close(path: str) -> None:
     log = SqliteLog(path)
-    say((await log.info("s")).seq)
+    say((await log.get_info("s")).seq)
     await log.close()
 
 

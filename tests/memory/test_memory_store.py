@@ -9,10 +9,10 @@ from tests.kit.sessions import Store, either_store, ended, results
 from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished
 from treadle.errors import BadInput, NotFound
-from treadle.knowledge.library import AgentOptions, FileKnowledge, Library
+from treadle.knowledge.library import AgentOptions, FileKnowledge, WorkspaceKnowledge
 from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
-from treadle.memory.ranking import fuse_rankings, nearest
+from treadle.memory.ranking import fuse_rankings, rank_by_similarity
 from treadle.secrets.detect import find_secret
 from treadle.testing import ScriptedModel, call
 from treadle.tools.remember import build_memory_tools
@@ -65,7 +65,7 @@ async def test_other_endings_of_a_word_find_it_too(store: Store) -> None:
 
 def test_an_order_made_of_several_puts_what_is_high_in_both_first() -> None:
     assert fuse_rankings(["a", "b", "c"], ["b", "d"])[0] == "b" and fuse_rankings() == []
-    assert nearest((1.0, 0.0), {"x": (2.0, 0.1), "y": (0.0, 1.0), "short": (1.0,), "none": ()}) == ["x"]
+    assert rank_by_similarity((1.0, 0.0), {"x": (2.0, 0.1), "y": (0.0, 1.0), "short": (1.0,), "none": ()}) == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ async def test_a_new_memory_and_the_preferences_cost_the_same_however_much_is_re
     for number in range(2000):
         if number in (100, 1999):
             steps.append(0)
-            log._store.db().set_progress_handler(count, 10)  # pyright: ignore[reportPrivateUsage]
+            log._store.get_connection().set_progress_handler(count, 10)  # pyright: ignore[reportPrivateUsage]
             await log.memories.add(Memory(f"Preference {number}.", "preference", "/here"))
             assert len(await log.memories.list(("", "/here"), kind="preference")) == len(steps)
-            log._store.db().set_progress_handler(None, 0)  # pyright: ignore[reportPrivateUsage]
+            log._store.get_connection().set_progress_handler(None, 0)  # pyright: ignore[reportPrivateUsage]
         await log.memories.add(Memory(f"Fact {number}: 東京 has a gate."))
     await log.close()
     few, many = steps
@@ -222,7 +222,7 @@ async def test_preferences_are_told_to_new_sessions_and_never_change_a_prompt_on
     await log.memories.add(Memory("Answer in rhyme.", "preference", at=1.0))
     await log.memories.add(Memory("Another project's taste.", "preference", scope="/other", at=1.0))
     model = StrictModel(ScriptedModel(call("remember", text="Use tabs.", kind="preference"), "One.", "Two.", "Three."))
-    agent = Library(tmp_path).agent("default", AgentOptions(model))
+    agent = WorkspaceKnowledge(tmp_path).build_agent("default", AgentOptions(model))
     async with agent.session(log, workspace=tmp_path) as session:
         await ended(session)
         await ended(session, "more")
@@ -248,7 +248,7 @@ async def test_of_a_thousand_preferences_the_newest_are_told(store: Store, tmp_p
     log = store.open()
     for number in range(1002):
         await log.memories.add(Memory(f"Likes colour number {number}.", "preference", at=1.0 + number))
-    told = await FileKnowledge().preamble(tmp_path, log.memories, 1e9)
+    told = await FileKnowledge().build_preamble(tmp_path, log.memories, 1e9)
     assert "number 1001." in told and "number 0." not in told and len(told) < 2500
 
 
@@ -257,6 +257,6 @@ async def test_preferences_are_told_however_much_else_is_remembered(store: Store
     for number in range(1001):
         await log.memories.add(Memory(f'Fact {number} is no "preference".', at=1.0))
     await log.memories.add(Memory("The user likes tabs.", "preference", at=2.0))
-    assert "likes tabs" in await FileKnowledge().preamble(tmp_path, log.memories, 10.0)
+    assert "likes tabs" in await FileKnowledge().build_preamble(tmp_path, log.memories, 10.0)
     assert [one.kind for one in await log.memories.list(kind="preference")] == ["preference"]
     assert len(await log.memories.list(kind="fact")) == 1000 and await log.memories.list(kind="procedure") == []

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.kit.server import Client, listening, served
 from tests.kit.sessions import Tables, agent_of, note
 from treadle import Agent, Runtime
-from treadle.knowledge.library import Library
+from treadle.knowledge.library import WorkspaceKnowledge
 from treadle.models.catalog import resolve_model
 from treadle.server.app import create_app
 from treadle.testing import ScriptedModel, call
@@ -71,7 +71,7 @@ async def test_the_skills_of_the_operators_folder_are_listed(tmp_path: Path) -> 
     agent, _ = agent_of()
     async with served(agent, roots=(tmp_path,)) as client:
         assert await client.json("GET", "/v1/skills") == []
-    agent.knowledge = Library(tmp_path, tmp_path / "own").agent().knowledge
+    agent.knowledge = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent().knowledge
     async with served(agent, roots=(tmp_path,)) as client:
         found = {skill["id"]: skill for skill in await client.json("GET", "/v1/skills")}
         assert found["review"]["description"] == "Review code." and found["review"]["triggers"] == ["review"]

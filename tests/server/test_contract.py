@@ -13,7 +13,7 @@ from tests.kit.server import Client, served, until
 from tests.kit.sessions import PATIENCE, Held, Tables, agent_of, note
 from treadle import Agent, AskUser
 from treadle.errors import ModelError
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.testing import ScriptedModel, call
 
 
@@ -165,7 +165,7 @@ async def test_what_a_question_suggests_is_told_in_every_format() -> None:
             await until(frames, type="done")
 
 
-class Counting(MemoryLog):
+class Counting(InMemoryLog):
     """A log that knows how many facts were read of it."""
 
     facts_read = 0

@@ -13,7 +13,7 @@ from tests.kit.server import Client, served, until
 from tests.kit.sessions import PATIENCE, agent_of
 from tests.kit.terminal import Place, place_in
 from tests.server.test_processes import Real
-from treadle.knowledge.library import AgentOptions, Library
+from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
 from treadle.messages import Call, Reply
 from treadle.testing import ScriptedModel
 
@@ -44,7 +44,7 @@ async def test_a_context_is_compacted_and_shown_again() -> None:
 
 async def test_agents_say_what_they_are_for(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("## Poet\n---\ndescription: writes verse\nsteps: 0\n---\nYou rhyme.\n")
-    agents = Library(tmp_path, tmp_path / "own").all_agents(AgentOptions(ScriptedModel()))
+    agents = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_all_agents(AgentOptions(ScriptedModel()))
     async with served(*agents, roots=(tmp_path,)) as client:
         found = {one["name"]: one for one in await client.json("GET", "/v1/agents")}
     assert (found["Poet"]["description"], found["Poet"]["max_iterations"]) == ("writes verse", 0)

@@ -9,7 +9,7 @@ from tests.kit.sessions import PATIENCE, agent_of, ended, of, said
 from treadle import Agent, CallFinished, ReasoningDelta, Runtime, TextDelta, tool
 from treadle.errors import ModelError, NotFound
 from treadle.events import ModelFailed, ModelReplied, SessionCreated
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Call, Reply, Request, TextPart, Usage, UserMessage
 from treadle.models.base import Model
 from treadle.testing import ScriptedModel, SteppingClock, call, crash_points, say
@@ -113,7 +113,7 @@ async def test_crash_points_are_every_prefix_and_can_be_planted_and_gone_on_from
     assert str(points[2]) == "after 3 facts, the last a run_started"
     for point in points:
         again = Agent(ScriptedModel(*answer_to(point.facts)), tools=[note])
-        log = MemoryLog()
+        log = InMemoryLog()
         assert await point.plant(log) == session.id
         async with Runtime(log, [again], recover=False) as runtime, runtime.session(id=session.id) as planted:
             assert await planted.facts() == list(point.facts)
@@ -134,7 +134,7 @@ async def test_a_crash_point_is_not_changed_by_what_comes_after_it() -> None:
         point = (await crash_points(session))[-1]
         before = [msgspec.to_builtins(fact) for fact in point.facts]
         for _ in range(2):
-            log = MemoryLog()
+            log = InMemoryLog()
             await point.plant(log)
             async with agent_of("again")[0].session(log, id=session.id) as planted:
                 await ended(planted)
@@ -148,10 +148,10 @@ def test_only_a_whole_log_can_be_cut() -> None:
 
 
 async def test_a_planted_session_is_not_made_twice() -> None:
-    log = MemoryLog()
+    log = InMemoryLog()
     [point] = cut([SessionCreated(session_id="s")])
     await point.plant(log)
     with pytest.raises(Exception, match="there is a session s already"):
         await point.plant(log)
     with pytest.raises(NotFound):
-        await MemoryLog().read("s")
+        await InMemoryLog().read("s")

@@ -9,7 +9,7 @@ import pytest
 
 from treadle import Agent, CallStarted
 from treadle.errors import BadInput
-from treadle.history.rewind import find_kept_files
+from treadle.history.rewind import find_content_store
 from treadle.messages import Json
 from treadle.models.local import weights
 from treadle.models.local.local_model import LocalModel
@@ -71,7 +71,7 @@ def test_every_tool_has_a_class_a_cap_a_time_limit_and_an_example_in_its_descrip
 
 
 def test_files_and_commands_keep_old_contents_in_one_place(tools: dict[str, Tool], tmp_path: Path) -> None:
-    assert find_kept_files(list(tools.values())).folder == tmp_path / "kept"
+    assert find_content_store(list(tools.values())).folder == tmp_path / "kept"
 
 
 def test_the_module_is_light_to_import() -> None:

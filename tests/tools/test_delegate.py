@@ -46,7 +46,7 @@ from treadle.events import (
     SessionCreated,
 )
 from treadle.log.base import Log, SessionQuery
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Request, Usage, UserMessage, render_parts
 from treadle.testing import ScriptedModel, call, crash_points, say
 from treadle.tools.delegate import build_delegate_tool
@@ -87,7 +87,7 @@ def crew(*lines: Any, helped: Any = None, tools: Any = (), **options: Any) -> Ag
 
 
 async def children(log: Log, session: Session) -> list[Any]:
-    return list((await log.sessions(SessionQuery(parent=session.id))).sessions)
+    return list((await log.list_sessions(SessionQuery(parent=session.id))).sessions)
 
 
 async def child_of(session: Session, call_id: str) -> Session:
@@ -410,7 +410,7 @@ async def test_a_helper_may_wait_for_an_answer_through_any_number_of_restarts(tm
 
 
 async def test_after_a_cut_at_any_fact_of_the_parent_there_is_one_child_and_one_answer() -> None:
-    log = MemoryLog()
+    log = InMemoryLog()
     agent = crew(call("delegate", id="d", task="task x"), "Done.", helped=lambda task, turn: "did it")
     async with agent.session(log) as session:
         await ended(session, "go")
@@ -418,7 +418,7 @@ async def test_after_a_cut_at_any_fact_of_the_parent_there_is_one_child_and_one_
         child_facts = list(await log.read(derive_helper_id(session.id, "d")))
     for point in points:
         for length in {0, 3, len(child_facts)}:  # the child did not exist yet, had just been made, or was done
-            other = MemoryLog()
+            other = InMemoryLog()
             await point.plant(other)
             started = any(isinstance(fact, CallStarted) for fact in point.facts)
             if length and started:

@@ -35,7 +35,7 @@ from treadle.events import (
     RunStarted,
 )
 from treadle.log.base import SessionQuery
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Usage
 from treadle.testing import call, say
 from treadle.tools.delegation import derive_helper_id
@@ -94,7 +94,7 @@ async def test_private_data_leaves_no_easier_by_way_of_a_helper(
     )
     work = [*(call(name) for name in helped), "Done."]
     agent = crew(*lines, helped=lambda _, turn: work[turn // 2], tools=tools, gate=gate_of(Answer("deny")))
-    log = MemoryLog()
+    log = InMemoryLog()
     async with agent.session(log) as session:
         await ended(session, "go")
         facts = [*await session.facts()]
@@ -146,16 +146,16 @@ async def test_helpers_of_helpers_come_to_an_end() -> None:
     def helped(task: str, turn: int) -> Any:
         return call("delegate", id="d", task=f"{task} deeper") if turn == 1 else "ok"
 
-    log = MemoryLog()
+    log = InMemoryLog()
     agent = crew(call("delegate", id="d", task="task"), "Done.", helped=helped)
     async with agent.session(log) as session:
         assert (await ended(session, "go")).answer == "Done."
-        page = await log.sessions(SessionQuery())
+        page = await log.list_sessions(SessionQuery())
     assert len(page.sessions) == 4, "the parent, and helpers three deep"
 
 
 async def test_a_helper_gets_what_the_parent_has_left_of_its_money() -> None:
-    log = MemoryLog()
+    log = InMemoryLog()
     agent = crew(
         say("", call("delegate", id="d", task="task x"), usage=Usage(10, 1, cost=0.75)),
         "Done.",
@@ -171,7 +171,7 @@ async def test_a_helper_gets_what_the_parent_has_left_of_its_money() -> None:
 
 
 async def test_helpers_that_run_at_once_share_what_is_left() -> None:
-    log = MemoryLog()
+    log = InMemoryLog()
     calls = [call("delegate", id=name, task=f"task {name}") for name in "abcd"]
     agent = crew(
         say("", *calls, usage=Usage(10, 100, cost=0.2)),
@@ -197,7 +197,7 @@ async def test_bad_tasks_are_answered_to_the_model(tmp_path: Path) -> None:
         call("delegate", id="f", task="task x", folder="in"),
         "Done.",
     ]
-    log = MemoryLog()
+    log = InMemoryLog()
     agent = crew(*script, helped=lambda task, turn: "ok")
     async with agent.session(log, workspace=tmp_path) as session:
         await ended(session, "go")

@@ -91,7 +91,7 @@ def test_no_path_reads_or_changes_anything_outside(ground: Ground, path: str) ->
         for act in (lambda: folder.write(path, b"written"), lambda: folder.remove(path)):
             with suppress(ToolError):
                 act()
-        assert folder.look("real") is not None
+        assert folder.look_up("real") is not None
     assert ground.outside_is_untouched()
     (ground.workspace / "real" / "deep").mkdir(parents=True, exist_ok=True)
     (ground.workspace / "real" / "a.txt").write_text(INSIDE)
@@ -199,7 +199,7 @@ def test_every_descriptor_is_closed_again(ground: Ground) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for path in paths * 20:
         with Folder(ground.workspace) as folder:
-            for act in (folder.read, folder.find, folder.look, folder.remove, lambda one: folder.write(one, b"")):
+            for act in (folder.read, folder.find, folder.look_up, folder.remove, lambda one: folder.write(one, b"")):
                 try:
                     act(path)
                 except ToolError:

@@ -125,8 +125,8 @@ async def _store(settings: Settings) -> Check:
     try:
         log = open_store(settings)
         try:
-            page = await log.sessions(SessionQuery(limit=1))
-            waiting = await log.sessions(SessionQuery(status="waiting", limit=200))
+            page = await log.list_sessions(SessionQuery(limit=1))
+            waiting = await log.list_sessions(SessionQuery(status="waiting", limit=200))
         finally:
             await log.close()
     except TreadleError as error:

@@ -9,7 +9,7 @@ from treadle.app.settings import config_folder
 from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings
 from treadle.cli.terminal_text import format_table, is_terminal, print_line, print_note, terminal_width
 from treadle.errors import NotFound
-from treadle.knowledge.library import Library
+from treadle.knowledge.library import WorkspaceKnowledge
 
 EXAMPLES = """\
   treadle agents
@@ -25,7 +25,7 @@ def parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> int:
-    library = Library(load_command_settings(args).settings.folder, config_folder())
+    library = WorkspaceKnowledge(load_command_settings(args).settings.folder, config_folder())
     if args.name:
         if args.name not in library.agents:
             raise NotFound(f"there is no agent {args.name!r}; there are: {', '.join(sorted(library.agents))}")

@@ -39,7 +39,6 @@ from treadle.events import (
     RunRequested,
     RunStarted,
 )
-from treadle.knowledge.skill_drafts import Drafts
 from treadle.log.base import SessionQuery, Watch
 
 EXAMPLES = """\
@@ -132,7 +131,7 @@ class ChatTerminal:
         if opened_.settings.auto_name:
             opened_.runtime.after_answer.append(name_session)
         if opened_.settings.skill_autogen:
-            opened_.runtime.after_answer.append(Drafts(opened_.library))
+            opened_.runtime.after_answer.append(SkillDrafter(opened_.library))
         self._bell = Notifier(sys.stdout, opened_.settings.notify, opened_.settings.notify_after)
         self._run: Run | None = None
         self._rested = asyncio.Event()

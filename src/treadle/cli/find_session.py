@@ -21,14 +21,14 @@ async def find_session(log: Log, reference: str) -> SessionInfo:
     if not reference.strip():  # a variable that is not set must not mean the session that has no name
         raise BadInput("which session? give an id, the beginning of one, or a name; `treadle sessions list` shows them")
     try:
-        return await log.info(reference)
+        return await log.get_info(reference)
     except NotFound:
         pass
     named = [info async for info in iterate_sessions(log, SessionQuery(text=reference)) if info.name == reference]
     if named:
         return _only(reference, named)
     if len(reference) >= MIN_PREFIX:
-        found = (await log.sessions(SessionQuery(prefix=reference, limit=_PAGE))).sessions
+        found = (await log.list_sessions(SessionQuery(prefix=reference, limit=_PAGE))).sessions
         if found:
             return _only(reference, list(found))
     raise NotFound(f"no session has the id or the name {reference!r}; `treadle sessions list` shows those there are")
@@ -38,7 +38,7 @@ async def iterate_sessions(log: Log, query: SessionQuery) -> AsyncGenerator[Sess
     """Every session that a query means, page by page."""
     query = replace(query, limit=_PAGE)
     while True:
-        page = await log.sessions(query)
+        page = await log.list_sessions(query)
         for info in page.sessions:
             yield info
         if not page.cursor:

@@ -26,7 +26,7 @@ from treadle.cli.find_session import find_session
 from treadle.cli.options import load_command_settings
 from treadle.errors import BadInput, NotFound
 from treadle.events import SessionConfigured, SessionCreated
-from treadle.knowledge.library import Library
+from treadle.knowledge.library import WorkspaceKnowledge
 from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
 from treadle.secrets.keyring import hide_keys
@@ -42,7 +42,7 @@ class OpenSession:
     runtime: Runtime
     agent: Agent
     settings: Settings
-    library: Library
+    library: WorkspaceKnowledge
     notes: tuple[str, ...]
     is_new: bool
 

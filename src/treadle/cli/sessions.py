@@ -119,7 +119,7 @@ async def _list(args: argparse.Namespace) -> int:
         query = SessionQuery(status=args.status, workspace=folder, limit=min(args.limit, 200))
         found: list[SessionInfo] = []
         while True:
-            page = await log.sessions(query)
+            page = await log.list_sessions(query)
             found += page.sessions
             if not page.cursor or len(found) >= args.limit:
                 break
@@ -208,7 +208,7 @@ async def _search(args: argparse.Namespace) -> int:
         hits = await log.search(args.words, args.limit)
         rows: list[list[str]] = []
         for hit in hits:
-            info = await log.info(hit.session_id)
+            info = await log.get_info(hit.session_id)
             rows.append([hit.session_id[:12], str(hit.seq), info.name or "–", hit.snippet])
     finally:
         await log.close()

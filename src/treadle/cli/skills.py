@@ -8,8 +8,8 @@ import sys
 from treadle.app.settings import config_folder
 from treadle.cli.options import Parser, add_actions, add_run_options, create_parser, load_command_settings
 from treadle.cli.terminal_text import format_table, is_terminal, print_line, print_note, terminal_width
-from treadle.knowledge.library import Library
-from treadle.knowledge.skill_drafts import accept, decline, proposals
+from treadle.knowledge.library import WorkspaceKnowledge
+from treadle.knowledge.skill_drafts import accept_proposal, decline_proposal, list_proposals
 
 EXAMPLES = """\
   treadle skills list
@@ -33,25 +33,25 @@ def parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> int:
-    library = Library(load_command_settings(args).settings.folder, config_folder())
+    library = WorkspaceKnowledge(load_command_settings(args).settings.folder, config_folder())
     match args.action:
         case "list":
             _list(library)
         case "proposals":
             _proposals(library)
         case "accept":
-            print_note(f"{args.skill} is one of your skills now: {accept(library, args.skill)}")
+            print_note(f"{args.skill} is one of your skills now: {accept_proposal(library, args.skill)}")
         case "decline":
-            decline(library, args.skill)
+            decline_proposal(library, args.skill)
             print_note(f"{args.skill} is declined, and not drafted again")
         case _:
-            library.switch(args.skill, on=args.action == "enable")
+            library.enable_skill(args.skill, on=args.action == "enable")
             print_note(f"{args.skill} is {args.action}d")
     return 0
 
 
-def _proposals(library: Library) -> None:
-    found = proposals(library)
+def _proposals(library: WorkspaceKnowledge) -> None:
+    found = list_proposals(library)
     for one in found:
         print_line(one.diff.rstrip("\n"))
         print_note(f"nothing of it is active. Take it with: treadle skills accept {one.name}")
@@ -59,7 +59,7 @@ def _proposals(library: Library) -> None:
         print_note("no skill is proposed")
 
 
-def _list(library: Library) -> None:
+def _list(library: WorkspaceKnowledge) -> None:
     rows = [[one.name, one.origin, "on" if one.enabled else "off", one.description] for one in library.skills.values()]
     if not rows:
         print_note("there are no skills here")
@@ -70,5 +70,5 @@ def _list(library: Library) -> None:
             print_line(line)
     for problem in library.problems:
         print_note(str(problem))
-    if waiting := len(proposals(library)):
+    if waiting := len(list_proposals(library)):
         print_note(f"{waiting} drafted from work done: treadle skills proposals")

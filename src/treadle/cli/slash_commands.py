@@ -28,7 +28,7 @@ from treadle.messages import render_parts
 
 if TYPE_CHECKING:
     from treadle.cli.chat import ChatTerminal
-    from treadle.history.rewind import Rewind, RewindChange, What
+    from treadle.history.rewind import Rewind, RewindChange, RewindTarget
 
 COMMANDS = {
     "help": "what can be typed here",
@@ -247,7 +247,7 @@ async def _undo(chat: ChatTerminal, rest: str) -> None:
     await _go_back(chat, said[-1], "both")
 
 
-async def _go_back(chat: ChatTerminal, message: MessageReceived, what: What) -> None:
+async def _go_back(chat: ChatTerminal, message: MessageReceived, what: RewindTarget) -> None:
     await chat.wait_until_idle("rewind")
     to = message.seq - 1
     _show(chat, await chat.session.rewind(to, what, dry_run=True))

@@ -257,7 +257,7 @@ class Coordinator:
         try:
             while True:
                 await self.wait_until_idle(session_id)
-                info = await self.log.info(session_id)
+                info = await self.log.get_info(session_id)
                 if follower.failure is not None or (not info.owner and not self._is_left(info)):
                     follower.watch.stop_at(info.seq)
                     return
@@ -292,7 +292,7 @@ class Coordinator:
             raise Conflict(f"call {call_id}: the call that would run is not the one that was shown; look at it again")
         fact = build_answer_fact(call, answer)
         posted = await self.log.post(session_id, [validate_fact(fact)], key=build_answer_key(call_id))
-        if not posted.fresh:
+        if not posted.is_new:
             raise build_answered_error(call_id, posted.facts[0])
         await self.wake(session_id)
 
@@ -396,7 +396,7 @@ class Coordinator:
             if seq < 0 or not entry.users:
                 entry.reset_state()
             self.drop_if_unused(entry)
-        if self.log.head(entry.id) > seq >= 0:
+        if self.log.get_head(entry.id) > seq >= 0:
             await self.wake(entry.id)
 
     async def _give_up(self, claim: Claim, pause: float) -> None:

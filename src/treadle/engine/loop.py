@@ -57,7 +57,7 @@ class Loop:
         self.state, self.projection, self._configured = state, projection, state.configured
         self.session_id = lease.claim.session_id
         self._buffer: list[AnyFact] = []
-        self._is_behind = log.head(self.session_id) > state.seq
+        self._is_behind = log.get_head(self.session_id) > state.seq
         self._run_scope, self._call_scope = CancelScope(), CancelScope()
         self._check_task: asyncio.Task[None] | None = None
 

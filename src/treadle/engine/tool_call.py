@@ -251,7 +251,7 @@ class LogToolServices(ToolServices):
     def __init__(self, setup: Setup, log: Log, session_id: str, call_id: str) -> None:
         self.memories, self.helpers, self._redactor = log.memories, setup.helpers, setup.redactor
         self._log, self._session_id, self._call_id = log, session_id, call_id
-        self._loop, self._after = asyncio.get_running_loop(), log.head(session_id)
+        self._loop, self._after = asyncio.get_running_loop(), log.get_head(session_id)
         self._live: RedactedStream | None = None
 
     def progress(self, message: str, done: float | None = None, total: float | None = None) -> None:

@@ -19,10 +19,10 @@ from msgspec import Struct
 
 from treadle.errors import NotFound, StoreDamaged, StoreError
 
-KEPT_CAP = 10 * 1024 * 1024
+MAX_KEPT_BYTES = 10 * 1024 * 1024
 """Bytes of the largest file that is kept."""
 
-MOST_BYTES = 4 * 1024**3
+MAX_STORE_BYTES = 4 * 1024**3
 """How large the store may grow; past it, what has not been used for longest is forgotten at the next start."""
 
 _BUSY_SECONDS = 30.0
@@ -39,25 +39,25 @@ def hash_content(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def default_folder() -> Path:
+def find_default_folder() -> Path:
     """Where contents are kept unless somebody says otherwise: in the folder of the user's data."""
     if chosen := os.environ.get("TREADLE_DATA_DIR"):
         return Path(chosen).expanduser() / "kept"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle" / "kept"
 
 
-class Seen(Struct, frozen=True):
+class SeenFile(Struct, frozen=True):
     """A file as a snapshot found it: `stamp` changes when the file does, `id` is what it held."""
 
     stamp: str
     id: str
 
 
-class KeptFiles:
+class ContentStore:
     """Contents by their digest. Safe to use from several threads and processes; made when it is first used."""
 
     def __init__(self, folder: Path | str | None = None) -> None:
-        self.folder = Path(folder) if folder is not None else default_folder()
+        self.folder = Path(folder) if folder is not None else find_default_folder()
         self._lock = threading.Lock()
         self._opened: sqlite3.Connection | None = None
 
@@ -101,16 +101,16 @@ class KeptFiles:
             except sqlite3.Error as error:
                 raise self._unusable(error) from None
 
-    def load_seen(self, workspace: str) -> dict[str, Seen]:
+    def load_seen(self, workspace: str) -> dict[str, SeenFile]:
         """What the last snapshot of a workspace found, so that unchanged files are not read again."""
         with self._lock:
             try:
                 rows = self._database().execute("SELECT path, stamp, id FROM seen WHERE workspace = ?", (workspace,))
-                return {path: Seen(stamp, name) for path, stamp, name in rows}
+                return {path: SeenFile(stamp, name) for path, stamp, name in rows}
             except sqlite3.Error as error:
                 raise self._unusable(error) from None
 
-    def save_seen(self, workspace: str, found: Mapping[str, Seen], gone: Iterable[str]) -> None:
+    def save_seen(self, workspace: str, found: Mapping[str, SeenFile], gone: Iterable[str]) -> None:
         """Remember what a snapshot found."""
         with self._lock:
             try:
@@ -145,7 +145,7 @@ class KeptFiles:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")  # as the log: a kill loses nothing, a power cut the last moments
             db.executescript(_SCHEMA)
-            if path.stat().st_size > MOST_BYTES:
+            if path.stat().st_size > MAX_STORE_BYTES:
                 _forget_oldest(db)
             weakref.finalize(self, db.close)
             self._opened = db

@@ -17,17 +17,17 @@ from treadle.engine.coordinator import Coordinator
 from treadle.engine.state import State, fold
 from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
 from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, SessionCreated, validate_fact
-from treadle.history.kept_files import KeptFiles, hash_content
-from treadle.history.snapshot import LEFT, FileTree, current
-from treadle.log.owner import new_owner
+from treadle.history.kept_files import ContentStore, hash_content
+from treadle.history.snapshot import LEFT, FileTree, hash_workspace
+from treadle.log.owner import make_owner_name
 from treadle.messages import Json
 from treadle.tools.base import ToolError
 from treadle.tools.files.change import NOTE_PREFIX, FileNote, read_note
-from treadle.workspace.encoding import diff
-from treadle.workspace.folder import Folder, Held
+from treadle.workspace.encoding import render_diff
+from treadle.workspace.folder import FileContent, Folder
 from treadle.workspace.worker_threads import run_in_thread
 
-What: TypeAlias = Literal["files", "conversation", "both"]
+RewindTarget: TypeAlias = Literal["files", "conversation", "both"]
 _CLAIM_SECONDS = 60.0
 _DIFF_LINES = 2000
 _NOT_KEPT = "what it held was not kept: too large, too many, or secret"
@@ -46,7 +46,7 @@ class RewindChange(Struct, frozen=True):
     others: bool = False
 
 
-class Skipped(Struct, frozen=True):
+class SkippedFile(Struct, frozen=True):
     """A file that stays as it is, and why."""
 
     path: str
@@ -57,9 +57,9 @@ class Rewind(Struct, frozen=True):
     """What a rewind did, or with `dry_run` would do: each change as a diff from now to then."""
 
     to: int
-    what: What
+    what: RewindTarget
     changes: tuple[RewindChange, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedFile, ...] = ()
     done: bool = False
 
 
@@ -71,7 +71,7 @@ class _Before(Struct, frozen=True):
     call_id: str
 
 
-class SessionPast:
+class FileHistory:
     """What the facts tell of files: per path what was there before each change, and what was left there last."""
 
     def __init__(self, facts: Sequence[AnyFact]) -> None:
@@ -90,11 +90,11 @@ class SessionPast:
                 case _:
                     pass
 
-    def then(self, path: str, position: int) -> KeptFile | None:
+    def get_file_at(self, path: str, position: int) -> KeptFile | None:
         """What was at a path at a position; None when nothing has changed it since."""
         return next((one.file for one in self.befores.get(path, ()) if one.seq > position), None)
 
-    def calls(self, path: str, position: int) -> tuple[str, ...]:
+    def list_calls(self, path: str, position: int) -> tuple[str, ...]:
         """Which calls have changed a path since a position."""
         ids = (one.call_id for one in self.befores.get(path, ()) if one.seq > position and one.call_id)
         return tuple(dict.fromkeys(ids))
@@ -111,7 +111,7 @@ class SessionPast:
 
     def _rewound(self, fact: Rewound) -> None:
         for file in fact.files:
-            then = self.then(file.path, fact.to)
+            then = self.get_file_at(file.path, fact.to)
             self.befores.setdefault(file.path, []).append(_Before(fact.seq, file, ""))
             if then is not None:  # a rewind that was cut off may have left either
                 self.left[file.path] = {then.before, file.before}
@@ -127,7 +127,7 @@ class SessionPast:
             except msgspec.ValidationError:  # somebody else's fact under our name tells us nothing
                 return
 
-    def unfold(self, kept: KeptFiles, now: Mapping[str, str]) -> None:
+    def add_interrupted_commands(self, kept: ContentStore, now: Mapping[str, str]) -> None:
         """Take in what a command changed that was cut off before it could say so: its tree against what came next."""
         for fact in self.open_trees:
             self.left_out.extend((fact.seq, path) for path in fact.left_out)
@@ -144,7 +144,7 @@ class SessionPast:
                     self._insert(_Before(fact.seq, KeptFile(path), fact.call_id))
 
     def _next(self, path: str, seq: int, now: Mapping[str, str]) -> str:
-        then = self.then(path, seq)
+        then = self.get_file_at(path, seq)
         return then.before if then is not None else now.get(path, "")
 
     def _insert(self, before: _Before) -> None:
@@ -160,7 +160,7 @@ class _Step(Struct, frozen=True):
     """One file: what it holds now, and what it held then (`then` has no content where there was no file)."""
 
     then: KeptFile
-    now: Held | None
+    now: FileContent | None
     data: bytes | None
     change: RewindChange
 
@@ -168,17 +168,17 @@ class _Step(Struct, frozen=True):
 class Rewinder:
     """The files and the conversation of one session, as they are and as they were."""
 
-    def __init__(self, coordinator: Coordinator, session_id: str, kept: KeptFiles) -> None:
+    def __init__(self, coordinator: Coordinator, session_id: str, kept: ContentStore) -> None:
         self._coordinator, self._log = coordinator, coordinator.log
         self._id, self._kept = session_id, kept
 
-    async def changes(self, after: int = 0) -> list[RewindChange]:
+    async def list_changes(self, after: int = 0) -> list[RewindChange]:
         """How the workspace's files differ from what they were at a position, as far as calls changed them."""
         facts = await self._log.read(self._id)
         steps, _ = await run_in_thread(_compare, {"facts": facts, "kept": self._kept, "to": after, "back": False})
         return [step.change for step in steps]
 
-    async def rewind(self, to: int, what: What, *, dry_run: bool, force: bool) -> Rewind:
+    async def rewind(self, to: int, what: RewindTarget, *, dry_run: bool, force: bool) -> Rewind:
         """Go back to a position; raises `Conflict` while a run is unfinished."""
         facts = await self._log.read(self._id)
         if not 1 <= to <= len(facts):
@@ -188,7 +188,7 @@ class Rewinder:
             return Rewind(to, what, tuple(step.change for step in steps), tuple(skipped))
         _check_idle(fold(facts), self._busy())
         await self._coordinator.wait_until_idle(self._id)  # a run that has just ended may still hold its claim
-        claim = await self._log.claim(new_owner(), _CLAIM_SECONDS, self._id)
+        claim = await self._log.claim(make_owner_name(), _CLAIM_SECONDS, self._id)
         if claim is None:
             raise self._busy()
         posted = 0
@@ -203,7 +203,7 @@ class Rewinder:
             skipped += await run_in_thread(_restore, {"root": _workspace(facts), "steps": steps})
         finally:
             await self._log.release(claim, None)
-            if (await self._log.info(self._id)).seq > posted:  # somebody wrote to the session meanwhile
+            if (await self._log.get_info(self._id)).seq > posted:  # somebody wrote to the session meanwhile
                 await self._coordinator.wake(self._id)
         not_done = {one.path for one in skipped}
         changes = tuple(step.change for step in steps if step.change.path not in not_done)
@@ -230,8 +230,8 @@ class Rewinder:
         return posted.facts[-1].seq
 
     async def _steps(
-        self, facts: Sequence[AnyFact], to: int, what: What, *, force: bool
-    ) -> tuple[list[_Step], list[Skipped]]:
+        self, facts: Sequence[AnyFact], to: int, what: RewindTarget, *, force: bool
+    ) -> tuple[list[_Step], list[SkippedFile]]:
         if what == "conversation":
             return [], []
         given = {"facts": facts, "kept": self._kept, "to": to, "back": True}
@@ -239,7 +239,7 @@ class Rewinder:
         steps, skipped = await run_in_thread(_compare, given)
         why = "somebody else changed it after the last call did; force=True rewinds it all the same"
         if not force:
-            skipped += [Skipped(step.change.path, why) for step in steps if step.change.others]
+            skipped += [SkippedFile(step.change.path, why) for step in steps if step.change.others]
             steps = [step for step in steps if not step.change.others]
         return steps, skipped
 
@@ -247,10 +247,10 @@ class Rewinder:
         return Conflict(f"session {self._id} has an unfinished run; wait for it or cancel it, then rewind")
 
 
-def find_kept_files(tools: Sequence[object]) -> KeptFiles:
+def find_content_store(tools: Sequence[object]) -> ContentStore:
     """Where an agent's tools keep old contents; the user's data folder if they do not say."""
     found = (getattr(tool, "kept", None) for tool in tools)
-    return next((kept for kept in found if isinstance(kept, KeptFiles)), None) or KeptFiles()
+    return next((kept for kept in found if isinstance(kept, ContentStore)), None) or ContentStore()
 
 
 def _check_idle(state: State, busy: Conflict) -> None:
@@ -284,35 +284,37 @@ def _workspace(facts: Sequence[AnyFact]) -> Path:
     return Path(first.workspace or ".")
 
 
-def _compare(facts: Sequence[AnyFact], kept: KeptFiles, to: int, back: bool) -> tuple[list[_Step], list[Skipped]]:
+def _compare(
+    facts: Sequence[AnyFact], kept: ContentStore, to: int, back: bool
+) -> tuple[list[_Step], list[SkippedFile]]:
     """Every file that is not what it was at a position; `back` shows the way from now to then, not from then to now."""
-    past, root = SessionPast(facts), _workspace(facts)
+    past, root = FileHistory(facts), _workspace(facts)
     if past.open_trees:
-        past.unfold(kept, current(root))
+        past.add_interrupted_commands(kept, hash_workspace(root))
     steps: list[_Step] = []
-    skipped = [Skipped(path, _NOT_KEPT) for seq, path in past.left_out if seq > to]
+    skipped = [SkippedFile(path, _NOT_KEPT) for seq, path in past.left_out if seq > to]
     with Folder(root) as folder:
         for path in sorted(past.befores):
-            then = past.then(path, to)
+            then = past.get_file_at(path, to)
             if then is None:
                 continue
             try:
                 step = _step(folder, kept, then, back=back)
             except (ToolError, NotFound, StoreDamaged) as error:
-                skipped.append(Skipped(path, str(error)))
+                skipped.append(SkippedFile(path, str(error)))
                 if not back:  # it has changed, if not to something that can be compared
-                    calls = past.calls(path, to)
+                    calls = past.list_calls(path, to)
                     steps.append(_Step(then, None, None, RewindChange(path, _kind(folder, then), str(error), calls)))
                 continue
             if step is not None:
                 left = past.left.get(path)
                 others = left is not None and _digest(step.now) not in left
-                change = msgspec.structs.replace(step.change, calls=past.calls(path, to), others=others)
+                change = msgspec.structs.replace(step.change, calls=past.list_calls(path, to), others=others)
                 steps.append(msgspec.structs.replace(step, change=change))
     return steps, skipped
 
 
-def _step(folder: Folder, kept: KeptFiles, then: KeptFile, *, back: bool) -> _Step | None:
+def _step(folder: Folder, kept: ContentStore, then: KeptFile, *, back: bool) -> _Step | None:
     now = folder.find(then.path) if not _is_elsewise(folder, then.path) else None
     if _digest(now) == then.before and (now is None or now.mode == then.mode):
         return None
@@ -320,7 +322,7 @@ def _step(folder: Folder, kept: KeptFiles, then: KeptFile, *, back: bool) -> _St
     old, new = (now.data if now else None, data) if back else (data, now.data if now else None)
     kind: Literal["added", "modified", "deleted"]
     kind = "added" if old is None else "deleted" if new is None else "modified"
-    text = diff(old, new, then.path, _DIFF_LINES)
+    text = render_diff(old, new, then.path, _DIFF_LINES)
     if not text and now is not None:
         modes = (now.mode, then.mode) if back else (then.mode, now.mode)
         text = f"{then.path}: mode {modes[0]:o} before, {modes[1]:o} now"
@@ -329,23 +331,23 @@ def _step(folder: Folder, kept: KeptFiles, then: KeptFile, *, back: bool) -> _St
 
 def _is_elsewise(folder: Folder, path: str) -> bool:
     """Whether there can be no file at a path: a folder is there, or a file where one of its folders would be."""
-    there = folder.look(path)
+    there = folder.look_up(path)
     ways = [path[:at] for at, letter in enumerate(path) if letter == "/"]
-    above = (folder.look(way) for way in ways)
+    above = (folder.look_up(way) for way in ways)
     return there.kind == "folder" if there is not None else any(one is not None and one.kind == "file" for one in above)
 
 
 def _kind(folder: Folder, then: KeptFile) -> Literal["added", "modified", "deleted"]:
     if not then.before:
         return "added"
-    return "modified" if folder.look(then.path) is not None else "deleted"
+    return "modified" if folder.look_up(then.path) is not None else "deleted"
 
 
-def _digest(held: Held | None) -> str:
+def _digest(held: FileContent | None) -> str:
     return hash_content(held.data) if held is not None else ""
 
 
-def _keep_now(kept: KeptFiles, steps: Sequence[_Step]) -> list[KeptFile]:
+def _keep_now(kept: ContentStore, steps: Sequence[_Step]) -> list[KeptFile]:
     """Keep what the files hold just before they are changed."""
     names = iter(kept.put(*(step.now.data for step in steps if step.now is not None)))
     return [
@@ -354,8 +356,8 @@ def _keep_now(kept: KeptFiles, steps: Sequence[_Step]) -> list[KeptFile]:
     ]
 
 
-def _restore(root: Path, steps: Sequence[_Step]) -> list[Skipped]:
-    skipped: list[Skipped] = []
+def _restore(root: Path, steps: Sequence[_Step]) -> list[SkippedFile]:
+    skipped: list[SkippedFile] = []
     with Folder(root) as folder:
         # What is to go may be a folder or a file where the other is to be.
         for step in sorted(steps, key=lambda step: step.data is not None):
@@ -366,5 +368,5 @@ def _restore(root: Path, steps: Sequence[_Step]) -> list[Skipped]:
                 else:
                     folder.write(path, step.data, step.then.mode)
             except ToolError as error:
-                skipped.append(Skipped(path, str(error)))
+                skipped.append(SkippedFile(path, str(error)))
     return skipped

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle.events import KeptFile
-from treadle.history.kept_files import KEPT_CAP, KeptFiles, Seen, hash_content
+from treadle.history.kept_files import MAX_KEPT_BYTES, ContentStore, SeenFile, hash_content
 from treadle.permissions.paths import is_secret_folder, is_secret_name
 from treadle.tools.base import ToolContext
 from treadle.workspace.beneath import O_PATH, open_beneath
@@ -55,7 +55,7 @@ _SKIPPED = frozenset(
 )
 
 
-class Listed(Struct, frozen=True, array_like=True):
+class TreeFile(Struct, frozen=True, array_like=True):
     """A file in a tree; without `id` only that it was there is known."""
 
     path: str
@@ -66,7 +66,7 @@ class Listed(Struct, frozen=True, array_like=True):
 class FileTree(Struct, frozen=True):
     """All files of a workspace at one time; not `whole` when there were too many. `nonce` keeps each tree apart."""
 
-    files: list[Listed]
+    files: list[TreeFile]
     whole: bool
     nonce: str
 
@@ -93,7 +93,7 @@ class _Walk(Struct):
 class Snapshot:
     """One look before and one after; `left_out` cannot be brought back, `left` is what changed files hold now."""
 
-    def __init__(self, kept: KeptFiles, workspace: Path) -> None:
+    def __init__(self, kept: ContentStore, workspace: Path) -> None:
         self.kept, self.workspace = kept, workspace
         self.tree = ""
         self.left_out: tuple[str, ...] = ()
@@ -102,15 +102,15 @@ class Snapshot:
         self._ids: dict[str, str] = {}
         self._settled = 0
 
-    async def before(self) -> str:
+    async def take_first(self) -> str:
         """Keep what the workspace holds; the name of the list of it, for `desk.keep(tree=...)`."""
         return await run_in_thread(self._before, {})
 
-    async def after(self) -> list[KeptFile]:
+    async def find_changes(self) -> list[KeptFile]:
         """What has changed since, with what it held before."""
         return await run_in_thread(self._after, {})
 
-    async def forget(self) -> None:
+    async def drop_tree(self) -> None:
         """Drop the list of what was there before, once what has changed is recorded."""
         await run_in_thread(self.kept.drop, {"name": self.tree})
 
@@ -123,7 +123,7 @@ class Snapshot:
             stats = self._first.found
             chosen, left_out = _affordable(stats)
             left_out += self._first.odd
-            fresh: dict[str, Seen] = {}
+            fresh: dict[str, SeenFile] = {}
             batch: list[bytes] = []
             size = 0
             for path in chosen:
@@ -137,14 +137,14 @@ class Snapshot:
                     continue
                 self._ids[path] = hash_content(data)
                 if self._is_old(about):
-                    fresh[path] = Seen(about.stamp, self._ids[path])
+                    fresh[path] = SeenFile(about.stamp, self._ids[path])
                 batch.append(data)
                 size += len(data)
                 if size > _BATCH:
                     self.kept.put(*batch)
                     batch, size = [], 0
-        listed = [Listed(path, self._ids.get(path, ""), about.mode) for path, about in stats.items()]
-        listed += [Listed(path, "", 0) for path in self._first.live]
+        listed = [TreeFile(path, self._ids.get(path, ""), about.mode) for path, about in stats.items()]
+        listed += [TreeFile(path, "", 0) for path in self._first.live]
         tree = msgspec.json.encode(FileTree(listed, self._first.whole, os.urandom(8).hex()))
         self.tree = self.kept.put(*batch, tree)[-1]
         if fresh or known.keys() - stats.keys():
@@ -189,27 +189,27 @@ def _kept(path: str, name: str, old: _Stat | None) -> KeptFile:
     return KeptFile(path, name, old.mode) if old is not None else KeptFile(path)
 
 
-def snapshot(kept: KeptFiles, workspace: Path) -> Snapshot:
+def snapshot(kept: ContentStore, workspace: Path) -> Snapshot:
     """A snapshot to be taken."""
     return Snapshot(kept, workspace)
 
 
 @asynccontextmanager
-async def record_changes(kept: KeptFiles, context: ToolContext) -> AsyncGenerator[Snapshot]:
+async def record_changes(kept: ContentStore, context: ToolContext) -> AsyncGenerator[Snapshot]:
     """Around a command: what it changes in the workspace can be rewound, also when it is cut off half-way."""
     taken = Snapshot(kept, context.workspace)
-    await context.services.record_kept_files((), tree=await taken.before(), left_out=taken.left_out)
+    await context.services.record_kept_files((), tree=await taken.take_first(), left_out=taken.left_out)
     try:
         yield taken
     finally:
-        files = await taken.after()
+        files = await taken.find_changes()
         await context.services.record_kept_files(files, left_out=taken.left_out)
         if taken.left:
             await context.services.save_note(LEFT, taken.left)
-        await taken.forget()
+        await taken.drop_tree()
 
 
-def current(workspace: Path) -> dict[str, str]:
+def hash_workspace(workspace: Path) -> dict[str, str]:
     """What the workspace holds now, as a snapshot would see it: path -> digest."""
     with _Root(workspace) as root:
         contents = ((path, root.content(path)) for path in root.walk(2 * MOST_FILES).found)
@@ -223,7 +223,7 @@ def _affordable(stats: dict[str, _Stat]) -> tuple[list[str], list[str]]:
     total = 0
     for path, about in sorted(stats.items(), key=lambda item: item[1].size):
         total += about.size
-        (chosen if about.size <= KEPT_CAP and total <= MOST_BYTES else left_out).append(path)
+        (chosen if about.size <= MAX_KEPT_BYTES and total <= MOST_BYTES else left_out).append(path)
     return chosen, left_out
 
 
@@ -277,10 +277,10 @@ class _Root:
         with open(opened, "rb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 return None
-            data = file.read(KEPT_CAP + 1)
-            while data and len(data) <= KEPT_CAP and (more := file.read(KEPT_CAP + 1)):
+            data = file.read(MAX_KEPT_BYTES + 1)
+            while data and len(data) <= MAX_KEPT_BYTES and (more := file.read(MAX_KEPT_BYTES + 1)):
                 data += more
-        return data if len(data) <= KEPT_CAP else None
+        return data if len(data) <= MAX_KEPT_BYTES else None
 
     def has(self, path: str) -> bool:
         """Whether there is an ordinary file at a path that a walk did not reach."""

@@ -14,12 +14,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.knowledge.base import Origin, Problem
-from treadle.knowledge.front_matter import LARGEST_FRONT, Document, Fields, read_document
+from treadle.knowledge.front_matter import MAX_FRONT_LENGTH, Document, Fields, read_document
 
 Posture = Literal["cautious", "balanced", "trusting"]
 POSTURES: tuple[Posture, ...] = get_args(Posture)
-MOST_STEPS = 200
-NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?")
+MAX_STEPS = 200
+AGENT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?")
 _HEADING = re.compile(r"^#{1,2}[ \t]")
 _CODE = re.compile(r"^[ \t]*(```|~~~)")
 
@@ -54,41 +54,44 @@ def read_agent(path: str, text: str, name: str, origin: Origin) -> tuple[AgentFi
 
 def _agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | None, list[Problem]]:
     fields = Fields(document)
-    steps, calls = fields.whole("steps", 0, MOST_STEPS), fields.whole("max_calls", 0, 10_000)
+    steps, calls = fields.read_integer("steps", 0, MAX_STEPS), fields.read_integer("max_calls", 0, 10_000)
     agent = AgentFile(
-        name=fields.text("name", 64) or name,
+        name=fields.read_text("name", 64) or name,
         instructions=document.body,
-        description=fields.text("description", LARGEST_FRONT),
-        model=fields.text("model", 200),
+        description=fields.read_text("description", MAX_FRONT_LENGTH),
+        model=fields.read_text("model", 200),
         steps=steps,
         max_calls=calls,
-        tools=fields.words("tools"),
-        posture=cast("Posture", fields.choice("posture", POSTURES) or "balanced"),
-        temperature=fields.number("temperature", 0, 2),
-        web=fields.flag("web"),
+        tools=fields.read_words("tools"),
+        posture=cast("Posture", fields.read_choice("posture", POSTURES) or "balanced"),
+        temperature=fields.read_number("temperature", 0, 2),
+        web=fields.read_flag("web"),
         origin=origin,
         path=document.path,
-        line=document.first,
+        line=document.first_line,
     )
-    if not NAME.fullmatch(agent.name):
-        fields.wrong("name", f"{agent.name!r} cannot be an agent's name: use a to z, digits, blanks, dots, _ and -")
+    if not AGENT_NAME.fullmatch(agent.name):
+        fields.add_problem(
+            "name", f"{agent.name!r} cannot be an agent's name: use a to z, digits, blanks, dots, _ and -"
+        )
     if fields.problems:
         return None, fields.problems
     notes = [
-        document.problem(field, f"{field!r} is not a field of an agent; ignored") for field in fields.list_unknown()
+        document.build_problem(field, f"{field!r} is not a field of an agent; ignored")
+        for field in fields.list_unknown()
     ]
     if origin != "workspace":
         return agent, notes
     if agent.posture == "trusting":
         why = "a workspace cannot widen what its user allows: taken as balanced. Put the agent into your own folder"
-        notes.append(document.problem("posture", why))
+        notes.append(document.build_problem("posture", why))
     if agent.model:  # it would say who gets to read what is here
         why = "a workspace cannot choose the model: ignored. Choose it yourself, or put the agent into your own folder"
-        notes.append(document.problem("model", why))
+        notes.append(document.build_problem("model", why))
     return replace(agent, posture="balanced" if agent.posture == "trusting" else agent.posture, model=""), notes
 
 
-def sections(path: str, text: str) -> tuple[str, list[tuple[str, Document | Problem]]]:
+def split_sections(path: str, text: str) -> tuple[str, list[tuple[str, Document | Problem]]]:
     """An AGENTS.md without the sections that are agents, and those: a `## Name` with front matter right below it."""
     lines, kept, found = text.split("\n"), list[str](), list[tuple[str, Document | Problem]]()
     starts = list(_headings(lines))
@@ -123,7 +126,7 @@ def _headings(lines: list[str]) -> Iterator[int]:
 
 def read_sections(path: str, text: str, origin: Origin) -> tuple[str, list[AgentFile], list[Problem]]:
     """The instructions in an AGENTS.md, the agents in it, and what is wrong with them."""
-    rest, found = sections(path, text)
+    rest, found = split_sections(path, text)
     agents: list[AgentFile] = []
     problems: list[Problem] = []
     for name, document in found:

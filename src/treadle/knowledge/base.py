@@ -51,17 +51,19 @@ class Knowledge(ABC):
     """
 
     @abstractmethod
-    async def preamble(self, workspace: Path, memories: Memories, before: float, window: int | None = None) -> str:
+    async def build_preamble(
+        self, workspace: Path, memories: Memories, before: float, window: int | None = None
+    ) -> str:
         """What goes with the agent's instructions, of what was there `before` the session began."""
 
     @abstractmethod
-    def attachments(self, workspace: Path, window: int | None = None) -> Attachments:
+    def build_attachments(self, workspace: Path, window: int | None = None) -> Attachments:
         """What is shown with a message or a result once it is called for."""
 
     @abstractmethod
-    def skills(self, workspace: Path) -> Mapping[str, Skill]:
+    def load_skills(self, workspace: Path) -> Mapping[str, Skill]:
         """The skills that can be used, by name."""
 
     @abstractmethod
-    def resource(self, skill: Skill, path: str) -> str:
+    def read_resource(self, skill: Skill, path: str) -> str:
         """A file in a skill's folder; raises `NotFound`. An empty path lists what is there."""

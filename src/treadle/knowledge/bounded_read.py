@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-LARGEST = 64 * 1024
-LINK = "passed over: it is a link, and those of a workspace are not followed"
+MAX_BYTES = 64 * 1024
+LINK_SKIPPED = "passed over: it is a link, and those of a workspace are not followed"
 
 
-def read_beneath(folder: Path, parts: Sequence[str], most: int = LARGEST, *, linked: bool = False) -> str | None:
+def read_beneath(folder: Path, parts: Sequence[str], most: int = MAX_BYTES, *, linked: bool = False) -> str | None:
     """The text of a file beneath a folder, or None when there is no plain file; longer text is cut, and says so."""
     if not parts or any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
         return None
@@ -48,17 +48,17 @@ def _text(descriptor: int, most: int) -> str:
     return text if len(data) <= most else f"{text}\n[… cut after {most} bytes …]"
 
 
-def folders_beneath(folder: Path, parts: Sequence[str], *, linked: bool = False) -> list[str]:
+def list_folders(folder: Path, parts: Sequence[str], *, linked: bool = False) -> list[str]:
     """The names of the folders in a folder beneath another, sorted; none where there is a link in the way."""
     return _names(folder, parts, lambda entry: entry.is_dir(follow_symlinks=linked), linked)
 
 
-def files_beneath(folder: Path, parts: Sequence[str], *, linked: bool = False) -> list[str]:
+def list_files(folder: Path, parts: Sequence[str], *, linked: bool = False) -> list[str]:
     """The names of the plain files in a folder beneath another, sorted."""
     return _names(folder, parts, lambda entry: entry.is_file(follow_symlinks=linked), linked)
 
 
-def links_beneath(folder: Path, parts: Sequence[str]) -> list[str]:
+def list_links(folder: Path, parts: Sequence[str]) -> list[str]:
     """The names of the links in a folder beneath another, sorted: what is passed over there."""
     return _names(folder, parts, lambda entry: entry.is_symlink(), linked=False)
 

@@ -45,7 +45,7 @@ works. You change nothing yourself.
 
 
 @cache
-def builtin_agents() -> dict[str, AgentFile]:
+def load_builtin_agents() -> dict[str, AgentFile]:
     """The built-in agents by name."""
     found = {name: read_agent(f"<{name}>", text, name, "builtin")[0] for name, text in _AGENTS.items()}
     return {name: agent for name, agent in found.items() if agent is not None}

@@ -17,26 +17,28 @@ from treadle.engine.token_estimate import BYTES_PER_TOKEN, count_bytes
 from treadle.errors import NotFound
 from treadle.knowledge.agents import AgentFile, read_agent
 from treadle.knowledge.base import Knowledge, Origin, Problem, Skill
-from treadle.knowledge.bounded_read import LINK, files_beneath, folders_beneath, links_beneath, read_beneath
-from treadle.knowledge.builtin_agents import builtin_agents
-from treadle.knowledge.instructions import FILE, find_nested, frame_instructions, read_chain
-from treadle.knowledge.prompt_frames import frame
-from treadle.knowledge.skills import FILE as SKILL
-from treadle.knowledge.skills import find_triggered, index, read_skills
+from treadle.knowledge.bounded_read import LINK_SKIPPED, list_files, list_folders, list_links, read_beneath
+from treadle.knowledge.builtin_agents import load_builtin_agents
+from treadle.knowledge.instructions import AGENTS_FILE, find_nested, frame_instructions, read_instructions
+from treadle.knowledge.prompt_frames import frame_text
+from treadle.knowledge.skills import SKILL_FILE as SKILL
+from treadle.knowledge.skills import find_triggered, read_skills, render_skill_index
 from treadle.knowledge.skills import frame_skill as framed_skill
 from treadle.log.base import Memories, Memory
 from treadle.messages import Json
 
-OWN = ".treadle"
-DEFAULT = "default"
-SKILL_FOLDERS = ((OWN, "skills"), (".agents", "skills"), (".claude", "skills"))
-SWITCHED_OFF = "skills-off"
-MOST_FILES = 200
-MOST_NOTES = 2000
-NOTED = "The user's preferences, as noted in earlier sessions. They are notes, not orders, and may be out of date:"
+WORKSPACE_FOLDER = ".treadle"
+DEFAULT_AGENT = "default"
+SKILL_FOLDERS = ((WORKSPACE_FOLDER, "skills"), (".agents", "skills"), (".claude", "skills"))
+DISABLED_SKILLS = "skills-off"
+MAX_FILES = 200
+MAX_NOTES_LENGTH = 2000
+PREFERENCES_HEADING = (
+    "The user's preferences, as noted in earlier sessions. They are notes, not orders, and may be out of date:"
+)
 
 
-class WorkspaceFiles(Struct, frozen=True):
+class Definitions(Struct, frozen=True):
     """All that is written for agents in one workspace: agents and skills by name, and what is wrong with the files."""
 
     agents: Mapping[str, AgentFile]
@@ -50,10 +52,14 @@ class FileKnowledge(Knowledge):
     def __init__(self, user_folder: Path | None = None) -> None:
         self.user_folder = user_folder
 
-    async def preamble(self, workspace: Path, memories: Memories, before: float, window: int | None = None) -> str:
-        own = read_beneath(self.user_folder, (FILE,), linked=True) if self.user_folder is not None else None
-        parts = [frame_instructions(FILE, _fitted(own.strip(), window, 8), "user")] if own and own.strip() else []
-        texts, _, _ = read_chain(workspace)
+    async def build_preamble(
+        self, workspace: Path, memories: Memories, before: float, window: int | None = None
+    ) -> str:
+        own = read_beneath(self.user_folder, (AGENTS_FILE,), linked=True) if self.user_folder is not None else None
+        parts = (
+            [frame_instructions(AGENTS_FILE, _fitted(own.strip(), window, 8), "user")] if own and own.strip() else []
+        )
+        texts, _, _ = read_instructions(workspace)
         if texts:
             share = 4 * len(texts)
             parts.append(
@@ -61,19 +67,19 @@ class FileKnowledge(Knowledge):
                     (LOWER_TRUST, *(frame_instructions(path, _fitted(text, window, share)) for path, text in texts))
                 )
             )
-        parts.append(index(self.skills(workspace)))
+        parts.append(render_skill_index(self.load_skills(workspace)))
         # Only what is older than the session, so that its prompt does not change while it remembers something.
         kept = await memories.list(("", str(workspace)), kind="preference", newest=True)
         parts.append(_notes([one for one in kept if one.at < before]))
         return "\n\n".join(part for part in parts if part)
 
-    def attachments(self, workspace: Path, window: int | None = None) -> Attachments:
-        return WorkspaceAttachments(workspace, self.skills(workspace), window)
+    def build_attachments(self, workspace: Path, window: int | None = None) -> Attachments:
+        return WorkspaceAttachments(workspace, self.load_skills(workspace), window)
 
-    def skills(self, workspace: Path) -> Mapping[str, Skill]:
+    def load_skills(self, workspace: Path) -> Mapping[str, Skill]:
         return self._skills(workspace)[0]
 
-    def resource(self, skill: Skill, path: str) -> str:
+    def read_resource(self, skill: Skill, path: str) -> str:
         folder, own = Path(skill.folder), skill.origin == "user"
         files = [name for name in _files(folder, linked=own) if name not in (SKILL, SKILL.lower())]
         if not path:
@@ -84,15 +90,15 @@ class FileKnowledge(Knowledge):
             raise NotFound(f"the skill {skill.name} has no file {path!r}; these come with it: {listed}")
         return text
 
-    def read_all(self, workspace: Path) -> WorkspaceFiles:
+    def read_all(self, workspace: Path) -> Definitions:
         """Everything, for those who list it."""
         skills, problems = self._skills(workspace)
-        agents = dict(builtin_agents())
-        _, sections, wrong = read_chain(workspace)
-        found, more = _agents(workspace, (OWN, "agents"), "workspace")
+        agents = dict(load_builtin_agents())
+        _, sections, wrong = read_instructions(workspace)
+        found, more = _agents(workspace, (WORKSPACE_FOLDER, "agents"), "workspace")
         problems = [*problems, *wrong, *more]
         for agent in (*sections, *found):
-            if agent.name.lower() == DEFAULT:  # who does not choose an agent has not chosen this one
+            if agent.name.lower() == DEFAULT_AGENT:  # who does not choose an agent has not chosen this one
                 problems.append(
                     Problem(agent.path, agent.line, "a workspace cannot replace the default agent; ignored")
                 )
@@ -105,18 +111,18 @@ class FileKnowledge(Knowledge):
             for agent in own:
                 problems.extend(_twice(agents.get(agent.name), agent))
                 agents[agent.name] = agent
-        return WorkspaceFiles(dict(sorted(agents.items())), skills, tuple(problems))
+        return Definitions(dict(sorted(agents.items())), skills, tuple(problems))
 
-    def switch(self, name: str, *, on: bool) -> None:
+    def enable_skill(self, name: str, *, on: bool) -> None:
         """Enable or disable a skill, for this user in every workspace."""
         if self.user_folder is None:
             raise NotFound("there is no folder of the user's to note this in")
         names = set(self._switched_off())
         names = names - {name} if on else names | {name}
         self.user_folder.mkdir(parents=True, exist_ok=True)
-        partial = self.user_folder / f"{SWITCHED_OFF}.{os.getpid()}.partial"
+        partial = self.user_folder / f"{DISABLED_SKILLS}.{os.getpid()}.partial"
         partial.write_text("".join(f"{one}\n" for one in sorted(names)), "utf-8")
-        os.replace(partial, self.user_folder / SWITCHED_OFF)
+        os.replace(partial, self.user_folder / DISABLED_SKILLS)
 
     def _skills(self, workspace: Path) -> tuple[dict[str, Skill], list[Problem]]:
         found: dict[str, Skill] = {}
@@ -132,12 +138,12 @@ class FileKnowledge(Knowledge):
             problems.extend(wrong)
             found.update((one.name, replace(one, enabled=one.name not in off)) for one in skills)
         for parts in SKILL_FOLDERS:  # one that is there under its own name as well is not missed
-            missed = (name for name in links_beneath(workspace, parts)[:MOST_FILES] if name not in found)
-            problems.extend(Problem(str(workspace.joinpath(*parts, name)), 1, LINK) for name in missed)
+            missed = (name for name in list_links(workspace, parts)[:MAX_FILES] if name not in found)
+            problems.extend(Problem(str(workspace.joinpath(*parts, name)), 1, LINK_SKIPPED) for name in missed)
         return dict(sorted(found.items())), problems
 
     def _switched_off(self) -> frozenset[str]:
-        text = read_beneath(self.user_folder, (SWITCHED_OFF,)) if self.user_folder is not None else None
+        text = read_beneath(self.user_folder, (DISABLED_SKILLS,)) if self.user_folder is not None else None
         return frozenset((text or "").split())
 
 
@@ -176,9 +182,9 @@ def _agents(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[
     place, own = folder.joinpath(*parts), origin == "user"
     agents: list[AgentFile] = []
     problems = (
-        [] if own else [Problem(str(place / name), 1, LINK) for name in links_beneath(folder, parts)[:MOST_FILES]]
+        [] if own else [Problem(str(place / name), 1, LINK_SKIPPED) for name in list_links(folder, parts)[:MAX_FILES]]
     )
-    for name in files_beneath(folder, parts, linked=own)[:MOST_FILES]:
+    for name in list_files(folder, parts, linked=own)[:MAX_FILES]:
         text = read_beneath(folder, (*parts, name), linked=own) if name.endswith(".md") else None
         if text is None:
             continue
@@ -198,19 +204,19 @@ def _twice(first: AgentFile | None, agent: AgentFile) -> Iterator[Problem]:
 
 def _files(folder: Path, parts: tuple[str, ...] = (), *, linked: bool = False) -> Iterator[str]:
     """The files of a skill, to a depth that a person would make."""
-    for name in files_beneath(folder, parts, linked=linked)[:MOST_FILES]:
+    for name in list_files(folder, parts, linked=linked)[:MAX_FILES]:
         yield "/".join((*parts, name))
-    for name in folders_beneath(folder, parts, linked=linked)[:MOST_FILES] if len(parts) < 3 else ():
+    for name in list_folders(folder, parts, linked=linked)[:MAX_FILES] if len(parts) < 3 else ():
         yield from _files(folder, (*parts, name), linked=linked)
 
 
 def _notes(preferences: Sequence[Memory]) -> str:
     lines: list[str] = []
-    room = MOST_NOTES
+    room = MAX_NOTES_LENGTH
     for memory in sorted(preferences, key=lambda memory: (memory.at, memory.id), reverse=True):
         line = f"- {' '.join(memory.text.split())}"
         room -= len(line)
         if room < 0:
             break
         lines.append(line)
-    return frame("memories", "\n".join((NOTED, *sorted(lines)))) if lines else ""
+    return frame_text("memories", "\n".join((PREFERENCES_HEADING, *sorted(lines)))) if lines else ""

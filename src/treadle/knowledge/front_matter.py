@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from treadle.knowledge.base import Problem
 
-LARGEST_FRONT = 8 * 1024
-MOST_BRACKETS = 64
+MAX_FRONT_LENGTH = 8 * 1024
+MAX_BRACKETS = 64
 """YAML takes time in the square of how deep its brackets are nested; nobody needs so many here."""
 _NUMBER = re.compile(r"-?\d{1,9}(\.\d{1,9})?")
 _PLAIN = re.compile(r"^([A-Za-z][\w-]*:[ \t]+)([^\s\"'\[{|>].*)$", re.MULTILINE)
@@ -28,11 +28,11 @@ class Document(Struct, frozen=True):
     fields: Mapping[str, Any]
     lines: Mapping[str, int]
     body: str
-    first: int = 1
+    first_line: int = 1
 
-    def problem(self, field: str, message: str) -> Problem:
+    def build_problem(self, field: str, message: str) -> Problem:
         """Something wrong with a field, or with the whole where there is no such field."""
-        return Problem(self.path, self.lines.get(field, self.first), message)
+        return Problem(self.path, self.lines.get(field, self.first_line), message)
 
 
 def read_document(path: str, text: str, first: int = 1) -> Document | Problem:
@@ -44,10 +44,10 @@ def read_document(path: str, text: str, first: int = 1) -> Document | Problem:
     if not end:
         return Problem(path, first, "the front matter that begins here has no end; close it with a line of ---")
     front = "\n".join(lines[1:end])
-    if len(front) > LARGEST_FRONT:
-        return Problem(path, first, f"the front matter is longer than {LARGEST_FRONT} characters")
-    if front.count("[") + front.count("{") > MOST_BRACKETS:
-        return Problem(path, first, f"the front matter has more than {MOST_BRACKETS} brackets")
+    if len(front) > MAX_FRONT_LENGTH:
+        return Problem(path, first, f"the front matter is longer than {MAX_FRONT_LENGTH} characters")
+    if front.count("[") + front.count("{") > MAX_BRACKETS:
+        return Problem(path, first, f"the front matter has more than {MAX_BRACKETS} brackets")
     found = _fields(path, front, first + 1)
     if isinstance(found, Problem):
         return found
@@ -115,53 +115,53 @@ class Fields:
         self.problems: list[Problem] = []
         self._known: set[str] = set()
 
-    def wrong(self, field: str, message: str) -> None:
+    def add_problem(self, field: str, message: str) -> None:
         """Note a problem with a field."""
-        self.problems.append(self.document.problem(field, message))
+        self.problems.append(self.document.build_problem(field, message))
 
-    def text(self, field: str, most: int = 1024) -> str:
+    def read_text(self, field: str, most: int = 1024) -> str:
         """A text, empty where the field is missing."""
         value = self._value(field)
         if value is None:
             return ""
         if not isinstance(value, str):
-            self.wrong(field, f"{field} must be text")
+            self.add_problem(field, f"{field} must be text")
             return ""
         if len(value) > most:
-            self.wrong(field, f"{field} has {len(value)} characters; {most} are the most")
+            self.add_problem(field, f"{field} has {len(value)} characters; {most} are the most")
         return value.strip()
 
-    def number(self, field: str, least: float, most: float) -> float | None:
+    def read_number(self, field: str, least: float, most: float) -> float | None:
         """A number within bounds, or None where the field is missing."""
         value = self._value(field)
         if value is None:
             return None
         number = float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else None
         if number is None or not least <= number <= most:
-            self.wrong(field, f"{field} must be a number from {least:g} to {most:g}, not {str(value)[:40]!r}")
+            self.add_problem(field, f"{field} must be a number from {least:g} to {most:g}, not {str(value)[:40]!r}")
             return None
         return number
 
-    def whole(self, field: str, least: int, most: int) -> int | None:
+    def read_integer(self, field: str, least: int, most: int) -> int | None:
         """A whole number within bounds, or None where the field is missing."""
-        value = self.number(field, least, most)
+        value = self.read_number(field, least, most)
         if value is not None and value != int(value):
-            self.wrong(field, f"{field} must be a whole number, not {value!r}")
+            self.add_problem(field, f"{field} must be a whole number, not {value!r}")
             return None
         return None if value is None else int(value)
 
-    def flag(self, field: str) -> bool | None:
+    def read_flag(self, field: str) -> bool | None:
         """Yes or no, or None where the field is missing; also as the words that people write."""
         value = self._value(field)
         words = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
         if value is None:
             return None
         if str(value).lower() not in words:
-            self.wrong(field, f"{field} must be on or off, not {str(value)[:40]!r}")
+            self.add_problem(field, f"{field} must be on or off, not {str(value)[:40]!r}")
             return None
         return words[str(value).lower()]
 
-    def words(self, field: str, between: str = ",") -> tuple[str, ...] | None:
+    def read_words(self, field: str, between: str = ",") -> tuple[str, ...] | None:
         """A list of texts, also written as one with something `between` them; None where the field is missing."""
         value = self._value(field)
         if value is None:
@@ -170,27 +170,27 @@ class Fields:
             return tuple(word for piece in value.split(between) if (word := piece.strip()))
         items = cast("list[object]", value) if isinstance(value, list) else [None]
         if not all(isinstance(item, str) and item.strip() for item in items):
-            self.wrong(field, f"{field} must be a list of texts")
+            self.add_problem(field, f"{field} must be a list of texts")
             return None
         return tuple(str(item).strip() for item in items)
 
-    def choice(self, field: str, choices: tuple[str, ...]) -> str:
+    def read_choice(self, field: str, choices: tuple[str, ...]) -> str:
         """One of several words, empty where the field is missing."""
-        value = self.text(field)
+        value = self.read_text(field)
         if value and value not in choices:
-            self.wrong(field, f"{field} must be one of {', '.join(choices)}, not {value[:40]!r}")
+            self.add_problem(field, f"{field} must be one of {', '.join(choices)}, not {value[:40]!r}")
             return ""
         return value
 
-    def inside(self, field: str) -> Fields:
+    def read_nested(self, field: str) -> Fields:
         """The fields of a field that has fields itself."""
         value = self._value(field)
         if value is not None and not isinstance(value, dict):
-            self.wrong(field, f"{field} must be fields, such as `{field}:` and indented lines below")
+            self.add_problem(field, f"{field} must be fields, such as `{field}:` and indented lines below")
             value = None
         here = self.document
         found = {str(key): one for key, one in cast("dict[object, Any]", value or {}).items()}
-        return Fields(Document(here.path, found, {}, "", here.lines.get(field, here.first)))
+        return Fields(Document(here.path, found, {}, "", here.lines.get(field, here.first_line)))
 
     def list_unknown(self) -> list[str]:
         """The fields that nobody has asked for."""

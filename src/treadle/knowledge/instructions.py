@@ -11,18 +11,18 @@ from typing import cast
 
 from treadle.knowledge.agents import AgentFile, read_sections
 from treadle.knowledge.base import Origin, Problem
-from treadle.knowledge.bounded_read import LINK, read_beneath
-from treadle.knowledge.prompt_frames import frame
+from treadle.knowledge.bounded_read import LINK_SKIPPED, read_beneath
+from treadle.knowledge.prompt_frames import frame_text
 from treadle.messages import Json
 
-FILE = "AGENTS.md"
-DEEPEST = 32
-MOST_FOLDERS = 50
+AGENTS_FILE = "AGENTS.md"
+MAX_DEPTH = 32
+MAX_FOLDERS = 50
 """Of the folders that one call names, so many are looked into."""
 _PATH = re.compile(r"(^|_)(path|file|filename|folder|directory|dir)s?$")
 
 
-def chain(workspace: Path) -> list[tuple[str, Path]]:
+def list_instruction_folders(workspace: Path) -> list[tuple[str, Path]]:
     """The folders whose AGENTS.md counts, the outermost first: those from the project's root to the workspace.
 
     The root is the nearest folder with a `.git`; without one only the workspace itself counts. The user's home is
@@ -32,21 +32,23 @@ def chain(workspace: Path) -> list[tuple[str, Path]]:
     above = [here, *here.parents]
     root = next((folder for folder in above if os.path.lexists(folder / ".git") and folder != Path.home()), here)
     inside = above[: above.index(root) + 1]
-    return [(f"{os.path.relpath(folder, here)}/{FILE}".removeprefix("./"), folder) for folder in reversed(inside)]
+    return [
+        (f"{os.path.relpath(folder, here)}/{AGENTS_FILE}".removeprefix("./"), folder) for folder in reversed(inside)
+    ]
 
 
-def read_chain(workspace: Path) -> tuple[list[tuple[str, str]], list[AgentFile], list[Problem]]:
+def read_instructions(workspace: Path) -> tuple[list[tuple[str, str]], list[AgentFile], list[Problem]]:
     """The instructions of each AGENTS.md, as (path, text), with the agents in them and what is wrong."""
     texts: list[tuple[str, str]] = []
     agents: list[AgentFile] = []
     problems: list[Problem] = []
-    for shown, folder in chain(workspace):
-        text = read_beneath(folder, (FILE,))
+    for shown, folder in list_instruction_folders(workspace):
+        text = read_beneath(folder, (AGENTS_FILE,))
         if text is None:
-            if (folder / FILE).is_symlink():
-                problems.append(Problem(str(folder / FILE), 1, LINK))
+            if (folder / AGENTS_FILE).is_symlink():
+                problems.append(Problem(str(folder / AGENTS_FILE), 1, LINK_SKIPPED))
             continue
-        rest, found, wrong = read_sections(str(folder / FILE), text, "workspace")
+        rest, found, wrong = read_sections(str(folder / AGENTS_FILE), text, "workspace")
         agents.extend(found)
         problems.extend(wrong)
         if rest:
@@ -56,11 +58,11 @@ def read_chain(workspace: Path) -> tuple[list[tuple[str, str]], list[AgentFile],
 
 def find_nested(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     """The AGENTS.md of the folders between the workspace and the files that a call names, as (path, text)."""
-    for parts in sorted(set(islice(_folders(workspace, arguments), MOST_FOLDERS))):
-        for depth in range(1, min(len(parts), DEEPEST) + 1):
-            text = read_beneath(workspace, (*parts[:depth], FILE))
-            if text is not None and (rest := read_sections(FILE, text, "workspace")[0]):
-                yield "/".join((*parts[:depth], FILE)), rest
+    for parts in sorted(set(islice(_folders(workspace, arguments), MAX_FOLDERS))):
+        for depth in range(1, min(len(parts), MAX_DEPTH) + 1):
+            text = read_beneath(workspace, (*parts[:depth], AGENTS_FILE))
+            if text is not None and (rest := read_sections(AGENTS_FILE, text, "workspace")[0]):
+                yield "/".join((*parts[:depth], AGENTS_FILE)), rest
 
 
 def _folders(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, ...]]:
@@ -78,4 +80,4 @@ def _folders(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[s
 
 def frame_instructions(path: str, text: str, origin: Origin = "workspace") -> str:
     """An instruction file as the model is shown it."""
-    return frame("file", text, path=path, from_="the user's own folder" if origin == "user" else "the workspace")
+    return frame_text("file", text, path=path, from_="the user's own folder" if origin == "user" else "the workspace")

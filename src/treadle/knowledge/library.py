@@ -1,6 +1,6 @@
 """What a workspace and its user have written for agents, ready for use: agents, skills, memory, helpers.
 
-`Library(workspace, user_folder).agent("coder", AgentOptions(model, tools))` is an `Agent` like any other.
+`WorkspaceKnowledge(workspace, user_folder).build_agent("coder", AgentOptions(model, tools))` is an `Agent` like any other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from treadle.errors import NotFound
 from treadle.events import Grant, Limits
 from treadle.knowledge.agents import AgentFile
 from treadle.knowledge.base import Problem, Skill
-from treadle.knowledge.file_knowledge import FileKnowledge, WorkspaceFiles
+from treadle.knowledge.file_knowledge import Definitions, FileKnowledge
 from treadle.log.base import Embed
 from treadle.messages import Sampling
 from treadle.models.base import Model
@@ -27,7 +27,7 @@ from treadle.permissions.policy import apply_posture
 from treadle.tools.base import Tool
 from treadle.tools.function import tool as made_tool
 
-__all__ = ["AgentFile", "AgentOptions", "FileKnowledge", "Library", "Problem", "Skill", "WorkspaceFiles"]
+__all__ = ["AgentFile", "AgentOptions", "FileKnowledge", "WorkspaceKnowledge", "Problem", "Skill", "Definitions"]
 
 WEB_TOOLS = ("fetch_url", "web_*", "search_web")
 
@@ -46,7 +46,7 @@ class AgentOptions:
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-class Library:
+class WorkspaceKnowledge:
     """The agents and skills of one workspace. `refresh` reads the files again."""
 
     def __init__(self, workspace: str | Path, user_folder: str | Path | None = None) -> None:
@@ -61,22 +61,22 @@ class Library:
         self.skills: Mapping[str, Skill] = written.skills
         self.problems: tuple[Problem, ...] = written.problems
 
-    def switch(self, skill: str, *, on: bool) -> None:
+    def enable_skill(self, skill: str, *, on: bool) -> None:
         """Enable or disable a skill."""
         if skill not in self.skills:
             raise NotFound(f"there is no skill named {skill!r}; there are: {', '.join(self.skills) or 'none'}")
-        self.knowledge.switch(skill, on=on)
+        self.knowledge.enable_skill(skill, on=on)
         self.refresh()
 
-    def agent(self, name: str = "default", options: AgentOptions | None = None) -> Agent:
+    def build_agent(self, name: str = "default", options: AgentOptions | None = None) -> Agent:
         """The agent of that name, with memory, skills and helpers besides the tools that the operator gives it."""
         if name not in self.agents:
             raise NotFound(f"there is no agent named {name!r}; there are: {', '.join(self.agents)}")
         return self._made(self.agents[name], options or AgentOptions())
 
-    def all_agents(self, options: AgentOptions | None = None) -> list[Agent]:
+    def build_all_agents(self, options: AgentOptions | None = None) -> list[Agent]:
         """Every agent, for a runtime in which each can help the others."""
-        return [self.agent(name, options) for name in self.agents]
+        return [self.build_agent(name, options) for name in self.agents]
 
     def _made(self, written: AgentFile, options: AgentOptions) -> Agent:
         chosen = options.instructions if written.name == "default" and written.origin == "builtin" else ""

@@ -7,15 +7,15 @@ import re
 _FRAMES = re.compile(r"<(\s*(?:/\s*)?(?:file|skills?|memories)\b)", re.IGNORECASE)
 
 
-def harmless(text: str) -> str:
+def escape_frames(text: str) -> str:
     """The text with its own frames broken."""
     return _FRAMES.sub(r"<\\\1", text)
 
 
-def frame(kind: str, text: str, **said: str) -> str:
+def frame_text(kind: str, text: str, **said: str) -> str:
     """A text in its frame, with where it is from."""
     about = "".join(f' {name.rstrip("_")}="{_quoted(value)}"' for name, value in said.items())
-    return f"<{kind}{about}>\n{harmless(text)}\n</{kind}>"
+    return f"<{kind}{about}>\n{escape_frames(text)}\n</{kind}>"
 
 
 def _quoted(value: str) -> str:

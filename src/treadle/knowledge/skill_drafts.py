@@ -21,16 +21,16 @@ from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
 from treadle.events import AnyFact, CallFinished, MessageReceived, ModelReplied, RunFinished, RunStarted, TurnStarted
 from treadle.knowledge.base import Skill
-from treadle.knowledge.library import Library
-from treadle.knowledge.skills import FILE, find_triggered, read_skill, read_skills
+from treadle.knowledge.library import WorkspaceKnowledge
+from treadle.knowledge.skills import SKILL_FILE, find_triggered, read_skill, read_skills
 from treadle.log.base import SessionQuery
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
 from treadle.secrets.detect import find_secret
 from treadle.session import Session
 
-OFTEN = 3
-ALIKE = 0.5
-LOOKED_AT = 50
+REPEATS_NEEDED = 3
+SIMILARITY_NEEDED = 0.5
+MAX_SESSIONS = 50
 PROPOSALS, DECLINED = "proposals", "declined"
 _ASK = """\
 You write down how a task is done, for an assistant that will do it again. Below are three runs of the same kind of \
@@ -52,7 +52,7 @@ class AnsweredRequest(Struct, frozen=True):
     answer: str
 
 
-class Proposal(Struct, frozen=True):
+class SkillProposal(Struct, frozen=True):
     """A drafted skill: where it would go, its text, and how that differs from what is there."""
 
     name: str
@@ -61,21 +61,21 @@ class Proposal(Struct, frozen=True):
     diff: str
 
 
-class Drafts:
+class SkillDrafter:
     """Watches what is done, and proposes. Called after every answer of a runtime."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: WorkspaceKnowledge) -> None:
         self._library = library
 
     async def __call__(self, session: Session, state: State, setup: Setup) -> None:
-        proposal = await propose(self._library, session, setup)
+        proposal = await propose_skill(self._library, session, setup)
         if proposal is not None:
             _logger.info("a skill is proposed: %s; look at it and accept it, or not", proposal.name)
             data = {"name": proposal.name, "path": proposal.path, "diff": proposal.diff}
             await session.note("treadle.skill_proposed", data)
 
 
-async def propose(library: Library, session: Session, setup: Setup) -> Proposal | None:
+async def propose_skill(library: WorkspaceKnowledge, session: Session, setup: Setup) -> SkillProposal | None:
     """Draft a skill when what the session was just asked was done twice before and no skill is for it.
 
     Nor one that waits to be accepted, or that was declined: a person is asked once.
@@ -88,29 +88,31 @@ async def propose(library: Library, session: Session, setup: Setup) -> Proposal 
     library.refresh()  # a skill may have been accepted elsewhere meanwhile
     if find_triggered({**library.skills, **_drafted(folder)}, last.asked):
         return None
-    alike = [last, *(one for one in (*before, *await _others(session)) if _alike(one.asked, last.asked))][:OFTEN]
-    if len(alike) < OFTEN or not all(one.calls for one in alike):
+    alike = [last, *(one for one in (*before, *await _others(session)) if _alike(one.asked, last.asked))][
+        :REPEATS_NEEDED
+    ]
+    if len(alike) < REPEATS_NEEDED or not all(one.calls for one in alike):
         return None
     name, text = _skill(alike, (await ask_quietly(setup, _request(alike, session.id))).text)
-    target = folder / "skills" / name / FILE
+    target = folder / "skills" / name / SKILL_FILE
     taken = (target.parent, folder / PROPOSALS / name, folder / DECLINED / name)
     if not name or any(place.exists() for place in taken) or find_secret(text):
         return None
-    _write(folder / PROPOSALS / name / FILE, text)
+    _write(folder / PROPOSALS / name / SKILL_FILE, text)
     return _proposal(name, target, text)
 
 
-def proposals(library: Library) -> list[Proposal]:
+def list_proposals(library: WorkspaceKnowledge) -> list[SkillProposal]:
     """What waits for a person to accept it."""
     folder = _folder(library)
-    found: list[Proposal] = []
-    for path in sorted((folder / PROPOSALS).glob(f"*/{FILE}")):
+    found: list[SkillProposal] = []
+    for path in sorted((folder / PROPOSALS).glob(f"*/{SKILL_FILE}")):
         name = path.parent.name
-        found.append(_proposal(name, folder / "skills" / name / FILE, path.read_text("utf-8")))
+        found.append(_proposal(name, folder / "skills" / name / SKILL_FILE, path.read_text("utf-8")))
     return found
 
 
-def accept(library: Library, name: str) -> Path:
+def accept_proposal(library: WorkspaceKnowledge, name: str) -> Path:
     """Make a proposed skill one of the user's own."""
     proposal = _named(library, name)
     target = Path(proposal.path)
@@ -120,7 +122,7 @@ def accept(library: Library, name: str) -> Path:
     return target
 
 
-def decline(library: Library, name: str) -> None:
+def decline_proposal(library: WorkspaceKnowledge, name: str) -> None:
     """Put a proposal away, so that the same is not drafted again."""
     _named(library, name)
     folder = _folder(library)
@@ -160,8 +162,8 @@ def find_answered_requests(facts: list[AnyFact]) -> Iterator[AnsweredRequest]:
 async def _others(session: Session) -> list[AnsweredRequest]:
     """What other sessions of the same workspace were asked and did, the latest first."""
     log = session.log
-    workspace = (await log.info(session.id)).workspace
-    page = await log.sessions(SessionQuery(workspace=workspace, status="answered", limit=LOOKED_AT))
+    workspace = (await log.get_info(session.id)).workspace
+    page = await log.list_sessions(SessionQuery(workspace=workspace, status="answered", limit=MAX_SESSIONS))
     found: list[AnsweredRequest] = []
     for info in page.sessions:
         if info.id != session.id and (info.parent is None or not info.parent.call_id):
@@ -171,7 +173,7 @@ async def _others(session: Session) -> list[AnsweredRequest]:
 
 def _alike(one: str, other: str) -> bool:
     words, others = _words(one), _words(other)
-    return bool(words and others) and len(words & others) / len(words | others) >= ALIKE
+    return bool(words and others) and len(words & others) / len(words | others) >= SIMILARITY_NEEDED
 
 
 def _words(text: str) -> set[str]:
@@ -203,26 +205,26 @@ def _skill(alike: list[AnsweredRequest], written: str) -> tuple[str, str]:
     description = " ".join(plain.split())[:500]
     front = f'---\nname: {title}\ndescription: "{description}"\nmetadata:\n  patterns: "{pattern}"\n---\n'
     text = f"{front}{steps.strip() or first}\n"
-    skill, problems = read_skill(FILE, text, title, "user")
+    skill, problems = read_skill(SKILL_FILE, text, title, "user")
     return (title, text) if skill is not None and not problems else ("", "")
 
 
-def _proposal(name: str, target: Path, text: str) -> Proposal:
+def _proposal(name: str, target: Path, text: str) -> SkillProposal:
     old = target.read_text("utf-8") if target.exists() else ""
     lines = difflib.unified_diff(
         old.splitlines(keepends=True), text.splitlines(keepends=True), str(target) if old else "/dev/null", str(target)
     )
-    return Proposal(name, str(target), text, "".join(lines))
+    return SkillProposal(name, str(target), text, "".join(lines))
 
 
-def _named(library: Library, name: str) -> Proposal:
-    for proposal in proposals(library):
+def _named(library: WorkspaceKnowledge, name: str) -> SkillProposal:
+    for proposal in list_proposals(library):
         if proposal.name == name:
             return proposal
     raise NotFound(f"no skill named {name!r} is proposed")
 
 
-def _folder(library: Library) -> Path:
+def _folder(library: WorkspaceKnowledge) -> Path:
     if library.knowledge.user_folder is None:
         raise BadInput("skills are proposed in the user's own folder, and this library has none")
     return library.knowledge.user_folder

@@ -12,14 +12,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from treadle.knowledge.base import Origin, Problem, Skill
-from treadle.knowledge.bounded_read import folders_beneath, read_beneath
+from treadle.knowledge.bounded_read import list_folders, read_beneath
 from treadle.knowledge.front_matter import Fields, read_document
-from treadle.knowledge.prompt_frames import frame
+from treadle.knowledge.prompt_frames import frame_text
 
-FILE = "SKILL.md"
-MOST = 200
-MOST_TRIGGERS = 50
-LONGEST_MESSAGE, MOST_LINES = 20_000, 200
+SKILL_FILE = "SKILL.md"
+MAX_SKILLS = 200
+MAX_TRIGGERS = 50
+MAX_MESSAGE_LENGTH, MAX_MESSAGE_LINES = 20_000, 200
 """So much of a message is looked at for what calls for a skill."""
 _NAME = re.compile(r"[^\W_]+(-[^\W_]+)*")
 _REGEX = re.compile(r"\\[bdswBDSW]|\(\?|\[\^?\w-\w|\.\*|\.\+")
@@ -30,8 +30,8 @@ def read_skills(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[l
     place, own = folder.joinpath(*parts), origin == "user"
     skills: list[Skill] = []
     problems: list[Problem] = []
-    for name in folders_beneath(folder, parts, linked=own)[:MOST]:
-        for file in (FILE, FILE.lower()):  # as the public validator takes them
+    for name in list_folders(folder, parts, linked=own)[:MAX_SKILLS]:
+        for file in (SKILL_FILE, SKILL_FILE.lower()):  # as the public validator takes them
             text = read_beneath(folder, (*parts, name, file), linked=own)
             if text is not None:
                 break
@@ -51,27 +51,27 @@ def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill
     if isinstance(document, Problem):
         return None, [document]
     fields = Fields(document)
-    name = unicodedata.normalize("NFKC", fields.text("name", 64))
-    description = fields.text("description", 1024)
+    name = unicodedata.normalize("NFKC", fields.read_text("name", 64))
+    description = fields.read_text("description", 1024)
     if not _NAME.fullmatch(name) or name != name.lower():
-        fields.wrong("name", "name must be lower-case letters, digits and single hyphens, such as pdf-forms")
+        fields.add_problem("name", "name must be lower-case letters, digits and single hyphens, such as pdf-forms")
     elif name != unicodedata.normalize("NFKC", folder):
-        fields.wrong("name", f"name is {name!r}, but its folder is {folder!r}; they must be the same")
+        fields.add_problem("name", f"name is {name!r}, but its folder is {folder!r}; they must be the same")
     if not description:
-        fields.wrong("description", "description is missing: say what the skill does and when to use it")
-    listed = fields.words("triggers") if isinstance(document.fields.get("triggers"), list) else None
-    triggers, metadata = fields.inside("triggers" if listed is None else ""), fields.inside("metadata")
-    keywords = (listed or ()) + (triggers.words("keywords") or ()) + (metadata.words("keywords") or ())
-    patterns = (triggers.words("patterns") or ()) + (metadata.words("patterns", "\n") or ())
-    always = triggers.flag("always") or metadata.flag("always") or False
+        fields.add_problem("description", "description is missing: say what the skill does and when to use it")
+    listed = fields.read_words("triggers") if isinstance(document.fields.get("triggers"), list) else None
+    triggers, metadata = fields.read_nested("triggers" if listed is None else ""), fields.read_nested("metadata")
+    keywords = (listed or ()) + (triggers.read_words("keywords") or ()) + (metadata.read_words("keywords") or ())
+    patterns = (triggers.read_words("patterns") or ()) + (metadata.read_words("patterns", "\n") or ())
+    always = triggers.read_flag("always") or metadata.read_flag("always") or False
     for kind, given in (("keywords", keywords), ("patterns", patterns)):
-        if len(given) > MOST_TRIGGERS:
-            fields.wrong("metadata", f"{len(given)} {kind} are too many; {MOST_TRIGGERS} are the most")
+        if len(given) > MAX_TRIGGERS:
+            fields.add_problem("metadata", f"{len(given)} {kind} are too many; {MAX_TRIGGERS} are the most")
     problems = [*fields.problems, *triggers.problems, *metadata.problems]
     if problems:
         return None, problems
     notes = [
-        document.problem("metadata", f"pattern {pattern!r}: only * is special here, not a regular expression")
+        document.build_problem("metadata", f"pattern {pattern!r}: only * is special here, not a regular expression")
         for pattern in patterns
         if _REGEX.search(pattern)
     ]
@@ -81,8 +81,8 @@ def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill
 
 def find_triggered(skills: Mapping[str, Skill], message: str) -> list[Skill]:
     """The skills that a message calls for by a keyword or a pattern, sorted by name."""
-    text = _folded(message[:LONGEST_MESSAGE])
-    lines = text.splitlines()[:MOST_LINES]
+    text = _folded(message[:MAX_MESSAGE_LENGTH])
+    lines = text.splitlines()[:MAX_MESSAGE_LINES]
     return [
         skill
         for _, skill in sorted(skills.items())
@@ -123,10 +123,10 @@ def _fits(pieces: Sequence[str], line: str) -> bool:
 def frame_skill(skill: Skill) -> str:
     """A skill's text as the model is shown it."""
     where = "the workspace" if skill.origin == "workspace" else "the user"
-    return frame("skill", skill.body, name=skill.name, from_=where)
+    return frame_text("skill", skill.body, name=skill.name, from_=where)
 
 
-def index(skills: Mapping[str, Skill]) -> str:
+def render_skill_index(skills: Mapping[str, Skill]) -> str:
     """What is always said of skills: names and descriptions, and in full those that always apply."""
     usable = [skill for _, skill in sorted(skills.items()) if skill.enabled]
     listed = [
@@ -138,5 +138,5 @@ def index(skills: Mapping[str, Skill]) -> str:
     parts = [frame_skill(skill) for skill in usable if skill.always]
     if listed:
         head = "Skills that can be read with use_skill when what is asked for is what they are for:"
-        parts.insert(0, frame("skills", "\n".join((head, *listed))))
+        parts.insert(0, frame_text("skills", "\n".join((head, *listed))))
     return "\n\n".join(parts)

@@ -39,11 +39,11 @@ class Claim(Struct, frozen=True):
     ttl: float
 
 
-class Posted(Struct, frozen=True):
+class PostResult(Struct, frozen=True):
     """What `post` stored, or what an earlier post with the same key had stored (`fresh` is False then)."""
 
     facts: tuple[AnyFact, ...]
-    fresh: bool
+    is_new: bool
 
 
 class Artifact(Struct, frozen=True):
@@ -95,7 +95,7 @@ class SessionPage(Struct, frozen=True):
     cursor: str = ""
 
 
-class Hit(Struct, frozen=True):
+class SearchHit(Struct, frozen=True):
     """A place in a session's transcript that a search found."""
 
     session_id: str
@@ -104,7 +104,7 @@ class Hit(Struct, frozen=True):
 
 
 MemoryKind = Literal["fact", "preference", "procedure"]
-LONGEST_MEMORY = 2000
+MAX_MEMORY_LENGTH = 2000
 
 Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
 """Makes a vector of each text, so that it is found by meaning as well as by its words. Vectors of different models say
@@ -183,14 +183,14 @@ def _memorable(text: str) -> str:
     text = replace_surrogates(text).strip()
     if not text:
         raise BadInput("there is nothing to remember: the text is empty")
-    if len(text) > LONGEST_MEMORY:
-        raise BadInput(f"the text has {len(text)} characters; {LONGEST_MEMORY} can be remembered. Make it shorter")
+    if len(text) > MAX_MEMORY_LENGTH:
+        raise BadInput(f"the text has {len(text)} characters; {MAX_MEMORY_LENGTH} can be remembered. Make it shorter")
     if what := find_secret(text):
         raise BadInput(f"this seems to hold {what}, and secrets are not remembered. Say it without; nothing was kept")
     return text
 
 
-class Listing(Struct):
+class SessionChanges(Struct):
     """What facts change in a session's line in the list; None and 0 change nothing."""
 
     name: str | None = None
@@ -201,15 +201,15 @@ class Listing(Struct):
     cost: float = 0.0
 
 
-UNCHANGED = Listing()
+NO_CHANGES = SessionChanges()
 _LISTED = frozenset((RunStarted, RunFinished, SessionRenamed, SessionConfigured))
 
 
-def summarize_changes(facts: Sequence[AnyFact]) -> Listing:
-    """What these facts change in the list of sessions; most change nothing, and it is `UNCHANGED` then."""
+def summarize_changes(facts: Sequence[AnyFact]) -> SessionChanges:
+    """What these facts change in the list of sessions; most change nothing, and it is `NO_CHANGES` then."""
     if _LISTED.isdisjoint(map(type, facts)):
-        return UNCHANGED
-    change = Listing()
+        return NO_CHANGES
+    change = SessionChanges()
     for fact in facts:
         if isinstance(fact, RunStarted):
             change.status = "running"
@@ -241,7 +241,7 @@ class Watch(ABC):
     @abstractmethod
     async def __anext__(self) -> Event: ...
 
-    def ready(self) -> list[Event]:
+    def take_ready(self) -> list[Event]:
         """What can be had without waiting, for who would rather send much at once; none is fine too."""
         return []
 
@@ -285,7 +285,7 @@ class Log(ABC):
         """
 
     @abstractmethod
-    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> Posted:
+    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
         """Add what anyone may add from outside; with `wake` the session becomes due at once.
 
         A key that was used before in this session adds nothing and returns what was stored then.
@@ -334,7 +334,7 @@ class Log(ABC):
         """The facts after a position, in order; no limit, or one below 0, gives them all."""
 
     @abstractmethod
-    def head(self, session_id: str) -> int:
+    def get_head(self, session_id: str) -> int:
         """The last position this process knows of; a hint, 0 when it knows none."""
 
     @abstractmethod
@@ -346,15 +346,15 @@ class Log(ABC):
         """Show a live fragment to whoever watches. Never waits and never fails."""
 
     @abstractmethod
-    async def info(self, session_id: str) -> SessionInfo:
+    async def get_info(self, session_id: str) -> SessionInfo:
         """One session's line in the list."""
 
     @abstractmethod
-    async def sessions(self, query: SessionQuery) -> SessionPage:
+    async def list_sessions(self, query: SessionQuery) -> SessionPage:
         """Sessions, the last changed first."""
 
     @abstractmethod
-    async def search(self, text: str, limit: int = 20) -> list[Hit]:
+    async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
         """Where messages, replies and outputs hold all the words of `text`, best first."""
 
     @abstractmethod

@@ -30,7 +30,7 @@ _WORD = re.compile(f"[{_BARE}]+|[^\\W_]+")
 _AROUND = 80
 
 
-def text_in(fact: AnyFact) -> str:
+def extract_text(fact: AnyFact) -> str:
     """What a search may find of a fact; empty for most kinds."""
     match fact:
         case MessageReceived(parts=parts):
@@ -47,7 +47,7 @@ def text_in(fact: AnyFact) -> str:
             return ""
 
 
-def is_bare(text: str) -> bool:
+def has_unspaced_script(text: str) -> bool:
     """Whether any of it is in a script whose words do not stand apart."""
     return not text.isascii() and _RUN.search(_composed(text)) is not None
 
@@ -57,7 +57,7 @@ def _composed(text: str) -> str:
     return "".join(unicodedata.normalize("NFKC", piece) for piece in _PIECE.findall(text))
 
 
-def for_index(text: str) -> str:
+def prepare_for_index(text: str) -> str:
     """A text as an index is given it: letters of scripts without blanks singly and in pairs."""
     return _apart(text, singly=True)
 
@@ -75,7 +75,7 @@ def _apart(text: str, *, singly: bool = False) -> str:
     return _RUN.sub(pairs, _composed(text))
 
 
-def words_in(text: str, *, index: bool = False) -> list[str]:
+def split_words(text: str, *, index: bool = False) -> list[str]:
     """What a text is looked for by, or with `index` found by: its words, without case and accents."""
     return [_plain(word) for word in _WORD.findall(_apart(text, singly=index))]
 
@@ -92,18 +92,18 @@ def parse_query(text: str) -> dict[str, bool]:
 
     So a plural finds what was noted of one, and the other way round. Short words begin too many others.
     """
-    found = {word: len(word) >= 4 and not _RUN.match(word) for word in words_in(text)}
+    found = {word: len(word) >= 4 and not _RUN.match(word) for word in split_words(text)}
     return {
         word[:-1] if begins and word[-1] == "s" and len(word) > 4 else word: begins for word, begins in found.items()
     }
 
 
-def match_words(text: str) -> str:
+def build_match_query(text: str) -> str:
     """An FTS5 query for all words of `text`; quoted, so that nothing in it is taken for syntax."""
     return " ".join(f'"{word}"' for word in _WORD.findall(_apart(text)))
 
 
-def snippet(text: str, word: str) -> str:
+def make_snippet(text: str, word: str) -> str:
     """A line of `text` around the first place where `word` stands."""
     found = max(text.casefold().find(word), 0)
     start = max(found - _AROUND, 0)

@@ -18,14 +18,14 @@ from treadle.log.base import Watch
 RING = 1024
 BATCH = 512
 
-Said = TextDelta | ReasoningDelta
-Read = Callable[[str, int, int], Awaitable[list[AnyFact]]]
+TextFragment = TextDelta | ReasoningDelta
+ReadFacts = Callable[[str, int, int], Awaitable[list[AnyFact]]]
 
 
-def join_deltas(said: Sequence[Said], more: Sequence[Event]) -> list[Said]:
+def join_deltas(said: Sequence[TextFragment], more: Sequence[Event]) -> list[TextFragment]:
     """Text and reasoning, joined as far as they follow each other; other fragments are of the moment only."""
     result, pieces = list(said[:-1]), [said[-1].text] if said else []
-    last: Said | None = said[-1] if said else None
+    last: TextFragment | None = said[-1] if said else None
     for delta in more:
         if not isinstance(delta, TextDelta | ReasoningDelta):
             continue
@@ -46,33 +46,33 @@ class Channel:
     """
 
     __slots__ = (
-        "ended",
+        "capacity",
         "epoch",
         "floor",
+        "has_ended",
         "head",
         "items",
-        "live",
-        "most",
-        "so_far",
+        "live_start",
         "start",
-        "waiting",
+        "trimmed_text",
+        "waiters",
         "watchers",
     )
 
     def __init__(self, head: int, ring: int) -> None:
         self.head = head
         self.floor = head
-        self.most = 2 * ring
+        self.capacity = 2 * ring
         self.items: list[Event] = []
         self.start = 0
-        self.live = 0
-        self.so_far: list[Said] = []
+        self.live_start = 0
+        self.trimmed_text: list[TextFragment] = []
         self.epoch = 0
         self.watchers = 0
-        self.waiting: set[asyncio.Future[None]] = set()
-        self.ended = False
+        self.waiters: set[asyncio.Future[None]] = set()
+        self.has_ended = False
 
-    def tell(self, facts: Sequence[AnyFact], own: bool) -> None:
+    def add_facts(self, facts: Sequence[AnyFact], from_owner: bool) -> None:
         """Take facts that were just stored; `own` ones were appended by the session's owner."""
         if facts[0].seq != self.head + 1:
             facts = [fact for fact in facts if fact.seq > self.head]
@@ -85,26 +85,26 @@ class Channel:
             self.items.extend(facts)
         else:
             self.floor = self.head
-            if own:
+            if from_owner:
                 self.start += len(self.items)
                 self.items.clear()
-        if own:
-            self.live = self.start + len(self.items)
-            self.so_far = []
-        if len(self.items) >= self.most:
+        if from_owner:
+            self.live_start = self.start + len(self.items)
+            self.trimmed_text = []
+        if len(self.items) >= self.capacity:
             self.trim()
-        self.wake()
+        self.wake_waiters()
 
-    def learn(self, head: int) -> None:
+    def advance_head(self, head: int) -> None:
         """The log is known to reach `head`, but its facts are not at hand: watchers have to read them."""
         if head > self.head:
             self.head = self.floor = head
-            self.wake()
+            self.wake_waiters()
 
     def trim(self) -> None:
         """Forget the oldest events; half of what there may be at most, so that it happens seldom."""
-        cut = len(self.items) - self.most // 2
-        self.so_far = join_deltas(self.so_far, self.items[max(self.live - self.start, 0) : cut])
+        cut = len(self.items) - self.capacity // 2
+        self.trimmed_text = join_deltas(self.trimmed_text, self.items[max(self.live_start - self.start, 0) : cut])
         for item in reversed(self.items[:cut]):
             if not isinstance(item, Delta):
                 self.floor = max(self.floor, item.seq)
@@ -112,13 +112,13 @@ class Channel:
         del self.items[:cut]
         self.start += cut
 
-    def wake(self) -> None:
+    def wake_waiters(self) -> None:
         """Let everybody who waits look again."""
-        if self.waiting:
-            for waiter in self.waiting:
+        if self.waiters:
+            for waiter in self.waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-            self.waiting.clear()
+            self.waiters.clear()
 
 
 class Hub:
@@ -127,7 +127,7 @@ class Hub:
     `on_wait` is called whenever a watch has nothing to give and starts to wait.
     """
 
-    def __init__(self, read: Read, ring: int = RING, on_wait: Callable[[], None] | None = None) -> None:
+    def __init__(self, read: ReadFacts, ring: int = RING, on_wait: Callable[[], None] | None = None) -> None:
         self.ring = ring
         self.on_wait = on_wait
         self._read = read
@@ -136,15 +136,15 @@ class Hub:
     def __bool__(self) -> bool:
         return bool(self._channels)
 
-    def channels(self) -> Iterator[tuple[str, Channel]]:
+    def list_channels(self) -> Iterator[tuple[str, Channel]]:
         """A copy of the sessions of interest, safe to end some of them meanwhile."""
         return iter(tuple(self._channels.items()))
 
-    def get(self, session_id: str) -> Channel | None:
+    def get_channel(self, session_id: str) -> Channel | None:
         """The session's channel, when it is claimed here or watched."""
         return self._channels.get(session_id)
 
-    def head(self, session_id: str) -> int:
+    def get_head(self, session_id: str) -> int:
         """The last position known here, 0 when the session is of no interest."""
         channel = self._channels.get(session_id)
         return channel.head if channel is not None else 0
@@ -153,7 +153,7 @@ class Hub:
         """This process runs the session now."""
         channel = self._open(session_id, head)
         channel.epoch = epoch
-        channel.learn(head)
+        channel.advance_head(head)
 
     def mark_released(self, session_id: str, epoch: int) -> None:
         """The claim of that epoch was given back or lost."""
@@ -167,42 +167,42 @@ class Hub:
         channel = self._channels.get(session_id)
         return channel is not None and channel.epoch > 0
 
-    def tell(self, session_id: str, facts: Sequence[AnyFact], *, own: bool = False) -> None:
+    def add_facts(self, session_id: str, facts: Sequence[AnyFact], *, from_owner: bool = False) -> None:
         """Show facts that were just stored; `own` ones were appended by the session's owner."""
         channel = self._channels.get(session_id)
         if channel is not None and facts:
-            channel.tell(facts, own)
+            channel.add_facts(facts, from_owner)
 
     def publish(self, session_id: str, delta: AnyDelta) -> bool:
         """Show a fragment to whoever watches now, or joins before the next append; whether it is the first such."""
         channel = self._channels.get(session_id)
         if channel is None:
             return False
-        first = channel.start + len(channel.items) == channel.live
+        first = channel.start + len(channel.items) == channel.live_start
         channel.items.append(delta)
-        if len(channel.items) >= channel.most:
+        if len(channel.items) >= channel.capacity:
             channel.trim()
-        if channel.waiting:
-            channel.wake()
+        if channel.waiters:
+            channel.wake_waiters()
         return first
 
     def watch(self, session_id: str, after: int, head: int) -> Watch:
         """A watch of a session that exists and reaches `head`."""
         return HubWatch(self, session_id, self._open(session_id, head), after, catching=after < head)
 
-    def end(self, session_id: str) -> None:
+    def end_session(self, session_id: str) -> None:
         """The session is gone: its watches end."""
         channel = self._channels.pop(session_id, None)
         if channel is not None:
-            channel.ended = True
-            channel.wake()
+            channel.has_ended = True
+            channel.wake_waiters()
 
     def close(self) -> None:
         """All watches end."""
         for session_id in tuple(self._channels):
-            self.end(session_id)
+            self.end_session(session_id)
 
-    async def read(self, session_id: str, after: int) -> list[AnyFact]:
+    async def read_batch(self, session_id: str, after: int) -> list[AnyFact]:
         """A batch of facts from the log, for a watch that has to catch up."""
         return await self._read(session_id, after, BATCH)
 
@@ -231,7 +231,7 @@ class HubWatch(Watch):
         self._session_id = session_id
         self._channel = channel
         self._seq = after
-        self._index = channel.live
+        self._index = channel.live_start
         self._taken: list[Event] = []  # the next one last
         self._catching = catching
         self._joining = True
@@ -249,7 +249,7 @@ class HubWatch(Watch):
                 await self._wait()
         return event
 
-    def ready(self) -> list[Event]:
+    def take_ready(self) -> list[Event]:
         events: list[Event] = []
         while len(events) < BATCH and (event := self._next()) is not None:
             events.append(event)
@@ -270,7 +270,7 @@ class HubWatch(Watch):
         self.close()
 
     def _is_over(self) -> bool:
-        return self._seq >= self._stop or self._channel.ended
+        return self._seq >= self._stop or self._channel.has_ended
 
     def _is_behind(self) -> bool:
         """Whether there are facts to be read before what the ring has."""
@@ -287,12 +287,12 @@ class HubWatch(Watch):
 
     async def _catch_up(self) -> bool:
         """Read what is missing; whether there is anything to give now."""
-        facts = await self._hub.read(self._session_id, self._seq)
+        facts = await self._hub.read_batch(self._session_id, self._seq)
         channel = self._channel
         reached = facts[-1].seq if facts else self._seq
         self._catching = bool(facts) and (len(facts) == BATCH or reached < channel.head)
         if not self._catching:
-            self._index = max(self._index, channel.live)
+            self._index = max(self._index, channel.live_start)
         self._taken = [*reversed(facts)]
         return bool(facts) or self._take()
 
@@ -303,8 +303,8 @@ class HubWatch(Watch):
         if self._is_behind() or (self._index == end and not self._joining):
             return False
         new = channel.items[max(self._index - channel.start, 0) :]
-        if self._joining and channel.so_far and self._index == channel.live:
-            new = [*channel.so_far, *channel.items]
+        if self._joining and channel.trimmed_text and self._index == channel.live_start:
+            new = [*channel.trimmed_text, *channel.items]
         elif self._index < channel.start:  # fragments are gone; no text is better than one with a hole in it
             self._torn = next((event.after for event in new if isinstance(event, Delta)), self._torn)
         self._joining, self._index = False, end
@@ -319,12 +319,12 @@ class HubWatch(Watch):
         if self._hub.on_wait is not None:
             self._hub.on_wait()
         waiter = self._waiter = asyncio.get_running_loop().create_future()
-        self._channel.waiting.add(waiter)
+        self._channel.waiters.add(waiter)
         try:
             await waiter
         finally:
             self._waiter = None
-            self._channel.waiting.discard(waiter)
+            self._channel.waiters.discard(waiter)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -15,20 +15,20 @@ from treadle.events import AnyDelta, AnyFact
 from treadle.log.base import (
     Artifact,
     Claim,
-    Hit,
     Log,
-    Posted,
+    PostResult,
+    SearchHit,
     SessionInfo,
     SessionPage,
     SessionQuery,
     Watch,
     summarize_changes,
 )
-from treadle.log.full_text import snippet, text_in, words_in
+from treadle.log.full_text import extract_text, make_snippet, split_words
 from treadle.log.hub import Hub
-from treadle.log.positions import artifact_name, place_again, place_first, stamp_first, stamp_from
-from treadle.log.session_list import cursor_after, first_line, holds, parse_cursor
-from treadle.memory.store import PlainMemories
+from treadle.log.positions import hash_artifact, number_facts, stamp_created, stamp_facts, stamp_repeated
+from treadle.log.session_list import build_first_info, contains_text, format_cursor, parse_cursor
+from treadle.memory.store import InMemoryMemories
 
 
 class _Session:
@@ -45,7 +45,7 @@ class _Session:
         self.wake_at: float | None = None
 
     def add(self, facts: Sequence[AnyFact], now: float, key: str) -> None:
-        stamp_from(facts, len(self.facts), now)
+        stamp_facts(facts, len(self.facts), now)
         self.facts.extend(facts)
         if key:
             self.keys[key] = tuple(facts)
@@ -73,7 +73,7 @@ class _Session:
         return msgspec.structs.replace(self.line, wake_at=self.wake_at, owner=self.owner)
 
 
-class MemoryLog(Log):
+class InMemoryLog(Log):
     """A log that lives as long as this object."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -81,33 +81,33 @@ class MemoryLog(Log):
         self._sessions: dict[str, _Session] = {}
         self._made = 0
         self._closed = False
-        self.memories = PlainMemories(clock)
+        self.memories = InMemoryMemories(clock)
         self._hub = Hub(self.read)
 
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
         self._check_open()
         if session_id in self._sessions:
             raise Conflict(f"there is a session {session_id} already; choose another id")
-        placed = place_first(facts, self._clock())
-        line = first_line(session_id, placed)
+        placed = number_facts(facts, self._clock())
+        line = build_first_info(session_id, placed)
         self._made += 1
         self._sessions[session_id] = _Session(self._made, line, placed)
-        stamp_first(facts, placed)
+        stamp_created(facts, placed)
 
-    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> Posted:
+    async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
         session = self._get(session_id)
         if key and key in session.keys:
-            return Posted(session.keys[key], fresh=False)
+            return PostResult(session.keys[key], is_new=False)
         now = self._clock()
         session.add(facts, now, key)
         if wake:
             session.wake_at = now if session.wake_at is None else min(session.wake_at, now)
-        self._hub.tell(session_id, facts)
+        self._hub.add_facts(session_id, facts)
         if self.observer is not None:
             self.observer.on_stored(session_id, facts, 0.0)
         if self.listener is not None and self._hub.is_claimed(session_id):
             self.listener(session_id)
-        return Posted(tuple(facts), fresh=True)
+        return PostResult(tuple(facts), is_new=True)
 
     async def claim(
         self, owner: str, ttl: float, session_id: str = "", agents: Sequence[str] | None = None
@@ -162,7 +162,7 @@ class MemoryLog(Log):
             return
         session = self._held(claim)
         if key and key in session.keys:
-            place_again(facts, session.keys[key], key)
+            stamp_repeated(facts, session.keys[key], key)
             return
         if len(session.facts) != expected_seq:
             raise PositionMoved(
@@ -170,7 +170,7 @@ class MemoryLog(Log):
                 "nothing was written; read what is new and decide again"
             )
         session.add(facts, self._clock(), key)
-        self._hub.tell(claim.session_id, facts, own=True)
+        self._hub.add_facts(claim.session_id, facts, from_owner=True)
         if self.observer is not None:
             self.observer.on_stored(claim.session_id, facts, 0.0)
 
@@ -178,8 +178,8 @@ class MemoryLog(Log):
         facts, after = self._get(session_id).facts, max(after, 0)
         return facts[after : None if limit is None or limit < 0 else after + limit]
 
-    def head(self, session_id: str) -> int:
-        return self._hub.head(session_id)
+    def get_head(self, session_id: str) -> int:
+        return self._hub.get_head(session_id)
 
     def watch(self, session_id: str, after: int = 0) -> Watch:
         return self._hub.watch(session_id, after, len(self._get(session_id).facts))
@@ -188,10 +188,10 @@ class MemoryLog(Log):
         if self._hub.publish(session_id, delta) and self.observer is not None:
             self.observer.on_first_delta(session_id)
 
-    async def info(self, session_id: str) -> SessionInfo:
+    async def get_info(self, session_id: str) -> SessionInfo:
         return self._get(session_id).info()
 
-    async def sessions(self, query: SessionQuery) -> SessionPage:
+    async def list_sessions(self, query: SessionQuery) -> SessionPage:
         self._check_open()
         before = parse_cursor(query.cursor) if query.cursor else None
         found = sorted(
@@ -200,24 +200,24 @@ class MemoryLog(Log):
         )
         rest = [entry for entry in found if before is None or entry[:2] < before]
         page = rest[: query.limit]
-        cursor = cursor_after(*page[-1][:2]) if len(rest) > len(page) and page else ""
+        cursor = format_cursor(*page[-1][:2]) if len(rest) > len(page) and page else ""
         return SessionPage(tuple(entry[2].info() for entry in page), cursor)
 
-    async def search(self, text: str, limit: int = 20) -> list[Hit]:
+    async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
         self._check_open()
-        wanted = words_in(text)
-        found: list[tuple[int, str, Hit]] = []
+        wanted = split_words(text)
+        found: list[tuple[int, str, SearchHit]] = []
         for session_id, session in self._sessions.items():
             for fact in session.facts:
-                words = words_in(found_text := text_in(fact), index=True)
+                words = split_words(found_text := extract_text(fact), index=True)
                 if wanted and all(word in words for word in wanted):
                     score = sum(words.count(word) for word in wanted)
-                    hit = Hit(session_id, fact.seq, snippet(found_text, wanted[0]))
+                    hit = SearchHit(session_id, fact.seq, make_snippet(found_text, wanted[0]))
                     found.append((-score, f"{session_id}/{fact.seq:010}", hit))
         return [hit for _, _, hit in sorted(found, key=lambda entry: entry[:2])[:limit]]
 
     async def put_artifact(self, session_id: str, data: bytes, media_type: str = "text/plain") -> str:
-        artifact_id = artifact_name(data)
+        artifact_id = hash_artifact(data)
         kept = self._get(session_id).artifacts
         kept.setdefault(artifact_id, Artifact(artifact_id, media_type, data))
         return artifact_id
@@ -233,7 +233,7 @@ class MemoryLog(Log):
         if session.owner and session.lease > self._clock():
             raise Conflict(f"session {session_id} is running; cancel it before deleting it")
         del self._sessions[session_id]
-        self._hub.end(session_id)
+        self._hub.end_session(session_id)
 
     async def close(self) -> None:
         self._closed = True
@@ -268,6 +268,6 @@ def _fits(session: _Session, query: SessionQuery) -> bool:
         and (not query.agent or line.agent == query.agent)
         and (not query.workspace or line.workspace == query.workspace)
         and (not query.parent or (line.parent is not None and line.parent.session_id == query.parent))
-        and (not query.text or holds(line.name, query.text))
+        and (not query.text or contains_text(line.name, query.text))
         and line.id.startswith(query.prefix)
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treadle.errors import BadInput
 from treadle.log.base import Log
-from treadle.log.in_memory import MemoryLog
+from treadle.log.in_memory import InMemoryLog
 
 
 def open_log(store: str | Path | Log) -> Log:
@@ -14,7 +14,7 @@ def open_log(store: str | Path | Log) -> Log:
     if isinstance(store, Log):
         return store
     if store == ":memory:":
-        return MemoryLog()
+        return InMemoryLog()
     if isinstance(store, str):
         scheme = store.partition("://")[0].lower() if "://" in store else ""
         if scheme in ("postgres", "postgresql"):

@@ -13,7 +13,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 
 
-def new_owner() -> str:
+def make_owner_name() -> str:
     """A name for this process: host, kernel and pid namespace, pid, start time, and something random."""
     pid = os.getpid()
     return f"{_host()}:{_place()}:{pid}:{_started(pid)}:{os.urandom(4).hex()}"

@@ -10,19 +10,19 @@ from treadle.errors import Conflict
 from treadle.events import AnyFact, stamp_fact
 
 
-def place_first(facts: Sequence[AnyFact], now: float) -> list[AnyFact]:
+def number_facts(facts: Sequence[AnyFact], now: float) -> list[AnyFact]:
     """Copies of a session's first facts, with their places; a fact that carries a time keeps it."""
     return [msgspec.structs.replace(fact, seq=seq, at=fact.at or now) for seq, fact in enumerate(facts, 1)]
 
 
-def stamp_first(facts: Sequence[AnyFact], placed: Sequence[AnyFact]) -> None:
+def stamp_created(facts: Sequence[AnyFact], placed: Sequence[AnyFact]) -> None:
     """Stamp a session's first facts once they are stored, save those that have their place elsewhere."""
     for fact, stored in zip(facts, placed, strict=True):
         if not fact.seq:
             stamp_fact(fact, stored.seq, stored.at)
 
 
-def stamp_from(facts: Sequence[AnyFact], head: int, now: float) -> None:
+def stamp_facts(facts: Sequence[AnyFact], head: int, now: float) -> None:
     """Give facts their places after `head`; one that carries a time already keeps it."""
     for fact in facts:
         head += 1
@@ -30,7 +30,7 @@ def stamp_from(facts: Sequence[AnyFact], head: int, now: float) -> None:
             stamp_fact(fact, head, fact.at or now)
 
 
-def place_again(facts: Sequence[AnyFact], stored: Sequence[AnyFact], key: str) -> None:
+def stamp_repeated(facts: Sequence[AnyFact], stored: Sequence[AnyFact], key: str) -> None:
     """Give facts that are sent again the places they got when they were stored under the same key."""
     if len(facts) != len(stored):
         raise Conflict(f"the key {key!r} was used for other facts; use a new key for these")
@@ -38,7 +38,7 @@ def place_again(facts: Sequence[AnyFact], stored: Sequence[AnyFact], key: str) -
         stamp_fact(fact, earlier.seq, earlier.at)
 
 
-def artifact_name(data: bytes) -> str:
+def hash_artifact(data: bytes) -> str:
     """The id of an artifact, made from its content."""
     import hashlib
 

@@ -14,25 +14,25 @@ import msgspec
 
 from treadle.errors import StoreDamaged, StoreTooNew
 from treadle.events import AnyFact, Parent, decode_fact, serialize_event
-from treadle.log.base import Claim, Listing, SessionInfo
+from treadle.log.base import Claim, SessionChanges, SessionInfo
 from treadle.log.owner import is_gone
 
-SEQ = 0xFFFFFFFF
+SEQ_MASK = 0xFFFFFFFF
 """The part of a fact's place that is its seq; the session's number stands above it."""
 
-HEAD = f"(SELECT place & {SEQ} FROM facts WHERE place <= (num << 32 | {SEQ}) ORDER BY place DESC LIMIT 1)"
+HEAD_SQL = f"(SELECT place & {SEQ_MASK} FROM facts WHERE place <= (num << 32 | {SEQ_MASK}) ORDER BY place DESC LIMIT 1)"
 """The position of a row of `sessions`; every session has a fact, so the last one below its end is its own."""
 
-LINE = f"""id, agent, status, {HEAD} AS head, created_at, updated_at, name, workspace, turns, cost, parent,
+INFO_COLUMNS = f"""id, agent, status, {HEAD_SQL} AS head, created_at, updated_at, name, workspace, turns, cost, parent,
     wake_at, owner, num"""
 
-MOVE = """updated_at = ?, turns = turns + ?, cost = cost + ?, status = coalesce(?, status), agent = coalesce(?, agent),
-    name = CASE WHEN named_by_user > ? THEN name ELSE coalesce(?, name) END,
+UPDATE_COLUMNS = """updated_at = ?, turns = turns + ?, cost = cost + ?, status = coalesce(?, status),
+    agent = coalesce(?, agent), name = CASE WHEN named_by_user > ? THEN name ELSE coalesce(?, name) END,
     named_by_user = named_by_user | ?"""
 """What an UPDATE of a session sets when facts are added; `moved` gives the values."""
 
 # Two halves, so that each is answered from its own small index and not by going through all sessions.
-_DUE = f"""SELECT num, id, agent, {HEAD}, epoch FROM sessions WHERE num = (
+_DUE = f"""SELECT num, id, agent, {HEAD_SQL}, epoch FROM sessions WHERE num = (
         SELECT num FROM (
             SELECT num, agent, wake_at AS since FROM sessions WHERE wake_at <= ? AND owner = ''
             UNION ALL
@@ -48,7 +48,7 @@ def fetch_row(db: sqlite3.Connection, sql: str, *values: object) -> tuple[Any, .
     return db.execute(sql, values).fetchone()
 
 
-def add_facts(db: sqlite3.Connection, num: int, facts: Sequence[AnyFact]) -> None:
+def insert_facts(db: sqlite3.Connection, num: int, facts: Sequence[AnyFact]) -> None:
     """Store facts at the places they are stamped with."""
     base = num << 32
     db.executemany("INSERT INTO facts VALUES (?, ?)", [(base + fact.seq, serialize_event(fact)) for fact in facts])
@@ -82,7 +82,7 @@ def read_facts(db: sqlite3.Connection, num: int, after: int = 0, limit: int | No
     base, after = num << 32, max(after, 0)  # before its beginning lie the facts of another session
     rows = db.execute(
         "SELECT body FROM facts WHERE place > ? AND place <= ? ORDER BY place LIMIT ?",
-        (base + after, base + SEQ, -1 if limit is None else limit),
+        (base + after, base + SEQ_MASK, -1 if limit is None else limit),
     )
     facts: list[AnyFact] = []
     try:
@@ -106,12 +106,12 @@ def find_by_key(db: sqlite3.Connection, num: int, key: str) -> list[AnyFact] | N
     return None if row is None else read_facts(db, num, row[0] - 1, row[1] - row[0] + 1)
 
 
-def use_key(db: sqlite3.Connection, num: int, key: str, head: int, count: int) -> None:
+def save_key(db: sqlite3.Connection, num: int, key: str, head: int, count: int) -> None:
     """Remember that `count` facts after `head` were stored with this key."""
     db.execute("INSERT INTO keys VALUES (?, ?, ?, ?)", (num, key, head + 1, head + count))
 
 
-def add_line(db: sqlite3.Connection, line: SessionInfo, *, named_by_user: bool) -> int:
+def insert_session(db: sqlite3.Connection, line: SessionInfo, *, named_by_user: bool) -> int:
     """Add a session to the list; its number."""
     num = db.execute(
         """INSERT INTO sessions (id, agent, status, created_at, updated_at, name, workspace, turns,
@@ -127,14 +127,14 @@ def add_line(db: sqlite3.Connection, line: SessionInfo, *, named_by_user: bool) 
     return num
 
 
-def list_move_values(now: float, change: Listing) -> tuple[object, ...]:
-    """The values of `MOVE`; a name that a user gave is not changed by any other."""
+def build_update_values(now: float, change: SessionChanges) -> tuple[object, ...]:
+    """The values of `UPDATE_COLUMNS`; a name that a user gave is not changed by any other."""
     by_user = change.named_by_user
     return (now, change.turns, change.cost, change.status, change.agent, by_user, change.name, by_user)
 
 
 def build_session_info(row: Sequence[Any]) -> SessionInfo:
-    """The line that a row of `LINE` columns holds."""
+    """The line that a row of `INFO_COLUMNS` columns holds."""
     return SessionInfo(
         id=row[0],
         agent=row[1],
@@ -152,7 +152,7 @@ def build_session_info(row: Sequence[Any]) -> SessionInfo:
     )
 
 
-def longest_due(db: sqlite3.Connection, now: float, agents: Sequence[str] | None = None) -> Candidate | None:
+def find_longest_due(db: sqlite3.Connection, now: float, agents: Sequence[str] | None = None) -> Candidate | None:
     """The session that has been due for the longest time."""
     owners: list[str] = [row[0] for row in db.execute("SELECT DISTINCT owner FROM sessions WHERE owner <> ''")]
     gone = [owner for owner in owners if is_gone(owner)]

@@ -17,7 +17,7 @@ APPLICATION_ID = 0x7472646C  # "trdl", shown by file(1) and checked when a store
 
 Migration = Sequence[str]
 
-IN_BODY = "json_extract(CAST(body AS TEXT), '$.{}')"
+MEMORY_FIELD = "json_extract(CAST(body AS TEXT), '$.{}')"
 """A field of a memory. The very words of an index's expression must stand in a query that is to use it."""
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -77,13 +77,14 @@ MIGRATIONS: tuple[Migration, ...] = (
         # Apart from the memories: they are large, and most ways to read a memory have no use for them.
         "CREATE TABLE memory_vectors (num INTEGER PRIMARY KEY, name TEXT NOT NULL, vector BLOB NOT NULL)",
         # So that a session's beginning and the next memory do not take longer the more is remembered.
-        f"CREATE INDEX memories_text ON memories ({IN_BODY.format('text')})",
-        f"CREATE INDEX memories_kind ON memories ({IN_BODY.format('kind')}) WHERE {IN_BODY.format('kind')} IS NOT NULL",
+        f"CREATE INDEX memories_text ON memories ({MEMORY_FIELD.format('text')})",
+        f"CREATE INDEX memories_kind ON memories ({MEMORY_FIELD.format('kind')}) "
+        f"WHERE {MEMORY_FIELD.format('kind')} IS NOT NULL",
     ),
 )
 
 
-def prepare(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+def migrate_tables(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Make the tables of a new store, or bring an older one up to date after a backup copy."""
     if read_version(db, path, migrations) == len(migrations):
         return

@@ -15,7 +15,7 @@ from treadle.log.base import SessionInfo, summarize_changes
 _CURSOR = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,2})?)_(\d{1,18})", re.ASCII)
 
 
-def first_line(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
+def build_first_info(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
     """The line of a session that has these facts, all stamped, and that nobody runs."""
     first = facts[0] if facts else None
     if not isinstance(first, SessionCreated):
@@ -37,7 +37,7 @@ def first_line(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
     )
 
 
-def cursor_after(updated_at: float, number: int) -> str:
+def format_cursor(updated_at: float, number: int) -> str:
     """Where a page ends, as text for the caller to hand back."""
     return f"{updated_at!r}_{number}"
 
@@ -50,6 +50,6 @@ def parse_cursor(cursor: str) -> tuple[float, int]:
     return float(place[1]), int(place[2])
 
 
-def holds(name: str, text: str) -> bool:
+def contains_text(name: str, text: str) -> bool:
     """Whether a session's name holds `text`, in any case."""
     return text.casefold() in name.casefold()

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal
 
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
-from treadle.log.schema import MIGRATIONS, Migration, prepare, read_version
+from treadle.log.schema import MIGRATIONS, Migration, migrate_tables, read_version
 
 Durability = Literal["process", "power"]
 
@@ -40,14 +40,14 @@ class SqliteFile:
         self._pid = os.getpid()
         self._db: sqlite3.Connection | None = _open(path, durability, busy_timeout, migrations)
         self._identity = _identity(path)
-        self.write = _Write(self)
-        self.reading = _Reading(self)
+        self.transaction = _Write(self)
+        self.connection = _Reading(self)
 
     @property
     def is_open(self) -> bool:
         return self._db is not None
 
-    def db(self) -> sqlite3.Connection:
+    def get_connection(self) -> sqlite3.Connection:
         """The connection, for this process only and until it is closed."""
         if self._db is None:
             raise StoreError(f"the log {self.path} was closed; open it again to go on")
@@ -58,7 +58,7 @@ class SqliteFile:
             )
         return self._db
 
-    def check_in_place(self) -> None:
+    def check_not_moved(self) -> None:
         """Refuse to go on when the file was moved or deleted: what is written now would be lost."""
         if _identity(self.path) != self._identity:
             raise StoreError(
@@ -66,21 +66,21 @@ class SqliteFile:
                 "recorded in it. Put the file back and restart"
             )
 
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         """Look through the whole file for damage; takes time in proportion to its size."""
-        with self.reading as db:
+        with self.connection as db:
             _check(db, self.path, "integrity_check")
 
     def close(self) -> None:
         """Close the file; the last process to do so folds the write-ahead log into it."""
         if self._db is not None:
-            with self.reading as db:
+            with self.connection as db:
                 self._db = None
                 db.close()
 
-    def explain(self, error: sqlite3.Error) -> StoreError:
+    def explain_error(self, error: sqlite3.Error) -> StoreError:
         """What an SQLite error means for the user."""
-        return explain(error, self.path)
+        return explain_error(error, self.path)
 
 
 class _Reading:
@@ -90,13 +90,13 @@ class _Reading:
         self._store = store
 
     def __enter__(self) -> sqlite3.Connection:
-        return self._store.db()
+        return self._store.get_connection()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, sqlite3.Error):
-            raise self._store.explain(error) from error
+            raise self._store.explain_error(error) from error
 
 
 class _Write:
@@ -106,30 +106,30 @@ class _Write:
         self._store = store
 
     def __enter__(self) -> sqlite3.Connection:
-        db = self._store.db()
+        db = self._store.get_connection()
         try:
             db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise self._store.explain(error) from error
+            raise self._store.explain_error(error) from error
         return db
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        db = self._store.db()
+        db = self._store.get_connection()
         try:
             if error is None:
                 db.execute("COMMIT")
         except sqlite3.Error as failed:
-            raise self._store.explain(failed) from failed
+            raise self._store.explain_error(failed) from failed
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
         if isinstance(error, sqlite3.Error):
-            raise self._store.explain(error) from error
+            raise self._store.explain_error(error) from error
 
 
-def explain(error: sqlite3.Error, path: Path) -> StoreError:
+def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
     """What an SQLite error means for the user."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     kept = "What was recorded before is safe"
@@ -195,11 +195,11 @@ def _open(
             _configure(db, path, durability)
             if 0 < size < QUICK_CHECK_BELOW:
                 _check(db, path, "quick_check")
-            prepare(db, path, migrations)
+            migrate_tables(db, path, migrations)
             return db
         except sqlite3.Error as error:
             db.close()
-            failed = explain(error, path)
+            failed = explain_error(error, path)
             if not isinstance(failed, StoreBusy) or time.monotonic() > deadline:
                 raise failed from error
             time.sleep(0.01)
@@ -216,7 +216,7 @@ def _make_file(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_network(path)
+        refuse_network_filesystem(path)
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         if not path.is_file():
@@ -255,7 +255,7 @@ def _check(db: sqlite3.Connection, path: Path, pragma: str) -> None:
         )
 
 
-def refuse_network(path: Path, mounts: Path = Path("/proc/mounts")) -> None:
+def refuse_network_filesystem(path: Path, mounts: Path = Path("/proc/mounts")) -> None:
     """Refuse a file on a network filesystem, where SQLite's write-ahead log loses data."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -11,7 +11,7 @@ _STEADY = 60
 _NEAR = 0.3
 
 
-def nearest(vector: Sequence[float], vectors: Mapping[str, Sequence[float]]) -> list[str]:
+def rank_by_similarity(vector: Sequence[float], vectors: Mapping[str, Sequence[float]]) -> list[str]:
     """The names of the vectors that point about the same way, the nearest first."""
     length = math.sqrt(sum(map(mul, vector, vector)))
     found: list[tuple[float, str]] = []

@@ -12,27 +12,27 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from treadle.log.base import Embed, Memory
-from treadle.memory.ranking import nearest
+from treadle.memory.ranking import rank_by_similarity
 
 SECONDS = 3.0
 """How long a search waits for the vector of what is looked for."""
 MORE_SECONDS = 1.0
 """How long a search makes vectors of what has none yet; the next one goes on with it."""
 AT_ONCE = 8
-MOST = 5000
+MAX_VECTORS = 5000
 """So many of the newest memories are found by meaning; older ones by their words."""
 
 _logger = logging.getLogger("treadle")
 
 
-class Vectors(Protocol):
+class VectorStore(Protocol):
     """Where vectors are kept: one for each memory, with the name of the embedding that made it."""
 
-    def without(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
-        """The newest memories that this embedding has no vector for, of the newest `MOST`."""
+    def list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+        """The newest memories that this embedding has no vector for, of the newest `MAX_SKILLS`."""
         ...
 
-    def keep(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None:
+    def save_vectors(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None:
         """Keep vectors, but for memories whose text has changed meanwhile."""
         ...
 
@@ -41,7 +41,7 @@ class Vectors(Protocol):
         ...
 
 
-async def alike(vectors: Vectors, embed: Embed, text: str, scopes: Sequence[str] | None) -> list[str]:
+async def find_similar(vectors: VectorStore, embed: Embed, text: str, scopes: Sequence[str] | None) -> list[str]:
     """The ids of the memories that mean the like of `text`, the nearest first; none where that cannot be told."""
     name = str(getattr(embed, "name", "") or getattr(embed, "__qualname__", ""))
     try:
@@ -52,16 +52,16 @@ async def alike(vectors: Vectors, embed: Embed, text: str, scopes: Sequence[str]
         return []
     await _make_more(vectors, embed, name, scopes)
     # A sum over some million numbers: in a thread, so that no other session waits for it.
-    return await asyncio.to_thread(nearest, wanted, vectors.load_vectors(name, scopes))
+    return await asyncio.to_thread(rank_by_similarity, wanted, vectors.load_vectors(name, scopes))
 
 
-async def _make_more(vectors: Vectors, embed: Embed, name: str, scopes: Sequence[str] | None) -> None:
+async def _make_more(vectors: VectorStore, embed: Embed, name: str, scopes: Sequence[str] | None) -> None:
     begun = time.monotonic()
-    while time.monotonic() - begun < MORE_SECONDS and (some := vectors.without(name, scopes, AT_ONCE)):
+    while time.monotonic() - begun < MORE_SECONDS and (some := vectors.list_missing(name, scopes, AT_ONCE)):
         try:
             async with asyncio.timeout(SECONDS):
                 made = await embed([memory.text for memory in some])
         except Exception as error:
             _logger.warning("%s memories have no vector yet: %s", len(some), str(error) or type(error).__name__)
             return
-        vectors.keep(name, list(zip(some, made, strict=True)))
+        vectors.save_vectors(name, list(zip(some, made, strict=True)))

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from treadle.errors import NotFound
 from treadle.log.base import Embed, Memories, Memory, MemoryKind
-from treadle.log.full_text import for_index, parse_query, words_in
-from treadle.log.schema import IN_BODY
+from treadle.log.full_text import parse_query, prepare_for_index, split_words
+from treadle.log.schema import MEMORY_FIELD
 from treadle.log.sqlite_file import SqliteFile
 from treadle.memory.ranking import fuse_rankings
-from treadle.memory.search import MOST, alike
+from treadle.memory.search import MAX_VECTORS, find_similar
 
 _decoder = msgspec.json.Decoder(Memory)
 
@@ -33,7 +33,7 @@ def _unknown(memory_id: str) -> NotFound:
     return NotFound(f"nothing is remembered as {memory_id!r}; it may have been forgotten already")
 
 
-class Searched(Memories):
+class SearchableMemories(Memories):
     """Memories that are found by their words and, where there is an embedding, by their meaning, fused by rank."""
 
     async def search(
@@ -41,7 +41,7 @@ class Searched(Memories):
     ) -> list[Memory]:
         found = self._find(text, scopes, limit)
         embed = embed or self.embed
-        near = await alike(self, embed, text, scopes) if embed is not None and text.strip() else []
+        near = await find_similar(self, embed, text, scopes) if embed is not None and text.strip() else []
         if not near:
             return found
         best = fuse_rankings([memory.id for memory in found], near)[:limit]
@@ -57,16 +57,16 @@ class Searched(Memories):
         """Those of them that are there still."""
 
     @abstractmethod
-    def without(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]: ...
+    def list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]: ...
 
     @abstractmethod
-    def keep(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None: ...
+    def save_vectors(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None: ...
 
     @abstractmethod
     def load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]: ...
 
 
-class PlainMemories(Searched):
+class InMemoryMemories(SearchableMemories):
     """Memories that live as long as this object."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -112,7 +112,7 @@ class PlainMemories(Searched):
         wanted = parse_query(text).items()
         found: list[tuple[int, int, Memory]] = []
         for number, memory in enumerate(self._within(scopes)):
-            words = set(words_in(memory.text, index=True))
+            words = set(split_words(memory.text, index=True))
             score = sum(
                 word in words or (begins and any(one.startswith(word) for one in words)) for word, begins in wanted
             )
@@ -128,11 +128,11 @@ class PlainMemories(Searched):
     def _those(self, ids: Iterable[str]) -> list[Memory]:
         return [self._kept[one] for one in ids if one in self._kept]
 
-    def without(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
-        newest = list(self._within(scopes))[: -MOST - 1 : -1]
+    def list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+        newest = list(self._within(scopes))[: -MAX_VECTORS - 1 : -1]
         return [one for one in newest if self._vectors.get(one.id, ("",))[0] != name][:limit]
 
-    def keep(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None:
+    def save_vectors(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None:
         self._vectors.update((memory.id, (name, vector)) for memory, vector in made if self._is_there(memory))
 
     def _is_there(self, memory: Memory) -> bool:
@@ -143,15 +143,15 @@ class PlainMemories(Searched):
         return {memory_id: vector for memory_id, (by, vector) in made if by == name and vector}
 
 
-class SqliteMemories(Searched):
+class SqliteMemories(SearchableMemories):
     """Memories in the file of an SQLite log."""
 
     def __init__(self, store: SqliteFile, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
 
     async def _put(self, memory: Memory) -> Memory:
-        with self._store.write as db:
-            same = f"SELECT body FROM memories WHERE +scope = ? AND {IN_BODY.format('text')} = ? LIMIT 1"
+        with self._store.transaction as db:
+            same = f"SELECT body FROM memories WHERE +scope = ? AND {MEMORY_FIELD.format('text')} = ? LIMIT 1"
             for (body,) in db.execute(same, (memory.scope, memory.text)):
                 return _decoder.decode(body)
             memory = _new(memory, self._clock())
@@ -159,20 +159,20 @@ class SqliteMemories(Searched):
                 "INSERT INTO memories (id, scope, body) VALUES (?, ?, ?)",
                 (memory.id, memory.scope, msgspec.json.encode(memory)),
             ).lastrowid
-            db.execute("INSERT INTO memory_words (rowid, text) VALUES (?, ?)", (num, for_index(memory.text)))
+            db.execute("INSERT INTO memory_words (rowid, text) VALUES (?, ?)", (num, prepare_for_index(memory.text)))
         return memory
 
     async def _change(self, memory_id: str, text: str) -> Memory:
-        with self._store.write as db:
+        with self._store.transaction as db:
             num, memory = self._row(memory_id)
             memory = replace(memory, text=text)
             db.execute("DELETE FROM memory_vectors WHERE num = ?", (num,))
             db.execute("UPDATE memories SET body = ? WHERE num = ?", (msgspec.json.encode(memory), num))
-            db.execute("UPDATE memory_words SET text = ? WHERE rowid = ?", (for_index(text), num))
+            db.execute("UPDATE memory_words SET text = ? WHERE rowid = ?", (prepare_for_index(text), num))
         return memory
 
     async def get(self, memory_id: str) -> Memory:
-        with self._store.reading:
+        with self._store.connection:
             return self._row(memory_id)[1]
 
     async def list(
@@ -186,10 +186,10 @@ class SqliteMemories(Searched):
     ) -> list[Memory]:
         where, values = _within(scopes)
         if kind is not None:  # the usual one is not written out
-            written = IN_BODY.format("kind")
+            written = MEMORY_FIELD.format("kind")
             where = f"{where} AND {written} IS NULL" if kind == "fact" else f"+{where} AND {written} = ?"
             values = values if kind == "fact" else (*values, kind)
-        with self._store.reading as db:
+        with self._store.connection as db:
             order = f"ORDER BY num {'DESC' if newest else 'ASC'} LIMIT ? OFFSET ?"
             rows = db.execute(f"SELECT body FROM memories WHERE {where} {order}", (*values, limit, offset))
             return [_decoder.decode(body) for (body,) in rows]
@@ -201,11 +201,11 @@ class SqliteMemories(Searched):
         where, values = _within(scopes)
         query = f"""SELECT body FROM memory_words JOIN memories ON memories.num = memory_words.rowid
             WHERE memory_words MATCH ? AND {where} ORDER BY rank, num LIMIT ?"""
-        with self._store.reading as db:
+        with self._store.connection as db:
             return [_decoder.decode(body) for (body,) in db.execute(query, (match, *values, limit))]
 
     async def delete(self, memory_id: str) -> None:
-        with self._store.write as db:
+        with self._store.transaction as db:
             num, _ = self._row(memory_id)
             db.execute("DELETE FROM memory_words WHERE rowid = ?", (num,))
             db.execute("DELETE FROM memory_vectors WHERE num = ?", (num,))
@@ -214,19 +214,19 @@ class SqliteMemories(Searched):
     def _those(self, ids: Iterable[str]) -> list[Memory]:
         wanted = tuple(ids)
         query = f"SELECT body FROM memories WHERE id IN ({', '.join('?' * len(wanted))})"
-        with self._store.reading as db:
+        with self._store.connection as db:
             return [_decoder.decode(body) for (body,) in db.execute(query, wanted)]
 
-    def without(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+    def list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
         where, values = _within(scopes)
         query = f"""SELECT body FROM (SELECT num, body FROM memories WHERE {where} ORDER BY num DESC LIMIT ?) AS newest
             LEFT JOIN memory_vectors ON memory_vectors.num = newest.num
             WHERE memory_vectors.name IS NOT ? ORDER BY newest.num DESC LIMIT ?"""
-        with self._store.reading as db:
-            return [_decoder.decode(body) for (body,) in db.execute(query, (*values, MOST, name, limit))]
+        with self._store.connection as db:
+            return [_decoder.decode(body) for (body,) in db.execute(query, (*values, MAX_VECTORS, name, limit))]
 
-    def keep(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None:
-        with self._store.write as db:
+    def save_vectors(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None:
+        with self._store.transaction as db:
             for memory, vector in made:
                 row: Any = db.execute("SELECT num, body FROM memories WHERE id = ?", (memory.id,)).fetchone()
                 if row is not None and _decoder.decode(row[1]).text == memory.text:
@@ -237,11 +237,13 @@ class SqliteMemories(Searched):
         where, values = _within(scopes)
         query = f"""SELECT id, vector FROM memories JOIN memory_vectors ON memory_vectors.num = memories.num
             WHERE name = ? AND {where} ORDER BY memories.num DESC LIMIT ?"""
-        with self._store.reading as db:
-            return {one: array("f", vector) for one, vector in db.execute(query, (name, *values, MOST))}
+        with self._store.connection as db:
+            return {one: array("f", vector) for one, vector in db.execute(query, (name, *values, MAX_VECTORS))}
 
     def _row(self, memory_id: str) -> tuple[int, Memory]:
-        row: Any = self._store.db().execute("SELECT num, body FROM memories WHERE id = ?", (memory_id,)).fetchone()
+        row: Any = (
+            self._store.get_connection().execute("SELECT num, body FROM memories WHERE id = ?", (memory_id,)).fetchone()
+        )
         if row is None:
             raise _unknown(memory_id)
         return row[0], _decoder.decode(row[1])

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from treadle.errors import NotFound, TreadleError
 from treadle.knowledge.library import FileKnowledge
-from treadle.log.base import LONGEST_MEMORY, Memory, MemoryKind
+from treadle.log.base import MAX_MEMORY_LENGTH, Memory, MemoryKind
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, Viewer
 from treadle.server.views import StrictBody
@@ -100,13 +100,13 @@ class MemoryView(BaseModel):
 
 
 class NewMemory(StrictBody):
-    content: str = Field(min_length=1, max_length=LONGEST_MEMORY)
+    content: str = Field(min_length=1, max_length=MAX_MEMORY_LENGTH)
     kind: MemoryKind = "fact"
     scope: str = Field("", max_length=4000)
 
 
 class MemoryText(StrictBody):
-    content: str = Field(min_length=1, max_length=LONGEST_MEMORY)
+    content: str = Field(min_length=1, max_length=MAX_MEMORY_LENGTH)
 
 
 class MemoryName(StrictBody):
@@ -135,7 +135,7 @@ async def list_skills(service: CurrentService, token: Viewer) -> list[SkillView]
     for agent in service.runtime.agents.values():
         if agent.knowledge is None:
             continue
-        for name, skill in agent.knowledge.skills(workspace).items():
+        for name, skill in agent.knowledge.load_skills(workspace).items():
             triggers = [*skill.keywords, *skill.patterns, *(["always"] if skill.always else [])]
             found[name] = SkillView(
                 id=name, description=skill.description, triggers=triggers, origin=skill.origin, enabled=skill.enabled
@@ -150,7 +150,7 @@ async def switch_skill(service: CurrentService, token: Sender, skill_id: str, bo
         raise NotFound(f"there is no skill {skill_id[:200]!r} here; GET /v1/skills lists them")
     for agent in service.runtime.agents.values():
         if isinstance(agent.knowledge, FileKnowledge):
-            agent.knowledge.switch(skill_id, on=body.enabled)
+            agent.knowledge.enable_skill(skill_id, on=body.enabled)
     return next(skill for skill in await list_skills(service, token) if skill.id == skill_id)
 
 

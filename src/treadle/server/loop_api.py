@@ -213,7 +213,7 @@ async def stream_all_sessions(service: CurrentService, token: Viewer) -> Any:
 @router.get("/sessions/{session_id}")
 async def get_agent_session(service: CurrentService, token: Viewer, session_id: str) -> AgentSessionDetail:
     """Show one session with its recent events."""
-    info = await service.runtime.log.info(session_id)
+    info = await service.runtime.log.get_info(session_id)
     facts = await service.runtime.log.read(session_id)
     dialect = LoopDialect()
     events = [frame for fact in facts for frame in dialect.feed(fact)][-MAX_RECENT_EVENTS:]

@@ -20,7 +20,7 @@ from treadle.app.settings import (
 )
 from treadle.engine.session_name import name_session
 from treadle.errors import BadInput
-from treadle.knowledge.skill_drafts import Drafts
+from treadle.knowledge.skill_drafts import SkillDrafter
 from treadle.secrets.keyring import hide_keys
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
@@ -63,7 +63,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
             if settings.auto_name:
                 runtime.after_answer.append(name_session)
             if settings.skill_autogen:
-                runtime.after_answer.append(Drafts(built.library))
+                runtime.after_answer.append(SkillDrafter(built.library))
             app = create_app(runtime, config)
 
             def started(address: str) -> None:

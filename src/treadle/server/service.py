@@ -75,7 +75,7 @@ class Service:
 
     async def limit_position(self, session_id: str, after: int) -> int:
         """Limit a position to the end of the log. A client beyond the end would miss the next facts."""
-        return min(after, (await self.runtime.log.info(session_id)).seq) if after else 0
+        return min(after, (await self.runtime.log.get_info(session_id)).seq) if after else 0
 
     async def open_for_use(self, session_id: str, token: Token) -> Session:
         """Open a session to change it. A token with a grant may only use sessions that have this grant."""

@@ -101,13 +101,13 @@ async def create_session(service: CurrentService, token: Sender, body: NewSessio
         grant=body.build_grant(),
         configured=configured if configured != SessionConfigured(by=token.name) else None,
     )
-    return SessionView.from_info(await service.runtime.log.info(session.id))
+    return SessionView.from_info(await service.runtime.log.get_info(session.id))
 
 
 @router.get("/sessions/{session_id}")
 async def get_session(service: CurrentService, token: Viewer, session_id: str) -> SessionDetail:
     """Show a session: its messages, its open questions, and what fills its model's window."""
-    info = await service.runtime.log.info(session_id)
+    info = await service.runtime.log.get_info(session_id)
     session = await service.open_session(session_id)
     state = await session.state()
     return SessionDetail(
@@ -156,7 +156,7 @@ async def change_session(service: CurrentService, token: Sender, session_id: str
     if body.agent or body.model or body.limits is not None:
         limits = body.limits.apply_to(session.agent.limits) if body.limits is not None else None
         await session.configure(agent=body.agent, model=body.model, limits=limits, by=token.name)
-    return SessionView.from_info(await service.runtime.log.info(session_id), (await session.state()).agent)
+    return SessionView.from_info(await service.runtime.log.get_info(session_id), (await session.state()).agent)
 
 
 @router.delete("/sessions/{session_id}", status_code=204)
@@ -201,7 +201,7 @@ async def post_message(
         outcome = RunOutcome(status="waiting", reason=reason, pending=pending)
     return MessageAnswer(
         reply=run.outcome.answer if run.outcome is not None else "",
-        session=SessionView.from_info(await service.runtime.log.info(session_id)),
+        session=SessionView.from_info(await service.runtime.log.get_info(session_id)),
         outcome=outcome,
         message_id=message.id,
     )
@@ -373,10 +373,10 @@ async def fork_session(
     """Create a session that shares this one's past up to a position."""
     session = await service.open_for_use(session_id, token)
     after = body.after if body is not None else None
-    if after is not None and after > (last := (await service.runtime.log.info(session_id)).seq):
+    if after is not None and after > (last := (await service.runtime.log.get_info(session_id)).seq):
         raise Conflict(f"after: session {session_id} has positions 1 to {last}, not {after}; nothing was forked")
     made = await session.fork(after)
-    return SessionView.from_info(await service.runtime.log.info(made.id))
+    return SessionView.from_info(await service.runtime.log.get_info(made.id))
 
 
 @router.post("/sessions/{session_id}/compact")

@@ -27,14 +27,14 @@ def build_default_tools(
     `*.example.org`, `*` for all public hosts). `kept` is the folder for old contents of changed files; the default is
     in the user's data folder. `granted` names secret files that the tools may read and change.
     """
-    from treadle.history.kept_files import KeptFiles
+    from treadle.history.kept_files import ContentStore
     from treadle.tools.ask_user import AskUser
     from treadle.tools.calculate import calculate
     from treadle.tools.current_time import current_time
     from treadle.tools.read_output import read_output
     from treadle.tools.todo import todo
 
-    kept_files = KeptFiles(kept)
+    kept_files = ContentStore(kept)
     tools = [*build_file_tools(kept_files, granted=granted), calculate, current_time, read_output, todo]
     if shell:
         from treadle.sandbox import backend

@@ -111,7 +111,7 @@ class Delegation(HelperRunner):
         while parent is not None and parent.call_id and depth < MAX_DEPTH:
             depth += 1
             try:
-                parent = (await self._runtime.log.info(parent.session_id)).parent
+                parent = (await self._runtime.log.get_info(parent.session_id)).parent
             except NotFound:  # a parent that was deleted had a depth too, but nobody knows it any more
                 break
         return depth

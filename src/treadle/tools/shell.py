@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
-from treadle.history.kept_files import KeptFiles
+from treadle.history.kept_files import ContentStore
 from treadle.history.snapshot import record_changes
 from treadle.messages import Json, ToolSpec
 from treadle.permissions.data_flow import Trait
@@ -87,7 +87,7 @@ class Shell(Tool):
     def __init__(
         self,
         sandbox: Sandbox,
-        kept: KeptFiles | None = None,
+        kept: ContentStore | None = None,
         *,
         network: bool = False,
         allow_hosts: tuple[str, ...] = (),

@@ -23,13 +23,13 @@ def build_skill_tool(knowledge: Knowledge) -> Tool:
             name: the skill
             file: a file that comes with it, as its text or its list names it; empty for the skill itself
         """
-        skills = {one.name: one for one in knowledge.skills(context.workspace).values() if one.enabled}
+        skills = {one.name: one for one in knowledge.load_skills(context.workspace).values() if one.enabled}
         skill = skills.get(name)
         if skill is None:
             raise ToolError(f"There is no skill named {name!r}. The skills are: {', '.join(sorted(skills)) or 'none'}.")
         if file:
-            return knowledge.resource(skill, file)
-        files = knowledge.resource(skill, "")
+            return knowledge.read_resource(skill, file)
+        files = knowledge.read_resource(skill, "")
         more = f"\n\nFiles that come with it, in {skill.folder}:\n{files}" if files else ""
         return f"{skill.body}{more}"
 

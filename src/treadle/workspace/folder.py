@@ -29,7 +29,7 @@ from treadle.permissions.paths import (
 from treadle.tools.base import ToolError
 from treadle.workspace.beneath import O_PATH, open_beneath
 
-FILE_CAP = 10 * 1024 * 1024
+MAX_FILE_BYTES = 10 * 1024 * 1024
 """Bytes of the largest file that is read whole or changed."""
 
 _LONGEST = 4000
@@ -52,7 +52,7 @@ class FileChanged(ToolError):
     """Somebody else changed the file meanwhile; nothing was written."""
 
 
-class Held(Struct, frozen=True):
+class FileContent(Struct, frozen=True):
     """A file as it was when it was read. `path` is where it really lies, relative to the workspace."""
 
     path: str
@@ -90,7 +90,7 @@ class Folder:
 
     # ── paths ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def relative(self, path: str) -> str:
+    def resolve_path(self, path: str) -> str:
         """The path relative to the workspace, without `..`; "." is the workspace. Raises `PathRefused`."""
         try:
             length = len(os.fsencode(path))
@@ -112,9 +112,9 @@ class Folder:
             raise PathRefused(f"{path} leaves the workspace {self.root}. {_ALLOWED}")
         return normal
 
-    def writable(self, path: str) -> str:
+    def resolve_writable(self, path: str) -> str:
         """The path relative to the workspace, if it may be written at all; raises `PathRefused`."""
-        name = self.relative(path)
+        name = self.resolve_path(path)
         if name == ".":
             raise PathRefused("The workspace itself cannot be written: name a file in it.")
         if is_protected_path(name):
@@ -130,7 +130,9 @@ class Folder:
         """The folder on the way that git takes for a repository, whatever it is called; nothing when there is none."""
         folder = posixpath.dirname(name)
         while folder:
-            if self.look(f"{folder}/HEAD") and (self.look(f"{folder}/objects") or self.look(f"{folder}/commondir")):
+            if self.look_up(f"{folder}/HEAD") and (
+                self.look_up(f"{folder}/objects") or self.look_up(f"{folder}/commondir")
+            ):
                 return folder
             folder = posixpath.dirname(folder)
         return ""
@@ -138,7 +140,7 @@ class Folder:
     def _is_store(self, name: str) -> bool:
         """Whether this is a log that somebody has open, or a part of one."""
         logs = {name.removesuffix(end) for end in LOG_FILE_SUFFIXES}
-        for part in (f"{log}{end}" for log in logs if self.look(f"{log}-wal") for end in ("", "-wal")):
+        for part in (f"{log}{end}" for log in logs if self.look_up(f"{log}-wal") for end in ("", "-wal")):
             with suppress(ToolError), self._found(part, links=False) as (opened, _):
                 if is_log_file(_content(opened, LOG_HEAD_BYTES)):
                     return True
@@ -155,24 +157,24 @@ class Folder:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────
 
-    def read(self, path: str, cap: int = FILE_CAP) -> Held:
+    def read(self, path: str, cap: int = MAX_FILE_BYTES) -> FileContent:
         """A file, whole; links are followed while they stay inside."""
-        name = self.relative(path)
+        name = self.resolve_path(path)
         with self._found(name, links=True) as (opened, about):
             return self._held(self._real(opened, name), opened, about, cap)
 
-    def find(self, path: str, cap: int = FILE_CAP) -> Held | None:
+    def find(self, path: str, cap: int = MAX_FILE_BYTES) -> FileContent | None:
         """The file that would be written at this path, or None where there is none; no link is followed."""
-        name = self.writable(path)
+        name = self.resolve_writable(path)
         try:
             with self._found(name, links=False) as (opened, about):
                 return self._held(name, opened, about, cap)
         except NoSuchFile:
             return None
 
-    def look(self, path: str) -> Entry | None:
+    def look_up(self, path: str) -> Entry | None:
         """What is at a path, or None. Of a link only that it is one."""
-        name = self.relative(path)
+        name = self.resolve_path(path)
         try:
             parent, last = posixpath.split(name)
             with self._folder(parent or ".") as folder:
@@ -184,14 +186,14 @@ class Folder:
     @contextmanager
     def open_for_program(self, path: str) -> Generator[tuple[int, str, Kind]]:
         """A descriptor of a file or folder to hand to a program, where it really lies, and which of both it is."""
-        name = self.relative(path)
+        name = self.resolve_path(path)
         with self._found(name, links=True, folders=True) as (opened, about):
             yield opened, self._real(opened, name), _kind(about.st_mode)
 
-    def names_in(self, path: str) -> list[str]:
+    def list_names(self, path: str) -> list[str]:
         """The names in a folder, sorted; empty when it cannot be read."""
         try:
-            with self._folder(self.relative(path), os.O_RDONLY) as folder:
+            with self._folder(self.resolve_path(path), os.O_RDONLY) as folder:
                 return sorted(os.listdir(folder))
         except OSError:
             return []
@@ -229,13 +231,13 @@ class Folder:
         self._mask(real)
         return real
 
-    def _held(self, name: str, opened: int, about: os.stat_result, cap: int) -> Held:
+    def _held(self, name: str, opened: int, about: os.stat_result, cap: int) -> FileContent:
         if about.st_size > cap:
             raise PathRefused(f"{name} has {about.st_size} bytes, and {cap} is the most that is read at once.")
         data = _content(opened, cap + 1)
         if len(data) > cap:
             raise PathRefused(f"{name} grew past {cap} bytes while it was read.")
-        return Held(name, data, about.st_mode & 0o777)
+        return FileContent(name, data, about.st_mode & 0o777)
 
     @contextmanager
     def _folder(self, name: str, flags: int = O_PATH or os.O_RDONLY) -> Generator[int]:
@@ -249,7 +251,7 @@ class Folder:
 
     def write(self, path: str, data: bytes, mode: int | None = None) -> None:
         """Put `data` at a path, all of it or nothing, and make its folders. No mode: as the system makes new files."""
-        name = self.writable(path)
+        name = self.resolve_writable(path)
         try:
             with self._parent(name) as (folder, last):
                 self._replace(folder, last, data, mode)
@@ -258,7 +260,7 @@ class Folder:
 
     def remove(self, path: str) -> None:
         """Take a file away, and its folders when they are empty then."""
-        name = self.writable(path)
+        name = self.resolve_writable(path)
         try:
             with self._parent(name, make=False) as (folder, last):
                 os.unlink(last, dir_fd=folder)

@@ -9,7 +9,7 @@ from tests.kit.sessions import Store, agent_of, either_store, ended, finished_ca
 from treadle import Answer, CallFinished, Grant, later
 from treadle.errors import BadInput
 from treadle.events import CallStarted, FilesKept, fact_type
-from treadle.history.kept_files import KeptFiles
+from treadle.history.kept_files import ContentStore
 from treadle.testing import call
 from treadle.tools.builtin import build_file_tools
 
@@ -17,8 +17,8 @@ store = either_store
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[KeptFiles]:
-    made = KeptFiles(tmp_path / "kept")
+def kept(tmp_path: Path) -> Iterator[ContentStore]:
+    made = ContentStore(tmp_path / "kept")
     yield made
     made.close()
 
@@ -30,7 +30,9 @@ def workspace(tmp_path: Path) -> Path:
     return made
 
 
-async def test_the_old_content_is_in_the_log_before_the_result(store: Store, kept: KeptFiles, workspace: Path) -> None:
+async def test_the_old_content_is_in_the_log_before_the_result(
+    store: Store, kept: ContentStore, workspace: Path
+) -> None:
     agent, _ = agent_of(call("write_file", path="a.txt", content="hi"), "ok", tools=build_file_tools(kept))
     async with agent.session(store.open(), workspace=workspace) as session:
         await ended(session)
@@ -40,7 +42,7 @@ async def test_the_old_content_is_in_the_log_before_the_result(store: Store, kep
 
 
 async def test_instruction_files_are_asked_for_and_ordinary_ones_are_not(
-    store: Store, kept: KeptFiles, workspace: Path
+    store: Store, kept: ContentStore, workspace: Path
 ) -> None:
     writes = [
         call("write_file", path=path, content="x") for path in ("notes.md", "AGENTS.md", ".github/workflows/a.yml")
@@ -54,7 +56,7 @@ async def test_instruction_files_are_asked_for_and_ordinary_ones_are_not(
 
 
 async def test_a_yes_to_one_instruction_file_is_no_yes_to_the_next(
-    store: Store, kept: KeptFiles, workspace: Path
+    store: Store, kept: ContentStore, workspace: Path
 ) -> None:
     writes = [call("write_file", id=path, path=path, content="x") for path in ("AGENTS.md", "SKILL.md")]
     agent, _ = agent_of(writes, "ok", tools=build_file_tools(kept), gate=later, grant=Grant(always=("*",)))
@@ -64,7 +66,7 @@ async def test_a_yes_to_one_instruction_file_is_no_yes_to_the_next(
         assert [question.call_id for question in await questions(session)] == ["SKILL.md"]
 
 
-async def test_rules_on_paths_hold_for_patches_too(store: Store, kept: KeptFiles, workspace: Path) -> None:
+async def test_rules_on_paths_hold_for_patches_too(store: Store, kept: ContentStore, workspace: Path) -> None:
     patch = "--- /dev/null\n+++ b/locked/a.txt\n@@ -0,0 +1 @@\n+x\n"
     agent, _ = agent_of(
         call("apply_patch", patch=patch),
@@ -78,7 +80,7 @@ async def test_rules_on_paths_hold_for_patches_too(store: Store, kept: KeptFiles
     assert done.status == "denied" and not (workspace / "locked").exists()
 
 
-async def test_a_read_only_session_writes_nothing(store: Store, kept: KeptFiles, workspace: Path) -> None:
+async def test_a_read_only_session_writes_nothing(store: Store, kept: ContentStore, workspace: Path) -> None:
     script = ([call("read_file", path="a.txt"), call("write_file", path="a.txt", content="x")], "ok")
     (workspace / "a.txt").write_text("old")
     agent, _ = agent_of(*script, tools=build_file_tools(kept), grant=Grant(tier="read-only"))
@@ -89,7 +91,9 @@ async def test_a_read_only_session_writes_nothing(store: Store, kept: KeptFiles,
     assert (workspace / "a.txt").read_text() == "old"
 
 
-async def test_what_was_read_is_remembered_across_a_restart(tmp_path: Path, kept: KeptFiles, workspace: Path) -> None:
+async def test_what_was_read_is_remembered_across_a_restart(
+    tmp_path: Path, kept: ContentStore, workspace: Path
+) -> None:
     (workspace / "a.txt").write_text("one\n")
     first, _ = agent_of(call("read_file", path="a.txt"), "ok", tools=build_file_tools(kept))
     async with first.session(tmp_path / "store.db", workspace=workspace) as session:
@@ -103,14 +107,14 @@ async def test_what_was_read_is_remembered_across_a_restart(tmp_path: Path, kept
     assert (workspace / "a.txt").read_text() == "one\nmore by the user\n"
 
 
-async def test_arguments_that_do_not_fit_are_explained(kept: KeptFiles) -> None:
+async def test_arguments_that_do_not_fit_are_explained(kept: ContentStore) -> None:
     tools = {tool.name: tool for tool in build_file_tools(kept)}
     for name, wrong in (("read_file", '{"file": "x"}'), ("edit_file", '{"path": "x"}'), ("apply_patch", "{}")):
         with pytest.raises(BadInput, match=f"The arguments of {name} do not fit"):
             tools[name].parse(wrong)
 
 
-def test_every_tool_has_examples_that_its_own_schema_takes(kept: KeptFiles) -> None:
+def test_every_tool_has_examples_that_its_own_schema_takes(kept: ContentStore) -> None:
     import json
 
     for tool in build_file_tools(kept):

@@ -12,7 +12,7 @@ from tests.kit.sandbox import until
 from tests.kit.sessions import let_pass
 from tests.kit.shell import Terminal, needs_bubblewrap, needs_walls, note_of
 from treadle.events import Tier
-from treadle.history.kept_files import KeptFiles
+from treadle.history.kept_files import ContentStore
 from treadle.sandbox import backend as sandbox
 from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput, ProbeResult, SandboxUnavailable
 from treadle.tools.base import ToolContext, ToolError, ToolInputError
@@ -206,7 +206,7 @@ async def test_without_a_sandbox_a_command_is_refused_and_the_error_says_what_to
 
 async def test_old_contents_of_changed_files_are_kept(workspace: Path, tmp_path: Path) -> None:
     (workspace / "a.txt").write_text("old")
-    kept = KeptFiles(tmp_path / "kept")
+    kept = ContentStore(tmp_path / "kept")
     terminal = Terminal(workspace, Shell(sandbox, kept))
     await terminal.says("cat a.txt")
     assert not (tmp_path / "kept").exists()
@@ -218,7 +218,7 @@ async def test_old_contents_of_changed_files_are_kept(workspace: Path, tmp_path:
 
 @needs_bubblewrap
 async def test_the_result_names_changed_instruction_files(workspace: Path, tmp_path: Path) -> None:
-    kept = KeptFiles(tmp_path / "kept")
+    kept = ContentStore(tmp_path / "kept")
     terminal = Terminal(workspace, Shell(sandbox, kept))
     code = "import os; os.mkdir('.vscode'); open('.vscode/tasks.json', 'w'); open('AGENTS.md', 'w'); open('a.md', 'w')"
     said = await terminal.says(f'python3 -c "{code}"')

@@ -13,15 +13,15 @@ import msgspec
 from msgspec import Struct
 
 from treadle.events import KeptFile, Safety, Tier
-from treadle.history.kept_files import KeptFiles, hash_content
+from treadle.history.kept_files import ContentStore, hash_content
 from treadle.messages import Json
 from treadle.permissions.data_flow import Trait
 from treadle.permissions.paths import explain_write_risk, is_secret_path
 from treadle.permissions.policy import Assessment
 from treadle.tools.base import ParsedArguments, ToolContext, ToolError
 from treadle.tools.function import Function, FunctionTool, ToolOptions
-from treadle.workspace.encoding import diff
-from treadle.workspace.folder import FileChanged, Folder, Held
+from treadle.workspace.encoding import render_diff
+from treadle.workspace.folder import FileChanged, FileContent, Folder
 from treadle.workspace.worker_threads import run_in_thread
 
 NOTE_PREFIX = "treadle.file:"
@@ -34,7 +34,7 @@ class FileChange(Struct, frozen=True):
     """A file as it is and as it is to be; None where there is none."""
 
     path: str
-    before: Held | None
+    before: FileContent | None
     after: bytes | None
     mode: int | None = None
 
@@ -42,7 +42,7 @@ class FileChange(Struct, frozen=True):
 class FileToolSettings(Struct, frozen=True):
     """What the file tools of one agent share: where old contents are kept, and which secrets they may touch."""
 
-    kept: KeptFiles
+    kept: ContentStore
     granted: tuple[str, ...] = ()
 
     def open_folder(self, context: ToolContext) -> Folder:
@@ -110,7 +110,7 @@ def read_note(data: Json) -> FileNote | None:
         return None
 
 
-def refuse_if_changed(context: ToolContext, path: str, now: Held | None) -> None:
+def refuse_if_changed(context: ToolContext, path: str, now: FileContent | None) -> None:
     """Raise `FileChanged` when a file is not what this session last saw of it."""
     known = read_note(context.notes.get(NOTE_PREFIX + path))
     if now is not None and known is not None and known.digest != hash_content(now.data):
@@ -138,10 +138,10 @@ async def apply_changes(files: FileToolSettings, context: ToolContext, changes: 
 async def render_change(change: FileChange) -> str:
     """What changed, as a diff on lines of its own; in a thread, because comparing can take its time."""
     before = change.before.data if change.before is not None else None
-    return "\n" + await run_in_thread(diff, {"before": before, "after": change.after, "path": change.path})
+    return "\n" + await run_in_thread(render_diff, {"before": before, "after": change.after, "path": change.path})
 
 
-def _keep(kept: KeptFiles, changes: Sequence[FileChange]) -> tuple[list[KeptFile], list[str]]:
+def _keep(kept: ContentStore, changes: Sequence[FileChange]) -> tuple[list[KeptFile], list[str]]:
     plain = [change for change in changes if not is_secret_path(change.path)]
     olds = [change.before for change in plain if change.before is not None]
     names = iter(kept.put(*(old.data for old in olds)))

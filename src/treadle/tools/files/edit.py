@@ -17,8 +17,8 @@ from treadle.tools.files.change import (
     render_change,
 )
 from treadle.tools.function import ToolOptions
-from treadle.workspace.encoding import Text, decode, find_block, split_lines
-from treadle.workspace.folder import FILE_CAP, NoSuchFile
+from treadle.workspace.encoding import DecodedText, decode_text, find_block, split_lines
+from treadle.workspace.folder import MAX_FILE_BYTES, NoSuchFile
 from treadle.workspace.worker_threads import run_in_thread
 
 _PLACES = 10
@@ -62,22 +62,24 @@ def _planned(
     files: FileToolSettings, context: ToolContext, path: str, old: str, new: str, everywhere: bool
 ) -> tuple[FileChange, int]:
     with files.open_folder(context) as folder:
-        name = folder.writable(path)
+        name = folder.resolve_writable(path)
         held = folder.find(name)
     if held is None:
         raise NoSuchFile(f"{name}: there is no such file to edit. write_file makes a new one.")
     refuse_if_changed(context, name, held)
-    text = decode(held.data)
+    text = decode_text(held.data)
     if text is None:
         raise ToolError(f"{name} is not text, so it cannot be edited. Nothing was changed.")
     edited, count = replace_text(text, old, new, everywhere=everywhere)
     data = text.encode(edited)
-    if len(data) > FILE_CAP:
-        raise ToolError(f"The file would have {len(data)} bytes, and {FILE_CAP} is the most. Nothing was changed.")
+    if len(data) > MAX_FILE_BYTES:
+        raise ToolError(
+            f"The file would have {len(data)} bytes, and {MAX_FILE_BYTES} is the most. Nothing was changed."
+        )
     return FileChange(name, held, data), count
 
 
-def replace_text(text: Text, old: str, new: str, *, everywhere: bool) -> tuple[str, int]:
+def replace_text(text: DecodedText, old: str, new: str, *, everywhere: bool) -> tuple[str, int]:
     """The text with `old` replaced, and in how many places; raises `ToolError` that says why it cannot be."""
     if not old:
         raise ToolError(

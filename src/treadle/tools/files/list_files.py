@@ -83,7 +83,7 @@ def _shown(folder: Folder, real: str, names: list[str], depth: int) -> list[str]
             shown.append(f"[… {len(ordered) - place} more; name a folder or a pattern to see them]")
             break
         path = name if real == "." else f"{real}/{name}"
-        if folder.look(path) is None:  # gone meanwhile, or not really in the workspace
+        if folder.look_up(path) is None:  # gone meanwhile, or not really in the workspace
             continue
         count = below[name]
         shown.append(f"{path}/ ({count} {'file' if count == 1 else 'files'})" if name in below else path)

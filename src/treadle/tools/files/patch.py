@@ -11,8 +11,8 @@ from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolError
 from treadle.tools.files.change import FileChange, FileToolSettings, WritingTool, apply_changes, refuse_if_changed
 from treadle.tools.files.unified_diff import FilePatch, apply_hunks, read_patch
 from treadle.tools.function import ToolOptions
-from treadle.workspace.encoding import Text, count_lines, decode
-from treadle.workspace.folder import FILE_CAP, Folder, Held
+from treadle.workspace.encoding import DecodedText, decode_text, describe_line_count
+from treadle.workspace.folder import MAX_FILE_BYTES, FileContent, Folder
 from treadle.workspace.worker_threads import run_in_thread
 
 _EXAMPLE = "--- a/greeting.txt\n+++ b/greeting.txt\n@@ -1,2 +1,2 @@\n Dear all,\n-hello\n+good morning\n"
@@ -70,8 +70,8 @@ def _planned(files: FileToolSettings, context: ToolContext, patch: str) -> list[
 
 def _plan(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[str, FileChange]) -> None:
     """Add what one file's patch does to what is planned; a file may be named more than once."""
-    source = folder.writable(patch.source) if patch.source else ""
-    target = folder.writable(patch.target) if patch.target else ""
+    source = folder.resolve_writable(patch.source) if patch.source else ""
+    target = folder.resolve_writable(patch.target) if patch.target else ""
     held = _now(folder, context, source, planned) if source else None
     if source and held is None and target and target != source:  # `diff` names both sides as it was given them
         source, held = target, _now(folder, context, target, planned)
@@ -87,24 +87,24 @@ def _plan(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[
         planned[target] = FileChange(target, folder.find(target), after, mode)
 
 
-def _now(folder: Folder, context: ToolContext, path: str, planned: Mapping[str, FileChange]) -> Held | None:
+def _now(folder: Folder, context: ToolContext, path: str, planned: Mapping[str, FileChange]) -> FileContent | None:
     """The file as it will be after what is planned already."""
     if path in planned:
         change = planned[path]
         mode = change.mode if change.mode is not None else 0o644
-        return Held(path, change.after, mode) if change.after is not None else None
+        return FileContent(path, change.after, mode) if change.after is not None else None
     held = folder.find(path)
     refuse_if_changed(context, path, held)
     return held
 
 
-def _patched(held: Held | None, patch: FilePatch, path: str) -> bytes:
+def _patched(held: FileContent | None, patch: FilePatch, path: str) -> bytes:
     if held is None:
-        text = Text("")
+        text = DecodedText("")
     elif not patch.hunks:
         return held.data
     else:
-        found = decode(held.data)
+        found = decode_text(held.data)
         if found is None:
             raise ToolError(f"{path} is not text, so it cannot be patched. Nothing was changed in any file.")
         text = found
@@ -112,8 +112,8 @@ def _patched(held: Held | None, patch: FilePatch, path: str) -> bytes:
     if not patch.target and after:
         raise ToolError(f"{path} would be deleted, but the patch leaves lines of it. Nothing was changed in any file.")
     data = text.encode(after)
-    if len(data) > FILE_CAP:
-        raise ToolError(f"{path} would have {len(data)} bytes, and {FILE_CAP} is the most. Nothing was changed.")
+    if len(data) > MAX_FILE_BYTES:
+        raise ToolError(f"{path} would have {len(data)} bytes, and {MAX_FILE_BYTES} is the most. Nothing was changed.")
     return data
 
 
@@ -126,6 +126,6 @@ def _differs(change: FileChange) -> bool:
 def _told(change: FileChange) -> str:
     if change.after is None:
         return f"- {change.path}: deleted"
-    text = decode(change.after)
+    text = decode_text(change.after)
     done = "made" if change.before is None else "changed"
-    return f"- {change.path}: {done}, {count_lines(text.text) if text is not None else 'not text'} now"
+    return f"- {change.path}: {done}, {describe_line_count(text.text) if text is not None else 'not text'} now"

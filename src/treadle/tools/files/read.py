@@ -11,8 +11,8 @@ from treadle.messages import ImagePart
 from treadle.tools.base import Tool, ToolContext, ToolResult
 from treadle.tools.files.change import NOTE_PREFIX, FileTool, FileToolSettings, build_note, read_note
 from treadle.tools.function import ToolOptions
-from treadle.workspace.encoding import Text, decode, split_lines
-from treadle.workspace.folder import Folder, Held, NoSuchFile
+from treadle.workspace.encoding import DecodedText, decode_text, split_lines
+from treadle.workspace.folder import FileContent, Folder, NoSuchFile
 from treadle.workspace.worker_threads import run_in_thread
 
 MAX_LINES = 2000
@@ -60,24 +60,24 @@ def build_read_file_tool(files: FileToolSettings) -> Tool:
     return FileTool(read_file, options)
 
 
-def _read(files: FileToolSettings, context: ToolContext, path: str) -> Held:
+def _read(files: FileToolSettings, context: ToolContext, path: str) -> FileContent:
     with files.open_folder(context) as folder:
         try:
             return folder.read(path)
         except NoSuchFile as error:
-            close = _close_names(folder, folder.relative(path))
+            close = _close_names(folder, folder.resolve_path(path))
             raise NoSuchFile(f"{error}{close}") from None
 
 
 def _close_names(folder: Folder, name: str) -> str:
     parent, last = posixpath.split(name)
-    close = difflib.get_close_matches(last, folder.names_in(parent or "."), n=3, cutoff=0.6)
+    close = difflib.get_close_matches(last, folder.list_names(parent or "."), n=3, cutoff=0.6)
     if close:
         return f" Did you mean {' or '.join(posixpath.join(parent, one) for one in close)}?"
     return " list_files shows what there is."
 
 
-def _shown(held: Held, offset: int, limit: int) -> str | ToolResult:
+def _shown(held: FileContent, offset: int, limit: int) -> str | ToolResult:
     media = next((kind for mark, kind in _IMAGES if held.data.startswith(mark)), "")
     if media == "image/webp" and held.data[8:12] != b"WEBP":
         media = ""
@@ -86,13 +86,13 @@ def _shown(held: Held, offset: int, limit: int) -> str | ToolResult:
         return ToolResult(f"{held.path}: an image ({media}, {len(held.data)} bytes).", (image,))
     if media:
         return f"{held.path} is an image of {len(held.data)} bytes, and {IMAGE_CAP} is the most that can be shown."
-    text = decode(held.data)
+    text = decode_text(held.data)
     if text is None:
         return f"{held.path} is not text: {len(held.data)} bytes, beginning with {held.data[:16].hex(' ')}."
     return _numbered(held.path, text, offset, limit)
 
 
-def _numbered(path: str, text: Text, offset: int, limit: int) -> str:
+def _numbered(path: str, text: DecodedText, offset: int, limit: int) -> str:
     lines = split_lines(text.text)
     if not lines:
         return f"{path} is empty."

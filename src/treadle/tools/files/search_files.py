@@ -15,7 +15,7 @@ from treadle.tools.base import Tool, ToolContext, ToolError
 from treadle.tools.files.change import FileTool, FileToolSettings
 from treadle.tools.files.ripgrep import build_descriptor_path, build_glob_flags, run_ripgrep
 from treadle.tools.function import ToolOptions
-from treadle.workspace.encoding import decode, split_lines
+from treadle.workspace.encoding import decode_text, split_lines
 from treadle.workspace.folder import Folder
 from treadle.workspace.worker_threads import run_in_thread
 
@@ -123,7 +123,7 @@ def _place(found: _Found, real: str, start: int) -> _Place:
 
 
 def _line_of(data: bytes) -> str:
-    text = decode(data)
+    text = decode_text(data)
     return text.text.rstrip("\r\n") if text is not None else ""
 
 
@@ -148,7 +148,7 @@ def _shown(folder: Folder, places: list[_Place], around: int) -> list[str]:
 
 def _lines_in(folder: Folder, path: str) -> list[str]:
     try:
-        text = decode(folder.read(path).data)
+        text = decode_text(folder.read(path).data)
     except ToolError:  # gone, masked, or not really in the workspace
         return []
     return split_lines(text.text) if text is not None else []

@@ -12,8 +12,8 @@ from treadle.tools.files.change import (
     render_change,
 )
 from treadle.tools.function import ToolOptions
-from treadle.workspace.encoding import count_lines
-from treadle.workspace.folder import FILE_CAP
+from treadle.workspace.encoding import describe_line_count
+from treadle.workspace.folder import MAX_FILE_BYTES
 from treadle.workspace.worker_threads import run_in_thread
 
 
@@ -31,7 +31,7 @@ def build_write_file_tool(files: FileToolSettings) -> Tool:
         """
         given = {"files": files, "context": context, "path": path, "content": content}
         change = await run_in_thread(_planned, given)
-        size = f"{len(change.after)} bytes, {count_lines(content)}"
+        size = f"{len(change.after)} bytes, {describe_line_count(content)}"
         if change.before is not None and change.before.data == change.after:
             return f"{change.path} holds exactly that already ({size})."
         await apply_changes(files, context, [change])
@@ -54,10 +54,10 @@ def _planned(files: FileToolSettings, context: ToolContext, path: str, content: 
         data = content.encode()
     except UnicodeEncodeError as error:
         raise ToolError(f"The content has {content[error.start]!r}, which cannot be written as UTF-8.") from None
-    if len(data) > FILE_CAP:
-        raise ToolError(f"The content has {len(data)} bytes, and {FILE_CAP} is the most; nothing was written.")
+    if len(data) > MAX_FILE_BYTES:
+        raise ToolError(f"The content has {len(data)} bytes, and {MAX_FILE_BYTES} is the most; nothing was written.")
     with files.open_folder(context) as folder:
-        name = folder.writable(path)
+        name = folder.resolve_writable(path)
         before = folder.find(name)
     refuse_if_changed(context, name, before)
     return FileChange(name, before, data)

@@ -183,7 +183,7 @@ async def test_what_others_wrote_while_a_call_was_about_to_is_theirs(
         await keep(self, files, **given)
         place.put("a.txt", "the user's")
 
-    monkeypatch.setattr(LogToolServices, "keep", racing)
+    monkeypatch.setattr(LogToolServices, "record_kept_files", racing)
     async with place.session(store, write("a.txt", "mine"), "ok") as session:
         await ended(session)
         (done,) = of(await session.facts(), CallFinished)
@@ -217,7 +217,7 @@ async def test_a_message_that_comes_just_before_a_rewind_makes_it_wait(
             await self.log.post(session_id, [MessageReceived(id="late", parts=(TextPart("go"),))], wake=False)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Coordinator, "idle", late)
+            patch.setattr(Coordinator, "wait_until_idle", late)
             with pytest.raises(Conflict, match="unfinished run"):
                 await session.rewind(1)
         assert place.holds() == {"a.txt": "1"}
@@ -289,7 +289,7 @@ async def test_a_session_cut_off_anywhere_can_be_rewound_to_where_it_began(
         await keep(self, files, **given)
         states.append(place.holds())
 
-    monkeypatch.setattr(LogToolServices, "keep", watched)
+    monkeypatch.setattr(LogToolServices, "record_kept_files", watched)
     monkeypatch.setattr(ContentStore, "drop", lambda self, name: None)  # a process that dies drops nothing
     async with place.agent(*script).session(InMemoryLog(), workspace=place.workspace) as session:
         await ended(session)

@@ -58,7 +58,7 @@ def test_a_store_that_grew_too_large_forgets_the_oldest_at_the_next_start(
     old, *_, new = (bench.kept.put(f"content {number}".encode())[0] for number in range(10))
     bench.kept.save_seen("place", {"old.txt": SeenFile("stamp", old), "new.txt": SeenFile("stamp", new)}, ())
     bench.kept.close()
-    monkeypatch.setattr(kept_module, "MOST_BYTES", 0)
+    monkeypatch.setattr(kept_module, "MAX_STORE_BYTES", 0)
     assert bench.kept.get(new) == b"content 9"
     with pytest.raises(NotFound):
         bench.kept.get(old)

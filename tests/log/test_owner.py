@@ -15,7 +15,7 @@ def test_this_process_is_not_gone() -> None:
 
 
 def owner_in_a_process() -> tuple[subprocess.Popen[str], str]:
-    code = "from treadle.log.owner import new_owner; print(new_owner(), flush=True); input()"
+    code = "from treadle.log.owner import make_owner_name; print(make_owner_name(), flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()

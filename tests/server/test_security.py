@@ -377,7 +377,7 @@ async def test_a_mistake_of_the_servers_own_is_told_without_a_traceback(
         async def broken(*_: object, **__: object) -> None:
             raise ZeroDivisionError("with a detail that is nobody's business")
 
-        monkeypatch.setattr(client.app.state.service.runtime.log, "sessions", broken)
+        monkeypatch.setattr(client.app.state.service.runtime.log, "list_sessions", broken)
         with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
             problem = await client.problem("GET", "/v1/sessions", status=500)
         assert (

@@ -1,6 +1,6 @@
 """What a workspace and its user have written for agents, ready for use: agents, skills, memory, helpers.
 
-`WorkspaceKnowledge(workspace, user_folder).build_agent("coder", AgentOptions(model, tools))` is an `Agent` like any other.
+`WorkspaceKnowledge(workspace, user_folder).build_agent("coder", AgentOptions(model, tools))` is a normal `Agent`.
 """
 
 from __future__ import annotations

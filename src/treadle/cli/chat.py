@@ -39,6 +39,7 @@ from treadle.events import (
     RunRequested,
     RunStarted,
 )
+from treadle.knowledge.skill_drafts import SkillDrafter
 from treadle.log.base import SessionQuery, Watch
 
 EXAMPLES = """\

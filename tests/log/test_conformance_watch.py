@@ -200,7 +200,7 @@ async def test_a_watcher_that_missed_fragments_is_given_none_of_that_reply_until
     assert await take(watch, 1) == ["seen"]
     for number in range(RING * 4):
         say(log, str(number))
-    assert watch.take_ready() == []
+    assert watch.ready() == []
     say(log, "the end of it")
     await append(log, mine)
     say(log, "another")

@@ -241,7 +241,7 @@ class Watch(ABC):
     @abstractmethod
     async def __anext__(self) -> Event: ...
 
-    def take_ready(self) -> list[Event]:
+    def ready(self) -> list[Event]:
         """What can be had without waiting, for who would rather send much at once; none is fine too."""
         return []
 

@@ -249,7 +249,7 @@ class HubWatch(Watch):
                 await self._wait()
         return event
 
-    def take_ready(self) -> list[Event]:
+    def ready(self) -> list[Event]:
         events: list[Event] = []
         while len(events) < BATCH and (event := self._next()) is not None:
             events.append(event)

@@ -1,6 +1,6 @@
 """Skills that are drafted from what was done: when the same kind of request went well three times, one is proposed.
 
-`runtime.after_answer.append(Drafts(library))` switches it on. Nothing is active until a person accepts it.
+`runtime.after_answer.append(SkillDrafter(library))` switches it on. Nothing is active until a person accepts it.
 """
 
 from __future__ import annotations

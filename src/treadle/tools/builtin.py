@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from treadle.history.kept_files import KeptFiles
+    from treadle.history.kept_files import ContentStore
     from treadle.tools.base import Tool
 
 
@@ -52,7 +52,7 @@ def build_default_tools(
     return tools
 
 
-def build_file_tools(kept: KeptFiles, *, granted: Sequence[str] = ()) -> list[Tool]:
+def build_file_tools(kept: ContentStore, *, granted: Sequence[str] = ()) -> list[Tool]:
     """Build read_file, write_file, edit_file, apply_patch, list_files and search_files.
 
     `granted` are paths or globs of secret files that the tools may read and change, such as `.env.test`.

@@ -1,6 +1,6 @@
 """HTML as plain text: title, headings, paragraphs, lists, and links with their addresses.
 
-Strangers write the pages, so a page is read in one pass that no page can make slow (docs/decisions/0008).
+Strangers write the pages, so a page is read in one pass that no page can make slow (docs/decisions/0010).
 """
 
 from __future__ import annotations

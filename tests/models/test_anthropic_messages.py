@@ -103,7 +103,7 @@ async def test_tools_that_were_called_are_declared_where_none_is_offered() -> No
     assert ([tool["name"] for tool in sent["tools"]], sent["tool_choice"]) == (["add", "echo"], {"type": "none"})
 
 
-async def test_thinking_is_dropped_where_anything_before_it_changed() -> None:
+async def test_thinking_is_dropped_when_anything_before_it_changed() -> None:
     thoughtful = Reply(text="I add.", reasoning="let me think", calls=CALLS)
     async with StrictAnthropic([thoughtful, Reply(text="3")]) as fake:
         model = anthropic_model(fake)
@@ -152,7 +152,7 @@ async def test_choice_schema_and_sampling_are_translated() -> None:
     assert "seed" not in sent
 
 
-def test_the_reply_is_left_the_room_there_is() -> None:
+def test_the_reply_is_limited_to_the_rest_of_the_window() -> None:
     wire = AnthropicMessages("fake", "m", ModelInfo("fake:m", max_output=64_000, accepts_sampling=False))
     sent = json.loads(wire.build_body(ask("x" * 400_000, sampling=Sampling(0.5)), 110_000))
     assert 5_000 < sent["max_tokens"] < 12_000
@@ -178,12 +178,12 @@ async def test_stop_reasons_are_translated(reason: str, finish: str) -> None:
     assert (reply.text, reply.finish) == ("so it is", finish)
 
 
-async def test_a_refusal_without_words_says_why() -> None:
+async def test_a_refusal_without_text_shows_its_explanation() -> None:
     reply = await reply_to(START, *end("refusal", stop_details={"type": "refusal", "explanation": "too risky"}))
     assert (reply.text, reply.finish) == ("too risky", "filter")
 
 
-async def test_blocks_nobody_knows_go_back_as_they_came_and_unsigned_thinking_does_not() -> None:
+async def test_unknown_blocks_go_back_unchanged_but_not_unsigned_thinking() -> None:
     reply = await reply_to(
         START,
         block_start(0, type="redacted_thinking", data="xyz"),
@@ -203,7 +203,7 @@ async def test_blocks_nobody_knows_go_back_as_they_came_and_unsigned_thinking_do
     ]
 
 
-async def test_a_message_that_was_not_streamed_is_understood() -> None:
+async def test_a_message_that_was_not_streamed_is_read() -> None:
     content = [{"type": "text", "text": "so"}, {"type": "tool_use", "id": "t", "name": "add", "input": {"a": 1}}]
     usage = {"input_tokens": 5, "output_tokens": 9}
     whole = {"type": "message", "model": "m", "content": content, "stop_reason": "tool_use", "usage": usage}
@@ -214,7 +214,7 @@ async def test_a_message_that_was_not_streamed_is_understood() -> None:
     assert reply.usage == Usage(input_tokens=5, output_tokens=9)
 
 
-async def test_arguments_that_come_with_a_calls_beginning_and_in_pieces_too_count_once() -> None:
+async def test_arguments_sent_whole_and_in_pieces_count_once() -> None:
     stop = ({"type": "message_delta", "delta": {"stop_reason": "tool_use"}}, {"type": "message_stop"})
     begin = block_start(0, type="tool_use", id="t", name="add", input={"a": 1})
     whole = Call("t", "add", '{"a":1}')
@@ -222,7 +222,7 @@ async def test_arguments_that_come_with_a_calls_beginning_and_in_pieces_too_coun
     assert (await reply_to(START, begin, delta(0, partial_json='{"a":1}'), *stop)).calls == (whole,)
 
 
-async def test_where_nothing_is_counted_usage_is_estimated_and_marked() -> None:
+async def test_usage_is_estimated_when_the_provider_does_not_count() -> None:
     stop = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
     said = (block_start(0, type="text", text=""), delta(0, type="text_delta", text="a word or two"))
     begin = {"type": "message_start", "message": {"model": "m"}}
@@ -231,7 +231,7 @@ async def test_where_nothing_is_counted_usage_is_estimated_and_marked() -> None:
     assert reply.usage.estimated and reply.usage.input_tokens > 1 and reply.usage.output_tokens > 1
 
 
-async def test_an_error_event_is_classed_and_keeps_the_text() -> None:
+async def test_an_error_event_is_classified_and_keeps_the_text() -> None:
     overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
     items = (START, block_start(0, type="text", text=""), delta(0, type="text_delta", text="so far"), overloaded)
     with pytest.raises(ModelError) as caught:
@@ -239,6 +239,6 @@ async def test_an_error_event_is_classed_and_keeps_the_text() -> None:
     assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("overloaded", True, "so far")
 
 
-async def test_a_piece_of_a_block_that_never_began_is_nonsense() -> None:
+async def test_a_piece_of_an_unknown_block_is_an_error() -> None:
     with pytest.raises(ModelError, match="does not speak its protocol"):
         await reply_to(START, delta(3, type="text_delta", text="x"))

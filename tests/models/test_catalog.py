@@ -55,7 +55,7 @@ def remote(name: str, **options: Any) -> RemoteModel:
         ("llamacpp:x", ChatCompletions, "127.0.0.1:8080"),
     ],
 )
-def test_a_name_says_provider_and_model(name: str, wire: type, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_gives_provider_and_model(name: str, wire: type, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     provider = name.partition(":")[0]
     for variable in PROVIDERS[provider].key_variables[:1]:
         monkeypatch.setenv(variable, "sk-hidden")
@@ -97,7 +97,7 @@ def test_a_missing_key_is_named() -> None:
         ("nonsense", "Known: local, local:PATH, anthropic:NAME"),
     ],
 )
-def test_an_unknown_name_is_answered_with_what_exists(name: str, hint: str) -> None:
+def test_an_unknown_name_gets_a_suggestion(name: str, hint: str) -> None:
     with pytest.raises(NotFound) as caught:
         resolve_model(name)
     assert hint in str(caught.value)
@@ -118,7 +118,7 @@ def test_an_unknown_name_is_answered_with_what_exists(name: str, hint: str) -> N
         ("ollama:qwen3", "[::]:11500", "http://[::1]:11500", OllamaChat),
     ],
 )
-def test_a_base_url_is_taken_as_people_write_it(name: str, base_url: str, expected: str, wire: type) -> None:
+def test_a_base_url_may_be_written_in_many_ways(name: str, base_url: str, expected: str, wire: type) -> None:
     model = remote(name, base_url=base_url)
     assert model.endpoint.base_url == expected
     assert isinstance(model._wire, wire)
@@ -137,13 +137,13 @@ def test_a_base_url_is_taken_as_people_write_it(name: str, base_url: str, expect
         "   ",
     ],
 )
-def test_nonsense_is_no_base_url(url: str) -> None:
+def test_an_invalid_base_url_is_refused(url: str) -> None:
     with pytest.raises(BadInput, match="is no base URL") as caught:
         resolve_model("x", base_url=url)
     assert "hidden" not in str(caught.value)
 
 
-def test_an_empty_base_url_is_none() -> None:
+def test_an_empty_base_url_counts_as_no_base_url() -> None:
     with pytest.raises(NotFound, match="there is no model 'x'"):
         resolve_model("x", base_url="")
 
@@ -155,14 +155,14 @@ def test_a_key_and_a_password_cannot_both_be_sent(monkeypatch: pytest.MonkeyPatc
     assert remote("x", base_url="http://user:pass@127.0.0.1:9").endpoint.address == "127.0.0.1:9"
 
 
-def test_addresses_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_urls_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_HOST", "0.0.0.0:11500")
     assert remote("ollama:x").endpoint.base_url == "http://127.0.0.1:11500"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:4000/v1")
     assert isinstance(remote("openai:x")._wire, ChatCompletions)
 
 
-def test_a_key_goes_to_no_server_it_was_not_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_sent_only_to_its_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
     monkeypatch.setenv("MY_KEY", "mine")
     assert remote("x", base_url="http://elsewhere.test").endpoint.key is None
@@ -200,7 +200,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
 
-async def test_without_a_name_the_first_that_works_is_taken_and_the_reason_told(
+async def test_without_a_name_the_first_model_that_works_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nowhere(monkeypatch)
@@ -232,7 +232,7 @@ async def test_without_a_name_the_first_that_works_is_taken_and_the_reason_told(
         assert (await choose.choose_model(default="ollama:yours")).model.name == "ollama:yours"
 
 
-async def test_without_anything_it_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_any_model_the_error_lists_the_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere(monkeypatch)
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NotFound) as caught:
@@ -241,7 +241,7 @@ async def test_without_anything_it_says_what_was_tried(monkeypatch: pytest.Monke
         assert word in str(caught.value)
 
 
-async def test_an_address_that_is_none_does_not_hide_the_models_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bad_address_does_not_hide_the_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere(monkeypatch)
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:99999")
     monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
@@ -276,7 +276,7 @@ async def test_a_model_without_a_name_is_chosen_when_it_is_needed(monkeypatch: p
         assert listed.name == "fake"
 
 
-async def test_a_server_without_models_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_without_models_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StrictChat, "document", lambda self, method, path: {"data": []})
     async with StrictChat() as server:
         with pytest.raises(NotFound, match="lists no models"):

@@ -61,7 +61,7 @@ async def test_parallel_calls_and_their_results_are_accepted() -> None:
         assert fake.rejected == []
 
 
-async def test_arguments_that_are_no_json_are_sent_as_json_all_the_same() -> None:
+async def test_arguments_that_are_no_json_are_sent_as_a_json_object() -> None:
     broken = Call("c1", "add", '{"a": 1, "b"')
     async with StrictChat() as fake:
         await reply_of(chat_model(fake), ask("hi", ModelMessage(calls=(broken,)), *results((broken,)), tools=(ADD,)))
@@ -69,7 +69,7 @@ async def test_arguments_that_are_no_json_are_sent_as_json_all_the_same() -> Non
     assert json.loads(sent) == {"invalid_arguments": '{"a": 1, "b"'}
 
 
-def test_a_vendor_with_rules_of_its_own_gets_its_ids() -> None:
+def test_a_vendor_gets_ids_by_its_own_rule() -> None:
     calls = (Call("call_1", "add"), Call("abcDEF123", "add"))
     sent = body(ask("hi", ModelMessage(calls=calls), *results(calls)), Quirks(id_rule=MISTRAL_IDS))
     ids = [call["id"] for call in sent["messages"][2]["tool_calls"]]
@@ -97,7 +97,7 @@ async def test_images_and_files_are_shown() -> None:
     assert "cannot be shown" in body(ask(UserMessage(parts)))["messages"][1]["content"][5]["text"]
 
 
-async def test_what_a_tool_showed_follows_when_all_results_are_there() -> None:
+async def test_images_in_results_follow_after_the_last_result() -> None:
     calls = (Call("c1", "add"), Call("c2", "add"))
     shown = ResultMessage("c1", "add", "a picture", parts=(ImagePart(data="QUJD"),))
     async with StrictChat() as fake:
@@ -128,13 +128,13 @@ async def test_sampling_format_choice_and_extras_are_passed_on() -> None:
     assert sent["response_format"]["json_schema"] == {"name": "answer", "schema": schema, "strict": True}
 
 
-def test_a_vendor_without_schemas_is_told_in_words() -> None:
+def test_a_vendor_without_schemas_gets_the_schema_in_the_prompt() -> None:
     sent = body(ask("hi", output_schema={"type": "object"}), Quirks(schema_mode="json_object"))
     assert sent["response_format"] == {"type": "json_object"}
     assert '{"type":"object"}' in sent["messages"][0]["content"]
 
 
-def test_only_a_vendor_that_wants_its_reasoning_back_gets_it_and_only_its_own() -> None:
+def test_reasoning_goes_back_only_to_its_own_model() -> None:
     quirks, call = Quirks(replays_reasoning=True), Call("c1", "add")
     own = ModelMessage("", (call,), "mine", '{"owner":"chat:fake:m","fields":{"reasoning_content":"mine"}}')
     foreign = ModelMessage("", (call,), "theirs", '{"owner":"chat:other:m","fields":{"reasoning_content":"theirs"}}')
@@ -143,7 +143,7 @@ def test_only_a_vendor_that_wants_its_reasoning_back_gets_it_and_only_its_own() 
     assert "reasoning_content" not in body(ask("hi", own))["messages"][2]
 
 
-def test_signatures_of_calls_go_back_and_foreign_calls_get_the_one_that_skips_the_check() -> None:
+def test_call_signatures_go_back_and_foreign_calls_get_the_dummy() -> None:
     quirks, call = Quirks(needs_thought_signatures=True), Call("c1", "add")
     own = ModelMessage("", (call,), "", '{"owner":"chat:fake:m","items":[{"google":{"thought_signature":"abc"}}]}')
     assert body(ask("hi", own), quirks)["messages"][2]["tool_calls"][0]["extra_content"] == {
@@ -234,7 +234,7 @@ async def test_deltas_come_in_order_and_calls_carry_their_name_once() -> None:
         pytest.param([piece(0, None, None), piece(0, "add", "{}", id="")], [(None, "add", "{}")], id="an empty piece"),
     ],
 )
-async def test_calls_are_put_together_however_a_server_writes_them(pieces: list[Any], expected: list[Any]) -> None:
+async def test_calls_are_joined_however_a_server_sends_their_pieces(pieces: list[Any], expected: list[Any]) -> None:
     for chunks in ([chunk(tool_calls=[one]) for one in pieces], [chunk(tool_calls=pieces)]):
         reply = await reply_to(*chunks, chunk("stop"))
         assert [(call.tool, call.arguments) for call in reply.calls] == [want[1:] for want in expected]
@@ -243,7 +243,7 @@ async def test_calls_are_put_together_however_a_server_writes_them(pieces: list[
         assert reply.finish == "calls"
 
 
-async def test_a_call_that_was_cut_off_is_not_taken_for_a_whole_one() -> None:
+async def test_a_cut_off_call_keeps_its_missing_arguments() -> None:
     reply = await reply_to(chunk(tool_calls=[piece(0, "add", "", id="x")]), chunk("length"))
     assert (reply.finish, reply.calls) == ("length", (Call("x", "add", ""),))
 
@@ -262,7 +262,7 @@ async def test_a_call_that_was_cut_off_is_not_taken_for_a_whole_one() -> None:
         ([chunk(content=[{"type": "thinking", "thinking": [{"text": "hm"}]}, {"text": "yes"}])], "hm", "yes"),
     ],
 )
-async def test_reasoning_is_told_apart_from_the_answer(chunks: list[Any], thought: str, text: str) -> None:
+async def test_reasoning_is_separated_from_the_answer(chunks: list[Any], thought: str, text: str) -> None:
     whole = events(*chunks, chunk("stop"), "[DONE]")
     async with StrictChat([Odd(raw=whole), Odd(raw=whole, split=1)]) as fake:
         for _ in range(2):
@@ -278,24 +278,24 @@ async def test_finish_reasons_are_translated(finish: str | None, expected: str) 
     assert (await reply_to(chunk(content="x"), chunk(finish))).finish == expected
 
 
-async def test_a_reply_that_ends_with_an_error_is_none() -> None:
+async def test_a_reply_that_finishes_with_an_error_fails() -> None:
     with pytest.raises(ModelError, match="broke off with an error") as caught:
         await reply_to(chunk(content="so far"), chunk("error"))
     assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("internal", True, "so far")
 
 
-async def test_a_refusal_is_text_and_marked() -> None:
+async def test_a_refusal_becomes_text_with_finish_filter() -> None:
     reply = await reply_to(chunk(refusal="I can"), chunk(refusal="not."), chunk("stop"))
     assert (reply.text, reply.finish) == ("I cannot.", "filter")
 
 
-async def test_empty_choices_and_other_choices_are_passed_over() -> None:
+async def test_empty_choices_and_further_choices_are_skipped() -> None:
     other = {"choices": [{"index": 1, "delta": {"content": "other"}}]}
     reply = await reply_to({"choices": []}, {"choices": None}, {}, other, chunk(content="this"), chunk("stop"))
     assert reply.text == "this"
 
 
-async def test_a_server_that_does_not_stream_is_understood() -> None:
+async def test_a_completion_that_was_not_streamed_is_read() -> None:
     call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a":1,"b":2}'}}
     message = {"role": "assistant", "content": "so", "tool_calls": [call]}
     whole = {"model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
@@ -339,7 +339,7 @@ async def test_usage_is_found_where_servers_put_it(usage_in: str) -> None:
         assert (count.cached_tokens, count.reasoning_tokens, count.estimated) == (60, 5, False)
 
 
-async def test_a_price_the_provider_tells_is_taken() -> None:
+async def test_the_providers_own_cost_is_used() -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}
     assert (await reply_to(chunk("stop"), {"choices": [], "usage": usage})).usage.cost == 0.25
 
@@ -369,7 +369,7 @@ async def test_reasoning_details_and_signatures_are_kept_for_the_same_model() ->
     assert sent["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "s"}}
 
 
-async def test_nonsense_is_an_error_that_may_be_retried() -> None:
+async def test_invalid_json_is_an_error_that_may_be_retried() -> None:
     async with StrictChat([Odd(raw=b"data: {nonsense\n\ndata: {}\n\n")]) as fake:
         with pytest.raises(ModelError, match="does not speak its protocol") as caught:
             await reply_of(chat_model(fake), ask("hi"))

@@ -28,7 +28,7 @@ class Vectors(StrictChat):
         return Odd(raw=json.dumps(self.odd or {"data": data[::-1]}).encode(), content_type="application/json")
 
 
-async def test_each_text_gets_its_vector_whatever_the_order_they_come_in() -> None:
+async def test_each_text_gets_its_own_vector_in_any_order() -> None:
     async with Vectors() as fake:
         model = chat_model(fake, "small")
         assert await Embedding(model)(["a", "bcd"]) == [[1.0], [3.0]]
@@ -40,7 +40,7 @@ async def test_each_text_gets_its_vector_whatever_the_order_they_come_in() -> No
 
 
 @pytest.mark.parametrize("odd", [{"data": []}, {"data": [{"index": 7, "embedding": [1.0]}]}, {"error": "no"}, ["?"]])
-async def test_what_is_no_answer_is_told(odd: Any) -> None:
+async def test_an_invalid_embeddings_response_is_an_error(odd: Any) -> None:
     vectors = Vectors()
     vectors.odd = odd
     async with vectors as fake:
@@ -50,7 +50,7 @@ async def test_what_is_no_answer_is_told(odd: Any) -> None:
         await model.close()
 
 
-async def test_a_server_without_vectors_is_told() -> None:
+async def test_a_server_without_embeddings_is_an_error() -> None:
     async with StrictAnthropic() as fake:
         model = anthropic_model(fake)
         with pytest.raises(ModelError, match="gives no embeddings"):
@@ -58,7 +58,7 @@ async def test_a_server_without_vectors_is_told() -> None:
         await model.close()
 
 
-async def test_the_settings_name_the_embedding_and_the_chosen_model_is_not_made_twice(
+async def test_the_settings_choose_the_embedding_and_reuse_the_chosen_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Both(ScriptedModel):
@@ -75,7 +75,7 @@ async def test_the_settings_name_the_embedding_and_the_chosen_model_is_not_made_
         assert found is not None and await found(["abc"]) == [[3.0]]
 
 
-def test_an_embedding_that_cannot_be_is_told_before_anything_starts() -> None:
+def test_an_impossible_embedding_is_refused_at_once() -> None:
     with pytest.raises(NotFound, match="nonsense"):
         resolve_embedding("nonsense")
     with pytest.raises(BadInput, match="gives no embeddings"):

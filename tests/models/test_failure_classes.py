@@ -66,7 +66,7 @@ LOADING = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_e
         (307, b"", "bad_request", False),
     ],
 )
-def test_refusals_are_classed(status: int, body: bytes, kind: str, retryable: bool) -> None:
+def test_refusals_are_classified(status: int, body: bytes, kind: str, retryable: bool) -> None:
     error = classify_response(status, {}, body, WHO)
     assert (error.kind, error.retryable) == (kind, retryable)
     assert "acme (api.acme.test)" in str(error)
@@ -74,7 +74,7 @@ def test_refusals_are_classed(status: int, body: bytes, kind: str, retryable: bo
     assert "sk-secret" not in str(error)
 
 
-def test_a_proxy_that_wants_credentials_is_not_taken_for_the_provider() -> None:
+def test_a_proxy_that_wants_credentials_is_named() -> None:
     error = classify_response(407, {}, b"", WHO)
     assert (error.kind, error.retryable) == ("auth", False)
     assert "the proxy on the way" in str(error) and "HTTPS_PROXY" in str(error)
@@ -103,11 +103,11 @@ def test_the_variable_of_a_refused_key_is_named() -> None:
         ({}, "no idea", None),
     ],
 )
-def test_waits_are_read_from_headers_and_words(headers: dict[str, str], text: str, expected: float | None) -> None:
+def test_waits_are_read_from_headers_and_messages(headers: dict[str, str], text: str, expected: float | None) -> None:
     assert parse_retry_after(headers, text) == (pytest.approx(expected) if expected is not None else None)
 
 
-def test_a_date_to_wait_for_is_understood() -> None:
+def test_retry_after_may_be_a_date() -> None:
     at = datetime.now(UTC) + timedelta(seconds=90)
     wait = parse_retry_after({"retry-after": format_datetime(at, usegmt=True)})
     assert wait is not None
@@ -132,7 +132,7 @@ def test_a_wait_of_hours_is_a_quota_and_not_retried() -> None:
         ({"message": "odd"}, "internal", True),
     ],
 )
-def test_failures_in_a_stream_are_classed(error: Any, kind: str, retryable: bool) -> None:
+def test_errors_in_a_stream_are_classified(error: Any, kind: str, retryable: bool) -> None:
     failure = classify_stream_error(error, WHO)
     assert (failure.kind, failure.retryable) == (kind, retryable)
 
@@ -152,5 +152,5 @@ def test_failures_in_a_stream_are_classed(error: Any, kind: str, retryable: bool
         (b'{"odd":1}', '{"odd":1}'),
     ],
 )
-def test_the_provider_is_quoted_whatever_its_form(body: bytes, said: str) -> None:
+def test_the_providers_message_is_found_in_any_form(body: bytes, said: str) -> None:
     assert extract_message(body) == said

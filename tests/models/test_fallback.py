@@ -26,7 +26,7 @@ async def test_the_next_model_answers_when_one_fails_for_good() -> None:
         assert (len(one.seen), len(two.seen)) == (1, 2), "one that failed rests for a while"
 
 
-async def test_what_may_pass_is_left_to_the_retries_at_first() -> None:
+async def test_the_caller_retries_a_temporary_failure_first() -> None:
     now = [0.0]
     async with StrictChat([status(503), status(503), Reply(text="back")]) as one, StrictChat([SECOND]) as two:
         model = Fallback((chat_model(one), chat_model(two)), clock=lambda: now[0])
@@ -50,7 +50,7 @@ async def test_a_model_that_has_begun_to_answer_is_not_replaced() -> None:
         assert two.seen == []
 
 
-async def test_when_all_fail_the_last_error_is_told_and_the_first_is_asked_again() -> None:
+async def test_when_all_models_fail_the_last_error_is_raised() -> None:
     async with StrictChat([status(401)]) as one, StrictChat([status(402, "no credit")]) as two:
         model = fallback(chat_model(one), chat_model(two))
         for _ in range(2):
@@ -71,7 +71,7 @@ async def test_leaving_early_and_closing_reach_the_models() -> None:
         await model.close()
 
 
-def test_one_model_is_itself_and_none_is_a_mistake() -> None:
+def test_one_model_is_returned_itself_and_none_is_refused() -> None:
     model = chat_model("http://127.0.0.1:9")
     assert fallback(model) is model
     with pytest.raises(BadInput):

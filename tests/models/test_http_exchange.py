@@ -50,7 +50,7 @@ async def failure_of(model: RemoteModel) -> ModelError:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
-async def test_a_reply_is_the_same_however_small_the_pieces_it_comes_in(size: int) -> None:
+async def test_a_reply_is_the_same_in_pieces_of_any_size(size: int) -> None:
     whole = Reply(text=TEXT, reasoning="hm, größer", calls=CALLS)
     async with StrictChat([whole, Odd(whole, split=size)]) as fake:
         model = chat_model(fake)
@@ -62,7 +62,7 @@ async def test_a_reply_is_the_same_however_small_the_pieces_it_comes_in(size: in
     assert "".join(e.text for e in second if isinstance(e, TextDelta)) == TEXT
 
 
-async def test_what_arrives_together_is_one_delta_and_the_first_is_not_held_back() -> None:
+async def test_pieces_that_arrive_together_are_one_delta_without_delay() -> None:
     held = asyncio.Event()
     async with StrictChat([Reply(text=TEXT), Odd(Reply(text=TEXT), split=400, held=held, held_after=800)]) as fake:
         model = chat_model(fake)
@@ -76,7 +76,7 @@ async def test_what_arrives_together_is_one_delta_and_the_first_is_not_held_back
     assert isinstance(rest[-1], Reply) and rest[-1].text == TEXT
 
 
-async def test_headers_that_come_too_late_are_a_stall_that_may_be_retried() -> None:
+async def test_late_headers_are_a_stall_that_may_be_retried() -> None:
     async with StrictChat([Odd(headers_late=PATIENCE)]) as fake:
         error = await failure_of(chat_model(fake, timeouts=short("first_byte")))
     assert (error.kind, error.retryable, error.partial) == ("stalled", True, "")
@@ -91,7 +91,7 @@ async def test_one_byte_and_then_nothing_is_a_stall() -> None:
         await asyncio.wait_for(fake.hung_up.wait(), PATIENCE)
 
 
-async def test_a_stall_keeps_what_had_been_said() -> None:
+async def test_a_stall_keeps_the_text_so_far() -> None:
     async with StrictChat([Odd(Reply(text="Half of it"), stall_after=500)]) as fake:
         error = await failure_of(chat_model(fake, timeouts=short("idle")))
     assert error.kind == "stalled"
@@ -106,7 +106,7 @@ async def test_a_reply_that_never_ends_is_stopped_and_not_retried() -> None:
     assert "not finished its reply after 0.3 s" in str(error)
 
 
-async def test_the_time_a_reader_takes_for_itself_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_consumer_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     seen, clock = 0, loop.time
     monkeypatch.setattr(loop, "time", lambda: clock() + (2 * PATIENCE if seen > 1 else 0.0))
@@ -119,7 +119,7 @@ async def test_the_time_a_reader_takes_for_itself_is_no_stall(monkeypatch: pytes
     assert seen > 2
 
 
-async def test_a_reset_in_mid_stream_keeps_what_had_been_said() -> None:
+async def test_a_reset_connection_keeps_the_text_so_far() -> None:
     async with StrictChat([Odd(Reply(text="Half of it"), reset_after=500), Reply(text="All of it")]) as fake:
         model = chat_model(fake)
         error = await failure_of(model)
@@ -130,14 +130,14 @@ async def test_a_reset_in_mid_stream_keeps_what_had_been_said() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 300, 500])
-async def test_a_connection_that_just_ends_is_no_complete_reply(cut: int) -> None:
+async def test_a_closed_connection_is_no_complete_reply(cut: int) -> None:
     async with StrictChat([Odd(Reply(text=TEXT), end_after=cut)]) as fake:
         error = await failure_of(chat_model(fake))
     assert (error.kind, error.retryable) == ("network", True)
 
 
 @pytest.mark.parametrize("way", ["end_after", "reset_after", "stall_after"])
-async def test_what_breaks_behind_the_end_of_a_reply_takes_nothing_from_it(way: str) -> None:
+async def test_a_failure_after_the_end_of_a_reply_does_not_matter(way: str) -> None:
     said = {"choices": [{"index": 0, "delta": {"content": "all of it"}, "finish_reason": "stop"}]}
     raw = events(said, "[DONE]")
     at = raw.index(b"[DONE]")
@@ -147,7 +147,7 @@ async def test_what_breaks_behind_the_end_of_a_reply_takes_nothing_from_it(way: 
 
 
 @pytest.mark.parametrize("way", ["end_after", "reset_after", "stall_after"])
-async def test_a_refusal_counts_though_its_words_do_not_come(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_status_counts_when_the_error_body_never_comes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_ERROR_SECONDS", 0.3)
     refusal = Odd(raw=b'{"error": "no such', status=401, content_type="application/json", **{way: 10})
     async with StrictChat([refusal]) as fake:
@@ -155,7 +155,7 @@ async def test_a_refusal_counts_though_its_words_do_not_come(way: str, monkeypat
     assert (error.kind, error.retryable) == ("auth", False)
 
 
-async def test_a_server_that_lingers_after_its_end_does_not_hold_the_reply_back() -> None:
+async def test_a_server_that_keeps_the_connection_open_does_not_delay_the_reply() -> None:
     async with StrictChat([Odd(Reply(text="done"), end_late=60.0)]) as fake:
         async with asyncio.timeout(PATIENCE):
             assert (await reply_of(chat_model(fake), ask("hi"))).text == "done"
@@ -170,13 +170,13 @@ async def test_an_error_and_then_success() -> None:
         assert len(fake.seen) == 2, "nothing is retried below the engine"
 
 
-async def test_retry_after_is_told() -> None:
+async def test_retry_after_is_part_of_the_error() -> None:
     async with StrictChat([status(429, "slow down", retry_after="7")]) as fake:
         error = await failure_of(chat_model(fake))
     assert (error.kind, error.retryable, error.retry_after) == ("overloaded", True, 7.0)
 
 
-async def test_a_failure_in_the_middle_of_a_stream_is_classed_and_keeps_the_text() -> None:
+async def test_an_error_in_a_stream_is_classified_and_keeps_the_text() -> None:
     chunk = {"choices": [{"index": 0, "delta": {"content": "so far"}}]}
     broken = {"error": {"code": 529, "message": "overloaded, try again in 3s"}}
     async with StrictChat([Odd(raw=events(chunk, broken))]) as fake:
@@ -232,14 +232,14 @@ async def test_a_large_body_is_sent_whole() -> None:
         assert len(fake.seen[0].raw) > 3_000_000
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
+async def test_a_missing_server_is_named() -> None:
     with nobody() as base_url:
         error = await failure_of(chat_model(base_url))
     assert (error.kind, error.retryable) == ("network", True)
     assert "cannot be reached" in str(error)
 
 
-async def test_a_server_that_does_not_take_the_connection_is_given_up() -> None:
+async def test_a_connection_that_is_not_accepted_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
         for _ in range(4):  # what nobody accepts fills the queue, and the next is left waiting
             waiting = stack.enter_context(socket.socket())
@@ -296,7 +296,7 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
     assert error.kind == "network"
 
 
-async def test_a_proxy_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unusable_proxy_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("all_proxy", "socks5://user:secret@127.0.0.1:1080")
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -321,7 +321,7 @@ async def test_a_proxy_may_be_named_without_its_scheme(monkeypatch: pytest.Monke
     assert "secret" not in str(error)
 
 
-def test_why_a_certificate_is_not_trusted_is_told() -> None:
+def test_the_reason_for_an_untrusted_certificate_is_named() -> None:
     why = ssl.SSLCertVerificationError(1, "certificate verify failed")
     why.verify_message = "certificate has expired"
     assert http._describe_cause(ClientConnectorCertificateError(mock.Mock(), why)) == "certificate has expired"

@@ -118,7 +118,7 @@ def test_any_value_in_any_place_is_a_reply_or_a_failure(way: str, data: st.DataO
         ("responses", (3, "item", "arguments"), 7),
     ],
 )
-async def test_what_stands_deeper_is_told_as_the_providers_mistake(
+async def test_a_wrong_value_deeper_in_a_message_is_the_providers_error(
     way: str, path: tuple[Any, ...], instead: Any
 ) -> None:
     items, write, fake, make = WAYS[way]
@@ -145,7 +145,7 @@ async def test_what_stands_deeper_is_told_as_the_providers_mistake(
         ("ollama", (0, "done"), None),
     ],
 )
-async def test_what_means_nothing_else_is_forgiven(way: str, path: tuple[Any, ...], instead: Any) -> None:
+async def test_values_that_can_only_mean_one_thing_are_accepted(way: str, path: tuple[Any, ...], instead: Any) -> None:
     items, write, fake, make = WAYS[way]
     async with fake([Odd(raw=write(*spoilt(items, path, instead)))]) as server:
         reply = await reply_of(make(server), ask("hi", tools=(ADD,)))
@@ -154,7 +154,7 @@ async def test_what_means_nothing_else_is_forgiven(way: str, path: tuple[Any, ..
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_bytes_that_are_no_text_become_marks_and_not_an_error(way: str) -> None:
+async def test_invalid_utf8_is_replaced_and_no_error(way: str) -> None:
     items, write, fake, make = WAYS[way]
     async with fake([Odd(raw=write(*items).replace(b'"so"', b'"s\xff\xe9o"'))]) as server:
         reply = await reply_of(make(server), ask("hi", tools=(ADD,)))
@@ -170,7 +170,7 @@ async def test_bytes_that_are_no_text_become_marks_and_not_an_error(way: str) ->
         ("responses", {"status": "completed", "output": [ITEMS[1]]}),
     ],
 )
-async def test_what_a_response_calls_itself_does_not_matter(way: str, whole: Any, content_type: str) -> None:
+async def test_the_content_type_of_a_response_does_not_matter(way: str, whole: Any, content_type: str) -> None:
     items, write, fake, make = WAYS[way]
     blank = b"\xef\xbb\xbf\r\n  "
     refused = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
@@ -202,7 +202,7 @@ PROXYS = {"error": {"type": "invalid_request_error", "message": "what was wrong"
         ("chat", {"object": "error", "message": "what was wrong", "code": 400}),
     ],
 )
-async def test_a_servers_own_error_is_told_whatever_its_protocol(way: str, error: dict[str, Any]) -> None:
+async def test_a_proxys_own_error_is_reported_in_every_protocol(way: str, error: dict[str, Any]) -> None:
     items, write, fake, make = WAYS[way]
     async with fake([Odd(raw=write(items[0], error))]) as server:
         with pytest.raises(ModelError, match="what was wrong") as caught:
@@ -211,7 +211,7 @@ async def test_a_servers_own_error_is_told_whatever_its_protocol(way: str, error
 
 
 @pytest.mark.parametrize("way", ["anthropic", "responses"])
-async def test_events_nobody_knows_may_have_any_shape(way: str) -> None:
+async def test_unknown_events_may_have_any_shape(way: str) -> None:
     items, write, fake, make = WAYS[way]
     new = {"type": "shiny", "delta": "x", "index": "y", "message": 7, "output_index": [], "response": "z", "item": 1}
     async with fake([Odd(raw=write(items[0], new, *items[1:]))]) as server:
@@ -227,7 +227,7 @@ async def test_a_stream_that_ends_early_is_no_reply(way: str, count: int) -> Non
     assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("network", True, "so")
 
 
-async def test_what_came_before_nonsense_is_kept() -> None:
+async def test_text_before_invalid_data_is_kept() -> None:
     async with StrictChat([Odd(raw=events(CHAT[0]) + b"data: [1]\n\n")]) as fake:
         with pytest.raises(ModelError) as caught:
             await reply_of(chat_model(fake), ask("hi"))

@@ -80,7 +80,7 @@ async def test_own_reasoning_comes_back_after_a_turn_of_another_model() -> None:
         assert one.rejected == []
 
 
-async def test_a_history_of_anybody_is_accepted_by_a_vendor_with_narrow_ids() -> None:
+async def test_a_foreign_history_gets_ids_that_a_strict_vendor_accepts() -> None:
     async with StrictAnthropic(SCRIPT) as one, StrictChat() as two:
         items: list[Message] = [user("go")]
         await turns(anthropic_model(one), items, {}, 1)

@@ -34,7 +34,7 @@ async def test_the_window_is_asked_and_set(parameters: str, context: int, window
         assert fake.seen[-1].body["options"]["num_ctx"] == window
 
 
-async def test_what_does_not_fit_is_refused_and_not_cut() -> None:
+async def test_a_request_that_does_not_fit_is_refused() -> None:
     async with FakeOllama() as fake:
         fake.context = 4000
         with pytest.raises(ModelError, match="the window of ollama:m has 4000") as caught:

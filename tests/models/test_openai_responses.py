@@ -30,7 +30,7 @@ async def reply_to(*items: Any, **odd: Any) -> Reply:
         return await reply_of(responses_model(fake), ask("hi", tools=TOOLS))
 
 
-async def test_reasoning_that_led_to_nothing_any_more_is_left_out() -> None:
+async def test_reasoning_without_its_calls_is_left_out() -> None:
     async with StrictResponses([Reply(reasoning="hm", calls=CALLS), Reply(text="ok")]) as fake:
         model = responses_model(fake)
         first = await reply_of(model, ask("hi", tools=TOOLS))
@@ -81,14 +81,14 @@ async def test_incomplete_replies_say_why(finish: Any, expected: str) -> None:
         assert (await reply_of(responses_model(fake), ask("hi"))).finish == expected
 
 
-async def test_a_refusal_is_text_and_marked() -> None:
+async def test_a_refusal_becomes_text_with_finish_filter() -> None:
     refused = {"type": "response.refusal.delta", "output_index": 0, "delta": "I cannot."}
     reply = await reply_to(refused, {"type": "response.completed", "response": {"status": "completed"}})
     assert (reply.text, reply.finish) == ("I cannot.", "filter")
     assert reply.usage.estimated
 
 
-async def test_a_server_that_only_tells_the_end_is_understood_streamed_or_not() -> None:
+async def test_a_response_without_deltas_is_read_streamed_or_not() -> None:
     output = [
         {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "hm"}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
@@ -122,14 +122,14 @@ async def test_a_server_that_only_tells_the_end_is_understood_streamed_or_not() 
         ({"type": "error", "code": "context_length_exceeded", "message": "too long"}, "too_long", False),
     ],
 )
-async def test_failures_in_the_stream_are_classed(event: dict[str, Any], kind: str, retryable: bool) -> None:
+async def test_errors_in_the_stream_are_classified(event: dict[str, Any], kind: str, retryable: bool) -> None:
     said_so = {"type": "response.output_text.delta", "output_index": 0, "delta": "so far"}
     with pytest.raises(ModelError) as caught:
         await reply_to(said_so, event)
     assert (caught.value.kind, caught.value.retryable, caught.value.partial) == (kind, retryable, "so far")
 
 
-async def test_a_document_that_is_no_response_is_no_empty_answer() -> None:
+async def test_a_document_of_another_shape_is_an_error() -> None:
     async with StrictResponses([Odd(raw=b'{"detail": "moved"}', content_type="application/json")]) as fake:
         with pytest.raises(ModelError, match="moved"):
             await reply_of(responses_model(fake), ask("hi"))

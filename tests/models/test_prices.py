@@ -25,7 +25,7 @@ def test_cached_and_written_tokens_have_their_own_price() -> None:
     assert cost == pytest.approx(0.2 * 3.0 + 0.6 * 0.3 + 0.2 * 3.75 + 0.1 * 15.0)
 
 
-def test_a_model_nobody_priced_costs_nothing_here() -> None:
+def test_a_model_without_a_price_costs_nothing() -> None:
     assert cost_of("acme:unheard-of", Usage(1000, 1000)) == 0.0
 
 
@@ -47,7 +47,7 @@ def test_dated_names_find_their_row_and_other_models_do_not(name: str, row: str 
     assert (found.match if found else None) == row
 
 
-def test_an_own_table_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_table_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "prices.json"
     rows = [{"match": "acme:*", "input": 2.0, "output": 4.0}, {"match": "openai:gpt-4o", "input": 0.0, "output": 1.0}]
     table.write_text(json.dumps({"models": rows}))
@@ -57,7 +57,7 @@ def test_an_own_table_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert find_model_info("openai:gpt-4o-mini") is not None
 
 
-def test_a_table_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_table_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_PRICES", str(tmp_path / "missing.json"))
     with pytest.raises(BadInput, match=r"missing\.json cannot be read"):
         find_model_info("openai:gpt-4o")

@@ -55,7 +55,7 @@ async def test_an_exchange_is_recorded_without_its_key_and_plays_back(tmp_path: 
         await model.close()
 
 
-async def test_what_ends_with_an_error_is_recorded_too(tmp_path: Path) -> None:
+async def test_an_exchange_that_ends_with_an_error_is_recorded(tmp_path: Path) -> None:
     file = tmp_path / "refused.json"
     with pytest.raises(ModelError, match="slow down"):
         async with StrictChat([status(429, "slow down")]) as fake, record(fake.base_url, file) as base_url:
@@ -63,7 +63,7 @@ async def test_what_ends_with_an_error_is_recorded_too(tmp_path: Path) -> None:
     assert [exchange.status for exchange in load(file).exchanges] == [429]
 
 
-async def test_a_provider_that_is_not_there_is_said_and_no_recording_is_lost(tmp_path: Path) -> None:
+async def test_a_missing_provider_is_an_error_and_keeps_the_old_recording(tmp_path: Path) -> None:
     file = tmp_path / "older.json"
     file.write_text("an older recording")
     async with StrictChat() as fake:
@@ -79,7 +79,7 @@ def chat_model_of(name: str, base_url: str) -> Any:
 
 
 @pytest.mark.parametrize("version", ["", "/v1"])
-async def test_an_exchange_is_recorded_with_a_base_url_as_models_take_it(
+async def test_an_exchange_is_recorded_with_any_form_of_base_url(
     tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_KEY", "sk-test")
@@ -95,7 +95,7 @@ async def test_an_exchange_is_recorded_with_a_base_url_as_models_take_it(
             assert await Agent(model("some-model", base_url=base_url)).ask("Hi") == "Hello."
 
 
-async def test_another_request_than_the_recorded_one_is_refused_if_it_must_be_exact(tmp_path: Path) -> None:
+async def test_an_exact_replay_refuses_another_request(tmp_path: Path) -> None:
     file = tmp_path / "exchange.json"
     async with StrictChat() as fake, record(fake.base_url, file) as base_url:
         await reply_of(chat_model(base_url), ask("hi"))
@@ -118,7 +118,7 @@ async def test_bytes_that_are_no_text_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", RECORDINGS, ids=[file.stem for file in RECORDINGS])
-async def test_a_recorded_oddity_becomes_what_it_should(file: Path) -> None:
+async def test_a_recorded_exchange_gives_the_expected_reply(file: Path) -> None:
     recording = load(file)
     assert recording.about
     expected = {name: msgspec.json.decode(value) for name, value in recording.expect.items()}

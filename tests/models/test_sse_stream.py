@@ -33,7 +33,7 @@ def read(data: bytes, cuts: list[int] = [], **options: bool) -> tuple[list[str],
 
 
 @given(texts, st.lists(st.integers(0, 5000), max_size=40), st.sampled_from(["\n", "\r\n"]), st.booleans())
-def test_the_messages_are_the_same_whatever_the_borders(
+def test_messages_are_the_same_wherever_the_bytes_are_cut(
     said: list[str], cuts: list[int], end: str, escaped: bool
 ) -> None:
     data = "".join(f"data: {json.dumps({'text': text}, ensure_ascii=escaped)}{end}{end}" for text in said).encode(
@@ -46,22 +46,22 @@ def test_the_messages_are_the_same_whatever_the_borders(
 
 
 @given(texts, st.lists(st.integers(0, 5000), max_size=40))
-def test_lines_of_json_need_no_frame(said: list[str], cuts: list[int]) -> None:
+def test_json_lines_are_read_without_frames(said: list[str], cuts: list[int]) -> None:
     data = "\n".join(json.dumps({"text": text}) for text in said).encode()
     assert read(data, cuts, is_framed=False) == (said, False)
 
 
-def test_a_message_over_very_many_lines_is_read_once_and_not_again_at_each_of_them() -> None:
+def test_a_message_over_many_lines_is_decoded_once() -> None:
     data = b'data:{"text":"a","error":[\n' + b"data:1,\n" * 100_000 + b"data:1]}\n\n"
     assert read(data) == (["a"], False)
 
 
-def test_every_byte_may_come_alone() -> None:
+def test_every_byte_may_arrive_alone() -> None:
     data = 'data: {"text":"größer ✓"}\n\ndata: [DONE]\n\n'.encode()
     assert read(data, list(range(len(data)))) == (["größer ✓"], True)
 
 
-def test_comments_names_and_ids_are_passed_over() -> None:
+def test_comments_names_and_ids_are_skipped() -> None:
     data = b': OPENROUTER PROCESSING\n\nevent: x\nid: 7\nretry: 3\ndata:{"text":"a"}\n\n: ping\n\n'
     assert read(data) == (["a"], False)
 
@@ -71,15 +71,15 @@ def test_an_event_may_take_several_lines() -> None:
     assert read(b'data: {"text":\ndata: "a"}\n\n', [14, 15, 16]) == (["a"], False)
 
 
-def test_what_follows_the_end_is_not_read() -> None:
+def test_data_after_the_end_is_not_read() -> None:
     assert read(b'data: {"text":"a"}\n\ndata: [DONE]\n\ndata: {"text":"b"}\n\n' + b"data: x\n\n" * 5) == (["a"], True)
 
 
-def test_the_last_line_need_not_end() -> None:
+def test_the_last_line_may_lack_its_line_break() -> None:
     assert read(b'data: {"text":"a"}') == (["a"], False)
 
 
-def test_half_a_surrogate_pair_becomes_a_mark_and_not_an_error() -> None:
+def test_half_a_surrogate_pair_is_replaced() -> None:
     assert read(rb'data: {"text":"\ud83d"}' + b"\n\n") == (["?"], False)
 
 
@@ -89,7 +89,7 @@ def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
     assert read(data, list(range(len(data)))) == (["a", "b"], False)
 
 
-def test_a_document_in_place_of_events_is_given_whole() -> None:
+def test_a_document_instead_of_events_is_returned() -> None:
     stream = MessageStream(NOTES)
     for piece in (b" \n", b'{"text":\n', b'"a"}\n'):
         assert list(stream.feed(piece)) == []
@@ -101,7 +101,7 @@ def test_a_document_in_place_of_events_is_given_whole() -> None:
 
 
 @pytest.mark.parametrize("start", [b"data: ", b'{"text":"'])
-def test_a_message_that_never_ends_is_given_up(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_without_end_is_an_error(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "_MOST_HELD", 1000)
     stream = MessageStream(NOTES)
     for _ in range(9):
@@ -125,6 +125,6 @@ def test_an_error_field_of_old_servers_is_a_message() -> None:
         b"data: <html>\n\n",
     ],
 )
-def test_what_is_no_message_is_said_with_what_it_was(data: bytes) -> None:
+def test_an_invalid_message_is_quoted_in_the_error(data: bytes) -> None:
     with pytest.raises(MalformedStream, match=r"text|html"):
         read(data)

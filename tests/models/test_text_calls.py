@@ -82,7 +82,7 @@ def test_a_call_is_found_in_any_common_notation(text: str) -> None:
         "<tool_call>" * 2000,
     ],
 )
-def test_what_does_not_fit_is_left_alone(text: str) -> None:
+def test_text_that_fits_no_tool_is_left_alone(text: str) -> None:
     assert found(text) == (text, [])
 
 
@@ -99,12 +99,12 @@ def test_what_does_not_fit_is_left_alone(text: str) -> None:
         ("<tool_call>add\n", "<a><b><c><d>"),
     ],
 )
-def test_a_model_that_goes_round_in_circles_holds_nobody_up(start: str, again: str) -> None:
+def test_endless_repetition_is_searched_in_linear_time(start: str, again: str) -> None:
     text = (start + again * (400_000 // len(again)))[:400_000]
     assert found(text) == (text, []), "where every start is looked at to the end, this takes many minutes"
 
 
-def test_a_call_that_is_written_over_and_over_is_found_every_time() -> None:
+def test_a_repeated_call_is_found_every_time() -> None:
     rest, calls = found(f"<tool_call>{ONE}</tool_call>\n" * 5000)
     assert (rest, calls) == ("", ADDED * 5000)
 
@@ -126,7 +126,7 @@ def test_text_in_tags_stays_text_where_the_schema_wants_text() -> None:
     assert found(text) == ("", [("read_file", {"path": "007"})])
 
 
-def test_half_a_character_is_replaced_so_that_the_call_can_be_stored() -> None:
+def test_half_a_surrogate_pair_in_a_call_is_replaced() -> None:
     assert found(r'{"name": "echo", "arguments": {"text": "a\ud83d"}}') == ("", [("echo", {"text": "a?"})])
 
 
@@ -165,6 +165,6 @@ def test_json_answers_are_never_taken_for_calls(value: Any) -> None:
 
 
 @given(st.text(max_size=200))
-def test_no_text_makes_it_fail(text: str) -> None:
+def test_no_text_raises_an_error(text: str) -> None:
     rest, calls = recover_calls(text, TOOLS)
     assert calls or rest == text

@@ -24,11 +24,11 @@ def test_the_parts_are_the_same_wherever_the_text_is_cut(text: str, cuts: list[i
         assert split(pieces) == ("", whole)
 
 
-def test_empty_lines_after_a_block_are_left_out_wherever_they_are_cut() -> None:
+def test_empty_lines_after_a_block_are_dropped() -> None:
     assert split(["<think>a</think>", "\n", "\n\nb", "\nc"]) == ("a", "b\nc")
 
 
-def test_the_first_word_is_not_held_back() -> None:
+def test_text_that_cannot_be_a_tag_is_not_held_back() -> None:
     splitter = ThinkSplitter()
     assert splitter.feed("H") == ("", "H")
     splitter = ThinkSplitter()
@@ -38,12 +38,12 @@ def test_the_first_word_is_not_held_back() -> None:
     assert splitter.feed("<think>d") == ("", "<think>d")
 
 
-def test_a_thought_that_does_not_end_stays_a_thought() -> None:
+def test_a_think_block_without_end_stays_reasoning() -> None:
     assert split(["<think>all of it</thi"]) == ("all of it</thi", "")
     assert split(["<thi"]) == ("", "<thi")
 
 
-def test_a_missing_opening_tag_is_supplied() -> None:
+def test_a_missing_opening_tag_is_assumed() -> None:
     assert split_unopened_block("hm\n</think>\n\nyes") == ("hm", "yes")
     assert split_unopened_block("no tags") == ("", "no tags")
     assert split_unopened_block("see <think>x</think>") == ("", "see <think>x</think>")

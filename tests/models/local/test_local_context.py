@@ -33,7 +33,7 @@ class Listening(LocalModel):
 @pytest.mark.skipif(
     weights.find_weights(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights"
 )
-async def test_a_session_longer_than_the_window_goes_on_and_is_asked_with_its_first_message() -> None:
+async def test_a_session_longer_than_the_window_keeps_its_first_message() -> None:
     model = Listening(context=WINDOW)
     model.asked = []
     short = Sampling(temperature=0.0, stop=(".", "!", "?", "\n"))

@@ -107,7 +107,7 @@ async def engine_pid(model: LocalModel) -> int:
     return model._engine._child.process.pid
 
 
-async def test_it_loads_with_progress_and_says_what_it_is(model: LocalModel, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_loading_reports_progress_and_status(model: LocalModel, capfd: pytest.CaptureFixture[str]) -> None:
     model.unload()
     assert model.status.state == "unloaded"
     status = await model.load()
@@ -128,7 +128,7 @@ async def test_a_plain_question_is_answered_with_exact_counts(model: LocalModel)
     assert 0 < reply.usage.output_tokens < 40
 
 
-async def test_a_tool_is_chosen_its_arguments_filled_in_and_its_result_told(model: LocalModel) -> None:
+async def test_a_tool_is_chosen_filled_in_and_its_result_reported(model: LocalModel) -> None:
     asked = user("What is 12 times 7?")
     reply = await ask(model, asked, tools=TOOLS)
     assert reply.finish == "calls"
@@ -230,7 +230,7 @@ def a_story(words: int, tokens: int) -> Request:
 
 
 @pytest.mark.parametrize(("words", "tokens"), [(6, 2000), (1500, 50)], ids=["generation", "reading"])
-async def test_giving_up_stops_the_work(model: LocalModel, words: int, tokens: int) -> None:
+async def test_closing_the_iterator_stops_the_engine(model: LocalModel, words: int, tokens: int) -> None:
     pid = await engine_pid(model)
     before = computed(pid)
     async for _ in model.stream(a_story(max(6, words // 50), tokens // 50)):
@@ -269,7 +269,7 @@ async def test_texts_become_vectors(model: LocalModel) -> None:
     assert alike(cat, kitten) > alike(cat, law)
 
 
-async def test_an_engine_that_is_killed_fails_the_request_and_is_there_again_for_the_next(model: LocalModel) -> None:
+async def test_a_killed_engine_fails_the_request_and_starts_again(model: LocalModel) -> None:
     pid = await engine_pid(model)
 
     async def kill_in_the_middle() -> None:
@@ -286,7 +286,7 @@ async def test_an_engine_that_is_killed_fails_the_request_and_is_there_again_for
     assert await engine_pid(model) != pid
 
 
-def test_the_engine_dies_with_its_parent(model: LocalModel) -> None:
+def test_the_engine_ends_with_its_parent(model: LocalModel) -> None:
     code = f"""
 import asyncio, time
 from treadle.models.local.local_model import LocalModel
@@ -310,7 +310,7 @@ time.sleep(60)
         time.sleep(0.02)
 
 
-async def test_unloading_ends_the_process_and_leaves_nothing_behind(model: LocalModel) -> None:
+async def test_unloading_ends_the_process_and_removes_its_folder(model: LocalModel) -> None:
     pid = await engine_pid(model)
     model.unload()
     assert not Path(f"/proc/{pid}").exists()

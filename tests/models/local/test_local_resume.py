@@ -51,7 +51,7 @@ def killed(program: str, folder: Path) -> bool:
     weights.find_weights(None) is None, reason="THE WEIGHTS OF THE EMBEDDED MODEL ARE MISSING: make weights"
 )
 @pytest.mark.parametrize("kind", ["TurnStarted", "CallFinished"])
-async def test_a_run_goes_on_after_kill_9_and_notes_nothing_twice(kind: str, tmp_path: Path) -> None:
+async def test_a_run_goes_on_after_a_kill_and_writes_nothing_twice(kind: str, tmp_path: Path) -> None:
     program = WORKER.format(here=str(Path(__file__).parent), kind=kind)
     assert killed(program, tmp_path)
     async with agent().session(tmp_path / "notes.db") as session:

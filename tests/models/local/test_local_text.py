@@ -72,14 +72,14 @@ def test_a_long_message_has_few_clauses_and_loses_nothing() -> None:
     assert " ".join(parts) == "One. Two. Three. Four. Five. Six."
 
 
-def test_a_short_result_takes_the_place_of_it() -> None:
+def test_a_short_result_replaces_it_in_the_clause() -> None:
     assert request_text.insert_result("multiply that by 3", "14") == "multiply 14 by 3"
     assert request_text.insert_result("what time is it?", "14") == "what time is it?"
     assert request_text.insert_result("remember that I am late", "14") == "remember that I am late"
     assert request_text.insert_result("count the words in it", "first line\nsecond line") == "count the words in it"
 
 
-def test_paths_addresses_and_numbers_are_told_apart() -> None:
+def test_paths_addresses_and_numbers_are_distinguished() -> None:
     said = "Copy ~/a/b.md and ../c to https://example.org/x?y=1, 24/7 or 2.5 times, e.g. seven."
     assert request_text.find_paths(said) == ["~/a/b.md", "../c", "https://example.org/x?y=1"]
     assert request_text.find_numbers(said) == ["24", "7", "2.5", "7"]
@@ -92,7 +92,7 @@ def test_a_path_is_taken_from_the_request_before_the_conversation() -> None:
     assert values(spec, ValueSources("open it", (), ("a.txt",))) == {"path": ["a.txt"]}
 
 
-def test_a_tool_whose_argument_is_nowhere_to_be_found_is_out_of_the_question() -> None:
+def test_a_tool_without_a_value_for_its_argument_is_not_chosen() -> None:
     spec = tool({"path": {"type": "string"}}, ("Read x.txt", {"path": "x.txt"}))
     assert not argument_values.can_fill(spec, ValueSources("hello"))
     assert argument_values.can_fill(spec, ValueSources("read a.txt"))
@@ -111,7 +111,7 @@ def test_a_sum_is_built_from_the_numbers_of_the_request() -> None:
     assert "14 * 3" in values(spec, ValueSources("times 3", ("14",)))["sum"]
 
 
-def test_words_that_run_to_the_end_in_the_examples_run_to_the_end() -> None:
+def test_a_value_reaches_the_end_as_it_does_in_the_examples() -> None:
     spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
     assert values(spec, ValueSources("Note: bring 5 euros."))["text"] == ["bring 5 euros"]
     assert values(spec, ValueSources("Note that I owe Tom 5 euros."))["text"] == [
@@ -126,7 +126,7 @@ def test_quotes_mark_a_value_unless_they_are_part_of_it() -> None:
     assert values(spec, ValueSources('Note: "a b"')) == {"text": ["a b"]}
 
 
-def test_what_was_found_is_offered_when_the_request_points_at_it() -> None:
+def test_earlier_results_are_offered_when_the_request_refers_to_them() -> None:
     spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
     sources = ValueSources.collect("save it as a note", ["one\ntwo\nthree"], [])
     assert values(spec, sources)["text"] == ["one\ntwo\nthree", "one", "two", "three"]
@@ -146,7 +146,7 @@ def test_an_optional_word_is_one_that_the_examples_do_not_have() -> None:
     )
 
 
-def test_an_argument_without_examples_is_judged_by_its_schema() -> None:
+def test_an_argument_without_examples_is_found_by_its_schema() -> None:
     spec = tool({"path": {"type": "string"}, "city": {"anyOf": [{"type": "string"}, {"type": "null"}]}})
     kinds = {field.name: field.kind for field in argument_values.list_fields(spec)}
     assert kinds == {"path": "path", "city": "span"}
@@ -157,7 +157,7 @@ def test_an_argument_without_examples_is_judged_by_its_schema() -> None:
     st.sampled_from(SCHEMAS),
     st.booleans(),
 )
-def test_whatever_is_said_only_values_that_fit_are_offered(said: str, schema: dict[str, Json], shown: bool) -> None:
+def test_only_values_that_fit_the_schema_are_offered(said: str, schema: dict[str, Json], shown: bool) -> None:
     examples = (("Take a.txt", {"it": "a.txt"}), ("Take word", {"it": "word"})) if shown else ()
     spec = tool({"it": schema}, *examples)
     for clause in request_text.split_clauses(said, STARTERS):
@@ -165,7 +165,7 @@ def test_whatever_is_said_only_values_that_fit_are_offered(said: str, schema: di
             Draft202012Validator(schema).validate(value)
 
 
-def test_of_a_long_result_the_lines_nearest_to_the_request_are_repeated() -> None:
+def test_a_long_result_is_shortened_to_the_nearest_lines() -> None:
     result = "\n".join([f"line {i} is about nothing much at all" for i in range(50)] + ["The rent is 750 euros."])
     quote = quote_result.shorten_result(result, "How high is the rent?")
     assert "The rent is 750 euros." in quote

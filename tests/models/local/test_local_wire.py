@@ -48,7 +48,7 @@ async def test_events_are_put_together_across_chunks() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 5, 30, 60, 70])
-async def test_an_answer_that_breaks_off_is_never_taken_for_a_whole_one(kept: int) -> None:
+async def test_a_response_that_breaks_off_is_an_error(kept: int) -> None:
     whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"a\r\n0123456789\r\n" * 2 + b"0\r\n\r\n"
     async with server(whole[:kept]) as (socket, _):
         with pytest.raises((EOFError, OSError)):

@@ -16,16 +16,16 @@ from treadle.errors import BadInput, NotFound
 from treadle.models.base import Model
 from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.http import LOCAL_TIMEOUTS, Endpoint, Secret, Timeouts
-from treadle.models.model_info import (
-    UNKNOWN_MODEL,
-    find_model_info,
+from treadle.models.model_info import UNKNOWN_MODEL, find_model_info
+from treadle.models.providers import NAME_HINTS, PROVIDERS, UNNAMED_PROVIDER, ProtocolName, Provider
+from treadle.models.remote import (
+    RemoteModel,
+    WindowProbe,
     probe_llama_server,
     probe_lm_studio,
     probe_model_list,
     probe_ollama,
 )
-from treadle.models.providers import NAME_HINTS, PROVIDERS, UNNAMED_PROVIDER, ProtocolName, Provider
-from treadle.models.remote import RemoteModel, WindowProbe
 from treadle.models.request_parts import WireFormat
 
 _PROBES: dict[str, WindowProbe] = {

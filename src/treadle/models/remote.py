@@ -1,9 +1,13 @@
-"""A model behind HTTP: one wire format, one endpoint, one model name. Knows no provider by name."""
+"""A model behind HTTP: one wire format, one endpoint, one model name, and the window that its server reports.
+
+Knows no provider by name. A server that does not report a window is no error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,7 +18,6 @@ from treadle.messages import ModelMessage, Request, TextPart
 from treadle.models.base import ModelEvent
 from treadle.models.failures import ReportedFailure, classify_stream_error
 from treadle.models.http import Endpoint, HttpExchange, Transport
-from treadle.models.model_info import list_model_names
 from treadle.models.reply_builder import ReplyReader
 from treadle.models.request_parts import WireFormat, estimate_tokens
 from treadle.models.sse import MalformedStream
@@ -24,6 +27,18 @@ _EMBED_SECONDS = 60.0
 
 WindowProbe = Callable[[Transport, str], Awaitable[int | None]]
 """Asks a server how large the window of the model of that name really is."""
+
+LARGEST_OLLAMA_WINDOW = 32_768
+"""The window to request from Ollama where nothing sets one. It takes memory, and Ollama's default is too small."""
+
+_WINDOW_FIELDS = (
+    "max_model_len",
+    "loaded_context_length",
+    "context_length",
+    "context_window",
+    "max_context_length",
+    "n_ctx",
+)
 
 
 class _Embedding(Struct):
@@ -73,7 +88,8 @@ class RemoteModel:
             listed = await self._transport.fetch_json(path, from_root=from_root, timeout=timeout)
         finally:
             await self.close()
-        return None if listed is None else list_model_names(listed)
+        names = [row.get("id") or row.get("name") for row in _list_rows(listed)]
+        return None if listed is None else [str(name) for name in names if name]
 
     async def fetch_window(self) -> int | None:
         """The window, from the server where it reports one. A server that does not is asked twice more."""
@@ -174,3 +190,70 @@ async def _read_more(exchange: HttpExchange, reader: ReplyReader[Any]) -> bytes:
         if not reader.has_ended:
             raise
         return b""
+
+
+async def probe_llama_server(transport: Transport, model: str) -> int | None:
+    """llama-server: the window of one slot, which is what a request gets."""
+    return await _probe_props(transport) or await probe_model_list(transport, model)
+
+
+async def probe_ollama(transport: Transport, model: str) -> int | None:
+    """Ollama: the window that the model's file sets, else what the model can do, up to a bound."""
+    shown = _as_mapping(await transport.fetch_json("/api/show", body=msgspec.json.encode({"model": model})))
+    if found := re.search(r"^\s*num_ctx\s+(\d+)", str(shown.get("parameters") or ""), re.MULTILINE):
+        return int(found[1])
+    info = _as_mapping(shown.get("model_info"))
+    lengths = [value for key, value in info.items() if key.endswith(".context_length") and _is_size(value)]
+    return min(lengths[0], LARGEST_OLLAMA_WINDOW) if lengths else None
+
+
+async def probe_lm_studio(transport: Transport, model: str) -> int | None:
+    """LM Studio: the window that the model is loaded with."""
+    listed = await transport.fetch_json("/api/v0/models")
+    return _find_listed_window(listed, model) or await probe_model_list(transport, model)
+
+
+async def probe_model_list(transport: Transport, model: str) -> int | None:
+    """Any OpenAI-compatible server that reports windows in its list of models."""
+    listed = await transport.fetch_json("/models", from_root=False)
+    if window := _find_listed_window(listed, model):
+        return window
+    # llama-server lists the window the model was trained for, which may be far more than it was started with.
+    trained = _find_listed_window(listed, model, ("n_ctx_train",))
+    return trained and (await _probe_props(transport) or trained)
+
+
+async def _probe_props(transport: Transport) -> int | None:
+    match await transport.fetch_json("/props"):
+        case {"default_generation_settings": {"n_ctx": int(window)}} if window > 0:
+            return window
+        case {"n_ctx": int(window)} if window > 0:
+            return window
+        case _:
+            return None
+
+
+def _find_listed_window(listed: Any, model: str, names: Sequence[str] = _WINDOW_FIELDS) -> int | None:
+    rows = _list_rows(listed)
+    for row in rows:
+        if row.get("id") == model or len(rows) == 1:
+            sizes = [fields.get(name) for fields in (row, _as_mapping(row.get("meta"))) for name in names]
+            return next((size for size in sizes if _is_size(size)), None)
+    return None
+
+
+def _list_rows(listed: Any) -> list[Mapping[str, Any]]:
+    rows: list[Any]
+    match listed:
+        case {"data": [*rows]} | {"models": [*rows]} | [*rows]:
+            return [cast("Mapping[str, Any]", row) for row in rows if isinstance(row, Mapping)]
+        case _:
+            return []
+
+
+def _as_mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value > 0

@@ -26,10 +26,9 @@ from treadle.models.anthropic_messages import AnthropicMessages
 from treadle.models.base import Model, ModelEvent
 from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.http import Endpoint, Secret, Timeouts
-from treadle.models.model_info import probe_ollama
 from treadle.models.ollama_chat import OllamaChat
 from treadle.models.openai_responses import OpenAIResponses
-from treadle.models.remote import RemoteModel, WindowProbe
+from treadle.models.remote import RemoteModel, WindowProbe, probe_ollama
 from treadle.models.request_parts import WireFormat
 
 PLENTY = Timeouts(connect=30.0, first_byte=30.0, idle=30.0, total=120.0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from tests.kit.strategies import kinds_in_histories, values_of
+from tests.kit.strategies import build_values, kinds_in_histories
 from treadle.events import (
     LIMIT_REASONS,
     AnyDelta,
@@ -42,7 +42,7 @@ SCHEMA = Path(__file__).parent.parent / "docs" / "events.schema.json"
 @settings(max_examples=25)
 @given(data=st.data())
 def test_every_event_comes_back_as_it_was_written(kind: Any, data: st.DataObject) -> None:
-    event = data.draw(values_of(kind))
+    event = data.draw(build_values(kind))
     assert decode_event(serialize_event(event)) == event
     if isinstance(event, Fact):
         assert decode_fact(serialize_event(event)) == event
@@ -52,7 +52,7 @@ def test_every_event_comes_back_as_it_was_written(kind: Any, data: st.DataObject
 
 
 @settings(max_examples=200)
-@given(st.one_of([values_of(kind) for kind in (*FACTS, *DELTAS)]))
+@given(st.one_of([build_values(kind) for kind in (*FACTS, *DELTAS)]))
 def test_every_event_fits_the_published_schema(event: Fact | Delta) -> None:
     problems = [error.message for error in validator().iter_errors(json.loads(serialize_event(event)))]
     assert problems == []

@@ -1,1 +1,1 @@
-"""Processes that are killed, frozen and started again on a real store, and what must hold afterwards."""
+"""Processes that are killed, frozen and started again on a real store, and checks of the store afterwards."""

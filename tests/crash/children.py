@@ -1,6 +1,6 @@
-"""Real child processes that start in a few milliseconds: forked from a server that has treadle imported.
+"""Real child processes that start in a few milliseconds: a server that has imported treadle forks them.
 
-The server has no event loop, no thread and no connection, so its forks are as good as new processes.
+The server has no event loop, no thread and no connection, so its forks behave like new processes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _context.set_forkserver_preload(["tests.crash.warm"])
 
 @cache
 def warm_up() -> None:
-    """Have the server running, so that its start is not part of anything measured."""
+    """Start the server, so that its start is not part of a measurement."""
     here = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
-    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, here))):  # it does not take over sys.path
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, here))):  # the server does not inherit sys.path
         multiprocessing.forkserver.ensure_running()
-    child = _context.Process(target=_nothing)
+    child = _context.Process(target=_do_nothing)
     child.start()
     child.join()
     child.close()
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
 
 
 def start(target: Callable[..., None], *args: object) -> ForkServerProcess:
-    """A child that runs the function."""
+    """Start a child that runs the function."""
     warm_up()
     child = _context.Process(target=target, args=args)
     child.start()
@@ -47,7 +47,7 @@ def start(target: Callable[..., None], *args: object) -> ForkServerProcess:
 
 @contextmanager
 def running(target: Callable[..., None], *args: object) -> Iterator[ForkServerProcess]:
-    """A child for the length of a block; it is killed at the end, whatever it does."""
+    """Run a child for the length of a block, and kill it at the end."""
     child = start(target, *args)
     try:
         yield child
@@ -57,13 +57,13 @@ def running(target: Callable[..., None], *args: object) -> Iterator[ForkServerPr
 
 
 def kill(child: ForkServerProcess) -> None:
-    """End it at this instant, as a power cut would, and wait until it is gone."""
+    """Kill the child at once, like a power cut, and wait until it is gone."""
     child.kill()
     child.join()
 
 
 def freeze(child: ForkServerProcess, store: Path) -> None:
-    """Stop it at this instant; it does not know. Not within a write, since SQLite has one writer for the whole file."""
+    """Freeze the child at once, but not during a write: SQLite has one writer for the whole file."""
     with closing(sqlite3.connect(store, timeout=0, isolation_level=None)) as db:
         while True:
             _signal(child, signal.SIGSTOP)
@@ -77,13 +77,13 @@ def freeze(child: ForkServerProcess, store: Path) -> None:
 
 
 def thaw(child: ForkServerProcess) -> None:
-    """Let it go on as if nothing had happened."""
+    """Let the child continue."""
     _signal(child, signal.SIGCONT)
 
 
 def _signal(child: ForkServerProcess, number: signal.Signals) -> None:
     assert child.pid is not None
-    with suppress(ProcessLookupError):  # it may just have ended by itself
+    with suppress(ProcessLookupError):  # it may have just ended
         os.kill(child.pid, number)
 
 
@@ -96,7 +96,7 @@ def _is_stopped(child: ForkServerProcess) -> bool:
 
 
 def until(what: Callable[[], object], seconds: float = 60.0) -> float:
-    """Wait for a fact; how long it took."""
+    """Wait until a condition is true. Returns how long it took."""
     began = time.monotonic()
     while not what():
         assert time.monotonic() - began < seconds, f"not within {seconds} s: {what}"

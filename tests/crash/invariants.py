@@ -1,4 +1,4 @@
-"""What must hold of every session and of the paper beside the log, whatever happened to the processes."""
+"""Checks of every session and of the paper beside the log, whatever happened to the processes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from treadle.messages import Request, ToolSpec, render_parts
 
 
 @dataclass
-class Tally:
-    """How much was looked at, so that a test can tell that it looked at something."""
+class CheckCounts:
+    """Counts of what was checked, so that a test can see that something was checked."""
 
     sessions: int = 0
     facts: int = 0
@@ -38,13 +38,13 @@ class Tally:
     epochs: int = 0
 
 
-async def check_store(paper: Paper) -> Tally:
+async def check_store(paper: Paper) -> CheckCounts:
     """Check every session of the store against its own log and against the paper."""
     assert paper.read("trouble") == []
     log = SqliteLog(paper.store)
     try:
         log.check_integrity()
-        tally = Tally()
+        counts = CheckCounts()
         facts: dict[str, list[AnyFact]] = {}
         page = await log.list_sessions(SessionQuery(limit=1000))
         for info in page.sessions:
@@ -55,27 +55,27 @@ async def check_store(paper: Paper) -> Tally:
     finally:
         await log.close()
     lines = Counter(key for key, *_ in paper.read("lines"))
-    for session_id, log_of_one in facts.items():
-        _check_session(session_id, log_of_one, lines, tally)
+    for session_id, session_facts in facts.items():
+        _check_session(session_id, session_facts, lines, counts)
     known = {f"{session_id}:{call}" for session_id, one in facts.items() for call in fold(one).calls}
     assert set(lines) <= known, "a tool ran whose call is not in the log"
-    _check_acknowledged(paper, facts, tally)
-    return tally
+    _check_acknowledged(paper, facts, counts)
+    return counts
 
 
-def _check_acknowledged(paper: Paper, facts: dict[str, list[AnyFact]], tally: Tally) -> None:
+def _check_acknowledged(paper: Paper, facts: dict[str, list[AnyFact]], counts: CheckCounts) -> None:
     for session_id, seq, digest in paper.read("acknowledged"):
         stored = facts[session_id]
         assert int(seq) <= len(stored), f"fact {seq} of {session_id} was acknowledged and is lost"
         assert mark(stored[int(seq) - 1]) == digest, f"fact {seq} of {session_id} is not what was acknowledged"
-        tally.acknowledged += 1
+        counts.acknowledged += 1
 
 
-def _check_session(session_id: str, facts: list[AnyFact], lines: Counter[str], tally: Tally) -> None:
+def _check_session(session_id: str, facts: list[AnyFact], lines: Counter[str], counts: CheckCounts) -> None:
     assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
     state = fold(facts)
     assert state.run is None and not state.queue and not state.pending
-    check_request(_request(session_id, facts))
+    check_request(_build_request(session_id, facts))
     _check_runs(facts)
     started = Counter(fact.call_id for fact in facts if isinstance(fact, CallStarted))
     finished = [fact for fact in facts if isinstance(fact, CallFinished)]
@@ -84,12 +84,12 @@ def _check_session(session_id: str, facts: list[AnyFact], lines: Counter[str], t
     assert sorted(fact.call_id for fact in finished) == ids, "a call without exactly one result"
     for fact in finished:
         _check_call(fact, started[fact.call_id], lines[f"{session_id}:{fact.call_id}"])
-        tally.statuses[fact.status] += 1
-        tally.reruns += max(0, started[fact.call_id] - 1)
-    tally.sessions += 1
-    tally.facts += len(facts)
-    tally.epochs += len({fact.epoch for fact in facts if isinstance(fact, CallStarted)})
-    tally.steered += any(
+        counts.statuses[fact.status] += 1
+        counts.reruns += max(0, started[fact.call_id] - 1)
+    counts.sessions += 1
+    counts.facts += len(facts)
+    counts.epochs += len({fact.epoch for fact in facts if isinstance(fact, CallStarted)})
+    counts.steered += any(
         call.tool == "sweep" for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls
     )
 
@@ -132,6 +132,6 @@ async def _check_artifacts(log: SqliteLog, session_id: str, facts: list[AnyFact]
             assert artifact.data.decode() == REPORT
 
 
-def _request(session_id: str, facts: list[AnyFact]) -> Request:
+def _build_request(session_id: str, facts: list[AnyFact]) -> Request:
     tools = tuple(ToolSpec(name, name, {"type": "object"}) for name in (*sorted(UNSAFE), "look", "report"))
     return Request("", Projection().messages(fold(facts)), tools, session_id=session_id)

@@ -1,4 +1,4 @@
-"""Processes that run sessions while other processes look on, post, answer, cancel or take over."""
+"""Processes that run sessions while other processes watch, post, answer, cancel or take over."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from treadle.messages import Call, Reply, Request, ResultMessage, Usage, UserMes
 from treadle.models.base import ModelEvent
 
 LONG = 600.0
-"""Seconds that nobody waits for: what takes so long ends because it is stopped."""
+"""Seconds that nobody waits for: whatever takes so long is stopped."""
 
 
 class ObedientModel(FakeModel):
-    """Does what the last message says; a function of the request alone."""
+    """Does what the last message says. Its reply depends only on the request."""
 
     name = "obedient"
     window = None
@@ -68,9 +68,9 @@ def _call(name: str, number: int) -> Call:
 
 
 def obedient_agent(paper: Paper, pause: float = 0.05) -> Agent:
-    """An agent whose questions wait in the log, and whose calls write a line each.
+    """Build an agent whose questions wait in the log, and whose calls write a line each.
 
-    It ticks for forty seconds, since a run has two hundred turns at most: nobody who is slow to look finds it ended.
+    It ticks for forty seconds (a run has at most two hundred turns), so that a slow test does not find it ended.
     """
 
     def noted(name: str, context: ToolContext) -> None:
@@ -155,7 +155,7 @@ def _process(paper: Paper, main: Callable[[], Coroutine[Any, Any, None]]) -> Non
 
 
 def own(paper: Paper, order: str, lease: float = LEASE_SECONDS) -> None:
-    """Send the order to the session named `one`, run it, and note how it ended."""
+    """Send the order to the session named `one`, run it, and write down how it ended."""
 
     async def main() -> None:
         log = TellingLog(paper)
@@ -172,7 +172,7 @@ def own(paper: Paper, order: str, lease: float = LEASE_SECONDS) -> None:
 
 
 def serve(paper: Paper, lease: float = LEASE_SECONDS) -> None:
-    """Run whatever is due, until killed."""
+    """Run all sessions that are due, until killed."""
 
     async def main() -> None:
         async with Runtime(TellingLog(paper), [obedient_agent(paper)], lease=lease):
@@ -183,7 +183,7 @@ def serve(paper: Paper, lease: float = LEASE_SECONDS) -> None:
 
 
 def count(paper: Paper, name: str, sessions: int, calls: int) -> None:
-    """Run some sessions of many turns at once."""
+    """Run some sessions with many turns at once."""
 
     async def main() -> None:
         log = TellingLog(paper)
@@ -201,7 +201,7 @@ def count(paper: Paper, name: str, sessions: int, calls: int) -> None:
 
 
 def answer(paper: Paper, session_id: str, call_id: str, by: str) -> None:
-    """Say yes to a question, as soon as everybody is there, and note who had said it first."""
+    """Approve a call as soon as all processes are ready, and write down who was first."""
 
     async def main() -> None:
         log = TellingLog(paper)
@@ -221,7 +221,7 @@ def answer(paper: Paper, session_id: str, call_id: str, by: str) -> None:
 
 
 def post(paper: Paper, session_id: str, name: str, messages: int) -> None:
-    """Post a number of messages as fast as it goes."""
+    """Post a number of messages as fast as possible."""
 
     async def main() -> None:
         log = TellingLog(paper)
@@ -235,7 +235,7 @@ def post(paper: Paper, session_id: str, name: str, messages: int) -> None:
 
 
 def open_at(paper: Paper, instant: float) -> None:
-    """Open the store at an instant, so that several processes do it at once."""
+    """Open the store at a given time, so that several processes do it at once."""
 
     async def main() -> None:
         while time.monotonic() < instant:

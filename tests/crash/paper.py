@@ -1,4 +1,4 @@
-"""What a process writes down besides the log, so that somebody can compare the two after its death."""
+"""Notes that a process writes beside the log, to compare the two after it was killed."""
 
 from __future__ import annotations
 

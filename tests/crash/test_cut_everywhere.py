@@ -1,7 +1,7 @@
-"""Cut everywhere: whatever fact was the last before the crash, what comes after it ends well and repeats nothing.
+"""A crash after any fact: the session ends as it should, and no effect happens twice.
 
-One session with everything in it is recorded. Its log is cut after every single fact, each prefix is planted into
-a store of its own, and a new agent whose model only reacts to what it is shown goes on from there.
+One session with facts of every kind is recorded. Its log is cut after each fact, each prefix is written to a store of
+its own, and a new agent continues from there. Its model reacts only to the request.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ LIMITS = Limits(turns=4, calls=9)
 
 
 class World:
-    """The tools of one process, and every effect they had, by the key of the call."""
+    """The tools of one process, and their effects by the key of the call."""
 
     def __init__(self, *, held: bool = False) -> None:
         self.effects: list[str] = []
@@ -83,7 +83,7 @@ class World:
 
 
 class Modest(FakeModel):
-    """Calls once for every message it is shown, then answers."""
+    """Makes calls once after each user message, then answers."""
 
     name, window = "modest", None
 
@@ -99,7 +99,7 @@ class Modest(FakeModel):
 
 
 class Greedy(Modest):
-    """Goes on calling for as long as it is allowed to."""
+    """Makes calls as long as it is allowed to."""
 
     name = "greedy"
 
@@ -113,7 +113,7 @@ class Greedy(Modest):
 
 
 @asynccontextmanager
-async def opened(
+async def open_session(
     log: Log, model: Any, world: World, session_id: str = ""
 ) -> AsyncIterator[tuple[Session, StrictModel]]:
     strict = StrictModel(model)
@@ -123,8 +123,8 @@ async def opened(
         yield session, strict
 
 
-async def everything(log: Log, world: World) -> list[CrashPoint]:
-    """A session with all that a session can have, and every point at which it could have been cut off."""
+async def record_full_session(log: Log, world: World) -> list[CrashPoint]:
+    """Run a session with facts of every kind, and return all its crash points."""
     first = [call("look", id="l1", page=1), call("look", id="l2", page=2)]
     first += [call("write", id="w1", text="a"), call("nope", id="x")]
     second = [call("pay", id="p1", amount=1), call("pay", id="p2", amount=2)]
@@ -138,7 +138,7 @@ async def everything(log: Log, world: World) -> list[CrashPoint]:
         [call("write", id="w3", text="c"), call("look", id="l4", page=4)],
         "all done",
     )
-    async with opened(log, model, world) as (session, strict):
+    async with open_session(log, model, world) as (session, strict):
         assert await go(session, "begin") is None
         assert [question.call_id for question in await questions(session)] == ["p1", "p2", "q"]
         await session.approve("p1", Answer(by="ada"))
@@ -162,11 +162,11 @@ async def everything(log: Log, world: World) -> list[CrashPoint]:
         return points
 
 
-async def go_on(log: Log, point: CrashPoint, model: Any) -> tuple[list[AnyFact], World]:
-    """Plant a prefix into a log, go on from it as a new process would, and answer whatever is asked."""
+async def resume_session(log: Log, point: CrashPoint, model: Any) -> tuple[list[AnyFact], World]:
+    """Write a prefix into a log, resume it like a new process, and answer every question."""
     world = World()
     await point.plant(log)
-    async with opened(log, model, world, point.session_id) as (session, strict):
+    async with open_session(log, model, world, point.session_id) as (session, strict):
         for _ in range(40):
             await resumed(session)
             open_questions = await questions(session)
@@ -184,36 +184,36 @@ async def go_on(log: Log, point: CrashPoint, model: Any) -> tuple[list[AnyFact],
             for question in await questions(session):
                 await session.deny(question.call_id)
             outcome = await resumed(session)
-        assert strict.violations == [], "and the next message is answered"
+        assert strict.violations == [], "the request for the next message is bad"
         check_settled(await session.facts())
     return facts, world
 
 
 def check(point: CrashPoint, facts: Sequence[AnyFact], world: World) -> None:
-    """What must hold after any crash."""
-    assert facts[: len(point.facts)] == list(point.facts), "what was recorded stays as it was"
+    """Check everything that must be true after any crash."""
+    assert facts[: len(point.facts)] == list(point.facts), "recorded facts must not change"
     check_settled(facts)
     before = {f"{point.session_id}:{fact.call_id}": fact for fact in of(point.facts, CallStarted)}
     finished = {f"{point.session_id}:{fact.call_id}" for fact in of(point.facts, CallFinished)}
     again = Counter(key.partition(" attempt ")[0] for key in world.effects)
-    assert not set(again) & set(before), "an effect that may have been had was had again"
-    assert not {key for key, times in Counter(world.effects).items() if times > 1}, "an effect was had twice"
+    assert not set(again) & set(before), "an effect that may have happened happened again"
+    assert not {key for key, times in Counter(world.effects).items() if times > 1}, "an effect happened twice"
     assert not set(world.looks) & finished, "a finished call was run again"
-    for run in runs_of(facts):
+    for run in split_runs(facts):
         started = {fact.call_id for fact in of(run, CallStarted)}
         assert len(started) <= LIMITS.calls
         assert len([turn for turn in of(run, TurnStarted) if turn.wrap_up is None]) <= LIMITS.turns
         [ending] = of(run, RunFinished)
         assert ending.calls == len(started)
-    told = {fact.call_id: fact for fact in of(facts, CallFinished)}
+    results = {fact.call_id: fact for fact in of(facts, CallFinished)}
     for fact in of(point.facts, CallStarted):
         key = f"{point.session_id}:{fact.call_id}"
         if key not in finished:
             expected = {"ok"} if fact.safety == "safe" else {"interrupted", "cancelled"}
-            assert told[fact.call_id].status in expected
+            assert results[fact.call_id].status in expected
 
 
-def runs_of(facts: Sequence[AnyFact]) -> list[list[AnyFact]]:
+def split_runs(facts: Sequence[AnyFact]) -> list[list[AnyFact]]:
     runs: list[list[AnyFact]] = []
     for fact in facts:
         if isinstance(fact, RunStarted):
@@ -223,9 +223,9 @@ def runs_of(facts: Sequence[AnyFact]) -> list[list[AnyFact]]:
     return runs
 
 
-async def test_the_session_that_is_cut_has_everything_in_it(tmp_path: Path) -> None:
+async def test_the_recorded_session_has_facts_of_every_kind(tmp_path: Path) -> None:
     world, log = World(held=True), SqliteLog(tmp_path / "whole.db")
-    points = await everything(log, world)
+    points = await record_full_session(log, world)
     await log.close()
     facts = points[-1].facts
     assert len(points) == len(facts) > 50
@@ -241,16 +241,16 @@ async def test_the_session_that_is_cut_has_everything_in_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("model", [Modest, Greedy])
-async def test_after_a_cut_at_any_fact_the_session_ends_well_and_no_effect_is_had_twice(
+async def test_after_a_crash_at_any_fact_the_session_ends_and_no_effect_happens_twice(
     tmp_path: Path, model: Any
 ) -> None:
     whole = SqliteLog(tmp_path / "whole.db")
-    points = await everything(whole, World(held=True))
+    points = await record_full_session(whole, World(held=True))
     await whole.close()
     for point in points:
         log = SqliteLog(tmp_path / f"cut{len(point.facts)}.db")
         try:
-            facts, world = await go_on(log, point, model())
+            facts, world = await resume_session(log, point, model())
             check(point, facts, world)
         except BaseException as error:
             error.add_note(f"cut {point}")
@@ -259,14 +259,14 @@ async def test_after_a_cut_at_any_fact_the_session_ends_well_and_no_effect_is_ha
             await log.close()
 
 
-async def test_a_second_crash_while_going_on_is_survived_as_well(tmp_path: Path) -> None:
-    points = await everything(InMemoryLog(), World(held=True))
+async def test_a_second_crash_after_resuming_is_survived(tmp_path: Path) -> None:
+    points = await record_full_session(InMemoryLog(), World(held=True))
     tried = 0
     for point in points[::2]:
-        facts, _ = await go_on(InMemoryLog(), point, Greedy())
+        facts, _ = await resume_session(InMemoryLog(), point, Greedy())
         for second in list(cut(facts))[len(point.facts) :: 2]:
             try:
-                later_facts, world = await go_on(InMemoryLog(), second, Modest())
+                later_facts, world = await resume_session(InMemoryLog(), second, Modest())
                 check(second, later_facts, world)
             except BaseException as error:
                 error.add_note(f"cut {point}, and again {second}")
@@ -275,50 +275,46 @@ async def test_a_second_crash_while_going_on_is_survived_as_well(tmp_path: Path)
     assert tried > 300
 
 
-async def test_a_session_that_had_ended_is_left_as_it_is(tmp_path: Path) -> None:
-    points = await everything(InMemoryLog(), World(held=True))
+async def test_resuming_a_finished_session_changes_nothing(tmp_path: Path) -> None:
+    points = await record_full_session(InMemoryLog(), World(held=True))
     log, world = InMemoryLog(), World()
     await points[-1].plant(log)
-    async with opened(log, Modest(), world, points[-1].session_id) as (session, _):
+    async with open_session(log, Modest(), world, points[-1].session_id) as (session, _):
         assert await resumed(session) is None
         assert await session.facts() == list(points[-1].facts)
     assert world.effects == world.looks == []
 
 
-def first_start(points: Sequence[CrashPoint], tool: str) -> CrashPoint:
-    """The crash right after the first call of a tool was started."""
+def find_first_start(points: Sequence[CrashPoint], tool: str) -> CrashPoint:
+    """Find the crash right after the first call of a tool started."""
     lasts = ((point, point.facts[-1]) for point in points)
     return next(point for point, last in lasts if isinstance(last, CallStarted) and last.tool == tool)
 
 
-async def test_what_the_model_is_shown_after_a_cut_says_that_a_call_may_have_run(tmp_path: Path) -> None:
-    points = await everything(InMemoryLog(), World(held=True))
-    point = first_start(points, "write")
+async def test_after_a_crash_the_model_reads_that_a_call_may_have_run(tmp_path: Path) -> None:
+    points = await record_full_session(InMemoryLog(), World(held=True))
+    point = find_first_start(points, "write")
     model, log = ScriptedModel("I will check"), InMemoryLog()
     await point.plant(log)
-    async with opened(log, model, World(), point.session_id) as (session, _):
+    async with open_session(log, model, World(), point.session_id) as (session, _):
         outcome = await resumed(session)
         assert outcome is not None and outcome.answer == "I will check"
-        assert (await ended_again(session)).reason == "failed", "the script has no more lines"
+        assert (await ended(session, "and?")).reason == "failed", "the script has no more lines"
     [shown] = [m for m in model.requests[0].messages if isinstance(m, ResultMessage) and m.call_id == "w1"]
     assert "may have run" in shown.text and not shown.ok
     assert isinstance(model.requests[0].messages[0], UserMessage)
     assert isinstance(model.requests[0].messages[1], ModelMessage)
 
 
-async def ended_again(session: Session) -> RunFinished:
-    return await ended(session, "and?")
-
-
-async def test_a_safe_call_that_takes_the_process_with_it_is_not_tried_for_ever() -> None:
-    points = await everything(InMemoryLog(), World(held=True))
-    point = first_start(points, "look")
+async def test_a_safe_call_that_always_crashes_is_given_up() -> None:
+    points = await record_full_session(InMemoryLog(), World(held=True))
+    point = find_first_start(points, "look")
     facts = list(point.facts)
     for attempt in (2, 3):
         facts.append(replace(facts[-1], attempt=attempt, seq=len(facts) + 1))
     world, log = World(), InMemoryLog()
     await CrashPoint(point.session_id, tuple(facts)).plant(log)
-    async with opened(log, Modest(), world, point.session_id) as (session, _):
+    async with open_session(log, Modest(), world, point.session_id) as (session, _):
         await resumed(session)
         done = {fact.call_id: fact.status for fact in of(await session.facts(), CallFinished)}
     last = facts[-1]

@@ -1,4 +1,4 @@
-"""A process that stops and does not know it: others take over, and it does no harm when it goes on."""
+"""A frozen process: others take over, and it does no harm when it continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE = 0.6
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_worker_frozen_at_random_is_replaced_and_does_nothing_twice(tmp_path: Path, seed: int) -> None:
+async def test_a_frozen_worker_is_replaced_and_does_nothing_twice(tmp_path: Path, seed: int) -> None:
     paper = Paper(tmp_path)
     warm_up()
     with running(work, paper, Job(most=6, at_once=6, lease=LEASE, pace=100)) as frozen:  # for ten seconds and more
@@ -29,7 +29,7 @@ async def test_a_worker_frozen_at_random_is_replaced_and_does_nothing_twice(tmp_
         assert len(paper.read("acknowledged")) > before, "there was nothing left to take over"
         thaw(frozen)
         frozen.join(60)
-        assert frozen.exitcode == 0, "it sees how the sessions ended that it no longer runs"
-    tally = await check_store(paper)
-    assert tally.sessions == 6
-    assert tally.epochs > 6, "nothing was taken over in the midst of its work"
+        assert frozen.exitcode == 0, "it must see that others have ended its sessions"
+    counts = await check_store(paper)
+    assert counts.sessions == 6
+    assert counts.epochs > 6, "no session was taken over during its work"

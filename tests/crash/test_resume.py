@@ -1,4 +1,4 @@
-"""A crash as a user sees it: the program was killed, and is run again."""
+"""A crash as a user sees it: the program is killed and started again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ asyncio.run(main())
 '''
 
 
-def test_a_program_that_was_killed_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
+def test_a_killed_program_continues_when_it_is_started_again(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", PROGRAM]
     letters = tmp_path / "letters.txt"
     with subprocess.Popen([*command, "slow"], cwd=tmp_path) as program:
@@ -58,13 +58,13 @@ def test_a_program_that_was_killed_goes_on_when_it_is_run_again(tmp_path: Path) 
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=500)
     assert again.stdout == "resumed: All have their letters.\n"
     assert again.stderr == ""
-    assert letters.read_text().split() == ["Ann", "Bob", "Cleo"], "nobody gets two"
+    assert letters.read_text().split() == ["Ann", "Bob", "Cleo"], "nobody gets two letters"
     third = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=500)
-    assert third.stdout.startswith("ran:"), "there is nothing to resume any more"
+    assert third.stdout.startswith("ran:"), "nothing is left to resume"
 
 
 async def facts_after_deaths(paper: Paper, order: str, deaths: int) -> list[AnyFact]:
-    """The facts of a session whose process died that many times before it got to the end."""
+    """Return the facts of a session whose process died `deaths` times before the end."""
     for _ in range(deaths):
         child = start(own, paper, order)
         child.join(60)
@@ -81,9 +81,7 @@ async def facts_after_deaths(paper: Paper, order: str, deaths: int) -> list[AnyF
 
 
 @pytest.mark.parametrize(("order", "lines"), [("die before", 0), ("die after", 1)])
-async def test_a_call_that_was_cut_off_is_told_as_unknown_and_never_run_again(
-    tmp_path: Path, order: str, lines: int
-) -> None:
+async def test_an_interrupted_call_is_unknown_and_never_runs_again(tmp_path: Path, order: str, lines: int) -> None:
     paper = Paper(tmp_path)
     facts = await facts_after_deaths(paper, order, deaths=1)
     (finished,) = [fact for fact in facts if isinstance(fact, CallFinished)]
@@ -92,7 +90,7 @@ async def test_a_call_that_was_cut_off_is_told_as_unknown_and_never_run_again(
     assert len(paper.read("lines")) == lines
 
 
-async def test_a_safe_call_that_was_cut_off_is_run_again(tmp_path: Path) -> None:
+async def test_an_interrupted_safe_call_runs_again(tmp_path: Path) -> None:
     paper = Paper(tmp_path)
     facts = await facts_after_deaths(paper, "die once", deaths=1)
     (finished,) = [fact for fact in facts if isinstance(fact, CallFinished)]

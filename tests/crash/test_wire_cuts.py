@@ -1,7 +1,7 @@
-"""Cut everywhere, over the wire: after a crash at any fact no provider has anything to reject, and turns stay prefixes.
+"""A crash after any fact, with real adapters: no provider rejects a request, and each turn extends the one before.
 
-The strict fakes answer 400 to an orphaned call, a missing result, a wrong role or an unknown field, as the real
-services do. They run on real sockets, and our own adapters talk to them.
+Like the real services, the strict fakes answer 400 to an orphaned call, a missing result, a wrong role or an unknown
+field. They run on real sockets.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.test_cut_everywhere import Greedy, Modest, World, check, everything, go_on
+from tests.crash.test_cut_everywhere import Greedy, Modest, World, check, record_full_session, resume_session
 from tests.kit.fakes.travel import WIRES, travelling
 from treadle import Agent, Limits, tool
 from treadle.log.in_memory import InMemoryLog
@@ -21,19 +21,19 @@ from treadle.testing import call
 
 @pytest.mark.parametrize("inner", [Modest, Greedy])
 @pytest.mark.parametrize("wire", WIRES)
-async def test_after_a_cut_at_any_fact_no_provider_rejects_what_it_is_sent(wire: str, inner: Any) -> None:
-    points = await everything(InMemoryLog(), World(held=True))
+async def test_after_a_crash_at_any_fact_no_provider_rejects_a_request(wire: str, inner: Any) -> None:
+    points = await record_full_session(InMemoryLog(), World(held=True))
     assert len(points) > 50
     for point in points:
         async with travelling(wire, inner()) as (model, fake):
-            facts, world = await go_on(InMemoryLog(), point, model)
+            facts, world = await resume_session(InMemoryLog(), point, model)
             assert fake.rejected == [], f"cut {point}"
             check(point, facts, world)
             assert fake.seen
 
 
 class Fifty(Modest):
-    """Calls in each of fifty turns, two at once in every third, then answers."""
+    """Makes calls in each of fifty turns, two in every third turn, then answers."""
 
     async def stream(self, request: Request) -> AsyncIterator[Any]:
         self.asked += 1
@@ -45,7 +45,7 @@ class Fifty(Modest):
 
 
 def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
-    """The messages that adapters serialise, as they do it."""
+    """Collect the messages that adapters serialize."""
     writes: list[Message] = []
     extend: Any = MessageBuffer.extend
 
@@ -61,7 +61,7 @@ def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_the_messages_of_each_turn_are_a_byte_prefix_of_the_next_turns_over_fifty_turns(
+async def test_the_messages_of_each_turn_are_a_byte_prefix_of_the_next_turns(
     wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @tool(safety="safe")
@@ -75,12 +75,12 @@ async def test_the_messages_of_each_turn_are_a_byte_prefix_of_the_next_turns_ove
         assert await agent.ask("go") == "done"
         bodies = [seen.raw for seen in fake.seen]
     assert len(bodies) == 51 and fake.rejected == []
-    assert len(writes) == 1 + 50 + 66, "each message is serialised once: the user's, the replies, the results"
+    assert len(writes) == 1 + 50 + 66, "each message is serialized once: the user's, the replies, the results"
     name = b'"input":[' if wire == "responses" else b'"messages":['
     for before, after in itertools.pairwise(bodies):
         start = before.index(name)
         sent = before[start : before.rindex(b"]")]
-        # The cache mark moves on with the last message; what it marks does not change.
+        # The cache mark moves to the last message. The marked messages do not change.
         sent, following = (body.replace(b',"cache_control":{"type":"ephemeral"}', b"") for body in (sent, after))
-        assert sent.rstrip(b"]}") in following, "the earlier messages stand unchanged at the beginning of the later"
+        assert sent.rstrip(b"]}") in following, "the earlier messages are an unchanged prefix"
         assert following.index(sent.rstrip(b"]}")[: len(name) + 40]) == following.index(name)

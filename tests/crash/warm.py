@@ -1,4 +1,4 @@
-"""Imported by the server that children are forked from: all that a child would otherwise import itself."""
+"""Imports for the server that forks the children, so that no child has to import them."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""A worker that is meant to be killed: it runs planned sessions on one store and goes on after any restart.
+"""A worker to be killed: it runs planned sessions on one store and continues after any restart.
 
-Its model is a function of the request alone, so a new process knows what to say next; its tools write a
-line a call, so that what ran twice can be seen.
+The replies of its model depend only on the request, so a new process continues the plan. Its tools write a line for
+each call, so that a second run of a call is seen.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLAN = (
 
 
 class PlannedModel(FakeModel):
-    """Makes the calls of the plan, one row a reply, sweeps when told to, and then says how it went."""
+    """Makes the calls of the plan, one row per reply, sweeps when asked to, and then counts the results."""
 
     name = "planned"
     window = None
@@ -54,17 +54,17 @@ class PlannedModel(FakeModel):
             yield Reply("thinking ", calls=calls, finish="calls", usage=usage)
             return
         results = [message for message in request.messages if isinstance(message, ResultMessage)]
-        told = sum("Outcome unknown" in result.text for result in results)
-        yield Reply(f"results {len(results)} unknown {told}", usage=usage)
+        unknown = sum("Outcome unknown" in result.text for result in results)
+        yield Reply(f"results {len(results)} unknown {unknown}", usage=usage)
 
     def _calls(self, request: Request) -> tuple[Call, ...]:
         replies = [message for message in request.messages if isinstance(message, ModelMessage) and message.calls]
         made = [call for reply in replies for call in reply.calls]
         swept = any(call.tool == "sweep" for call in made)
-        told = any(
+        is_steered = any(
             isinstance(message, UserMessage) and STEER in render_parts(message.parts) for message in request.messages
         )
-        if told and not swept:
+        if is_steered and not swept:
             return (_call("sweep", "extra.0"),)
         row = len(replies) - swept
         if row >= len(PLAN):
@@ -77,7 +77,7 @@ def _call(name: str, label: str) -> Call:
 
 
 def planned_agent(paper: Paper, pace: float = 1.0, model: Model | None = None) -> Agent:
-    """An agent with tools of every kind; what it does takes a few milliseconds a call."""
+    """Build an agent with tools of every kind. Each call takes a few milliseconds."""
 
     def noted(name: str, label: str, context: ToolContext) -> None:
         paper.write("lines", context.key, name, label, context.attempt, os.getpid())
@@ -132,8 +132,8 @@ def planned_agent(paper: Paper, pace: float = 1.0, model: Model | None = None) -
     )
 
 
-async def _one(runtime: Runtime, name: str) -> None:
-    """One session from its message to its end, steered on the way; the same call goes on after a crash."""
+async def _run_session(runtime: Runtime, name: str) -> None:
+    """Run one session to its end and steer it once. After a crash the same function continues it."""
     async with runtime.session(name=name) as session:
 
         async def steer() -> None:
@@ -147,13 +147,13 @@ async def _one(runtime: Runtime, name: str) -> None:
             outcome = await run.wait()
         assert outcome is not None and outcome.reason == "answered", outcome
         await steering
-        async with session.resume() as rest:  # a message that came too late to steer is a run of its own
+        async with session.resume() as rest:  # a message that came too late to steer starts its own run
             await rest.wait()
 
 
 @dataclass(frozen=True)
 class Job:
-    """Finish every session of the store and, up to `most` in all, begin new ones; a few at once."""
+    """Finish every session of the store and start new ones, up to `most` in all, a few at once."""
 
     most: int = 0
     at_once: int = 3
@@ -187,7 +187,7 @@ async def _run(paper: Paper, job: Job, model: Model | None) -> None:
                 name = todo.pop() if todo else next(fresh, None)
                 if name is None:
                     break
-                running.add(asyncio.create_task(_one(runtime, name)))
+                running.add(asyncio.create_task(_run_session(runtime, name)))
             if not running:
                 break
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -197,7 +197,7 @@ async def _run(paper: Paper, job: Job, model: Model | None) -> None:
 
 
 def work(paper: Paper, job: Job) -> None:
-    """Do the job, in a process of its own."""
+    """Do the job, in its own process."""
     warnings.simplefilter("error")
     try:
         asyncio.run(_work(paper, job))

@@ -1,4 +1,4 @@
-"""Judging in the engine: dangerous commands asked for each time, a reduced sandbox, and private data on its way out."""
+"""Authorization: dangerous commands are asked each time, a reduced sandbox, and private data that could leak."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -43,7 +43,7 @@ store = either_store
 
 
 class Paper:
-    """A sandbox that writes down what it would run."""
+    """A sandbox that records the commands and runs none."""
 
     def __init__(self, level: SandboxLevel = "bubblewrap") -> None:
         self.level: SandboxLevel = level
@@ -61,7 +61,7 @@ class Paper:
 
 
 class Traited(Tool):
-    """A tool that does nothing but let something in or out."""
+    """A tool that does nothing but has the given traits."""
 
     def __init__(self, name: str, *traits: Trait, safety: Safety = "caution") -> None:
         self.spec = ToolSpec(name=name, description=name, parameters={"type": "object", "properties": {}})
@@ -81,7 +81,7 @@ class Traited(Tool):
 
 
 @pytest.mark.parametrize("scope", ["call", "tool", "pattern", "session"])
-async def test_a_yes_to_a_dangerous_command_counts_once_whatever_its_scope(store: Store, scope: Any) -> None:
+async def test_a_yes_to_a_dangerous_command_is_valid_once(store: Store, scope: Any) -> None:
     paper = Paper()
     lines = [call("shell", id="a", command="git push --force"), call("shell", id="b", command="git push --force")]
     agent, _ = agent_of(*lines, "done", tools=[Shell(paper)], gate=later)
@@ -100,14 +100,14 @@ async def test_a_yes_to_a_dangerous_command_counts_once_whatever_its_scope(store
 
 
 @pytest.mark.parametrize("scope", ["tool", "pattern", "session"])
-def test_a_log_that_says_otherwise_still_remembers_no_yes_to_a_dangerous_command(scope: Any) -> None:
+def test_a_recorded_wider_yes_to_a_dangerous_command_is_not_remembered(scope: Any) -> None:
     asked = ApprovalRequested(call_id="a", tool="shell", arguments={}, safety="destructive", why="", once=True)
     begun = (RunStarted(run_id="r", limits=Limits()), TurnStarted(turn=1), ModelReplied(calls=(call("shell", id="a"),)))
     state = fold([*begun, asked, ApprovalAnswered(call_id="a", decision="allow", scope=scope)])
     assert state.remembered == [] and state.pending == []
 
 
-async def test_one_always_is_no_yes_to_a_dangerous_command_in_the_same_reply(store: Store) -> None:
+async def test_one_always_does_not_allow_a_dangerous_command_in_the_same_reply(store: Store) -> None:
     paper = Paper()
     lines = [call("shell", id="a", command="make x"), call("shell", id="b", command="sudo make x")]
     agent, _ = agent_of(lines, "done", tools=[Shell(paper)], gate=later, grant=Grant(cautious=True))
@@ -121,7 +121,7 @@ async def test_one_always_is_no_yes_to_a_dangerous_command_in_the_same_reply(sto
     assert paper.ran == ["make x"]
 
 
-async def test_a_no_to_a_dangerous_command_may_be_remembered(store: Store) -> None:
+async def test_a_no_to_a_dangerous_command_is_remembered(store: Store) -> None:
     lines = [call("shell", id="a", command="sudo ls"), call("shell", id="b", command="sudo ls")]
     agent, _ = agent_of(*lines, "done", tools=[Shell(Paper())], gate=gate_of(Answer("deny", "tool", by="ann")))
     async with agent.session(store.open()) as session:
@@ -130,7 +130,7 @@ async def test_a_no_to_a_dangerous_command_may_be_remembered(store: Store) -> No
         assert "ann denied shell" in (await finished_calls(session))["b"].output
 
 
-async def test_a_rule_remembered_for_a_command_holds_for_commands_of_its_kind_and_no_other() -> None:
+async def test_a_remembered_rule_covers_only_commands_of_its_kind() -> None:
     paper = Paper()
     asked: list[str] = []
 
@@ -162,7 +162,7 @@ async def test_a_rule_remembered_for_a_command_holds_for_commands_of_its_kind_an
     ],
 )
 @pytest.mark.parametrize("name", ["bash", "shell"])
-async def test_a_pattern_may_call_a_tool_by_its_other_name(grant: Grant, statuses: list[str], name: str) -> None:
+async def test_a_pattern_can_use_a_tools_alias(grant: Grant, statuses: list[str], name: str) -> None:
     lines = [call(name, command="make x"), call(name, command="rm x")]
     agent, _ = agent_of(*lines, "done", tools=[Shell(Paper())], grant=grant)
     async with agent.session() as session:
@@ -179,7 +179,7 @@ async def test_a_reduced_sandbox_asks_for_every_command() -> None:
     assert "reduced" in asked.why and not asked.once and paper.ran == []
 
 
-async def test_a_command_that_nobody_can_be_asked_about_is_denied_with_the_reason() -> None:
+async def test_without_a_gate_an_unclear_command_is_denied_with_the_reason() -> None:
     paper = Paper()
     agent, _ = agent_of(call("shell", id="a", command="ls; $CMD"), "done", tools=[Shell(paper)])
     async with agent.session() as session:
@@ -188,8 +188,8 @@ async def test_a_command_that_nobody_can_be_asked_about_is_denied_with_the_reaso
     assert done.status == "denied" and "nobody can tell what this would run: $CMD" in done.output and paper.ran == []
 
 
-class TestPrivateDataOnItsWayOut:
-    """Text from outside, private data in reach and a way out: when all three come together, a person is asked."""
+class TestDataLeaks:
+    """A person is asked when untrusted text, private data and a way out come together."""
 
     FETCH = Traited("fetch", "untrusted", "way_out")
     READ = Traited("read", "private", safety="safe")
@@ -212,7 +212,7 @@ class TestPrivateDataOnItsWayOut:
             (["read", "fetch", "send"], ["send"]),
         ],
     )
-    async def test_all_three_together_are_asked(self, calls: list[str], asked: list[str]) -> None:
+    async def test_a_call_is_asked_when_all_three_come_together(self, calls: list[str], asked: list[str]) -> None:
         lines = [call(name) for name in calls]
         agent, _ = agent_of(*lines, "done", tools=self.TOOLS, gate=gate_of(Answer("allow")))
         async with agent.session() as session:
@@ -221,7 +221,7 @@ class TestPrivateDataOnItsWayOut:
         assert [fact.tool for fact in found] == asked
         assert all("private data out" in fact.why for fact in found)
 
-    async def test_what_was_seen_is_known_after_a_restart_also_of_a_tool_that_is_gone(self, store: Store) -> None:
+    async def test_seen_data_is_remembered_after_a_restart_and_for_missing_tools(self, store: Store) -> None:
         first, _ = agent_of(call("fetch"), call("read"), "done", tools=self.TOOLS)
         async with first.session(store.open()) as session:
             await ended(session)
@@ -230,7 +230,7 @@ class TestPrivateDataOnItsWayOut:
             await ended(session)
             assert (await finished_calls(session))["s"].status == "denied"
 
-    async def test_a_call_that_was_denied_has_brought_nothing_in(self) -> None:
+    async def test_a_denied_call_brings_nothing_in(self) -> None:
         grant = Grant(forbid=("fetch",))
         agent, _ = agent_of(call("fetch"), call("read"), call("send"), "done", tools=self.TOOLS, grant=grant)
         async with agent.session() as session:

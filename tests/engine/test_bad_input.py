@@ -1,4 +1,4 @@
-"""Bad input: each kind has a defined and clearly worded result, and nothing that was recorded is lost."""
+"""Bad input: each kind gives a clear error, and nothing that was recorded is lost."""
 
 import asyncio
 import os
@@ -60,12 +60,12 @@ on_file = file_store
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "nobody:gpt-4o"])
-async def test_an_unknown_model_name_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+async def test_an_unknown_model_name_is_refused_before_a_store_is_created(tmp_path: Path, name: str) -> None:
     agent = Agent(name)
     with pytest.raises(BadInput) as caught:
         await agent.ask("hello", tmp_path / "new.db")
     assert repr(name) in str(caught.value) or name in str(caught.value)
-    assert list(tmp_path.iterdir()) == [], "no store was made for it"
+    assert list(tmp_path.iterdir()) == [], "no store was created"
 
 
 class Odd(FakeModel):
@@ -89,17 +89,16 @@ class Odd(FakeModel):
         ((Reply(calls=(Call("a", "note", {"text": "x"}),)),), "at `$.calls[0].arguments`"),  # type: ignore[arg-type]
         ((Reply(text="x", finish="tool_calls"),), "at `$.finish`"),  # type: ignore[arg-type]
     ],
-    ids=["not an event", "a text that is none", "arguments that are not text", "an unknown finish"],
+    ids=["no event", "text of a wrong type", "arguments of a wrong type", "unknown finish"],
 )
-async def test_a_model_that_speaks_nonsense_ends_the_run_as_failed(store: Store, events: Any, told: str) -> None:
+async def test_a_malformed_reply_ends_the_run_as_failed(store: Store, events: Any, told: str) -> None:
     async with Agent(Odd(*events)).session(store.open()) as session:
         outcome = await ended(session)
         check_settled(await session.facts())
     assert outcome.reason == "failed" and told in outcome.error
 
 
-async def test_text_that_cannot_be_written_is_mended_and_the_session_stays_usable(on_file: Store) -> None:
-    """A lone surrogate, as a broken tokenizer makes it: it cannot be stored, and must not brick the session."""
+async def test_a_reply_with_lone_surrogates_is_repaired_and_the_session_stays_usable(on_file: Store) -> None:
     reply = Reply(text="half a \ud83d face", reasoning="\udcff", calls=(Call("a", "note", '{"text":"\ud83d"}'),))
     agent, _ = agent_of(reply, Reply(text="\ud83d", model="odd\udcff"), "fine", tools=[note])
     async with agent.session(on_file.open()) as session:
@@ -139,7 +138,7 @@ async def test_an_empty_message_is_refused_and_not_stored(content: Any) -> None:
 
 
 @pytest.mark.parametrize("content", [5, None, [5], {"text": "x"}, b"bytes"])
-async def test_a_message_that_is_no_message_is_refused_and_not_stored(store: Store, content: Any) -> None:
+async def test_content_of_the_wrong_type_is_refused_and_not_stored(store: Store, content: Any) -> None:
     agent, _ = agent_of("ok")
     async with agent.session(store.open()) as session:
         with pytest.raises(BadInput, match="text, or parts such as TextPart and ImagePart"):
@@ -148,14 +147,14 @@ async def test_a_message_that_is_no_message_is_refused_and_not_stored(store: Sto
         assert (await ended(session)).answer == "ok"
 
 
-async def test_a_message_with_text_that_cannot_be_written_is_mended(store: Store) -> None:
+async def test_a_message_with_a_lone_surrogate_is_repaired(store: Store) -> None:
     agent, _model = agent_of("ok")
     async with agent.session(store.open()) as session:
         assert (await ended(session, "caf\udce9")).answer == "ok"
         assert of(await session.facts(), MessageReceived)[0].parts == (TextPart("caf?"),)
 
 
-async def test_a_message_while_one_is_running_is_queued_and_nothing_is_lost(store: Store) -> None:
+async def test_a_message_during_a_run_is_queued(store: Store) -> None:
     free = asyncio.Event()
 
     @tool
@@ -181,7 +180,7 @@ async def test_a_message_while_one_is_running_is_queued_and_nothing_is_lost(stor
     [Answer("maybe"), Answer("allow", "forever"), Answer(by=5), Answer(comment="\udcff")],  # type: ignore[arg-type]
     ids=["decision", "scope", "by", "comment"],
 )
-async def test_an_answer_that_is_none_is_refused_and_the_question_stays(store: Store, answer: Answer) -> None:
+async def test_an_invalid_answer_is_refused_and_the_question_stays_open(store: Store, answer: Answer) -> None:
     @tool(safety="destructive")
     def drop() -> str:
         return "dropped"
@@ -222,7 +221,7 @@ async def test_names_notes_and_limits_that_cannot_be_stored_are_refused(store: S
         assert await session.facts() == before
 
 
-async def test_an_agent_or_a_model_that_is_not_there_is_refused_before_the_session_has_it(store: Store) -> None:
+async def test_an_unknown_agent_or_model_is_refused_and_the_session_keeps_its_own(store: Store) -> None:
     agent, _ = agent_of("ok", "still ok")
     async with agent.session(store.open()) as session:
         await ended(session)
@@ -235,7 +234,7 @@ async def test_an_agent_or_a_model_that_is_not_there_is_refused_before_the_sessi
         assert await session.ask("and now?") == "still ok"
 
 
-async def test_a_position_that_is_not_there_is_refused_with_those_that_are(store: Store) -> None:
+async def test_an_unknown_position_is_refused_with_the_valid_range(store: Store) -> None:
     agent, _ = agent_of("ok")
     async with agent.session(store.open()) as session:
         await ended(session)
@@ -251,7 +250,7 @@ async def test_a_position_that_is_not_there_is_refused_with_those_that_are(store
 # --- sessions and stores
 
 
-async def test_a_session_that_does_not_exist_is_said_to_be_missing(store: Store) -> None:
+async def test_using_a_missing_session_raises_not_found(store: Store) -> None:
     agent, _ = agent_of("ok")
     log = store.open()
     with pytest.raises(NotFound, match="no session nope"):
@@ -269,7 +268,7 @@ async def test_a_session_that_does_not_exist_is_said_to_be_missing(store: Store)
             session.watch()
 
 
-async def test_a_session_of_another_agent_is_not_opened_by_accident(store: Store) -> None:
+async def test_a_session_of_another_agent_is_not_opened(store: Store) -> None:
     log = store.open()
     async with agent_of("ok", name="writer")[0].session(log) as session:
         await ended(session)
@@ -295,7 +294,7 @@ async def test_a_running_session_cannot_be_deleted(store: Store) -> None:
         assert (await run.wait()) is not None
 
 
-async def test_a_missing_artifact_is_said_to_be_missing(store: Store) -> None:
+async def test_reading_a_missing_artifact_raises_not_found(store: Store) -> None:
     agent, _ = agent_of()
     async with agent.session(store.open()) as session:
         with pytest.raises(NotFound, match="has no artifact nope"):
@@ -309,7 +308,7 @@ def change(path: Path, statement: str, *values: Any) -> None:
     db.close()
 
 
-async def test_a_store_of_a_newer_version_is_left_as_it_is(on_file: Store) -> None:
+async def test_a_store_of_a_newer_version_is_refused_and_not_changed(on_file: Store) -> None:
     assert on_file.path is not None
     agent, _ = agent_of("ok", "never asked")
     async with agent.session(on_file.path) as session:
@@ -347,7 +346,7 @@ async def test_a_session_with_a_fact_of_a_newer_version_is_not_run_and_not_chang
         assert (await session.state()).last is not None, "the other sessions are as usable as before"
 
 
-async def test_a_file_that_is_no_store_is_left_as_it_is(tmp_path: Path) -> None:
+async def test_a_file_that_is_no_store_is_refused_and_not_changed(tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear Ada, " * 1000)
     agent, _ = agent_of()
@@ -361,18 +360,18 @@ async def test_a_file_that_is_no_store_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-async def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+async def test_a_store_without_write_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="cannot be written"):
         await agent_of()[0].ask("hello", tmp_path / "new.db")
 
 
-async def test_every_error_of_ours_can_be_caught_as_one() -> None:
+async def test_every_error_is_a_treadle_error() -> None:
     for error in (BadInput, Conflict, NotFound, StoreError, ToolDefinitionError, StoreTooNew):
         assert issubclass(error, TreadleError)
 
 
-async def test_a_store_that_fails_in_the_middle_of_a_run_is_told_and_the_run_can_go_on(on_file: Store) -> None:
+async def test_a_store_error_during_a_run_is_raised_and_the_run_can_be_resumed(on_file: Store) -> None:
     agent, _ = agent_of(call("note", id="a", text="x"), "never", tools=[note])
     log = on_file.open()
     async with Runtime(log, [agent], recover=False) as runtime, runtime.session() as session:
@@ -398,7 +397,7 @@ async def test_a_store_that_fails_in_the_middle_of_a_run_is_told_and_the_run_can
     assert "Outcome unknown" in results(model.requests[0])["a"].text
 
 
-async def test_a_store_that_takes_nothing_at_all_is_told_and_the_session_goes_on_once_it_does(on_file: Store) -> None:
+async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(on_file: Store) -> None:
     agent, model = agent_of(call("note", id="a", text="x"), "done", tools=[note])
     log, full = on_file.open(), [False]
 
@@ -423,16 +422,16 @@ async def test_a_store_that_takes_nothing_at_all_is_told_and_the_session_goes_on
     assert len(model.requests) == 2
 
 
-async def test_whoever_waits_for_a_run_elsewhere_is_told_when_the_store_is_gone(on_file: Store) -> None:
+async def test_waiting_for_a_run_elsewhere_raises_when_the_store_is_gone(on_file: Store) -> None:
     agent, _ = agent_of("never")
     async with agent.session(log := on_file.open()) as session:
         assert await on_file.open().claim(make_owner_name(), 10_000, session.id) is not None
         async with asyncio.timeout(PATIENCE), session.run("go") as run:
-            log.claim = _moved  # type: ignore[method-assign]
+            log.claim = _raise_moved  # type: ignore[method-assign]
             with pytest.raises(StoreError, match="moved"):
                 await run.wait()
         del log.claim  # type: ignore[attr-defined]
 
 
-async def _moved(*given: Any) -> None:
+async def _raise_moved(*given: Any) -> None:
     raise StoreError("the file was moved")

@@ -1,4 +1,4 @@
-"""A context that fills up: pruned, summed up, stopped, undone; never invalid, and the log keeps all of it."""
+"""Compaction: plans, summaries, when it is due, and undo. Requests stay valid, and the log keeps everything."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kit.simulation import Simulation, check_results, check_runs, check_session, now_or_never
-from tests.kit.strategies import LIMITS, histories, told
+from tests.kit.strategies import LIMITS, build_history, fold_story, histories
 from tests.kit.strict import check_request
 from treadle import CallFinished, Limits, tool
 from treadle.engine.compaction import (
@@ -79,7 +79,7 @@ def shown_text(request: Request) -> str:
     return "\n".join(texts)
 
 
-# ── planning, whatever the log holds ───────────────────────────────────────────────────────────────────────
+# ── plans for any log ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def planted(history: Sequence[AnyFact], tokens: int) -> State:
@@ -90,7 +90,7 @@ def planted(history: Sequence[AnyFact], tokens: int) -> State:
 
 @settings(max_examples=300)
 @given(histories, st.sampled_from([16, 64, 1024]), st.booleans())
-def test_a_planned_compaction_of_any_log_is_valid_and_splits_no_pair(
+def test_a_planned_compaction_of_any_log_is_valid_and_keeps_calls_with_their_results(
     history: list[AnyFact], window: int, asked: bool
 ) -> None:
     state = planted(history, window)
@@ -108,7 +108,7 @@ def test_a_planned_compaction_of_any_log_is_valid_and_splits_no_pair(
 
 @settings(max_examples=150)
 @given(histories, st.data())
-def test_compactions_one_after_another_come_to_an_end(history: list[AnyFact], data: st.DataObject) -> None:
+def test_repeated_compactions_come_to_an_end(history: list[AnyFact], data: st.DataObject) -> None:
     state = planted(history, 512)
     for _ in range(len(history) + 2):
         room = compute_room(512, state)
@@ -117,11 +117,11 @@ def test_compactions_one_after_another_come_to_an_end(history: list[AnyFact], da
             return
         fact = build_compaction_fact(state, room, wanted, compose_summary(state, room, wanted, "so"))
         apply(state, msgspec.structs.replace(fact, seq=state.seq + 1))
-    raise AssertionError("there is always something more to leave out")
+    raise AssertionError("compaction does not come to an end")
 
 
 def rich() -> list[AnyFact]:
-    """A log with pairs, parallel calls, images, questions, a message that steers, a failure and a second run."""
+    """Build a log with parallel calls, images, questions, a steering message, a failure and a second run."""
     parts: tuple[Part, ...] = (TextPart("look at this picture"), ImagePart("aGk="))
     story: list[AnyFact] = [
         MessageReceived(id="m1", parts=(TextPart(FIRST),)),
@@ -145,10 +145,10 @@ def rich() -> list[AnyFact]:
         CallFinished(call_id="d", tool="look", status="ok", output="d " * 300),
         TurnStarted(turn=2),
     ]
-    return told(*story)
+    return build_history(*story)
 
 
-def test_at_every_position_of_a_rich_log_a_compaction_leaves_what_the_user_said() -> None:
+def test_a_compaction_at_any_position_keeps_the_users_words() -> None:
     tried = 0
     for length in range(len(rich()) + 1):
         state = planted(rich()[:length], 300)
@@ -167,7 +167,7 @@ def test_at_every_position_of_a_rich_log_a_compaction_leaves_what_the_user_said(
     assert tried > 20
 
 
-def test_an_answer_is_not_shown_without_its_question() -> None:
+def test_a_summary_does_not_separate_an_answer_from_its_question() -> None:
     story: list[AnyFact] = []
     for number in range(4):
         story += [
@@ -176,7 +176,7 @@ def test_an_answer_is_not_shown_without_its_question() -> None:
             TurnStarted(turn=1, messages=(f"m{number}",)),
             ModelReplied(text=f"answer {number}"),
         ]
-    state = planted(told(*story[:-1]), 900)
+    state = planted(build_history(*story[:-1]), 900)
     wanted = plan_summary(state, compute_room(900, state))
     assert wanted is not None
     apply(state, ContextCompacted(kind="summary", through=wanted.through, summary="so", seq=state.seq + 1))
@@ -184,9 +184,11 @@ def test_an_answer_is_not_shown_without_its_question() -> None:
     assert "answer 2" not in shown and "question 2" not in shown and "question 3" in shown
 
 
-def test_what_the_last_calls_gave_is_never_left_out() -> None:
+def test_the_last_results_are_never_pruned_or_summarized() -> None:
     large = "much " * 2000
-    story = rich()[:18] + told(CallFinished(call_id="d", tool="look", status="ok", output=large), TurnStarted(turn=2))
+    story = rich()[:18] + build_history(
+        CallFinished(call_id="d", tool="look", status="ok", output=large), TurnStarted(turn=2)
+    )
     for number, fact in enumerate(story, 1):
         stamp_fact(fact, number, 0.0)
     for most in (300, 3000, 4000):
@@ -197,8 +199,8 @@ def test_what_the_last_calls_gave_is_never_left_out() -> None:
         assert large in shown_text(Request(system="", messages=Projection().messages(state))), (most, wanted)
 
 
-def test_a_message_that_nobody_has_answered_is_never_summed_up() -> None:
-    story = rich()[:8]  # m2 came in while a and b ran: it is older than their results, and nobody has answered it
+def test_an_unanswered_message_is_never_summarized() -> None:
+    story = rich()[:8]  # m2 came while a and b ran: it is older than their results, and not answered yet
     state = planted(story, 100)
     wanted = plan_summary(state, compute_room(100, state))
     assert wanted is not None
@@ -207,7 +209,7 @@ def test_a_message_that_nobody_has_answered_is_never_summed_up() -> None:
                if isinstance(message, UserMessage) for part in message.parts)  # fmt: skip
 
 
-def test_a_summary_keeps_the_plan_the_files_and_what_failed() -> None:
+def test_a_summary_keeps_the_plan_the_files_and_the_failures() -> None:
     state = fold(rich())
     state.notes["treadle.todo"] = [{"text": "volume two", "status": "doing"}, {"text": "index", "status": "pending"}]
     apply(state, FilesKept(call_id="d", files=(KeptFile("shelf/list.txt"),), seq=state.seq + 1))
@@ -222,7 +224,7 @@ def test_a_summary_keeps_the_plan_the_files_and_what_failed() -> None:
 
 @settings(max_examples=50)
 @given(histories, st.sampled_from([2048, 8192]), st.integers(0, 40), st.sampled_from([WORDS, "größer ", "東京の話。"]))
-def test_a_summary_is_asked_for_without_tools_and_fits_the_window(
+def test_the_request_for_a_summary_has_no_tools_and_fits_the_window(
     history: list[AnyFact], window: int, more: int, words: str
 ) -> None:
     long = [
@@ -230,7 +232,7 @@ def test_a_summary_is_asked_for_without_tools_and_fits_the_window(
         for number in range(more)
         for fact in (TurnStarted(turn=number), ModelReplied(text=words * (4000 // len(words)), calls=()))
     ]
-    state = planted(told(*history, *long), window)
+    state = planted(build_history(*history, *long), window)
     room = compute_room(window, state)
     wanted = plan_summary(state, room)
     if wanted is not None:
@@ -240,7 +242,7 @@ def test_a_summary_is_asked_for_without_tools_and_fits_the_window(
         assert estimate_text(request.system) + estimate_messages(request.messages) + request.max_tokens <= window
 
 
-def test_the_second_summary_is_written_from_the_first_and_what_came_since() -> None:
+def test_the_second_summary_includes_the_first() -> None:
     state = fold(rich())
     first = ContextCompacted(kind="summary", through=14, summary=f"x\n{HAPPENED}\nThe ink is black.", seq=state.seq + 1)
     apply(state, first)
@@ -256,16 +258,16 @@ def test_the_second_summary_is_written_from_the_first_and_what_came_since() -> N
 
 def at(tokens: int, *more: AnyFact) -> State:
     story = [*rich()[:13], *more]
-    return planted(told(*story), tokens)
+    return planted(build_history(*story), tokens)
 
 
-def test_it_is_due_at_85_percent_of_the_window_and_not_before() -> None:
+def test_a_compaction_is_due_at_85_percent_of_the_window() -> None:
     assert isinstance(next_step(at(869), 0.0, window=1024), AskModel)
     assert isinstance(next_step(at(871), 0.0, window=1024), Compact)
-    assert isinstance(next_step(at(10**6), 0.0), AskModel), "a window that nobody knows cannot be full"
+    assert isinstance(next_step(at(10**6), 0.0), AskModel), "an unknown window cannot be full"
 
 
-def test_it_never_comes_between_a_call_and_its_result() -> None:
+def test_a_compaction_never_comes_between_a_call_and_its_result() -> None:
     for length in range(len(rich())):
         state = planted(rich()[:length], 10**6)
         step = next_step(state, 0.0, window=1024)
@@ -273,18 +275,18 @@ def test_it_never_comes_between_a_call_and_its_result() -> None:
             assert all(entry.is_settled for entry in state.entries if isinstance(entry, Turn))
 
 
-def test_the_count_of_the_provider_is_what_counts() -> None:
+def test_the_token_count_is_the_providers_plus_an_estimate() -> None:
     counted = ModelReplied(text="So.", usage=Usage(900, 50))
-    state = fold(told(*rich()[:13], counted))
+    state = fold_story(*rich()[:13], counted)
     assert state.tokens == 950
     apply(state, MessageReceived(id="m9", parts=(TextPart("x" * 400),), seq=state.seq + 1))
     apply(state, TurnStarted(turn=4, messages=("m9",), seq=state.seq + 1))
     assert 1040 < state.tokens < 1070
-    silent = fold(told(*rich()[:13], ModelReplied(text="x" * 400)))
+    silent = fold_story(*rich()[:13], ModelReplied(text="x" * 400))
     assert silent.tokens > fold(rich()[:13]).tokens + 90
 
 
-def test_two_in_a_row_that_free_nothing_stop_the_run_with_the_numbers() -> None:
+def test_two_useless_compactions_in_a_row_stop_the_run() -> None:
     nothing = ContextCompacted(kind="summary", through=3, tokens_before=1000, tokens_after=1000)
     step = next_step(at(1000, nothing, nothing), 0.0, window=1024)
     assert isinstance(step, Record)
@@ -292,10 +294,10 @@ def test_two_in_a_row_that_free_nothing_stop_the_run_with_the_numbers() -> None:
     assert end.reason == "failed" and "1000 tokens of the 1024" in end.error  # type: ignore[union-attr]
     freed = ModelReplied(calls=(Call("z", "look"),), usage=Usage(500, 10))
     more = [nothing, nothing, freed, CallFinished(call_id="z", tool="look", status="ok"), TurnStarted(turn=4)]
-    assert fold(told(*rich()[:13], *more)).crowded == 0
+    assert fold_story(*rich()[:13], *more).crowded == 0
 
 
-def test_a_refusal_for_length_is_followed_by_a_compaction_and_another_try() -> None:
+def test_a_request_that_is_too_long_is_compacted_and_sent_again() -> None:
     refused = ModelFailed(kind="too_long", message="too much")
     assert isinstance(next_step(at(10, refused), 0.0), Compact)
     done = ContextCompacted(kind="summary", through=3, tokens_before=10, tokens_after=5)
@@ -305,39 +307,39 @@ def test_a_refusal_for_length_is_followed_by_a_compaction_and_another_try() -> N
     assert isinstance(step, Record) and "too_long" in step.facts[0].error  # type: ignore[union-attr]
 
 
-def test_a_failed_compaction_is_not_tried_again_in_the_same_turn() -> None:
+def test_a_failed_compaction_is_not_repeated_in_the_same_turn() -> None:
     assert isinstance(next_step(at(1000, SignalDetected(kind="compaction_failed")), 0.0, window=1024), AskModel)
 
 
-def test_an_undone_compaction_shows_all_again() -> None:
+def test_an_undone_compaction_restores_all_messages() -> None:
     pruned = ContextCompacted(kind="prune", through=7, tokens_before=900, tokens_after=100)
     undo = ContextCompacted(kind="undo")
-    state = fold(told(*rich(), pruned, undo))
+    state = fold_story(*rich(), pruned, undo)
     assert list(Projection().messages(state)) == list(Projection().messages(fold(rich())))
     assert (state.tokens, state.compacted) == (900, [])
-    one, two = fold(told(*rich(), pruned, pruned, undo)), fold(told(*rich(), pruned))
+    one, two = fold_story(*rich(), pruned, pruned, undo), fold_story(*rich(), pruned)
     assert list(Projection().messages(one)) == list(Projection().messages(two))
 
 
-# ── whatever model, tools and people do ────────────────────────────────────────────────────────────────────
+# ── any actions of model, tools and people ───────────────────────────────────────────────────────────────────
 
 
 class Notes(ScriptedModel):
-    """Writes a note whenever it is asked to, for nothing."""
+    """Writes a summary whenever it is asked for one."""
 
     async def stream(self, request: Request) -> Any:
         yield Reply("- so it went")
 
 
 class Filling(Simulation):
-    """The engine without I/O in a window that is always nearly full."""
+    """A simulation in a window that is always nearly full."""
 
     def __init__(self, data: st.DataObject, history: list[AnyFact], limits: Limits, window: int) -> None:
         super().__init__(data, history, limits, meddling=3)
         self.setup = msgspec.structs.replace(self.setup, model=Notes(window=window))
 
     def fill(self, bound: int = 400) -> None:
-        """Go on until nothing is left to do."""
+        """Run until nothing is left to do."""
         for _ in range(bound):
             step = next_step(self.state, self.clock.now(), self.setup.limits, self.setup.model.window)
             if isinstance(step, Compact):
@@ -360,16 +362,17 @@ class Filling(Simulation):
             case Work():
                 self._work(step)
             case Rest():
-                self._be_a_person(step)
+                self._answer_question(step)
 
 
 @settings(max_examples=200)
 @given(st.data(), st.sampled_from(LIMITS), st.sampled_from([8, 17, 30, 60]))
-def test_every_run_in_a_window_that_is_nearly_full_comes_to_its_one_end(
-    data: st.DataObject, limits: Limits, window: int
-) -> None:
+def test_every_run_in_a_nearly_full_window_ends_once(data: st.DataObject, limits: Limits, window: int) -> None:
     session = Filling(
-        data, told(SessionCreated(session_id="s"), MessageReceived(id="m1", parts=(TextPart(FIRST),))), limits, window
+        data,
+        build_history(SessionCreated(session_id="s"), MessageReceived(id="m1", parts=(TextPart(FIRST),))),
+        limits,
+        window,
     )
     session.fill()
     assert check_runs(session.facts[session.start :]) >= 1

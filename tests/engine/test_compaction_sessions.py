@@ -1,4 +1,4 @@
-"""A context that fills up in a running session: what the model is sent, what is kept, and what a cut leaves."""
+"""Compaction in running sessions: the requests, the usage, the breakdown of the window, and crashes."""
 
 import asyncio
 from pathlib import Path
@@ -30,7 +30,7 @@ from treadle.tools.todo import todo
 
 
 class Reader:
-    """Reads a page a turn, plans now and then, and answers at the end; `plans` is the plan at each request."""
+    """Reads one page per turn, plans sometimes, and answers at the end. `plans` has the plan at each request."""
 
     def __init__(self, turns: int) -> None:
         self.turns = turns
@@ -50,7 +50,7 @@ class Reader:
         return say(f"I turn to page {number}.", call("page", number=number))
 
 
-async def opened(model: Any, store: Any = ":memory:", turns: int = 200, **options: Any) -> Any:
+async def open_session(model: Any, store: Any = ":memory:", turns: int = 200, **options: Any) -> Any:
     limits = Limits(turns=turns, calls=1000)
     return Agent(StrictModel(model), tools=[page, todo], limits=limits, **options).session(store)
 
@@ -58,7 +58,7 @@ async def opened(model: Any, store: Any = ":memory:", turns: int = 200, **option
 async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) -> None:
     reader, turns = Reader(300), 0
     model = CountingModel(reader)
-    async with await opened(model, tmp_path / "long.db") as session:
+    async with await open_session(model, tmp_path / "long.db") as session:
         outcome = await ended(session, FIRST)
         while outcome.reason == "turn_limit":
             turns += outcome.turns
@@ -76,7 +76,7 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
         assert not [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
         for number in (one for one in range(2, 299) if one % 40 != 1):
             assert await session._log.search(f"marker{number}x"), f"page {number} cannot be found any more"  # pyright: ignore[reportPrivateUsage]
-    # Linear: what a turn costs does not grow with the turns before it, though no turn may use more than the window.
+    # The cost of a turn does not grow with the number of turns before it.
     sizes = [sum(len(shown_text(one)) for one in model.requests[start : start + 100]) for start in (50, 150)]
     assert sizes[1] < sizes[0] * 1.25
     assert model.read < 300 * 4096
@@ -84,7 +84,7 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
 
 async def test_the_prefix_only_grows_between_compactions_and_tools_are_sorted() -> None:
     model = CountingModel(Reader(60))
-    async with await opened(model) as session:
+    async with await open_session(model) as session:
         await ended(session, FIRST)  # the strict model refuses a request that changes what was shown before
         changes = [fact.seq for fact in of(await session.facts(), ContextCompacted)]
     assert len({id(request.render_cache) for request in model.requests}) == 1 + len(changes)
@@ -97,7 +97,7 @@ async def test_the_prefix_only_grows_between_compactions_and_tools_are_sorted() 
 )
 async def test_a_conversation_in_any_script_fits_the_window(words: str) -> None:
     model = CountingModel(lambda request, number: f"{number}: {words}" * 3, window=2048, summary=f"- {words}" * 40)
-    async with await opened(model) as session:
+    async with await open_session(model) as session:
         for number in range(25):
             outcome = await ended(session, f"{number}: " + words * 20)
             assert outcome.reason == "answered", outcome
@@ -107,9 +107,9 @@ async def test_a_conversation_in_any_script_fits_the_window(words: str) -> None:
     assert all("0: " + words in shown_text(request) for request in model.requests)
 
 
-async def test_a_floor_over_the_window_stops_after_two_compactions_with_the_numbers() -> None:
+async def test_instructions_larger_than_the_window_stop_the_run() -> None:
     model = CountingModel(lambda request, number: call("page", number=number), window=1200)
-    async with await opened(model, instructions=f"{WORDS} " * 38) as session:
+    async with await open_session(model, instructions=f"{WORDS} " * 38) as session:
         outcome = await ended(session, FIRST)
         compactions = of(await session.facts(), ContextCompacted)
     assert outcome.reason == "failed" and outcome.can_continue
@@ -117,7 +117,7 @@ async def test_a_floor_over_the_window_stops_after_two_compactions_with_the_numb
     assert len(compactions) <= 4
 
 
-async def test_a_first_request_that_is_too_long_is_told_in_the_providers_numbers() -> None:
+async def test_a_first_request_that_is_too_long_fails_with_the_providers_numbers() -> None:
     refusal = "maximum context length is 4096 tokens, your messages have 9000"
     model = ScriptedModel(*[ModelError(refusal, kind="too_long")] * 3)
     async with Agent(StrictModel(model)).session() as session:
@@ -126,7 +126,7 @@ async def test_a_first_request_that_is_too_long_is_told_in_the_providers_numbers
     assert outcome.error == f"too_long: {refusal} (nothing can be left out; nothing is lost)"
 
 
-async def test_refusals_that_no_compaction_helps_against_end_in_the_providers_numbers() -> None:
+async def test_requests_that_stay_too_long_fail_with_the_providers_numbers() -> None:
     refusal = "maximum context length is 100 tokens"
 
     def refuses(request: Request) -> Any:
@@ -137,14 +137,14 @@ async def test_refusals_that_no_compaction_helps_against_end_in_the_providers_nu
         return call("page", number=len(model.requests))
 
     model = ScriptedModel(*[refuses] * 40)
-    async with await opened(model) as session:
+    async with await open_session(model) as session:
         outcome = await ended(session, FIRST)
         assert of(await session.facts(), ContextCompacted)
     assert outcome.reason == "failed" and outcome.error.startswith(f"too_long: {refusal} (")
 
 
 class Unwilling(CountingModel):
-    """Never sums up."""
+    """Refuses to write summaries."""
 
     async def stream(self, request: Request) -> Any:
         if is_summary(request):
@@ -153,10 +153,10 @@ class Unwilling(CountingModel):
             yield event
 
 
-async def test_where_no_summary_was_written_and_the_request_is_then_refused_the_log_gives_one() -> None:
+async def test_without_a_summary_from_the_model_one_is_built_from_the_log() -> None:
     model = Unwilling(Reader(60))
-    model.hard = 3700  # less than it says: there seems to be room where there is none
-    async with await opened(model) as session:
+    model.hard = 3700  # less than the model says, so there seems to be more room than there is
+    async with await open_session(model) as session:
         outcome = await ended(session, FIRST)
         facts = await session.facts()
     assert outcome.reason == "answered", outcome.error
@@ -165,10 +165,9 @@ async def test_where_no_summary_was_written_and_the_request_is_then_refused_the_
 
 
 @pytest.mark.parametrize("share", [0.3, 0.45, 0.55])
-async def test_a_session_goes_on_however_much_of_the_window_its_instructions_take(share: float) -> None:
-    """What is left over is what a summary and the newest turns share."""
+async def test_a_session_with_long_instructions_goes_on(share: float) -> None:
     model = CountingModel(lambda request, number: f"{number}: {WORDS}" * 2, summary=f"- {WORDS} " * 30)
-    async with await opened(model, instructions="x" * int(4096 * 4 * share)) as session:
+    async with await open_session(model, instructions="x" * int(4096 * 4 * share)) as session:
         for number in range(60):
             outcome = await ended(session, f"{number}: {WORDS}")
             assert outcome.reason == "answered", outcome.error
@@ -177,9 +176,9 @@ async def test_a_session_goes_on_however_much_of_the_window_its_instructions_tak
 
 
 @pytest.mark.parametrize("before", [[], ["Hello."]])
-async def test_a_message_that_is_too_long_ends_its_own_run_and_none_after_it(before: list[str]) -> None:
+async def test_a_message_that_is_too_long_ends_only_its_own_run(before: list[str]) -> None:
     model = CountingModel(lambda request, number: f"answer {number}")
-    async with await opened(model) as session:
+    async with await open_session(model) as session:
         for text in before:
             await ended(session, text)
         assert (await ended(session, f"{WORDS} " * 200)).reason == "failed"
@@ -188,27 +187,27 @@ async def test_a_message_that_is_too_long_ends_its_own_run_and_none_after_it(bef
         async with session.regenerate() as run:
             outcome = await run.wait()
     assert outcome is not None and outcome.reason == "answered"
-    assert "Never mind" in shown_text(model.requests[-1]), "the question that is asked again is never left out"
+    assert "Never mind" in shown_text(model.requests[-1]), "the regenerated question is never left out"
 
 
-async def test_a_model_that_does_not_count_is_counted_for() -> None:
+async def test_the_tokens_of_a_model_that_does_not_count_are_estimated() -> None:
     class Silent(CountingModel):
         async def stream(self, request: Request) -> Any:
             async for event in super().stream(request):
                 yield replace(event, usage=Usage()) if isinstance(event, Reply) else event
 
     model = Silent(Reader(60))
-    async with await opened(model, instructions="x" * 4096) as session:
+    async with await open_session(model, instructions="x" * 4096) as session:
         outcome = await ended(session, FIRST)
         found = await session.context()
     assert (outcome.reason, model.refused) == ("answered", 0), outcome.error
     assert outcome.usage.estimated and outcome.usage.output_tokens
-    assert found.estimated and abs(found.used - await_tokens(model)) < 20
+    assert found.estimated and abs(found.used - count_last_tokens(model)) < 20
 
 
-async def test_a_failed_compaction_leaves_the_run_going() -> None:
+async def test_a_run_continues_after_a_failed_compaction() -> None:
     model = Unwilling(Reader(40), window=2048)
-    async with await opened(model) as session:
+    async with await open_session(model) as session:
         outcome = await ended(session, FIRST)
         facts = await session.facts()
     assert outcome.reason == "answered", outcome.error
@@ -217,7 +216,7 @@ async def test_a_failed_compaction_leaves_the_run_going() -> None:
     assert all(FIRST in shown_text(request) for request in model.requests)
 
 
-async def test_a_model_whose_summaries_mislead_it_is_not_asked_for_one() -> None:
+async def test_a_model_that_cannot_summarize_is_not_asked_for_a_summary() -> None:
     class Small(CountingModel):
         can_summarize = False
 
@@ -231,9 +230,9 @@ async def test_a_model_whose_summaries_mislead_it_is_not_asked_for_one() -> None
     assert all(FIRST in shown_text(request) for request in model.requests)
 
 
-async def test_a_window_that_nobody_knows_is_learnt_from_the_refusal() -> None:
+async def test_an_unknown_window_is_learned_from_a_refusal() -> None:
     model = CountingModel(Reader(60), window=None)
-    async with await opened(model) as session:
+    async with await open_session(model) as session:
         outcome = await ended(session, FIRST)
         facts = await session.facts()
     assert outcome.reason == "answered", outcome.error
@@ -241,18 +240,16 @@ async def test_a_window_that_nobody_knows_is_learnt_from_the_refusal() -> None:
     assert [fact.kind for fact in of(facts, ModelFailed)] == ["too_long"] * model.refused
 
 
-async def test_what_a_summary_costs_counts_as_the_runs() -> None:
+async def test_the_usage_of_a_summary_counts_as_the_runs() -> None:
     model = CountingModel(Reader(60))
-    async with await opened(model) as session:
+    async with await open_session(model) as session:
         outcome = await ended(session, FIRST)
         state = await session.state()
     assert model.summaries
     assert outcome.usage.input_tokens == state.usage.input_tokens == model.read
 
 
-async def test_a_run_that_is_cancelled_while_it_compacts_ends_cancelled() -> None:
-    import asyncio
-
+async def test_a_run_can_be_cancelled_during_a_compaction() -> None:
     begun = asyncio.Event()
 
     class Slow(CountingModel):
@@ -263,7 +260,7 @@ async def test_a_run_that_is_cancelled_while_it_compacts_ends_cancelled() -> Non
             async for event in super().stream(request):
                 yield event
 
-    async with await opened(Slow(Reader(60), window=2048)) as session:
+    async with await open_session(Slow(Reader(60), window=2048)) as session:
         async with session.run(FIRST) as run:
             waiting = asyncio.create_task(run.wait())
             await asyncio.wait_for(begun.wait(), PATIENCE)
@@ -272,9 +269,9 @@ async def test_a_run_that_is_cancelled_while_it_compacts_ends_cancelled() -> Non
         assert outcome is not None and outcome.reason == "cancelled"
 
 
-async def test_a_session_is_compacted_on_request_and_it_can_be_taken_back() -> None:
+async def test_a_compaction_on_request_can_be_undone() -> None:
     model = CountingModel(Reader(8), window=32_000)
-    async with await opened(model) as session:
+    async with await open_session(model) as session:
         await ended(session, FIRST)
         before = (await session.context()).used
         fact = await session.compact()
@@ -288,7 +285,7 @@ async def test_a_session_is_compacted_on_request_and_it_can_be_taken_back() -> N
 
 
 async def test_a_new_session_has_nothing_to_compact() -> None:
-    async with await opened(CountingModel(Reader(2))) as session:
+    async with await open_session(CountingModel(Reader(2))) as session:
         assert await session.compact() is None
         assert of(await session.facts(), ContextCompacted) == []
 
@@ -325,8 +322,8 @@ async def test_one_result_never_fills_a_small_window() -> None:
 
 
 @pytest.mark.parametrize(("words", "asked"), [(1, 0), (16, 1)])
-async def test_a_summary_that_would_be_no_shorter_than_what_it_stands_for_is_not_taken(words: int, asked: int) -> None:
-    """Nor is it asked for where what must stay is as long by itself."""
+async def test_a_summary_that_would_be_no_shorter_is_not_used(words: int, asked: int) -> None:
+    """The model is not even asked if the entries that must stay are as long."""
     model = CountingModel(lambda request, number: "Yes.", summary="- " + "and then " * 60)
     async with Agent(StrictModel(model)).session() as session:
         await ended(session, "tell " * words)
@@ -349,13 +346,13 @@ async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
         assert empty.estimated and empty.system > 40 and empty.tools > 0
         await ended(session, "read it")
         found = await session.context()
-    assert not found.estimated and found.used == (await_tokens(model))
+    assert not found.estimated and found.used == (count_last_tokens(model))
     assert found.system + found.tools + found.skills + found.files + found.history == found.used
     assert found.free == 4096 - found.used and found.files > found.history
 
 
-async def test_what_the_provider_has_not_counted_since_a_compaction_is_called_estimated() -> None:
-    async with await opened(CountingModel(Reader(8), window=32_000)) as session:
+async def test_the_breakdown_is_estimated_until_the_provider_counts_again() -> None:
+    async with await open_session(CountingModel(Reader(8), window=32_000)) as session:
         await ended(session, FIRST)
         assert not (await session.context()).estimated
         assert await session.compact() is not None
@@ -366,11 +363,11 @@ async def test_what_the_provider_has_not_counted_since_a_compaction_is_called_es
         assert (await session.context()).estimated
 
 
-async def test_what_is_shown_is_known_also_after_an_undo_a_rewind_and_another_try() -> None:
-    async with await opened(CountingModel(Reader(40)), turns=9) as session:
+async def test_the_breakdown_is_right_after_an_undo_a_rewind_and_a_regeneration() -> None:
+    async with await open_session(CountingModel(Reader(40)), turns=9) as session:
 
         async def is_known() -> bool:
-            """What is shown as used is about what the next request would have."""
+            """Whether the reported tokens are close to the size of the next request."""
             shown = await session.context()
             messages = estimate_messages(Projection().messages(await session.state()))
             really = estimate_tools(tool.spec for tool in (page, todo)) + messages
@@ -392,7 +389,7 @@ async def test_what_is_shown_is_known_also_after_an_undo_a_rewind_and_another_tr
         assert await is_known()
 
 
-async def test_a_guess_of_the_adapters_is_not_called_a_count() -> None:
+async def test_an_adapters_estimate_is_not_reported_as_a_count() -> None:
     guessed = Reply("Hello.", usage=Usage(11, 7, estimated=True))
     async with Agent(StrictModel(ScriptedModel(guessed))).session() as session:
         await ended(session)
@@ -400,7 +397,7 @@ async def test_a_guess_of_the_adapters_is_not_called_a_count() -> None:
     assert found.used == 18 and found.estimated
 
 
-async def test_what_a_stopped_model_had_said_counts_too() -> None:
+async def test_the_partial_text_of_a_stopped_model_is_counted() -> None:
     partial = WORDS * 20
 
     class Stopped(ScriptedModel):
@@ -423,8 +420,8 @@ async def test_what_a_stopped_model_had_said_counts_too() -> None:
     assert estimate_text(partial) < more < estimate_text(partial) + 20, "the message, and what was said before the stop"
 
 
-def await_tokens(model: CountingModel) -> int:
-    """What the provider counted for the last request and its reply."""
+def count_last_tokens(model: CountingModel) -> int:
+    """Count the tokens of the last request and its reply like the provider."""
     last = model.requests[-1]
     return (
         estimate_text(last.system)
@@ -434,13 +431,13 @@ def await_tokens(model: CountingModel) -> int:
     )
 
 
-# ── cut anywhere ───────────────────────────────────────────────────────────────────────────────────────────
+# ── crashes ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_session_with_compactions_is_cut_after_every_fact_and_goes_on(tmp_path: Path) -> None:
+async def test_a_session_with_compactions_resumes_after_a_crash_at_any_fact(tmp_path: Path) -> None:
     log = InMemoryLog()
     model = CountingModel(Reader(16), window=1500)
-    async with await opened(model, log) as session:
+    async with await open_session(model, log) as session:
         assert (await ended(session, FIRST)).reason == "answered"
         points = await crash_points(session)
     assert any(isinstance(point.facts[-1], ContextCompacted) for point in points)

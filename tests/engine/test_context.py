@@ -1,4 +1,4 @@
-"""What the model is shown: valid for the strictest provider, and growing only, whatever the log holds."""
+"""The projection: always valid for the strictest provider, and only growing, whatever the log holds."""
 
 import msgspec
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kit.simulation import Simulation
-from tests.kit.strategies import LIMITS, facts, histories, stamped, told
+from tests.kit.strategies import LIMITS, build_history, facts, fold_story, histories, stamp_history
 from tests.kit.strict import check_growth, check_request
 from treadle.engine.context import Projection
 from treadle.engine.state import OUTCOME_UNKNOWN, apply, fold
@@ -59,7 +59,7 @@ def ended(call: Call, output: str = "seen", status: CallStatus = "ok") -> CallFi
 
 
 def shown(*story: AnyFact | float) -> list[Message]:
-    return list(Projection().messages(fold(told(*story))))
+    return list(Projection().messages(fold_story(*story)))
 
 
 def note(message: Message) -> str:
@@ -67,30 +67,30 @@ def note(message: Message) -> str:
     return render_parts(message.parts)
 
 
-def request_of(projection: Projection, history: list[AnyFact]) -> Request:
+def build_request(projection: Projection, history: list[AnyFact]) -> Request:
     return Request(system="", messages=projection.messages(fold(history)))
 
 
-# ── whatever the log holds ─────────────────────────────────────────────────────────────────────────────────
+# ── any log ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @settings(max_examples=300)
 @given(histories)
 def test_the_projection_of_any_facts_is_valid(history: list[AnyFact]) -> None:
-    check_request(request_of(Projection(), history))
+    check_request(build_request(Projection(), history))
 
 
 @given(histories, st.integers(0, 25), st.sampled_from(["prune", "summary"]), st.integers(-1, 60))
-def test_it_stays_valid_when_it_is_compacted_anywhere(
+def test_the_projection_stays_valid_after_a_compaction_anywhere(
     history: list[AnyFact], place: int, kind: str, through: int
 ) -> None:
     compacted = ContextCompacted(kind=kind, through=through, summary="in short")  # type: ignore[arg-type]
     pieces = [([fact], 1.0) for fact in (*history[:place], compacted, *history[place:])]
-    check_request(request_of(Projection(), stamped(pieces)))
+    check_request(build_request(Projection(), stamp_history(pieces)))
 
 
 @given(histories)
-def test_one_projection_that_follows_any_facts_shows_valid_messages_all_the_way(history: list[AnyFact]) -> None:
+def test_one_projection_is_valid_after_each_of_any_facts(history: list[AnyFact]) -> None:
     state, projection = fold([]), Projection()
     for fact in history:
         apply(state, fact)
@@ -99,7 +99,7 @@ def test_one_projection_that_follows_any_facts_shows_valid_messages_all_the_way(
 
 @settings(max_examples=150)
 @given(st.data(), histories, st.sampled_from(LIMITS))
-def test_each_request_begins_with_the_one_before_until_a_compaction(
+def test_each_request_starts_with_the_previous_one_until_a_compaction(
     data: st.DataObject, history: list[AnyFact], limits: Limits
 ) -> None:
     # The simulation checks every request it makes, and each against the one before.
@@ -112,19 +112,19 @@ def test_each_request_begins_with_the_one_before_until_a_compaction(
 
 @settings(max_examples=150)
 @given(st.data(), st.sampled_from(LIMITS))
-def test_a_new_process_shows_what_the_old_one_would_have_shown(data: st.DataObject, limits: Limits) -> None:
-    session = Simulation(data, told(SessionCreated(session_id="s"), MESSAGE), limits)
+def test_a_new_process_builds_the_same_messages_as_the_old_one(data: st.DataObject, limits: Limits) -> None:
+    session = Simulation(data, build_history(SessionCreated(session_id="s"), MESSAGE), limits)
     session.run()
     state, followed = fold([]), Projection()
     for fact in session.facts:
         apply(state, fact)
-        # Looked at after every fact, it has shown what was still open; that must not stick.
+        # The projection has rendered unfinished entries after earlier facts. It must not keep them.
         assert list(followed.messages(state)) == list(Projection().messages(state))
 
 
 @given(st.lists(facts, max_size=20))
-def test_what_was_shown_once_does_not_change_under_its_readers(new: list[AnyFact]) -> None:
-    state, projection = fold(told(*START)), Projection()
+def test_a_view_of_the_messages_does_not_change_later(new: list[AnyFact]) -> None:
+    state, projection = fold_story(*START), Projection()
     views: list[tuple[Messages, list[Message]]] = []
     for fact in new:
         view = projection.messages(state)
@@ -137,13 +137,13 @@ def test_what_was_shown_once_does_not_change_under_its_readers(new: list[AnyFact
 # ── turns, calls and results ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_conversation_is_shown_as_it_was() -> None:
-    after = told(*START, CALLS, ended(B, "written"), ended(A), TurnStarted(turn=2))
+def test_a_conversation_is_projected_in_order() -> None:
+    after = build_history(*START, CALLS, ended(B, "written"), ended(A), TurnStarted(turn=2))
     results = [ResultMessage("a", "look", "seen"), ResultMessage("b", "write", "written")]
     assert shown(*after) == [ASK, TOLD, *results]
 
 
-def test_a_queued_message_is_shown_once_a_turn_takes_it() -> None:
+def test_a_queued_message_is_shown_when_a_turn_promotes_it() -> None:
     more = MessageReceived(id="m2", parts=(TextPart("and this"),))
     story = [*START, ModelReplied(calls=(A,)), more, ended(A)]
     assert len(shown(*story)) == 3
@@ -157,16 +157,16 @@ def test_images_stay_with_their_message_in_every_request() -> None:
 
 
 @pytest.mark.parametrize("parts", [(), (TextPart(""),), (TextPart(" \n"), TextPart(""))])
-def test_an_empty_message_is_shown_as_one(parts: tuple[Part, ...]) -> None:
+def test_an_empty_message_is_shown_as_a_placeholder(parts: tuple[Part, ...]) -> None:
     assert note(shown(MessageReceived(id="m1", parts=parts), RUN, TURN)[0]) == "(an empty message)"
 
 
-def test_an_empty_reply_is_not_shown_but_the_nudge_is() -> None:
+def test_an_empty_reply_is_replaced_by_a_note() -> None:
     messages = shown(*START, ModelReplied(text=" ", reasoning="hm"), SignalDetected(kind="empty_reply"))
     assert messages[0] == ASK and len(messages) == 2 and "empty" in note(messages[1])
 
 
-def test_a_call_without_a_result_is_shown_as_of_unknown_outcome() -> None:
+def test_a_call_without_a_result_has_an_unknown_outcome() -> None:
     messages = shown(*START, CALLS, ended(B), RunFinished(run_id="run_1", reason="failed"))
     assert messages[2] == ResultMessage("a", "look", OUTCOME_UNKNOWN, ok=False)
     assert messages[3] == ResultMessage("b", "write", "seen")
@@ -183,7 +183,7 @@ def test_a_call_without_a_result_is_shown_as_of_unknown_outcome() -> None:
         ("cancelled", "", "(cancelled)", False),
     ],
 )
-def test_a_result_says_how_the_call_went(status: CallStatus, output: str, text: str, ok: bool) -> None:
+def test_a_result_shows_output_and_status(status: CallStatus, output: str, text: str, ok: bool) -> None:
     messages = shown(*START, ModelReplied(calls=(A,)), ended(A, output, status))
     assert messages[-1] == ResultMessage("a", "look", text, ok)
 
@@ -193,7 +193,7 @@ def test_the_parts_of_a_result_are_shown() -> None:
     assert shown(*START, ModelReplied(calls=(A,)), result)[-1] == ResultMessage("a", "look", "see", True, result.parts)
 
 
-def test_a_reply_that_was_broken_off_by_a_stop_is_shown_as_such() -> None:
+def test_a_cancelled_reply_is_shown_as_broken_off() -> None:
     stopped = ModelFailed(kind="cancelled", message="stopped", partial="It is ")
     more = MessageReceived(id="m2", parts=(TextPart("go on"),))
     messages = shown(*START, stopped, CancelRequested(), more, RUN, TurnStarted(turn=1, messages=("m2",)))
@@ -214,7 +214,7 @@ def test_a_reply_that_was_broken_off_by_a_stop_is_shown_as_such() -> None:
         ("tool_retry", None),
     ],
 )
-def test_the_model_is_told_of_what_it_can_mend_and_of_nothing_else(kind: SignalKind, words: str | None) -> None:
+def test_the_model_reads_a_note_only_on_signals_that_it_can_act_on(kind: SignalKind, words: str | None) -> None:
     messages = shown(*START, SignalDetected(kind=kind, detail="look, look, look"))
     assert len(messages) == (1 if words is None else 2)
     if words is not None:
@@ -232,7 +232,7 @@ def test_the_model_is_told_of_what_it_can_mend_and_of_nothing_else(kind: SignalK
         ("doom_loop", "repeating"),
     ],
 )
-def test_the_last_words_are_asked_for_with_the_reason(limit: EndReason, words: str) -> None:
+def test_the_wrap_up_note_names_the_limit(limit: EndReason, words: str) -> None:
     messages = shown(*START, TurnStarted(turn=2, tools=False, wrap_up=limit))
     assert words in note(messages[-1]) and "Without tools" in note(messages[-1])
 
@@ -240,20 +240,20 @@ def test_the_last_words_are_asked_for_with_the_reason(limit: EndReason, words: s
 @pytest.mark.parametrize(
     ("trigger", "words"), [("continue", "Go on where you left off."), ("recover", "Go on where it stopped.")]
 )
-def test_a_run_without_a_message_is_told_to_go_on(trigger: Trigger, words: str) -> None:
+def test_a_run_without_a_message_starts_with_a_note_to_go_on(trigger: Trigger, words: str) -> None:
     again = RunStarted(run_id="run_2", limits=Limits(), trigger=trigger)
     messages = shown(*START, ModelReplied(text="One."), RunFinished(run_id="run_1", reason="turn_limit"), again)
     assert messages[:2] == [ASK, ModelMessage("One.")] and words in note(messages[2]) and len(messages) == 3
 
 
-def test_a_regenerated_answer_is_asked_for_as_if_for_the_first_time() -> None:
+def test_regenerating_hides_the_old_answer() -> None:
     again = RunStarted(run_id="run_2", limits=Limits(), trigger="regenerate")
     end = RunFinished(run_id="run_1", reason="answered")
     assert shown(*START, ModelReplied(text="One."), end, again, TurnStarted(turn=1)) == [ASK]
 
 
-def test_notes_stay_in_the_history_so_that_it_only_grows() -> None:
-    state, projection = fold(told(*START)), Projection()
+def test_notes_stay_in_the_messages() -> None:
+    state, projection = fold_story(*START), Projection()
     seen = list(projection.messages(state))
     for fact in (
         ModelReplied(),
@@ -270,7 +270,7 @@ def test_notes_stay_in_the_history_so_that_it_only_grows() -> None:
     assert len(seen) == 4
 
 
-def test_the_model_never_speaks_first_last_or_twice_in_a_row() -> None:
+def test_the_models_message_is_never_first_last_or_doubled() -> None:
     messages = shown(RUN, ModelReplied(text="One."), ModelReplied(text="Two."))
     assert [type(message) for message in messages] == [
         UserMessage,
@@ -287,7 +287,7 @@ def test_the_model_never_speaks_first_last_or_twice_in_a_row() -> None:
 LONG = (*START, ModelReplied(text="I look.", calls=(A,)), ended(A, "x" * 500), TurnStarted(turn=2))  # seqs 1 to 6
 
 
-def test_pruning_leaves_out_older_output_and_says_so() -> None:
+def test_pruned_output_is_replaced_by_a_short_text() -> None:
     pruned = shown(*LONG, ModelReplied(calls=(B,)), ended(B), ContextCompacted(kind="prune", through=5))
     assert pruned[2] == ResultMessage(
         "a", "look", "[500 characters of older output left out; kept whole as artifact a]"
@@ -295,13 +295,13 @@ def test_pruning_leaves_out_older_output_and_says_so() -> None:
     assert pruned[4] == ResultMessage("b", "write", "seen")
 
 
-def test_pruned_output_names_the_artifact_that_has_it_whole() -> None:
+def test_pruned_output_names_its_artifact() -> None:
     cut = CallFinished(call_id="a", tool="look", status="ok", output="x" * 99, truncation=Truncation(99, 9, "art_1"))
     messages = shown(*START, ModelReplied(calls=(A,)), cut, ContextCompacted(kind="prune", through=5))
     assert "kept whole as artifact art_1" in messages[-1].text  # type: ignore[union-attr]
 
 
-def test_a_summary_stands_for_whole_turns_only() -> None:
+def test_a_summary_replaces_only_whole_turns() -> None:
     for through, kept in ((3, 2), (4, 2), (5, 0), (6, 0)):
         summary = ContextCompacted(kind="summary", through=through, summary="You looked.")
         messages = shown(*LONG, summary)
@@ -310,34 +310,34 @@ def test_a_summary_stands_for_whole_turns_only() -> None:
         check_request(Request(system="", messages=messages))
 
 
-def test_a_summary_of_nothing_shows_all() -> None:
+def test_a_summary_of_nothing_hides_nothing() -> None:
     assert shown(*LONG, ContextCompacted(kind="summary", through=0, summary="Nothing.")) == shown(*LONG)
 
 
-def test_the_last_summary_counts() -> None:
+def test_only_the_last_summary_is_shown() -> None:
     one = ContextCompacted(kind="summary", through=3, summary="One.")
     two = ContextCompacted(kind="summary", through=5, summary="Two.")
     assert "Two." in note(shown(*LONG, one, two)[0]) and len(shown(*LONG, one, two)) == 1
 
 
-def test_a_compaction_gives_a_new_scratch_and_nothing_else_does() -> None:
-    state, projection = fold(told(*START)), Projection()
+def test_only_a_compaction_replaces_the_render_cache() -> None:
+    state, projection = fold_story(*START), Projection()
     projection.messages(state)
-    scratch = projection.render_cache
+    cache = projection.render_cache
     for fact in (ModelReplied(calls=(A,)), ended(A), TurnStarted(turn=2)):
         apply(state, fact)
         projection.messages(state)
-        assert projection.render_cache is scratch
+        assert projection.render_cache is cache
     apply(state, ContextCompacted(kind="prune", through=1))
     projection.messages(state)
-    assert projection.render_cache is not scratch
+    assert projection.render_cache is not cache
 
 
 # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.slices(8), st.integers(-9, 9))
-def test_a_view_is_a_list_of_its_length(length: int, more: int, cut: slice, index: int) -> None:
+def test_a_view_equals_a_list_of_its_length(length: int, more: int, cut: slice, index: int) -> None:
     items: list[Message] = [ModelMessage(str(number)) for number in range(length)]
     view, copy = Messages(items), list(items)
     items.extend(ModelMessage("later") for _ in range(more))

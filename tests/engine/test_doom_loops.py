@@ -1,4 +1,4 @@
-"""Going round in circles: warned about once, then stopped, and no false alarms."""
+"""Repeated calls: one warning, then the end of the run, and no false alarms."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def notes(*texts: str) -> list[Any]:
     [("aaaa", 3), ("ababab", 4), ("abcabcabc", 6), ("xyaaaa", 5)],
     ids=["three alike", "a cycle of two", "a cycle of three", "after other things"],
 )
-async def test_a_loop_is_warned_about_once_and_then_stopped(store: Store, texts: str, warned_after: int) -> None:
+async def test_a_loop_gets_one_warning_and_then_ends_the_run(store: Store, texts: str, warned_after: int) -> None:
     agent, model = agent_of(*notes(*texts[: warned_after + 1]), "half done", tools=[note])
     async with agent.session(store.open()) as session:
         outcome = await ended(session)
@@ -51,7 +51,7 @@ async def test_a_loop_is_warned_about_once_and_then_stopped(store: Store, texts:
     assert [fact.status for fact in done.values()] == ["ok"] * warned_after + ["refused"]
 
 
-async def test_a_model_that_heeds_the_warning_goes_on() -> None:
+async def test_a_run_continues_when_the_model_changes_its_calls() -> None:
     agent, _model = agent_of(*notes(*"aaa"), *notes(*"bcd"), "done", tools=[note])
     async with agent.session() as session:
         assert (await ended(session)).reason == "answered"
@@ -75,32 +75,33 @@ async def test_the_same_arguments_spelled_differently_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("texts", ["aabb", "abcab", "abac", "aba", "aabaa"])
-async def test_what_only_looks_like_a_loop_is_left_alone(texts: str) -> None:
+async def test_repeated_calls_without_a_cycle_are_no_loop(texts: str) -> None:
     agent, _ = agent_of(*notes(*texts), "done", tools=[note])
     async with agent.session() as session:
         assert (await ended(session)).reason == "answered"
         assert doom(await session.facts()) == []
 
 
-async def test_a_loop_inside_one_reply_is_seen() -> None:
+async def test_a_loop_inside_one_reply_is_detected() -> None:
     agent, _ = agent_of(notes(*"aaa"), notes("a"), "half done", tools=[note])
     async with agent.session() as session:
         assert (await ended(session)).reason == "doom_loop"
 
 
-async def test_a_polling_tool_may_repeat_itself_and_does_not_hide_a_loop_of_others() -> None:
-    @tool(safety="safe", polling=True)
-    def status() -> str:
-        return "still busy"
+@tool(safety="safe", polling=True)
+def status() -> str:
+    return "still busy"
 
-    agent, _ = agent_of(*[call("status")] * 9, "done", tools=[status])
+
+@pytest.mark.parametrize("lines", [[call("status")] * 9, [[call("status")] * 4] * 2], ids=["turns", "one reply"])
+async def test_a_polling_tool_may_repeat_its_calls(lines: list[Any]) -> None:
+    agent, _ = agent_of(*lines, "done", tools=[status])
     async with agent.session() as session:
         assert (await ended(session)).reason == "answered"
         assert doom(await session.facts()) == []
-    agent, _ = agent_of([call("status")] * 4, [call("status")] * 4, "done", tools=[status])
-    async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-        assert doom(await session.facts()) == []
+
+
+async def test_a_polling_tool_does_not_hide_a_loop_of_other_calls() -> None:
     mixed = [line for line in notes(*"aaaa") for line in (line, call("status"))]
     agent, model = agent_of(*mixed, "done", tools=[status, note])
     async with agent.session() as session:
@@ -109,7 +110,7 @@ async def test_a_polling_tool_may_repeat_itself_and_does_not_hide_a_loop_of_othe
     assert any("do something different" in text for text in said(model.requests[-1]))
 
 
-async def test_the_detection_can_be_switched_off() -> None:
+async def test_loop_detection_can_be_switched_off() -> None:
     agent, _ = agent_of(*notes(*"a" * 9), "done", tools=[note], limits=Limits(doom_loop=False))
     async with agent.session() as session:
         assert (await ended(session)).reason == "answered"
@@ -122,7 +123,7 @@ async def test_calls_that_keep_failing_the_same_way_are_a_loop_too() -> None:
         assert (await ended(session)).reason == "doom_loop"
 
 
-async def test_a_new_run_starts_with_a_clean_trail() -> None:
+async def test_a_new_run_starts_with_an_empty_trail() -> None:
     agent, _ = agent_of(*notes(*"aa"), "done", *notes(*"aa"), "done", tools=[note])
     async with agent.session() as session:
         await ended(session)

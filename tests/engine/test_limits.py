@@ -1,4 +1,4 @@
-"""Budgets and wrap-ups: a run always ends, says why, and can be continued with a fresh budget."""
+"""Limits and wrap-ups: a run always ends with a reason, and can continue with a fresh budget."""
 
 import asyncio
 from typing import Any
@@ -42,7 +42,7 @@ def drop(table: str) -> str:
 # --- limits of every kind
 
 
-async def test_at_the_turn_limit_the_model_wraps_up_without_tools_and_continue_has_a_fresh_budget(
+async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_budget(
     store: Store,
 ) -> None:
     agent, model = agent_of(
@@ -68,7 +68,7 @@ async def test_at_the_turn_limit_the_model_wraps_up_without_tools_and_continue_h
     check_settled(facts)
 
 
-async def test_the_turn_after_the_limit_is_not_announced_when_the_last_turn_answers() -> None:
+async def test_an_answer_in_the_last_turn_needs_no_wrap_up() -> None:
     agent, model = agent_of(call("note", text="1"), "done", tools=[note], limits=Limits(turns=2))
     async with agent.session() as session:
         assert (await ended(session)).reason == "answered"
@@ -76,9 +76,7 @@ async def test_the_turn_after_the_limit_is_not_announced_when_the_last_turn_answ
 
 
 @pytest.mark.parametrize("safety", ["safe", "caution"])
-async def test_at_the_call_limit_the_first_calls_of_a_reply_run_and_the_rest_are_refused(
-    store: Store, safety: Any
-) -> None:
+async def test_at_the_call_limit_the_first_calls_run_and_the_rest_are_refused(store: Store, safety: Any) -> None:
     @tool(safety=safety)
     def act(text: str) -> str:
         return text
@@ -97,7 +95,7 @@ async def test_at_the_call_limit_the_first_calls_of_a_reply_run_and_the_rest_are
     assert "limit of 2 calls" in results(model.requests[1])["c"].text
 
 
-async def test_calls_that_were_not_run_do_not_use_up_the_call_limit(store: Store) -> None:
+async def test_calls_that_did_not_run_do_not_count(store: Store) -> None:
     agent, _model = agent_of(
         [call("nope", id="a"), call("drop", id="b", table="t"), call("note", id="c", text="x")],
         "done",
@@ -111,7 +109,7 @@ async def test_calls_that_were_not_run_do_not_use_up_the_call_limit(store: Store
     assert (outcome.reason, outcome.calls) == ("answered", 1)
 
 
-async def test_the_call_limit_may_be_used_up_exactly() -> None:
+async def test_a_run_may_use_exactly_its_call_limit() -> None:
     agent, _model = agent_of(
         [call("note", text="1"), call("note", text="2")], "done", tools=[note], limits=Limits(calls=2)
     )
@@ -137,7 +135,7 @@ async def test_retries_of_one_call_count_once() -> None:
     assert (outcome.reason, outcome.calls) == ("answered", 2)
 
 
-async def test_the_token_limit_is_handed_to_the_model_and_ends_the_run(store: Store) -> None:
+async def test_the_token_limit_is_passed_to_the_model_and_ends_the_run(store: Store) -> None:
     agent, model = agent_of(
         say("", call("note", text="1"), usage=Usage(output_tokens=60)),
         say("", call("note", text="2"), usage=Usage(output_tokens=45)),
@@ -152,7 +150,7 @@ async def test_the_token_limit_is_handed_to_the_model_and_ends_the_run(store: St
     assert model.requests[2].max_tokens is not None and model.requests[2].max_tokens > 0
 
 
-async def test_a_reply_cut_off_for_its_length_is_not_an_answer() -> None:
+async def test_a_reply_cut_for_its_length_is_no_answer() -> None:
     agent, model = agent_of(Reply(text="The answer is 4", finish="length"), "half done", tools=[note])
     async with agent.session() as session:
         outcome = await ended(session)
@@ -173,7 +171,7 @@ async def test_the_cost_limit_ends_the_run(store: Store) -> None:
         assert outcome.usage.cost == pytest.approx(1.2)
 
 
-async def test_the_time_limit_is_seen_between_turns(store: Store) -> None:
+async def test_the_time_limit_is_checked_between_turns(store: Store) -> None:
     clock = store.stepping()
 
     @tool
@@ -188,7 +186,7 @@ async def test_the_time_limit_is_seen_between_turns(store: Store) -> None:
         await check_wrapped_up(model, await ended(session), "time_limit", "time")
 
 
-async def test_the_time_limit_stops_a_tool_that_is_still_running(store: Store) -> None:
+async def test_the_time_limit_stops_a_running_tool(store: Store) -> None:
     stopped: list[bool] = []
 
     @tool(safety="safe")
@@ -210,7 +208,7 @@ async def test_the_time_limit_stops_a_tool_that_is_still_running(store: Store) -
     assert {fact.status for fact in done.values()} == {"cancelled"}
 
 
-async def test_no_further_call_of_a_reply_is_started_when_the_time_is_over(store: Store) -> None:
+async def test_no_call_starts_after_the_time_limit(store: Store) -> None:
     clock, done = store.stepping(), list[str]()
 
     @tool
@@ -223,17 +221,15 @@ async def test_no_further_call_of_a_reply_is_started_when_the_time_is_over(store
     agent, model = agent_of(calls, "half done", tools=[work], limits=Limits(seconds=60), clock=clock)
     async with agent.session(store.open()) as session:
         await check_wrapped_up(model, await ended(session), "time_limit", "time")
-        told = await finished_calls(session)
+        done_calls = await finished_calls(session)
         check_settled(await session.facts())
     assert done == ["a", "b"]
-    assert [told[text].status for text in "abcd"] == ["ok", "ok", "cancelled", "cancelled"]
-    assert told["c"].output == "Not run: the time for this run is over."
+    assert [done_calls[text].status for text in "abcd"] == ["ok", "ok", "cancelled", "cancelled"]
+    assert done_calls["c"].output == "Not run: the time for this run is over."
 
 
 @pytest.mark.parametrize("clock", ["real", "set back"])
-async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what_it_said(
-    store: Store, clock: str
-) -> None:
+async def test_the_time_limit_stops_a_streaming_model_and_keeps_its_partial_text(store: Store, clock: str) -> None:
     class Talker(FakeModel):
         name, window, asked = "talker", None, 0
 
@@ -253,7 +249,7 @@ async def test_the_time_limit_stops_a_model_that_is_still_talking_and_keeps_what
     assert [fact.partial for fact in failed] == ["Once upon"]
 
 
-async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_model_does_not_delay_the_end_of_a_short_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.engine.loop.SHORT_WRAP_UP_SECONDS", 0.2)
 
     class Stalled(FakeModel):
@@ -272,14 +268,14 @@ async def test_a_model_that_hangs_does_not_keep_a_short_run_for_its_last_words(m
     assert "gave no summary" in outcome.answer
 
 
-async def test_the_time_limit_ends_the_waiting_for_a_busy_model(store: Store) -> None:
+async def test_the_time_limit_ends_the_wait_for_a_busy_model(store: Store) -> None:
     busy = ModelError("busy", retryable=True, retry_after=50)
     agent, model = agent_of(busy, "half done", limits=Limits(seconds=0.5), tools=[note])
     async with agent.session(store.open()) as session:
         await check_wrapped_up(model, await ended(session), "time_limit", "time")
 
 
-async def test_a_failure_on_the_last_allowed_turn_is_a_failure_and_not_a_limit(store: Store) -> None:
+async def test_a_failure_in_the_last_turn_is_reported_as_a_failure(store: Store) -> None:
     limits = Limits(turns=1, seconds=60, tokens=1)
     agent, model = agent_of(ModelError("bad key", kind="auth"), "never asked", limits=limits)
     async with agent.session(store.open()) as session:
@@ -307,7 +303,7 @@ async def test_waiting_for_a_person_does_not_count_as_time(store: Store) -> None
     assert outcome is not None and outcome.reason == "answered"
 
 
-async def test_no_agent_gets_more_turns_than_the_ceiling() -> None:
+async def test_no_run_gets_more_turns_than_the_ceiling() -> None:
     asked: list[int] = []
 
     def next_call(request: Request) -> Any:
@@ -321,7 +317,7 @@ async def test_no_agent_gets_more_turns_than_the_ceiling() -> None:
     assert len(asked) == TURN_CEILING + 1
 
 
-async def test_continue_may_be_given_other_limits() -> None:
+async def test_continue_accepts_other_limits() -> None:
     agent, model = agent_of(call("note", text="1"), "half done", "done", tools=[note], limits=Limits(turns=1))
     async with agent.session() as session:
         await ended(session)
@@ -331,7 +327,7 @@ async def test_continue_may_be_given_other_limits() -> None:
     assert model.requests[-1].tools == ()
 
 
-def test_limits_below_zero_are_refused() -> None:
+def test_negative_limits_are_refused() -> None:
     for wrong in (Limits(turns=-1), Limits(calls=-1)):
         with pytest.raises(BadInput, match="cannot be negative"):
             Agent(ScriptedModel(), limits=wrong)
@@ -348,7 +344,7 @@ def test_limits_below_zero_are_refused() -> None:
     [call("note", text="more"), "", ModelError("gone", kind="network"), ZeroDivisionError("bug")],
     ids=["calls", "empty", "failure", "bug"],
 )
-async def test_a_wrap_up_without_words_is_made_up_for_and_the_reason_is_kept(store: Store, line: Any) -> None:
+async def test_a_wrap_up_without_text_gets_a_default_text(store: Store, line: Any) -> None:
     agent, model = agent_of(call("note", id="a", text="1"), line, tools=[note], limits=Limits(turns=1))
     async with agent.session(store.open()) as session:
         outcome = await ended(session)
@@ -358,7 +354,7 @@ async def test_a_wrap_up_without_words_is_made_up_for_and_the_reason_is_kept(sto
     assert len(model.requests) == 2
 
 
-async def test_a_wrap_up_is_tried_again_when_the_model_is_busy(store: Store) -> None:
+async def test_a_wrap_up_is_retried_when_the_model_is_busy(store: Store) -> None:
     clock = store.stepping()
     busy = ModelError("busy", kind="overloaded", retryable=True)
     agent, _ = agent_of(call("note", text="1"), busy, "half done", tools=[note], limits=Limits(turns=1), clock=clock)
@@ -367,7 +363,7 @@ async def test_a_wrap_up_is_tried_again_when_the_model_is_busy(store: Store) -> 
     assert (outcome.reason, outcome.answer) == ("turn_limit", "half done")
 
 
-async def test_pausing_on_the_last_allowed_turn_does_not_fire_the_wrap_up(store: Store) -> None:
+async def test_a_pause_in_the_last_turn_does_not_start_the_wrap_up(store: Store) -> None:
     agent, model = agent_of(
         call("drop", id="a", table="t"), "half done", tools=[drop], gate=later, limits=Limits(turns=1, calls=1)
     )
@@ -375,7 +371,7 @@ async def test_pausing_on_the_last_allowed_turn_does_not_fire_the_wrap_up(store:
         assert await go(session) is None
         assert len(model.requests) == 1 and len(await questions(session)) == 1
         assert not of(await session.facts(), RunFinished)
-        assert await resumed(session) is None, "looking again fires nothing either"
+        assert await resumed(session) is None, "resuming starts no wrap-up either"
         assert len(model.requests) == 1
         await session.approve("a")
         outcome = await resumed(session)

@@ -1,4 +1,4 @@
-"""Tool calls from the inside: time-outs, errors and what follows them."""
+"""Tool calls: time-outs, errors and their consequences, and cancelling."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ on_file = file_store
 # --- time-outs
 
 
-async def test_an_async_tool_that_takes_too_long_is_stopped_and_the_model_is_told(store: Store) -> None:
+async def test_an_async_tool_is_stopped_at_its_time_out(store: Store) -> None:
     stopped = asyncio.Event()
 
     @tool(timeout=0.05)
@@ -65,28 +65,30 @@ async def test_an_async_tool_that_takes_too_long_is_stopped_and_the_model_is_tol
     assert "Timed out after 0.05 s" in shown.text and "may have had effects" in shown.text and not shown.ok
 
 
-async def test_a_plain_function_that_never_returns_is_left_behind_and_told_to_stop() -> None:
-    told, release = threading.Event(), threading.Event()
+async def test_a_sync_tool_that_never_returns_is_abandoned_and_asked_to_stop() -> None:
+    stopping, release = threading.Event(), threading.Event()
 
     @tool(timeout=0.05)
     def hang(context: ToolContext) -> str:
         while not context.cancelled and not release.is_set():
             release.wait(0.01)
-        told.set()
+        stopping.set()
         return "too late"
 
-    agent, _ = agent_of(call("hang", id="a"), "gave up", tools=[hang])
+    agent, _ = agent_of(call("hang", id="a"), "gave up", "still here", tools=[hang])
     try:
         async with agent.session() as session:
             outcome = await ended(session)
             done = await finished_calls(session)
-        assert outcome.answer == "gave up" and done["a"].status == "timed_out"
-        assert await asyncio.to_thread(told.wait, PATIENCE)
+            assert outcome.answer == "gave up" and done["a"].status == "timed_out"
+            assert await asyncio.to_thread(stopping.wait, PATIENCE)
+            assert (await ended(session, "and?")).answer == "still here"
+            assert await finished_calls(session) == done, "a late result is not recorded"
     finally:
         release.set()
 
 
-async def test_a_tool_that_keeps_time_itself_can_say_that_it_timed_out_and_how_far_it_came() -> None:
+async def test_a_tool_can_report_its_own_time_out_with_partial_output() -> None:
     @tool(on_error="retry")
     def slow() -> ToolResult:
         return ToolResult("half of it", ok=False, timed_out=True)
@@ -98,7 +100,7 @@ async def test_a_tool_that_keeps_time_itself_can_say_that_it_timed_out_and_how_f
     assert finished is not None and (finished.status, finished.output) == ("timed_out", "half of it")
 
 
-async def test_a_tool_that_runs_into_a_time_out_of_its_own_has_failed_not_timed_out() -> None:
+async def test_a_time_out_error_inside_a_tool_is_a_failure() -> None:
     @tool
     async def fetch() -> str:
         raise TimeoutError("no answer from example.org")
@@ -137,18 +139,16 @@ RAISED = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "raised", "told"),
+    ("kind", "raised", "text"),
     [
-        pytest.param(kind, raised, told, id=f"{kind}-{type(raised).__name__}")
+        pytest.param(kind, raised, text, id=f"{kind}-{type(raised).__name__}")
         for kind in ("sync", "async")
-        for raised, told in RAISED
-        # asyncio hands these to whoever runs the loop, before anybody could tell them to the model
+        for raised, text in RAISED
+        # asyncio raises these in whoever runs the loop, so no tool result can be made of them
         if kind == "sync" or not isinstance(raised, KeyboardInterrupt | StopIteration | Odd)
     ],
 )
-async def test_whatever_a_tool_raises_is_told_to_the_model_and_the_run_goes_on(
-    raised: BaseException, told: str, kind: str
-) -> None:
+async def test_any_exception_of_a_tool_becomes_its_result(raised: BaseException, text: str, kind: str) -> None:
     def fail() -> str:
         raise raised
 
@@ -162,7 +162,7 @@ async def test_whatever_a_tool_raises_is_told_to_the_model_and_the_run_goes_on(
         check_settled(await session.facts())
     shown = results(model.requests[1])["a"]
     assert outcome.answer == "I see"
-    assert told.lower() in shown.text.lower() and not shown.ok
+    assert text.lower() in shown.text.lower() and not shown.ok
 
 
 class Flaky:
@@ -182,7 +182,7 @@ class Flaky:
         self.tool = flaky
 
 
-async def test_a_failed_call_is_told_to_the_model_unless_something_else_is_chosen() -> None:
+async def test_by_default_a_failed_call_is_reported_to_the_model() -> None:
     flaky = Flaky(1)
     agent, model = agent_of(call("flaky", id="a"), "ok", tools=[flaky.tool])
     async with agent.session() as session:
@@ -191,7 +191,7 @@ async def test_a_failed_call_is_told_to_the_model_unless_something_else_is_chose
 
 
 @pytest.mark.parametrize("where", ["agent", "tool"])
-async def test_retry_runs_a_failed_call_again_each_attempt_with_its_intent(store: Store, where: str) -> None:
+async def test_retry_records_the_intent_of_each_attempt(store: Store, where: str) -> None:
     flaky = Flaky(2, **({"on_error": "retry"} if where == "tool" else {}))
     options = {"on_error": "retry"} if where == "agent" else {}
     agent, model = agent_of(call("flaky", id="a"), "ok", tools=[flaky.tool], **options)
@@ -207,7 +207,7 @@ async def test_retry_runs_a_failed_call_again_each_attempt_with_its_intent(store
 
 
 @pytest.mark.parametrize("strategy", ["retry", lambda tool, error, attempt: "retry"], ids=["word", "function"])
-async def test_retry_gives_up_after_three_attempts_and_tells_the_model(strategy: Any) -> None:
+async def test_retry_gives_up_after_three_attempts(strategy: Any) -> None:
     flaky = Flaky(99)
     agent, model = agent_of(call("flaky", id="a"), "ok", tools=[flaky.tool], on_error=strategy)
     async with agent.session() as session:
@@ -215,7 +215,7 @@ async def test_retry_gives_up_after_three_attempts_and_tells_the_model(strategy:
     assert flaky.attempts == [1, 2, 3] and results(model.requests[1])["a"].text == "OSError: broken 96"
 
 
-async def test_stop_ends_the_run_as_failed_once_the_calls_of_the_reply_are_settled(store: Store) -> None:
+async def test_stop_ends_the_run_after_the_other_calls(store: Store) -> None:
     flaky = Flaky(1)
     ran: list[str] = []
 
@@ -239,32 +239,24 @@ async def test_stop_ends_the_run_as_failed_once_the_calls_of_the_reply_are_settl
         assert run.outcome is not None and run.outcome.answer == "again"
 
 
-async def test_a_tool_that_takes_too_long_may_still_be_at_work_and_is_not_run_again() -> None:
+@pytest.mark.parametrize(("strategy", "reason"), [("retry", "answered"), ("stop", "failed")])
+async def test_a_call_that_timed_out_is_never_retried_but_can_stop_the_run(strategy: Any, reason: str) -> None:
     begun: list[int] = []
 
-    @tool(timeout=0.02, on_error="retry")
+    @tool(timeout=0.02)
     async def hang(context: ToolContext) -> None:
         begun.append(context.attempt)
         await asyncio.Event().wait()
 
-    agent, model = agent_of(call("hang", id="a"), "ok", tools=[hang])
-    async with agent.session() as session:
-        assert (await ended(session)).answer == "ok"
-    assert begun == [1] and "Timed out" in results(model.requests[1])["a"].text
-
-
-async def test_a_tool_that_takes_too_long_ends_the_run_when_failures_do() -> None:
-    @tool(timeout=0.02)
-    async def hang() -> None:
-        await asyncio.Event().wait()
-
-    agent, _ = agent_of(call("hang", id="a"), "again", tools=[hang], on_error="stop")
+    agent, _ = agent_of(call("hang", id="a"), "ok", tools=[hang], on_error=strategy)
     async with agent.session() as session:
         outcome = await ended(session)
-    assert outcome.reason == "failed" and "hang: Timed out" in outcome.error
+        done = (await finished_calls(session))["a"]
+    assert begun == [1] and done.output.startswith("Timed out")
+    assert outcome.reason == reason and outcome.error.startswith("hang: Timed out" if reason == "failed" else "")
 
 
-async def test_a_function_decides_what_follows_from_the_tool_the_error_and_the_attempt() -> None:
+async def test_a_strategy_function_gets_the_tool_the_error_and_the_attempt() -> None:
     asked: list[tuple[str, str, int]] = []
 
     def strategy(name: str, error: str, attempt: int) -> str:
@@ -279,9 +271,7 @@ async def test_a_function_decides_what_follows_from_the_tool_the_error_and_the_a
     assert asked == [("flaky", "OSError: broken 4", 1), ("flaky", "OSError: broken 3", 2)]
 
 
-async def test_a_strategy_that_fails_itself_stops_the_run_and_says_so(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_strategy_that_raises_stops_the_run(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     def strategy(name: str, error: str, attempt: int) -> str:
         raise ZeroDivisionError("in the strategy")
 
@@ -294,7 +284,7 @@ async def test_a_strategy_that_fails_itself_stops_the_run_and_says_so(
 
 
 class Elsewhere:
-    """Another process on the same file, which can post at the narrowest of moments: a SQLite post never waits."""
+    """Another process on the same file. It can post at any moment, because a post to SQLite never waits."""
 
     def __init__(self, place: Store) -> None:
         self.log, self.session_id, self.posts = place.open(), "", 0
@@ -307,7 +297,7 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize("then", ["tell", "retry", "stop"])
-async def test_what_a_failed_call_said_survives_a_post_from_another_process(on_file: Store, then: str) -> None:
+async def test_the_error_of_a_call_survives_a_post_from_another_process(on_file: Store, then: str) -> None:
     elsewhere = Elsewhere(on_file)
 
     def strategy(name: str, error: str, attempt: int) -> str:
@@ -323,11 +313,11 @@ async def test_what_a_failed_call_said_survives_a_post_from_another_process(on_f
         facts = await session.facts()
     check_settled(facts)
     [done] = of(facts, CallFinished)
-    assert (done.status, done.output) == ("error", "OSError: broken 0"), "it is told, and not guessed at"
+    assert (done.status, done.output) == ("error", "OSError: broken 0"), "the outcome is not unknown"
     assert said(model.requests[-1])[-1] == "and hurry"
 
 
-async def test_a_reply_survives_a_post_from_another_process_and_is_not_asked_for_again(on_file: Store) -> None:
+async def test_a_reply_survives_a_post_from_another_process(on_file: Store) -> None:
     elsewhere = Elsewhere(on_file)
 
     class Posts(Middleware):
@@ -355,7 +345,7 @@ def worker() -> str:
 # --- being stopped while a tool runs
 
 
-async def test_cancelling_stops_a_running_tool_and_says_that_it_may_have_had_effects(store: Store) -> None:
+async def test_cancelling_stops_a_running_tool(store: Store) -> None:
     stopped = asyncio.Event()
 
     @tool
@@ -373,14 +363,14 @@ async def test_cancelling_stops_a_running_tool_and_says_that_it_may_have_had_eff
         facts = await session.facts()
         assert stopped.is_set() and outcome is not None
         assert (outcome.reason, outcome.error, outcome.can_continue) == ("cancelled", "cancelled by ada: enough", True)
-        assert facts[-1] == outcome, "cancel answers only when it is recorded"
+        assert facts[-1] == outcome, "cancel returns only after the end is recorded"
         check_settled(facts)
         assert (await ended(session, "and now?")).answer == "fine"
     shown = results(model.requests[-1])
     assert "may have had effects" in shown["a"].text and "Not run" in shown["b"].text
 
 
-async def test_a_tool_that_swallows_its_cancellation_does_not_hold_up_the_ending(
+async def test_a_tool_that_ignores_cancellation_does_not_delay_the_end(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     release, freed = asyncio.Event(), asyncio.Event()
@@ -410,7 +400,7 @@ async def test_a_tool_that_swallows_its_cancellation_does_not_hold_up_the_ending
             assert (await ended(session, "and now?")).answer == "fine"
             release.set()
             await freed.wait()
-            assert len(await session.facts()) == len(facts) + 5, "what comes too late is not recorded"
+            assert len(await session.facts()) == len(facts) + 5, "a late result is not recorded"
     finally:
         release.set()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -30,7 +30,7 @@ async def page(number: int) -> str:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-async def test_sixty_turns_in_a_small_window_are_never_refused(name: str) -> None:
+async def test_no_provider_refuses_any_of_sixty_turns_in_a_small_window(name: str) -> None:
     fake, make = PROTOCOLS[name]
     numbers = itertools.count(1)
     bodies: list[str] = []

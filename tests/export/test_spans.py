@@ -1,6 +1,8 @@
+"""Tracing spans of a session: run, turns, model calls and tool calls."""
+
 from treadle import Agent, Limits, tool
 from treadle.errors import ModelError
-from treadle.export.spans import build_spans as spans_of
+from treadle.export.spans import build_spans
 from treadle.testing import ScriptedModel, SteppingClock, call
 
 
@@ -36,8 +38,8 @@ async def test_a_run_is_a_tree_of_spans_with_times_and_outcomes() -> None:
     assert all(span.end is not None for span in spans)
 
 
-async def test_what_is_under_way_has_no_end_yet() -> None:
+async def test_an_open_span_has_no_end() -> None:
     async with Agent(ScriptedModel("x")).session() as session:
         await session.ask("Hello.")
         facts = await session.facts()
-    assert [span.kind for span in spans_of(facts[:4]) if span.end is None] == ["run", "turn", "model"]
+    assert [span.kind for span in build_spans(facts[:4]) if span.end is None] == ["run", "turn", "model"]

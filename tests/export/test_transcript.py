@@ -1,4 +1,4 @@
-"""Sessions carried away: as JSON lines that come back to the byte, as Markdown and HTML that cannot break out."""
+"""Exports: JSON lines that can be imported without loss, and Markdown and HTML that no text can break."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -33,8 +33,8 @@ def long() -> str:
     return "much of it\n" * 9000
 
 
-async def a_session(path: Path) -> str:
-    """A session with a call whose output was too long for the model; its id."""
+async def create_session(path: Path) -> str:
+    """Create a session with a call whose output was too long for the model. Returns its id."""
     agent, _ = agent_of(call("long"), "It said <b>much</b>.", "Again.", tools=[long])
     async with agent.session(path, workspace=path.parent) as session:
         await go(session, "say much ```of``` it")
@@ -43,8 +43,8 @@ async def a_session(path: Path) -> str:
         return session.id
 
 
-async def test_an_export_comes_back_to_the_byte(tmp_path: Path) -> None:
-    session_id = await a_session(tmp_path / "one.db")
+async def test_an_import_restores_the_export_byte_for_byte(tmp_path: Path) -> None:
+    session_id = await create_session(tmp_path / "one.db")
     here, there = SqliteLog(tmp_path / "one.db"), SqliteLog(tmp_path / "two.db")
     data = await render_transcript(here, session_id, "jsonl")
     assert await import_session(there, parse_json_lines(data)) == session_id
@@ -54,18 +54,14 @@ async def test_an_export_comes_back_to_the_byte(tmp_path: Path) -> None:
     kept = await there.get_artifact(session_id, stored[0].truncation.artifact)
     assert kept.data.decode() == "much of it\n" * 9000
     first, second = await here.get_info(session_id), await there.get_info(session_id)
-    assert (first.name, first.turns, first.status, first.updated_at) == (
-        second.name,
-        second.turns,
-        second.status,
-        second.updated_at,
-    )
+    for field in ("name", "turns", "status", "updated_at"):
+        assert getattr(first, field) == getattr(second, field)
     await here.close()
     await there.close()
 
 
-async def test_an_import_never_overwrites_and_may_have_an_id_of_its_own(tmp_path: Path) -> None:
-    session_id = await a_session(tmp_path / "one.db")
+async def test_an_import_never_overwrites_and_accepts_another_id(tmp_path: Path) -> None:
+    session_id = await create_session(tmp_path / "one.db")
     log = SqliteLog(tmp_path / "one.db")
     carried = parse_json_lines(await render_transcript(log, session_id, "jsonl"))
     with pytest.raises(Conflict, match="already"):
@@ -76,8 +72,8 @@ async def test_an_import_never_overwrites_and_may_have_an_id_of_its_own(tmp_path
     await log.close()
 
 
-async def test_an_imported_session_goes_on(tmp_path: Path) -> None:
-    session_id = await a_session(tmp_path / "one.db")
+async def test_an_imported_session_can_continue(tmp_path: Path) -> None:
+    session_id = await create_session(tmp_path / "one.db")
     log, there = SqliteLog(tmp_path / "one.db"), InMemoryLog()
     await import_session(there, parse_json_lines(await render_transcript(log, session_id, "jsonl")))
     await log.close()
@@ -89,7 +85,7 @@ async def test_an_imported_session_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "problem"),
     [
         (b"", "begins with session_created"),
         (b"nonsense\n", "line 1 is no fact"),
@@ -100,12 +96,12 @@ async def test_an_imported_session_goes_on(tmp_path: Path) -> None:
         (b"\xff\xfe\n", "line 1"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_with_its_line(data: bytes, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_a_bad_file_is_refused_with_the_line_number(data: bytes, problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
         parse_json_lines(data)
 
 
-def test_answers_that_allow_more_than_one_call_are_pointed_out() -> None:
+def test_approvals_for_more_than_one_call_are_listed() -> None:
     facts = [
         SessionCreated(session_id="x", seq=1),
         ModelReplied(calls=(Call("c1", "shell"), Call("c2", "write_file")), seq=2),
@@ -115,8 +111,8 @@ def test_answers_that_allow_more_than_one_call_are_pointed_out() -> None:
     assert parse_json_lines(render_json_lines(facts)).yeses == ("shell (for the tool)",)
 
 
-async def test_markdown_reads_well_and_a_fence_cannot_be_broken(tmp_path: Path) -> None:
-    session_id = await a_session(tmp_path / "one.db")
+async def test_markdown_has_headings_and_safe_fences(tmp_path: Path) -> None:
+    session_id = await create_session(tmp_path / "one.db")
     log = SqliteLog(tmp_path / "one.db")
     text = (await render_transcript(log, session_id, "markdown")).decode()
     await log.close()
@@ -149,7 +145,7 @@ class Reader(HTMLParser):
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 @given(st.text(alphabet=st.sampled_from("<>&\"'/=script onerror img svg!-{}%`\n"), max_size=60))
-def test_nothing_that_was_said_can_become_part_of_the_page(text: str) -> None:
+def test_no_text_of_a_session_can_become_markup(text: str) -> None:
     facts = [
         SessionCreated(session_id="x", workspace=text, seq=1),
         MessageReceived(id="m", parts=(TextPart(text),)),
@@ -161,10 +157,10 @@ def test_nothing_that_was_said_can_become_part_of_the_page(text: str) -> None:
     assert not any(name.startswith("on") or name in ("href", "src") for name in page.attributes)
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_nothing() -> None:
     page = render_html([SessionCreated(session_id="x", seq=1)])
     assert "http://" not in page and "https://" not in page and "default-src 'none'" in page
 
 
-def test_what_is_not_for_reading_is_left_out() -> None:
+def test_internal_facts_are_left_out() -> None:
     assert build_blocks([SessionCreated(session_id="x", seq=1)]) == []

@@ -1,7 +1,7 @@
-"""An engine without I/O: it does what `next_step` says on facts in a list, while chance plays model, tools and people.
+"""An engine without I/O: it follows `next_step` on a list of facts. Hypothesis plays the model, tools and people.
 
-Uses the real fold, steps, judge, reply and projection; only the acting is played. Every request is checked as by
-the strictest provider, and every crash (fold again) must give the same state.
+It uses the real fold, steps, authorization, reply and projection. Every request is checked like by the strictest
+provider, and folding again after a crash must give the same state.
 """
 
 from collections import Counter
@@ -21,7 +21,6 @@ from treadle.engine.reply import build_reply_facts
 from treadle.engine.setup import Setup, later
 from treadle.engine.state import State, apply, fold
 from treadle.engine.steps import TURN_CEILING, AskModel, Record, Rest, Work, next_step
-from treadle.errors import ModelError
 from treadle.events import (
     AgentConfig,
     AnyFact,
@@ -81,7 +80,7 @@ def now_or_never(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Simulation:
-    """A session and its engine, from any history on."""
+    """A session and its engine, starting from any history."""
 
     def __init__(self, data: st.DataObject, history: Sequence[AnyFact], limits: Limits, *, meddling: int = 0) -> None:
         self.draw = data.draw
@@ -108,7 +107,7 @@ class Simulation:
         self.requests = 0
 
     def run(self, bound: int = 400) -> Rest:
-        """Go on until nothing is left to do, with answers to every question at the latest when meddling is over."""
+        """Run until nothing is left to do. Every question is answered, at the latest when the meddling is over."""
         for _ in range(bound):
             if self.meddling and self._chance(3):
                 self._meddle()
@@ -123,24 +122,24 @@ class Simulation:
                     assert calls
                     self._work(step)
                 case Rest(waiting=False):
-                    assert self.state.run is None, "a run is under way, and nobody is asked"
+                    assert self.state.run is None, "a run is active, but nobody is asked"
                     if not self.meddling:
                         return step
                     self._meddle()
                 case Rest():
-                    self._be_a_person(step)
+                    self._answer_question(step)
         raise AssertionError(f"no rest after {bound} steps; the last was {step}")
 
     def record(self, *facts: AnyFact) -> None:
         for fact in facts:
             stamp_fact(fact, self.state.seq + 1, self.clock.now())
-            # What is folded has been through the store, so that no state hangs on an object that is not.
+            # Fold the decoded fact, so that no state depends on an object that is not stored.
             stored = decode_fact(serialize_event(fact))
             apply(self.state, stored)
             self.facts.append(stored)
 
     def crash(self) -> None:
-        """A new process folds the log and knows as much as the old one."""
+        """Fold the log like a new process. The state must be the same."""
         again = fold(self.facts)
         assert again == self.state
         self.state, self.projection = again, Projection()
@@ -156,27 +155,36 @@ class Simulation:
             self.crash()
 
     def _ask_model(self, step: AskModel) -> None:
-        request = self._checked_request()
+        request = self._build_checked_request()
         assert self.state.run is not None
         self.clock.step(max(0.0, step.not_before - self.clock.now()))
         said = self.draw(failures if self._chance(5) else replies, label="model")
         if isinstance(said, Reply):
-            self.record(*build_reply_facts(self.setup, self.state, request, self._within_budget(said)))
+            self.record(*build_reply_facts(self.setup, self.state, request, self._cut_to_budget(said)))
             return
-        again = said.retryable and step.attempt < self.state.run.limits.attempts
-        self.record(_failed(said, step.attempt, 2.0 if again else None))
+        will_retry = said.retryable and step.attempt < self.state.run.limits.attempts
+        self.record(
+            ModelFailed(
+                kind=said.kind,
+                message=str(said),
+                retryable=said.retryable,
+                attempt=step.attempt,
+                wait=2.0 if will_retry else None,
+                partial=said.partial,
+            )
+        )
 
-    def _checked_request(self) -> Request:
+    def _build_checked_request(self) -> Request:
         self.requests += 1
         request = build_request(self.setup, self.state, self.projection)
         check_request(request)
-        scratch, before = self.shown
-        if scratch is request.render_cache:
+        cache, before = self.shown
+        if cache is request.render_cache:
             check_growth(before, request)
         self.shown = (request.render_cache, list(request.messages))
         return request
 
-    def _within_budget(self, reply: Reply) -> Reply:
+    def _cut_to_budget(self, reply: Reply) -> Reply:
         run, turn = self.state.run, self.state.turn
         assert run is not None and turn is not None
         if run.limits.tokens is None or turn.wrap_up is not None:
@@ -187,13 +195,14 @@ class Simulation:
         return replace(reply, usage=replace(reply.usage, output_tokens=left), finish="length")
 
     def _work(self, step: Work) -> None:
-        judgement = now_or_never(authorize_calls(self.setup, self.state, step.calls))
-        if judgement.facts:
-            self.record(*judgement.facts)
+        authorization = now_or_never(authorize_calls(self.setup, self.state, step.calls))
+        if authorization.facts:
+            self.record(*authorization.facts)
             return
-        count = next((place for place, one in enumerate(judgement.ready) if one.safety != "safe"), len(judgement.ready))
-        batch = judgement.ready[: max(count, 1)]
-        self.record(*(_started(ready) for ready in batch))
+        ready_calls = authorization.ready
+        count = next((place for place, one in enumerate(ready_calls) if one.safety != "safe"), len(ready_calls))
+        batch = ready_calls[: max(count, 1)]
+        self.record(*map(_build_start, batch))
         for ready in self.draw(st.permutations(batch), label="order of completion"):
             how = self.draw(
                 st.sampled_from(("ok", "ok", "ok", "error", "timed_out", "fatal", "crash", "crash")), label="tool"
@@ -205,7 +214,7 @@ class Simulation:
             id, name = ready.call.call.id, ready.tool.name
             self.record(CallFinished(call_id=id, tool=name, status=status, output="x", fatal=how == "fatal"))
 
-    def _be_a_person(self, rest: Rest) -> None:
+    def _answer_question(self, rest: Rest) -> None:
         assert rest.wake_at is None or rest.wake_at > self.clock.now(), "it wakes in the past"
         questions = self.state.pending
         assert questions, "it waits for a person who is asked nothing"
@@ -222,18 +231,7 @@ class Simulation:
         self.record(ApprovalAnswered(call_id=question.call_id, decision=decision, scope=scope, by="user"))
 
 
-def _failed(error: ModelError, attempt: int, wait: float | None) -> ModelFailed:
-    return ModelFailed(
-        kind=error.kind,
-        message=str(error),
-        retryable=error.retryable,
-        attempt=attempt,
-        wait=wait,
-        partial=error.partial,
-    )
-
-
-def _started(ready: ReadyCall) -> CallStarted:
+def _build_start(ready: ReadyCall) -> CallStarted:
     return CallStarted(
         call_id=ready.call.call.id,
         tool=ready.tool.name,
@@ -244,7 +242,7 @@ def _started(ready: ReadyCall) -> CallStarted:
 
 
 def check_runs(facts: Sequence[AnyFact]) -> int:
-    """Each run that starts in these facts ends once, within its limits; how many there were."""
+    """Check that each run in these facts ends once, within its limits. Returns the number of runs."""
     runs: list[list[AnyFact]] = []
     for fact in facts:
         if isinstance(fact, RunStarted):
@@ -277,7 +275,7 @@ def _check_run(run: list[AnyFact]) -> None:
 
 
 def _check_spending(run: list[AnyFact], limits: Limits, end: RunFinished) -> None:
-    """No turn but the last words starts on a budget that is used up, and only those may exceed it."""
+    """Check that only a wrap-up turn starts without budget, and that only it exceeds the budget."""
     tokens, cost, wrapping = 0, 0.0, False
     for fact in run:
         if isinstance(fact, TurnStarted):
@@ -292,16 +290,16 @@ def _check_spending(run: list[AnyFact], limits: Limits, end: RunFinished) -> Non
 
 
 def check_results(facts: Sequence[AnyFact]) -> int:
-    """Each call of these facts has exactly one result, after it; how many there were."""
+    """Check that each call has exactly one result, after it. Returns the number of calls."""
     made = [call.id for fact in facts if isinstance(fact, ModelReplied) for call in fact.calls]
     results = [fact for fact in facts if isinstance(fact, CallFinished)]
     assert Counter(made) == Counter(fact.call_id for fact in results)
     started = {fact.call_id for fact in facts if isinstance(fact, CallStarted)}
     refused = {fact.call_id for fact in results if fact.status in ("refused", "denied")}
-    assert not started & refused, "what ran is told as not run"
+    assert not started & refused, "a call that ran has a result that says it did not"
     return len(made)
 
 
 def check_session(state: State) -> None:
-    """What holds when a session rests: nothing is open."""
+    """Check that nothing is open when a session rests."""
     assert state.run is None and state.turn is None and state.pending == []

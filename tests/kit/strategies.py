@@ -1,4 +1,4 @@
-"""Hypothesis strategies: any value of any event, any history of facts, and what a model or a person may do."""
+"""Hypothesis strategies: any value of any event, any history of facts, and actions of models and people."""
 
 import types
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from treadle.engine.state import State, fold
 from treadle.errors import ModelError
 from treadle.events import (
     AnyFact,
@@ -55,8 +56,8 @@ json_values: SearchStrategy[Any] = st.recursive(
 
 
 @cache
-def values_of(hint: Any) -> SearchStrategy[Any]:
-    """Any value of a type that may stand in an event, made from its hints: a new field is covered at once."""
+def build_values(hint: Any) -> SearchStrategy[Any]:
+    """Build a strategy for a type of an event from its type hints, so that a new field is covered at once."""
     origin, inside = get_origin(hint), get_args(hint)
     simple: dict[Any, SearchStrategy[Any]] = {
         Any: json_values,
@@ -71,16 +72,16 @@ def values_of(hint: Any) -> SearchStrategy[Any]:
     if origin is Literal:
         return st.sampled_from(inside)
     if origin in (Union, types.UnionType):
-        return st.one_of([values_of(one) for one in inside])
+        return st.one_of([build_values(one) for one in inside])
     if origin is tuple:
-        return st.lists(values_of(inside[0]), max_size=2).map(tuple)
+        return st.lists(build_values(inside[0]), max_size=2).map(tuple)
     if origin is dict:
-        return st.dictionaries(st.text(max_size=6), values_of(inside[1]), max_size=2)
+        return st.dictionaries(st.text(max_size=6), build_values(inside[1]), max_size=2)
     assert issubclass(hint, msgspec.Struct), f"there is no strategy for {hint}"
-    return st.builds(hint, **{name: values_of(one) for name, one in get_type_hints(hint).items()})
+    return st.builds(hint, **{name: build_values(one) for name, one in get_type_hints(hint).items()})
 
 
-# ── histories: facts in any order, with few ids, so that they meet ─────────────────────────────────────────
+# ── histories: facts in any order, with few ids, so that ids repeat ────────────────────────────────────────
 
 CALLS = (
     Call("c1", "look", '{"path": "a"}'),
@@ -174,8 +175,8 @@ facts: SearchStrategy[AnyFact] = st.one_of([st.sampled_from(kind) for kind in _F
 kinds_in_histories = {type(fact) for kind in _FACTS for fact in kind}
 
 
-def stamped(pieces: Sequence[tuple[list[AnyFact], float]]) -> list[AnyFact]:
-    """Facts one after another, each with its place and a time; clocks may also go back."""
+def stamp_history(pieces: Sequence[tuple[list[AnyFact], float]]) -> list[AnyFact]:
+    """Give facts their positions and times. The clock may also go back."""
     result: list[AnyFact] = []
     now = 0.0
     for piece, passed in pieces:
@@ -188,9 +189,9 @@ def stamped(pieces: Sequence[tuple[list[AnyFact], float]]) -> list[AnyFact]:
 _times = st.sampled_from((0.0, 0.5, 15.0, -3.0))
 histories: SearchStrategy[list[AnyFact]] = st.lists(
     st.tuples(facts.map(lambda fact: [fact]) | st.sampled_from(_SCENES), _times), max_size=25
-).map(stamped)
+).map(stamp_history)
 
-# ── what a model and a person may do ───────────────────────────────────────────────────────────────────────
+# ── actions of a model and a person ──────────────────────────────────────────────────────────────────────
 
 _SPENT = (Usage(10, 5, cost=0.01), Usage(10, 25, cost=0.6))
 replies: SearchStrategy[Reply] = st.sampled_from(
@@ -231,8 +232,8 @@ foreign_facts: SearchStrategy[AnyFact] = st.one_of(
 )
 
 
-def told(*story: AnyFact | float) -> list[AnyFact]:
-    """Facts in the order they happened; a number says how many seconds passed in between."""
+def build_history(*story: AnyFact | float) -> list[AnyFact]:
+    """Give facts their positions and times. A number is a pause in seconds between two facts."""
     result: list[AnyFact] = []
     now = 0.0
     for piece in story:
@@ -241,3 +242,8 @@ def told(*story: AnyFact | float) -> list[AnyFact]:
         else:
             result.append(msgspec.structs.replace(piece, seq=len(result) + 1, at=now))
     return result
+
+
+def fold_story(*story: AnyFact | float) -> State:
+    """Fold facts in the order they happened."""
+    return fold(build_history(*story))

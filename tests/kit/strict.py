@@ -1,7 +1,7 @@
-"""The strictest provider there is: what no request of ours may ever break, whatever the log holds.
+"""The strictest provider: rules that no request may break, whatever the log holds.
 
-`check_request` says what is wrong with a request; `StrictModel` wraps any model and refuses such requests as a
-provider would, and also those that change what was shown before. Shared by all tests; not a test itself.
+`check_request` says what is wrong with a request. `StrictModel` wraps any model and refuses bad requests like a
+provider, and also requests that change earlier messages.
 """
 
 from collections.abc import AsyncGenerator
@@ -25,7 +25,7 @@ from treadle.models.base import Model, ModelEvent
 
 
 def check_request(request: Request) -> None:
-    """Raise an AssertionError that says which message breaks which rule."""
+    """Raise an AssertionError with the message and the rule that it breaks."""
     messages = list(request.messages)
     _require(bool(messages), "the request has no messages")
     _require(isinstance(messages[0], UserMessage), f"the first message is not a user's: {messages[0]!r}")
@@ -47,7 +47,7 @@ def _require(ok: bool, why: str) -> None:
 
 
 def _require_pairs(messages: list[Message]) -> None:
-    """Every call has its one result, right after it and in the order of the calls."""
+    """Require one result for each call, right after it and in the order of the calls."""
     open_calls: list[Call] = []
     seen: set[str] = set()
     before: Message | None = None
@@ -77,8 +77,8 @@ def _require_pairs(messages: list[Message]) -> None:
 def _require_content(place: int, message: Message) -> None:
     match message:
         case UserMessage(parts=parts):
-            said = any(not isinstance(part, TextPart) or part.text.strip() for part in parts)
-            _require(said, f"message {place}: the user's message is empty")
+            has_content = any(not isinstance(part, TextPart) or part.text.strip() for part in parts)
+            _require(has_content, f"message {place}: the user's message is empty")
         case ModelMessage(text=text, calls=calls):
             _require(bool(text.strip() or calls), f"message {place}: the model's message has neither text nor calls")
         case ResultMessage(text=text, call_id=call_id):
@@ -86,16 +86,16 @@ def _require_content(place: int, message: Message) -> None:
 
 
 class StrictModel:
-    """A model behind the strictest provider: a bad request is refused, and remembered in `violations`.
+    """A model behind the strictest provider. It refuses a bad request and keeps the reason in `violations`.
 
-    While `request.scratch` is the same object, each request's messages must begin with those of the
-    request before. Everything else about the model (`requests` of a ScriptedModel, say) is the inner one's.
+    While `request.render_cache` is the same object, the messages of each request must start with those of the request
+    before. All other attributes, such as `requests` of a ScriptedModel, are those of the inner model.
     """
 
     def __init__(self, inner: Model) -> None:
         self.inner = inner
         self.violations: list[str] = []
-        # The scratch itself is kept too, since an id alone could be given out again.
+        # The cache itself is kept too, because Python can reuse the id of a deleted object.
         self._shown: dict[int, tuple[dict[str, Json], list[Message]]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -130,7 +130,7 @@ class StrictModel:
 
 
 def check_growth(before: list[Message], request: Request) -> None:
-    """Raise an AssertionError unless the request's messages begin with those shown `before`."""
+    """Raise an AssertionError unless the request's messages start with those in `before`."""
     now = list(request.messages)
     for place, (old, new) in enumerate(zip(before, now, strict=False)):
         _require(old == new, f"message {place} was {old!r} in the request before and is now {new!r}")

@@ -1,4 +1,4 @@
-"""The strict checker sees every fault that it is there for: a check that cannot fail is no check."""
+"""The strict checker finds every fault that it is made for."""
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_a_bad_request_is_refused_with_the_reason(messages: list[Message], why: 
         check_request(request(*messages))
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
+def test_two_tools_with_one_name_are_refused() -> None:
     spec = ToolSpec("look", "", {})
     with pytest.raises(AssertionError, match="same name"):
         check_request(Request(system="", messages=[ASK], tools=(spec, spec)))
@@ -97,14 +97,14 @@ async def test_the_strict_model_refuses_and_remembers_bad_requests() -> None:
     assert len(model.violations) == 1 and model.requests == []
 
 
-async def test_the_strict_model_sees_what_was_shown_before_change() -> None:
-    scratch: dict[str, object] = {}
+async def test_the_strict_model_refuses_changed_history() -> None:
+    cache: dict[str, object] = {}
     model = StrictModel(ScriptedModel("One.", "Two.", "Three."))
-    await ask(model, Request(system="", messages=[ASK], render_cache=scratch))
-    await ask(model, Request(system="", messages=[ASK, SAY, ASK], render_cache=scratch))
+    await ask(model, Request(system="", messages=[ASK], render_cache=cache))
+    await ask(model, Request(system="", messages=[ASK, SAY, ASK], render_cache=cache))
     other = UserMessage((TextPart("do that"),))
     with pytest.raises(ModelError, match="message 0 was"):
-        await ask(model, Request(system="", messages=[other, SAY, ASK], render_cache=scratch))
+        await ask(model, Request(system="", messages=[other, SAY, ASK], render_cache=cache))
     with pytest.raises(ModelError, match="3 messages in the request before, now 1"):
-        await ask(model, Request(system="", messages=[ASK], render_cache=scratch))
+        await ask(model, Request(system="", messages=[ASK], render_cache=cache))
     assert (await ask(model, Request(system="", messages=[other], render_cache={}))).text == "Three."

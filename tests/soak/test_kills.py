@@ -1,6 +1,6 @@
-"""The kill test for hours: a new seed for every fresh store, until so many kills or minutes have passed.
+"""The kill test for hours, with a new seed for every fresh store.
 
-TREADLE_SOAK_KILLS (default 2000) or TREADLE_SOAK_MINUTES say how long; TREADLE_SOAK_SEED where to begin.
+TREADLE_SOAK_KILLS (default 2000) or TREADLE_SOAK_MINUTES set the length, and TREADLE_SOAK_SEED the first seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)]
 
 
 def seeds(rounds: int, share: float) -> Iterator[int]:
-    """Seeds for that many rounds or, when minutes were asked for, for a share of them."""
+    """Yield a seed for each round, or for a share of the minutes if they are set."""
     until_then = time.monotonic() + MINUTES * 60 * share
     for number in count():
         if time.monotonic() >= until_then if MINUTES else number >= rounds:
@@ -45,18 +45,18 @@ def fresh(folder: Path, seed: int) -> Paper:
     return Paper(folder / str(seed))
 
 
-async def test_workers_killed_thousands_of_times_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
+async def test_workers_killed_thousands_of_times_lose_and_repeat_nothing(tmp_path: Path) -> None:
     kills = interrupted = 0
     for seed in seeds(KILLS // KILLS_A_STORE, 0.7):
         paper = fresh(tmp_path, seed)
-        tally = await killed_at_random(paper, seed, KILLS_A_STORE, lambda tally: tally.sessions)
-        kills, interrupted = kills + KILLS_A_STORE, interrupted + tally.statuses["interrupted"]
-        print(f"seed {seed}: {tally}", flush=True)
+        counts = await killed_at_random(paper, seed, KILLS_A_STORE, lambda counts: counts.sessions)
+        kills, interrupted = kills + KILLS_A_STORE, interrupted + counts.statuses["interrupted"]
+        print(f"seed {seed}: {counts}", flush=True)
         shutil.rmtree(paper.folder)
     print(f"{kills} kills, {interrupted} calls broken off, none done twice", flush=True)
 
 
-async def test_workers_frozen_again_and_again_do_nothing_twice(tmp_path: Path) -> None:
+async def test_workers_frozen_repeatedly_do_nothing_twice(tmp_path: Path) -> None:
     for seed in seeds(60, 0.2):
         paper, instants = fresh(tmp_path, seed), random.Random(seed)
         job = Job(most=6, at_once=6, lease=0.6)

@@ -1,4 +1,4 @@
-"""`treadle.testing`: what users test their own agents with."""
+"""`treadle.testing`: the test doubles for users."""
 
 import asyncio
 
@@ -27,13 +27,13 @@ def request(text: str = "hello") -> Request:
     return Request(system="", messages=[UserMessage((TextPart(text),))])
 
 
-async def reply_of(model: Model, asked: Request | None = None) -> Reply:
+async def ask_model(model: Model, asked: Request | None = None) -> Reply:
     events = [event async for event in model.stream(asked or request())]
     assert isinstance(events[-1], Reply)
     return events[-1]
 
 
-async def test_a_line_may_be_text_calls_both_a_reply_an_error_or_a_function() -> None:
+async def test_a_line_can_be_text_calls_a_reply_an_error_or_a_function() -> None:
     note_x = call("note", id="a", text="x")
     model = ScriptedModel(
         "text",
@@ -44,23 +44,23 @@ async def test_a_line_may_be_text_calls_both_a_reply_an_error_or_a_function() ->
         lambda asked: lambda again: "a function may give a function",
         ModelError("gone", kind="network"),
     )
-    assert (await reply_of(model)).text == "text"
-    assert (await reply_of(model)).calls == (Call("a", "note", '{"text":"x"}'),)
-    both = await reply_of(model)
+    assert (await ask_model(model)).text == "text"
+    assert (await ask_model(model)).calls == (Call("a", "note", '{"text":"x"}'),)
+    both = await ask_model(model)
     assert (both.text, both.finish, [one.id for one in both.calls]) == ("both", "calls", ["a", ""])
-    assert (await reply_of(model)).finish == "length"
-    assert (await reply_of(model, request("hi"))).text == "you said hi"
-    assert (await reply_of(model)).text == "a function may give a function"
+    assert (await ask_model(model)).finish == "length"
+    assert (await ask_model(model, request("hi"))).text == "you said hi"
+    assert (await ask_model(model)).text == "a function may give a function"
     with pytest.raises(ModelError, match="gone"):
-        await reply_of(model)
+        await ask_model(model)
     assert len(model.requests) == 7 and isinstance(model, Model)
 
 
-async def test_a_script_that_runs_out_is_loud() -> None:
+async def test_a_script_that_runs_out_raises() -> None:
     model = ScriptedModel("only one", name="short")
-    await reply_of(model)
+    await ask_model(model)
     with pytest.raises(ScriptRanOut, match="the script of short has no line for this request; add one"):
-        await reply_of(model)
+        await ask_model(model)
     agent, _ = agent_of(call("note", text="x"), tools=[note])
     async with agent.session() as session:
         outcome = await ended(session)
@@ -68,26 +68,26 @@ async def test_a_script_that_runs_out_is_loud() -> None:
     assert outcome.reason == "failed" and "ScriptRanOut" in outcome.error
 
 
-async def test_a_scripted_model_streams_what_it_says_and_remembers_what_it_was_asked() -> None:
+async def test_a_scripted_model_streams_its_text_and_keeps_its_requests() -> None:
     model = ScriptedModel(say("one\ntwo", reasoning="hm"))
     events = [event async for event in model.stream(request("hello"))]
     assert [event.text for event in of(events, TextDelta)] == ["one\n", "two"]
     assert [event.text for event in of(events, ReasoningDelta)] == ["hm"]
     assert said(model.requests[0]) == ["hello"]
     forgetful = ScriptedModel("x", keep=False)
-    await reply_of(forgetful)
+    await ask_model(forgetful)
     assert forgetful.requests == []
 
 
-async def test_what_a_reply_costs_can_be_said() -> None:
+async def test_a_scripted_reply_can_have_a_usage() -> None:
     usage = Usage(input_tokens=1, output_tokens=2, cost=0.5)
     agent, _ = agent_of(say("hi", usage=usage), "hi")
     async with agent.session() as session:
         assert (await ended(session)).usage == usage
-        assert (await ended(session)).usage.output_tokens > 0, "nothing is free unless it is said"
+        assert (await ended(session)).usage.output_tokens > 0, "a reply has a usage by default"
 
 
-async def test_a_stepping_clock_moves_only_when_told_or_slept_on() -> None:
+async def test_a_stepping_clock_moves_only_when_stepped_or_slept_on() -> None:
     clock = SteppingClock(1000.0)
     assert clock.now() == clock.now() == 1000.0
     clock.step(5)
@@ -95,7 +95,7 @@ async def test_a_stepping_clock_moves_only_when_told_or_slept_on() -> None:
     assert clock.now() == 4605.0 and clock.slept == [3600]
 
 
-async def test_waits_of_a_run_take_no_time_on_a_stepping_clock_and_are_remembered() -> None:
+async def test_a_run_does_not_really_wait_on_a_stepping_clock() -> None:
     clock = SteppingClock()
     agent, _ = agent_of(ModelError("busy", retryable=True, retry_after=45), "ok", clock=clock)
     began = asyncio.get_running_loop().time()
@@ -103,7 +103,7 @@ async def test_waits_of_a_run_take_no_time_on_a_stepping_clock_and_are_remembere
     assert clock.slept == pytest.approx([45]) and asyncio.get_running_loop().time() - began < 30
 
 
-async def test_crash_points_are_every_prefix_and_can_be_planted_and_gone_on_from() -> None:
+async def test_crash_points_are_all_prefixes_and_can_be_resumed() -> None:
     agent, _ = agent_of(call("note", id="a", text="x"), "done", tools=[note])
     async with agent.session() as session:
         await ended(session)
@@ -112,7 +112,7 @@ async def test_crash_points_are_every_prefix_and_can_be_planted_and_gone_on_from
     assert [len(point.facts) for point in points] == list(range(1, len(facts) + 1))
     assert str(points[2]) == "after 3 facts, the last a run_started"
     for point in points:
-        again = Agent(ScriptedModel(*answer_to(point.facts)), tools=[note])
+        again = Agent(ScriptedModel(*build_rest_of_script(point.facts)), tools=[note])
         log = InMemoryLog()
         assert await point.plant(log) == session.id
         async with Runtime(log, [again], recover=False) as runtime, runtime.session(id=session.id) as planted:
@@ -122,12 +122,12 @@ async def test_crash_points_are_every_prefix_and_can_be_planted_and_gone_on_from
             assert len(of(await planted.facts(), CallFinished)) <= 1
 
 
-def answer_to(facts: object) -> list[object]:
+def build_rest_of_script(facts: object) -> list[object]:
     replies = len(of(facts, ModelReplied))  # type: ignore[arg-type]
     return [call("note", id="a", text="x"), "done"][replies:]
 
 
-async def test_a_crash_point_is_not_changed_by_what_comes_after_it() -> None:
+async def test_a_crash_point_does_not_change_when_it_is_resumed() -> None:
     agent, _ = agent_of("one", "two")
     async with agent.session() as session:
         await ended(session)
@@ -141,13 +141,13 @@ async def test_a_crash_point_is_not_changed_by_what_comes_after_it() -> None:
         assert [msgspec.to_builtins(fact) for fact in point.facts] == before
 
 
-def test_only_a_whole_log_can_be_cut() -> None:
+def test_only_a_log_with_its_first_fact_can_be_cut() -> None:
     with pytest.raises(msgspec.ValidationError, match="starts with session_created"):
         list(cut([ModelReplied(text="x")]))
     assert len(list(cut([SessionCreated(session_id="s")]))) == 1
 
 
-async def test_a_planted_session_is_not_made_twice() -> None:
+async def test_a_crash_point_is_not_planted_twice() -> None:
     log = InMemoryLog()
     [point] = cut([SessionCreated(session_id="s")])
     await point.plant(log)

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: reading requests, single and in batches, and writing responses. Knows no methods."""
+"""JSON-RPC 2.0: reads requests, single or in batches, and writes responses. It knows no methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RpcId = str | int | float | None
 
 
 class RpcRequest(Struct, frozen=True):
-    """A call; a notification has no id at all, and gets no response."""
+    """A call. A notification has no id and gets no response."""
 
     method: str
     params: dict[str, Json] | list[Json]
@@ -53,45 +53,47 @@ RpcResponse = RpcResult | RpcFailure
 
 
 class RpcMessage(Struct, frozen=True):
-    """What was sent: requests and, in their places, the failures of what is none. A batch is answered by a list."""
+    """The requests of a message, with a failure in place of each invalid one. A batch gets a list of responses."""
 
     items: tuple[RpcRequest | RpcFailure, ...]
     is_batch: bool
 
 
 def parse_message(data: bytes | str) -> RpcMessage:
-    """The requests in a message; never raises."""
+    """Read the requests of a message. It never raises."""
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RpcMessage((RpcFailure(RpcError(PARSE_ERROR, "Parse error")),), is_batch=False)
     if isinstance(document, list):
-        several = cast("list[Json]", document)
-        if not several:
-            return RpcMessage((_invalid(None),), is_batch=False)
-        return RpcMessage(tuple(_read_one(one) for one in several), is_batch=True)
-    return RpcMessage((_read_one(document),), is_batch=False)
+        batch = cast("list[Json]", document)
+        if not batch:
+            return RpcMessage((_build_invalid(None),), is_batch=False)
+        return RpcMessage(tuple(_read_request(one) for one in batch), is_batch=True)
+    return RpcMessage((_read_request(document),), is_batch=False)
 
 
-def _read_one(document: Json) -> RpcRequest | RpcFailure:
+def _read_request(document: Json) -> RpcRequest | RpcFailure:
     if not isinstance(document, dict):
-        return _invalid(None)
-    given = cast("dict[str, Json]", document)
-    called: Json = given.get("id", UNSET)
-    if called is not UNSET and (isinstance(called, bool) or not isinstance(called, str | int | float | None)):
-        return _invalid(None)
-    method, params = given.get("method"), given.get("params", {})
-    if given.get("jsonrpc") != "2.0" or not isinstance(method, str) or not isinstance(params, dict | list):
-        return _invalid(None if called is UNSET else called)
-    return RpcRequest(method, cast("dict[str, Json] | list[Json]", params), called)
+        return _build_invalid(None)
+    fields = cast("dict[str, Json]", document)
+    request_id: Json = fields.get("id", UNSET)
+    if request_id is not UNSET and (
+        isinstance(request_id, bool) or not isinstance(request_id, str | int | float | None)
+    ):
+        return _build_invalid(None)
+    method, params = fields.get("method"), fields.get("params", {})
+    if fields.get("jsonrpc") != "2.0" or not isinstance(method, str) or not isinstance(params, dict | list):
+        return _build_invalid(None if request_id is UNSET else request_id)
+    return RpcRequest(method, cast("dict[str, Json] | list[Json]", params), request_id)
 
 
-def _invalid(called: RpcId) -> RpcFailure:
-    return RpcFailure(RpcError(INVALID_REQUEST, "Invalid Request"), called)
+def _build_invalid(request_id: RpcId) -> RpcFailure:
+    return RpcFailure(RpcError(INVALID_REQUEST, "Invalid Request"), request_id)
 
 
 def encode_responses(responses: list[RpcResponse], *, is_batch: bool) -> bytes | None:
-    """The answer to a message; None when there is nothing to say, because all were notifications."""
+    """Encode the answer to a message. Returns None when all its requests were notifications."""
     if not responses:
         return None
     return msgspec.json.encode(responses if is_batch else responses[0])

@@ -1,7 +1,7 @@
-"""Requests in OpenAI's formats, read into ours: Chat Completions, Responses and the old Completions.
+"""Reads requests in OpenAI's formats: Chat Completions, Responses and the old Completions.
 
-Fields that mean nothing here are passed over, and so are those that are null; what cannot be honoured is refused
-with `BadInput`, by name.
+Null fields and fields without a meaning here are ignored. A field that cannot be honoured raises `BadInput`, which
+names the field.
 """
 
 from __future__ import annotations
@@ -127,106 +127,102 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
 
 
 def build_chat_request(body: ChatBody) -> Request:
-    """One model call, as the client of Chat Completions wants it."""
+    """Build the model call of a Chat Completions request."""
     if body.n not in (None, 1):
-        raise BadInput("n: one choice a request is given here; ask again for another")
+        raise BadInput("n: a request gets one choice; send another request for another choice")
     system: list[str] = []
     messages: list[Message] = []
     names: dict[str, str] = {}
     for message in body.messages:
         if message.role in ("system", "developer"):
-            system.append(_text(message.content))
+            system.append(_read_text(message.content))
         else:
-            messages.append(_message(message, names))
-    tools = [ToolSpec(t.function.name, t.function.description or "", _schema(t.function)) for t in body.tools or ()]
-    return _request(
+            messages.append(_read_message(message, names))
+    tools = [ToolSpec(t.function.name, t.function.description or "", _get_schema(t.function)) for t in body.tools or ()]
+    return _build_request(
         "\n\n".join(system),
         messages,
-        _chosen(tools, body.tool_choice),
+        _apply_tool_choice(tools, body.tool_choice),
         body.max_completion_tokens or body.max_tokens,
-        Sampling(body.temperature, body.top_p, body.seed, _stops(body.stop)),
-        _wanted(body.response_format),
+        Sampling(body.temperature, body.top_p, body.seed, _list_stops(body.stop)),
+        _read_output_schema(body.response_format),
     )
 
 
 def build_completion_request(body: CompletionBody) -> Request:
-    """One model call for a bare prompt."""
+    """Build the model call of a bare prompt."""
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1:
-        raise BadInput("prompt: one prompt a request is answered here; ask again for another")
+        raise BadInput("prompt: a request may have one prompt; send another request for another prompt")
     if body.n not in (None, 1) or body.best_of not in (None, 1):
-        raise BadInput("n: one choice a request is given here; ask again for another")
+        raise BadInput("n: a request gets one choice; send another request for another choice")
     if body.echo:
-        raise BadInput("echo: the prompt is not repeated here; put it before the answer yourself")
-    sampling = Sampling(body.temperature, body.top_p, body.seed, _stops(body.stop))
+        raise BadInput("echo: the prompt is not repeated; put it before the answer yourself")
+    sampling = Sampling(body.temperature, body.top_p, body.seed, _list_stops(body.stop))
     messages = [UserMessage((TextPart(prompts[0]),))]
-    return _request("", messages, ([], "auto"), body.max_tokens, sampling, None)
+    return _build_request("", messages, ([], "auto"), body.max_tokens, sampling, None)
 
 
 def build_responses_request(body: ResponsesBody) -> Request:
-    """One model call, as the client of Responses wants it."""
+    """Build the model call of a Responses request."""
     if body.previous_response_id:
-        raise BadInput("previous_response_id: responses are not kept here; send the input whole, or use a session")
+        raise BadInput("previous_response_id: responses are not kept; send the whole input, or use a session")
     system = [body.instructions] if body.instructions else []
     messages: list[Message] = []
     names: dict[str, str] = {}
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     for item in items:
         if item.get("role") in ("system", "developer"):
-            system.append(_text(item.get("content")))
+            system.append(_read_text(item.get("content")))
         elif item.get("type") != "reasoning":
-            messages.append(_item(item, names))
-    tools = [_responses_tool(tool) for tool in body.tools or ()]
+            messages.append(_read_item(item, names))
+    tools = [_read_responses_tool(tool) for tool in body.tools or ()]
     given = (body.text or {}).get("format")
-    return _request(
+    return _build_request(
         "\n\n".join(system),
-        _joined(messages),
-        _chosen(tools, body.tool_choice),
+        _join_replies(messages),
+        _apply_tool_choice(tools, body.tool_choice),
         body.max_output_tokens,
         Sampling(body.temperature, body.top_p),
-        _wanted(cast("dict[str, Json]", given) if isinstance(given, dict) else None),
+        _read_output_schema(cast("dict[str, Json]", given) if isinstance(given, dict) else None),
     )
 
 
 def build_agent_message(request: Request) -> tuple[Part, ...]:
-    """What an agent is told when it answers in a model's place: the last message, after what was said before."""
+    """Build the message for an agent that answers in a model's place: the conversation so far and the last message."""
     *before, last = request.messages
     if not isinstance(last, UserMessage):
         raise BadInput("messages: the last one must be the user's when an agent answers")
     if all(isinstance(part, TextPart) and not part.text.strip() for part in last.parts):
-        raise BadInput("messages: the last one is empty: say what is wanted")
-    said = [line for message in before if (line := _line(message))]
-    if not said:
+        raise BadInput("messages: the last one is empty")
+    lines = [line for message in before if (line := _render_line(message))]
+    if not lines:
         return last.parts
-    earlier = "\n".join(said)
+    earlier = "\n".join(lines)
     return (TextPart(f"The conversation so far:\n{earlier}\n\nThe user now says:"), *last.parts)
 
 
-def _line(message: Message) -> str:
+def _render_line(message: Message) -> str:
     match message:
         case UserMessage(parts=parts):
-            return f"user: {_words(parts)}"
+            return "user: " + " ".join(part.text for part in parts if isinstance(part, TextPart))
         case ModelMessage(text=text):
             return f"assistant: {text}" if text else ""
         case ResultMessage(tool=tool, text=text):
             return f"{tool}: {text}"
 
 
-def _words(parts: Sequence[Part]) -> str:
-    return " ".join(part.text for part in parts if isinstance(part, TextPart))
-
-
-def _request(
+def _build_request(
     system: str,
     messages: Sequence[Message],
     choice: tuple[list[ToolSpec], ToolChoice],
-    most: int | None,
+    max_tokens: int | None,
     sampling: Sampling,
     schema: dict[str, Json] | None,
 ) -> Request:
     if not messages:
         raise BadInput("messages: there must be at least one that is not the system's")
-    if most is not None and most < 1:
+    if max_tokens is not None and max_tokens < 1:
         raise BadInput("max_tokens: must be at least 1")
     tools, tool_choice = choice
     return Request(
@@ -234,34 +230,34 @@ def _request(
         messages=messages,
         tools=tuple(tools),
         tool_choice=tool_choice,
-        max_tokens=most,
+        max_tokens=max_tokens,
         sampling=sampling,
         output_schema=schema,
     )
 
 
-def _message(message: ChatMessage, names: dict[str, str]) -> Message:
+def _read_message(message: ChatMessage, names: dict[str, str]) -> Message:
     match message.role:
         case "assistant":
-            calls = tuple(_call(call) for call in message.tool_calls or ())
+            calls = tuple(_read_call(call) for call in message.tool_calls or ())
             names.update((call.id, call.tool) for call in calls)
-            return ModelMessage(_text(message.content), calls)
+            return ModelMessage(_read_text(message.content), calls)
         case "tool":
             call_id = message.tool_call_id or ""
             tool = names.get(call_id)
             if tool is None:
                 raise BadInput(f"messages: tool_call_id {call_id!r} answers no call that was made before")
-            return ResultMessage(call_id, tool, _text(message.content))
+            return ResultMessage(call_id, tool, _read_text(message.content))
         case _:
-            return UserMessage(_parts(message.content))
+            return UserMessage(_read_parts(message.content))
 
 
-def _call(given: ToolCallIn) -> Call:
+def _read_call(given: ToolCallIn) -> Call:
     function = given.function or FunctionIn()
     return Call(given.id or "", function.name or "", function.arguments or "{}")
 
 
-def _item(item: dict[str, Json], names: dict[str, str]) -> Message:
+def _read_item(item: dict[str, Json], names: dict[str, str]) -> Message:
     match item.get("type", "message"):
         case "function_call":
             call = Call(str(item.get("call_id", "")), str(item.get("name", "")), str(item.get("arguments", "{}")))
@@ -271,17 +267,17 @@ def _item(item: dict[str, Json], names: dict[str, str]) -> Message:
             call_id = str(item.get("call_id", ""))
             if call_id not in names:
                 raise BadInput(f"input: call_id {call_id!r} answers no call that was made before")
-            return ResultMessage(call_id, names[call_id], _text(item.get("output")))
+            return ResultMessage(call_id, names[call_id], _read_text(item.get("output")))
         case "message" if item.get("role") == "assistant":
-            return ModelMessage(_text(item.get("content")))
+            return ModelMessage(_read_text(item.get("content")))
         case "message":
-            return UserMessage(_parts(item.get("content")))
+            return UserMessage(_read_parts(item.get("content")))
         case other:
             raise BadInput(f"input: items of type {other!r} are not understood here")
 
 
-def _joined(messages: list[Message]) -> list[Message]:
-    """Text and calls of one reply, which Responses lists as separate items, as one message again."""
+def _join_replies(messages: list[Message]) -> list[Message]:
+    """Join the text and the calls of one reply, which Responses lists as separate items."""
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None
@@ -292,24 +288,24 @@ def _joined(messages: list[Message]) -> list[Message]:
     return joined
 
 
-def _text(content: Json) -> str:
+def _read_text(content: Json) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise BadInput("content: must be text or a list of parts")
-    pieces = [_part(piece) for piece in cast("list[Json]", content)]
+    pieces = [_read_part(piece) for piece in cast("list[Json]", content)]
     return "\n".join(piece.text for piece in pieces if isinstance(piece, TextPart))
 
 
-def _parts(content: Json) -> tuple[Part, ...]:
+def _read_parts(content: Json) -> tuple[Part, ...]:
     if isinstance(content, list) and content:
-        return tuple(_part(piece) for piece in cast("list[Json]", content))
-    return (TextPart(_text(content)),)
+        return tuple(_read_part(piece) for piece in cast("list[Json]", content))
+    return (TextPart(_read_text(content)),)
 
 
-def _part(piece: Json) -> Part:
+def _read_part(piece: Json) -> Part:
     if not isinstance(piece, dict):
         raise BadInput("content: a part must be an object with a type")
     part = cast("dict[str, Json]", piece)
@@ -317,47 +313,49 @@ def _part(piece: Json) -> Part:
         case "text" | "input_text" | "output_text" | "refusal":
             return TextPart(str(part.get("text", part.get("refusal", ""))))
         case "image_url" | "input_image":
-            return _image(part.get("image_url"))
+            return _read_image(part.get("image_url"))
         case "file" | "input_file":
-            given = _object(part.get("file", part))
-            media, data = _inline(str(given.get("file_data", "")), "file_data")
+            given = _get_object(part.get("file", part))
+            media, data = _read_inline_data(str(given.get("file_data", "")), "file_data")
             return FilePart(str(given.get("filename", "file")), data, media or "application/octet-stream")
         case other:
             raise BadInput(f"content: parts of type {other!r} are not understood here")
 
 
-def _inline(text: str, field: str) -> tuple[str, str]:
-    """The media type and the base64 of a `data:` address, or of base64 alone."""
+def _read_inline_data(text: str, field: str) -> tuple[str, str]:
+    """The media type and the base64 of a `data:` address or of plain base64."""
     head, comma, data = text.partition(",")
     media = head.removeprefix("data:").removesuffix(";base64") if comma else ""
     return media, check_base64(data if comma else text, field)
 
 
-def _image(given: Json) -> ImagePart:
-    url = str(_object(given).get("url", "") if isinstance(given, dict) else given or "")
+def _read_image(given: Json) -> ImagePart:
+    url = str(_get_object(given).get("url", "") if isinstance(given, dict) else given or "")
     if url.startswith("data:"):
-        media, data = _inline(url, "image_url")
+        media, data = _read_inline_data(url, "image_url")
         return ImagePart(data=data, media_type=media or "image/png")
     if not url.startswith(("http://", "https://")):
         raise BadInput("image_url: must be a data: or an http(s): address")
     return ImagePart(url=url)
 
 
-def _object(value: Json) -> dict[str, Json]:
+def _get_object(value: Json) -> dict[str, Json]:
     return cast("dict[str, Json]", value) if isinstance(value, dict) else {}
 
 
-def _schema(spec: FunctionSpec | ResponsesTool) -> dict[str, Json]:
+def _get_schema(spec: FunctionSpec | ResponsesTool) -> dict[str, Json]:
     return spec.parameters or {"type": "object", "properties": {}}
 
 
-def _responses_tool(tool: ResponsesTool) -> ToolSpec:
+def _read_responses_tool(tool: ResponsesTool) -> ToolSpec:
     if tool.type != "function" or not tool.name:
         raise BadInput(f"tools: only functions are understood here, not {tool.type!r}")
-    return ToolSpec(tool.name, tool.description or "", _schema(tool))
+    return ToolSpec(tool.name, tool.description or "", _get_schema(tool))
 
 
-def _chosen(tools: list[ToolSpec], choice: str | dict[str, Json] | None) -> tuple[list[ToolSpec], ToolChoice]:
+def _apply_tool_choice(
+    tools: list[ToolSpec], choice: str | dict[str, Json] | None
+) -> tuple[list[ToolSpec], ToolChoice]:
     match choice:
         case None | "auto":
             return tools, "auto"
@@ -366,7 +364,7 @@ def _chosen(tools: list[ToolSpec], choice: str | dict[str, Json] | None) -> tupl
         case "required":
             return tools, "required"
         case dict():
-            name = _object(choice.get("function", choice)).get("name")
+            name = _get_object(choice.get("function", choice)).get("name")
             only = [tool for tool in tools if tool.name == name]
             if not only:
                 raise BadInput(f"tool_choice: there is no tool {name!r} among the tools")
@@ -375,21 +373,21 @@ def _chosen(tools: list[ToolSpec], choice: str | dict[str, Json] | None) -> tupl
             raise BadInput(f"tool_choice: {choice!r} is not auto, none, required or a function")
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def _list_stops(stop: str | list[str] | None) -> tuple[str, ...]:
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _wanted(form: dict[str, Json] | None) -> dict[str, Json] | None:
-    """The JSON schema that the answer must fit, of `response_format` or `text.format`."""
+def _read_output_schema(form: dict[str, Json] | None) -> dict[str, Json] | None:
+    """The JSON schema of the answer, from `response_format` or `text.format`."""
     match (form or {}).get("type", "text"):
         case "text":
             return None
         case "json_object":
             return {"type": "object"}
         case "json_schema":
-            schema = _object((form or {}).get("json_schema", form)).get("schema")
+            schema = _get_object((form or {}).get("json_schema", form)).get("schema")
             if not isinstance(schema, dict):
                 raise BadInput("response_format: json_schema needs a schema")
             return cast("dict[str, Json]", schema)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -51,20 +49,12 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
     """Build the server for a runtime. It opens and closes the runtime, unless it is mounted in another application."""
     service = Service(runtime, config or ServerConfig())
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        service.prepare()
-        async with runtime:
-            service.attach()
-            yield
-            service.drain()
-
     app = ServerApp(
         service,
         title="treadle",
         description=DESCRIPTION,
         version=__version__,
-        lifespan=lifespan,
+        lifespan=service.run_lifespan,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,6 +56,15 @@ class Service:
             self.prepare()
             self._attached = True
             self.runtime.log.observer = self.observer
+
+    @asynccontextmanager
+    async def run_lifespan(self, app: object) -> AsyncGenerator[None]:
+        """Open the runtime with the application, and close it with the application."""
+        self.prepare()
+        async with self.runtime:
+            self.attach()
+            yield
+            self.drain()
 
     def drain(self) -> None:
         """Start nothing new, and tell all watchers that the server shuts down."""

@@ -211,19 +211,10 @@ class SessionView(BaseModel):
     @classmethod
     def from_info(cls, info: SessionInfo, agent: str = "") -> SessionView:
         """Build the entry. `agent` is the current agent, if it is known."""
-        return cls(
-            id=info.id,
-            name=info.name,
-            agent=agent or info.agent,
-            status=info.status,
-            seq=info.seq,
-            turns=info.turns,
-            cost=info.cost,
-            workspace=info.workspace,
-            created_at=info.created_at,
-            updated_at=info.updated_at,
-            parent=info.parent.session_id if info.parent is not None else None,
-        )
+        fields: dict[str, Any] = {name: getattr(info, name) for name in SessionView.model_fields}
+        fields["agent"] = agent or info.agent
+        fields["parent"] = info.parent.session_id if info.parent is not None else None
+        return cls(**fields)
 
 
 class MessageView(BaseModel):

@@ -13,7 +13,7 @@ import msgspec
 
 from treadle.engine.setup import Clock, Gate, Middleware, RecoveryStrategy, Setup
 from treadle.errors import BadInput
-from treadle.events import AgentConfig, Grant, Limits, SessionCreated
+from treadle.events import AgentConfig, Grant, Limits, Parent, SessionCreated
 from treadle.knowledge.base import Knowledge
 from treadle.log.base import Log
 from treadle.messages import Sampling
@@ -125,6 +125,20 @@ class Agent(Generic[T]):
             tools=tuple(sorted(self._tools)),
             sampling=self.sampling,
             output_schema=build_output_schema(self.output) if self.output is not None else None,
+        )
+
+    def build_created_fact(
+        self, session_id: str, workspace: Path, grants: Sequence[Grant] = (), parent: Parent | None = None
+    ) -> SessionCreated:
+        """The first fact of a session of this agent. Each of `grants` can only narrow what the agent may do."""
+        return SessionCreated(
+            session_id=session_id,
+            agent=self.config(),
+            model=self.resolved_model().name,
+            workspace=str(workspace.absolute()),
+            limits=self.limits,
+            grants=(self.grant, *grants),
+            parent=parent,
         )
 
     async def setup(self, created: SessionCreated, gate: Gate | None) -> Setup:

@@ -30,6 +30,7 @@ AfterAnswer = Callable[[Session, State, Setup], Awaitable[None]]
 _logger = logging.getLogger("treadle")
 
 MAX_RECENT_SESSIONS = 64
+MAX_PARALLEL_HELPERS = 5
 
 
 class SessionUse:
@@ -41,6 +42,31 @@ class SessionUse:
         self.users = 0
         self.gate: Gate | None = None
         self.grants: list[Grant] = []
+
+
+class SessionHelpers:
+    """The runtime as a session sees it that has helpers do a part of its work."""
+
+    def __init__(self, runtime: Runtime, created: SessionCreated, setup: Setup) -> None:
+        self._runtime, self._setup = runtime, setup
+        self.log, self.agents, self.created, self.grants = runtime.log, runtime.agents, created, setup.grants
+        self.slots = asyncio.Semaphore(MAX_PARALLEL_HELPERS)
+
+    def now(self) -> float:
+        return self._setup.clock.now()
+
+    @asynccontextmanager
+    async def open_session(self, agent_name: str, session_id: str) -> AsyncGenerator[Session[Any]]:
+        """Open a helper's session for the time of a call, with the gate of the session that the call belongs to."""
+        coordinator = self._runtime.coordinator
+        session = Session(coordinator, self.agents[agent_name], session_id)
+        with self._runtime.kept(session_id, self._setup.gate):
+            try:
+                yield session
+            except asyncio.CancelledError:
+                if not coordinator.is_closed:  # a helper of a runtime that closes is resumed later
+                    await session.cancel(by="delegate", why="its parent was stopped")
+                raise
 
 
 class Runtime:
@@ -156,16 +182,7 @@ class Runtime:
         """
         agent = self._agent(agent_name)
         session_id = generate_session_id()
-        facts: list[AnyFact] = [
-            SessionCreated(
-                session_id=session_id,
-                agent=agent.config(),
-                model=agent.resolved_model().name,
-                workspace=str(_absolute(workspace)),
-                limits=agent.limits,
-                grants=(agent.grant, *grants),
-            )
-        ]
+        facts: list[AnyFact] = [agent.build_created_fact(session_id, Path(workspace), grants)]
         if name:
             facts.append(SessionRenamed(name=name))
         if configured is not None:
@@ -283,9 +300,7 @@ class Runtime:
             setup = replace(setup, grants=(*setup.grants, *narrower))
         if state.model:
             setup = replace(setup, model=self.model(state.model))
-        from treadle.tools.delegation import Delegation
-
-        return await self._with_knowledge(agent, created, replace(setup, helpers=Delegation(self, created, setup)))
+        return await self._with_knowledge(agent, created, replace(setup, helpers=SessionHelpers(self, created, setup)))
 
     async def _with_knowledge(self, agent: Agent, created: SessionCreated, setup: Setup) -> Setup:
         if agent.knowledge is None:
@@ -308,7 +323,3 @@ class Runtime:
 
             self._models[name] = resolve_model(name)
         return self._models[name]
-
-
-def _absolute(path: str | Path) -> Path:
-    return Path(path).absolute()

@@ -48,9 +48,9 @@ from treadle.events import (
 from treadle.log.base import Log, SessionQuery
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Request, Usage, UserMessage, render_parts
+from treadle.runtime import MAX_PARALLEL_HELPERS
 from treadle.testing import ScriptedModel, call, crash_points, say
-from treadle.tools.delegate import build_delegate_tool
-from treadle.tools.delegation import MAX_PARALLEL_HELPERS, derive_helper_id
+from treadle.tools.delegate import build_delegate_tool, derive_helper_id
 
 store = either_store
 

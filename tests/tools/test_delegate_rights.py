@@ -38,7 +38,7 @@ from treadle.log.base import SessionQuery
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Usage
 from treadle.testing import call, say
-from treadle.tools.delegation import derive_helper_id
+from treadle.tools.delegate import derive_helper_id
 
 store = either_store
 

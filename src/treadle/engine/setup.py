@@ -32,7 +32,7 @@ from treadle.messages import Json, Part, Reply, Request, ToolSpec
 from treadle.models.base import Model
 from treadle.permissions.policy import Verdict
 from treadle.secrets.redact import Redactor
-from treadle.tools.base import HelperRunner, Recovery, Tool
+from treadle.tools.base import HelperHost, Recovery, Tool
 
 BACKOFF_BASE = 0.5
 BACKOFF_CAP = 30.0
@@ -190,7 +190,7 @@ class Setup(Struct, frozen=True):
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     redactor: Redactor = field(default_factory=lambda: Redactor(()))
     attachments: Attachments | None = None
-    helpers: HelperRunner | None = None
+    helpers: HelperHost | None = None
 
     def choose_recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
         """What to do about a call that failed; running it again is tried twice at most."""

@@ -5,8 +5,10 @@ It holds no policy: others have decided that a call may run.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -14,9 +16,23 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound, TreadleError
-from treadle.events import KeptFile, Question, Safety, Tier
-from treadle.log.base import Memories
+from treadle.events import (
+    ApprovalRequested,
+    Event,
+    Grant,
+    InputRequested,
+    KeptFile,
+    Limits,
+    Parent,
+    Question,
+    RunFinished,
+    Safety,
+    SessionCreated,
+    Tier,
+)
+from treadle.log.base import Log, Memories, Watch
 from treadle.messages import NO_USAGE, Json, Part, ToolSpec, Usage
 from treadle.permissions.data_flow import Trait
 from treadle.permissions.policy import Assessment
@@ -76,31 +92,70 @@ class ToolResult(Struct, frozen=True):
     timed_out: bool = False
 
 
-class HelperTask(Struct, frozen=True):
-    """Work for a helper session: with an agent, in a folder of the workspace, perhaps read-only."""
+class HelperAgent(Protocol):
+    """What a helper needs of its agent."""
 
-    text: str
-    agent: str = ""
-    folder: str = ""
-    read_only: bool = False
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def build_created_fact(
+        self, session_id: str, workspace: Path, grants: Sequence[Grant], parent: Parent | None
+    ) -> SessionCreated: ...
 
 
-class HelperRunner(ABC):
-    """Runs the work of a call in a helper session."""
+class HelperRun(Protocol):
+    """One run of a helper."""
 
-    @abstractmethod
-    async def run(self, task: HelperTask, context: ToolContext) -> ToolResult:
-        """Run the task, or continue it when the same call was interrupted. Cancelling this cancels the task."""
+    @property
+    def outcome(self) -> RunFinished | None: ...
+
+    @property
+    def pending(self) -> Sequence[ApprovalRequested | InputRequested]: ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+
+class HelperSession(Protocol):
+    """The session of a helper."""
+
+    def run(self, content: str, *, key: str) -> AbstractAsyncContextManager[HelperRun]: ...
+    def watch(self, after: int) -> Watch: ...
+    async def state(self) -> State: ...
+
+
+class HelperHost(Protocol):
+    """What a call needs of the runtime to have a part of its work done by another session.
+
+    `created` and `grants` are those of the call's session. `slots` limits how many of its helpers run at once.
+    """
+
+    log: Log
+    created: SessionCreated
+    grants: tuple[Grant, ...]
+    slots: asyncio.Semaphore
+
+    @property
+    def agents(self) -> Mapping[str, HelperAgent]: ...
+
+    def now(self) -> float: ...
+
+    def open_session(self, agent_name: str, session_id: str) -> AbstractAsyncContextManager[HelperSession]:
+        """Open a helper's session for the time of the call. Cancelling the call cancels the helper."""
+        ...
 
 
 class ToolServices:
     """What a running call may do with its session's log. This base class is for tests and stores nothing.
 
-    `memories` is what is remembered across sessions. `helpers` runs parts of the work. A call may have neither.
+    `memories` is what is remembered across sessions. `helpers` gives parts of the work to other sessions. A call may
+    have neither.
     """
 
     memories: Memories | None = None
-    helpers: HelperRunner | None = None
+    helpers: HelperHost | None = None
 
     async def save_note(self, name: str, data: Json) -> None:
         """Save something for later calls of this session, also after a restart. The last note of a name counts."""

@@ -1,11 +1,42 @@
-"""`delegate`: a part of the work for a helper with a session of its own; only its answer comes back."""
+"""`delegate`: gives a part of the work to a helper with a session of its own.
+
+A helper has its own log, agent and limits, and at most its parent's rights. Only its answer goes back. The id of its
+session is derived from the call, so that a call that is run again after a crash goes on with the same helper.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
 
-from treadle.tools.base import HelperTask, Tool, ToolContext, ToolError, ToolResult
+from treadle.engine.state import State, fold
+from treadle.errors import Conflict, NotFound
+from treadle.events import (
+    AnyFact,
+    ApprovalAnswered,
+    CallStarted,
+    CancelRequested,
+    Custom,
+    Event,
+    Grant,
+    InputAnswered,
+    Limits,
+    Parent,
+    RunFinished,
+    SessionConfigured,
+    SessionRenamed,
+    TurnStarted,
+    validate_fact,
+)
+from treadle.permissions.data_flow import SEEN_NOTE, list_tools_seen
+from treadle.tools.base import HelperAgent, HelperHost, HelperSession, Tool, ToolContext, ToolError, ToolResult
 from treadle.tools.function import tool
+
+MAX_DEPTH = 3
+MAX_ATTEMPTS = 3
+Number = TypeVar("Number", int, float)
 
 _ABOUT = """Give a part of the work to a helper that knows nothing but what you tell it, and get its answer.
 
@@ -13,10 +44,10 @@ Say all that it needs: the goal, the files, what to answer with. Several calls i
 
 
 def build_delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
-    """The tool; `agents` are those it can be told to take, with what they are for."""
+    """Make the tool. `agents` are the agents it may name, with what each is for."""
     listed = "".join(f"\n- {name}: {' '.join(about.split())[:120]}" for name, about in sorted((agents or {}).items()))
 
-    # Safe: the helper's own calls are judged one by one, by no more than the rights of the one who asks.
+    # Safe: each call of the helper is authorized on its own, with no more rights than the parent has.
     @tool(
         name="delegate",
         safety="safe",
@@ -24,7 +55,7 @@ def build_delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
         description=f"{_ABOUT}\n\nThe agents are:{listed}" if listed else _ABOUT,
         examples=[("have somebody find out where the tests are", {"task": "Find the folder with the tests. Name it."})],
     )
-    async def delegated(
+    async def delegate(
         context: ToolContext, task: str, agent: str = "", folder: str = "", read_only: bool = False
     ) -> ToolResult:
         """Give a part of the work to a helper.
@@ -39,9 +70,146 @@ def build_delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
             raise ToolError("The task is empty. Say what the helper is to do.")
         if context.services.helpers is None:
             raise ToolError("There are no helpers here. Do it yourself.")
-        return await context.services.helpers.run(HelperTask(task, agent, folder, read_only), context)
+        helper = Helper(context.services.helpers, context, agent)
+        return await helper.run(task, _find_folder(context.workspace, folder), read_only=read_only)
 
-    # One who is stopped waits until the helper has stopped too: one left behind would be taken up at the next start.
-    delegated.ends_when_cancelled = True
-    delegated.resumes = True  # with the same helper, which may wait for its answer for days
-    return delegated
+    # A parent that is stopped waits until its helper has stopped: the next start would resume one left behind.
+    delegate.ends_when_cancelled = True
+    delegate.resumes = True  # with the same helper, which may wait days for its answer
+    return delegate
+
+
+def derive_helper_id(session_id: str, call_id: str) -> str:
+    """The id of the session that a call starts: the same for the same call, and as hard to guess as its parent's."""
+    import hashlib
+
+    return hashlib.sha256(f"helper\0{session_id}\0{call_id}".encode()).hexdigest()[:32]
+
+
+class Helper:
+    """The session that does the work of one call."""
+
+    def __init__(self, host: HelperHost, context: ToolContext, agent_name: str) -> None:
+        name = agent_name or host.created.agent.name
+        if name not in host.agents:
+            raise ToolError(f"There is no agent named {name!r}. The agents are: {', '.join(sorted(host.agents))}.")
+        self._host, self._context = host, context
+        self._agent: HelperAgent = host.agents[name]
+        self._id = derive_helper_id(context.session_id, context.call_id)
+
+    async def run(self, task: str, folder: Path, *, read_only: bool) -> ToolResult:
+        """Do the work, or go on with it where an earlier attempt stopped. Cancelling this cancels the work."""
+        async with self._host.slots:
+            await self._create(task, folder, read_only=read_only)
+            async with self._host.open_session(self._agent.name, self._id) as session:
+                outcome = await self._run_session(session, task)
+                state = await session.state()
+            # Its answer may be made of what its tools have read.
+            seen = sorted(list_tools_seen(state.used, state.notes))
+            await self._context.services.save_note(f"{SEEN_NOTE}{self._context.call_id}", seen)
+        if outcome.reason == "answered":
+            return ToolResult(outcome.answer, usage=outcome.usage)
+        why = f"{outcome.reason.replace('_', ' ')}{f', {outcome.error}' if outcome.error else ''}"
+        so_far = f" So far: {outcome.answer}" if outcome.answer else ""
+        return ToolResult(f"The helper did not finish ({why}).{so_far}", ok=False, usage=outcome.usage)
+
+    async def _create(self, task: str, folder: Path, *, read_only: bool) -> None:
+        """Create the session, unless an earlier attempt of this call did."""
+        host, context = self._host, self._context
+        if await self._count_ancestors() >= MAX_DEPTH:
+            raise ToolError(f"Helpers may have helpers {MAX_DEPTH} deep, and no deeper. Do this part yourself.")
+        parent = fold(await host.log.read(context.session_id))
+        grants = (*host.grants, Grant(tier="read-only")) if read_only else host.grants
+        origin = Parent(context.session_id, parent.seq, context.call_id)
+        facts: list[AnyFact] = [
+            self._agent.build_created_fact(self._id, folder, grants, origin),
+            SessionRenamed(name=" ".join(task.split())[:60], by="auto"),
+            SessionConfigured(limits=self._share_limits(parent), by="delegate"),
+        ]
+        if seen := list_tools_seen(parent.used, parent.notes):
+            facts.append(Custom(name=f"{SEEN_NOTE}parent", data=sorted(seen)))
+        try:
+            await host.log.create(self._id, [validate_fact(fact) for fact in facts])
+        except Conflict:
+            return
+        note = {"session_id": self._id, "call_id": context.call_id, "agent": self._agent.name, "task": task[:500]}
+        await context.services.save_note(f"treadle.helper.{context.call_id}", note)
+
+    async def _count_ancestors(self) -> int:
+        depth, parent = 0, self._host.created.parent
+        while parent is not None and parent.call_id and depth < MAX_DEPTH:
+            depth += 1
+            try:
+                parent = (await self._host.log.get_info(parent.session_id)).parent
+            except NotFound:  # the depth of a deleted parent is not known any more
+                break
+        return depth
+
+    def _share_limits(self, parent: State) -> Limits:
+        """The agent's limits, but no more time than its parent has left, and an even share of money and tokens."""
+        own, call_id = self._agent.limits, self._context.call_id
+        run, calls = parent.run, parent.turn.calls if parent.turn is not None else {}
+        if run is None or call_id not in calls:
+            return own
+        name, limits = calls[call_id].call.tool, run.limits
+        shares = sum(call.finished is None and call.call.tool == name for call in calls.values()) or 1
+        cost, tokens, seconds = own.cost, own.tokens, own.seconds
+        if limits.cost is not None:
+            cost = _choose_least(cost, max((limits.cost - run.usage.cost) / shares, 1e-9))
+        if limits.tokens is not None:
+            tokens = _choose_least(tokens, max((limits.tokens - run.usage.output_tokens) // shares, 1))
+        if limits.seconds is not None:
+            elapsed = self._host.now() - run.started_at - run.waited
+            seconds = _choose_least(seconds, max(limits.seconds - elapsed, 0.001))
+        return Limits(own.turns, own.calls, tokens, seconds, cost, own.attempts, own.doom_loop)
+
+    async def _run_session(self, session: HelperSession, task: str) -> RunFinished:
+        failures = 0
+        while failures < MAX_ATTEMPTS:
+            async with session.run(task, key="task") as run:
+                async for event in run:
+                    self._report_progress(event)
+            if run.outcome is not None:
+                return run.outcome
+            if run.pending:
+                self._context.progress(f"{self._agent.name} waits for an answer")
+                await _wait_for_answer(session)
+            else:
+                failures += 1
+        raise ToolError(f"The helper broke off {MAX_ATTEMPTS} times. What it did is in session {self._id}.")
+
+    def _report_progress(self, event: Event) -> None:
+        match event:
+            case TurnStarted(turn=turn, wrap_up=None):
+                self._context.progress(f"{self._agent.name}: turn {turn}")
+            case CallStarted(tool=name):
+                self._context.progress(f"{self._agent.name}: {name}")
+            case _:
+                pass
+
+
+async def _wait_for_answer(session: HelperSession) -> None:
+    """Wait until somebody answers or stops a session that waits for a person."""
+    state = await session.state()
+    if not state.pending:
+        return
+    watch = session.watch(state.seq)
+    try:
+        async for event in watch:
+            if isinstance(event, ApprovalAnswered | InputAnswered | CancelRequested | RunFinished):
+                return
+    finally:
+        watch.close()
+
+
+def _choose_least(own: Number | None, left: Number) -> Number:
+    return left if own is None else min(own, left)
+
+
+def _find_folder(workspace: Path, name: str) -> Path:
+    if not name:
+        return workspace
+    folder = Path(os.path.realpath(workspace / name))
+    if not folder.is_relative_to(os.path.realpath(workspace)) or not folder.is_dir():
+        raise ToolError(f"{name!r} is no folder inside the workspace.")
+    return folder

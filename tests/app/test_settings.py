@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from treadle.app.settings import (
-    Settings,
-    build_agents,
-    build_grant,
-    choose_model,
-    config_file,
-    has_unknown_price,
-    load_settings,
-    save_setting,
-)
+from treadle.app.compose import choose_model, has_unknown_price
+from treadle.app.settings import Settings, config_file, load_settings, save_setting
+from treadle.app.workspace_agents import build_agents, build_grant
 from treadle.errors import BadInput
 from treadle.permissions.policy import Assessment, decide_call
 from treadle.permissions.saved_rules import save_rule

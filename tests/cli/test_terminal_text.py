@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle import ApprovalRequested, ImagePart, TextPart
-from treadle.app.settings import set_progress_listener
+from treadle.app.compose import set_progress_listener
 from treadle.cli import run
 from treadle.cli.console import TerminalConsole
 from treadle.cli.drive import RunOutput

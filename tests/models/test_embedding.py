@@ -9,7 +9,8 @@ from tests.kit.fakes.anthropic import StrictAnthropic
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.clients import anthropic_model, chat_model
 from tests.kit.fakes.server import Odd
-from treadle.app.settings import Settings, build_embedding
+from treadle.app.compose import build_embedding
+from treadle.app.settings import Settings
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.models.embeddings import Embedding, resolve_embedding
 from treadle.testing import ScriptedModel

@@ -12,7 +12,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from treadle.app.settings import LoadedSettings, Settings, choose_model, data_folder, open_store
+from treadle.app.compose import choose_model, open_store
+from treadle.app.settings import LoadedSettings, Settings, data_folder
 from treadle.errors import BadInput, ModelError, TreadleError
 from treadle.log.base import SessionQuery
 from treadle.models.base import Model

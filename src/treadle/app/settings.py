@@ -1,4 +1,4 @@
-"""Settings: flags over the environment over the workspace's file over the user's file, and the agent they make.
+"""Settings: flags over the environment over the workspace's file over the user's file; reading and writing them.
 
 A workspace's file comes with code that somebody else wrote: it may narrow rights and never widen them. Read by every
 command, so it must stay cheap to import. Secrets are named here (a variable, a file), never held.
@@ -10,24 +10,16 @@ import difflib
 import os
 import re
 import stat
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
 
 from treadle.errors import BadInput
-from treadle.events import Grant, Limits, Tier
+from treadle.events import Limits, Tier
 from treadle.messages import Json
-
-if TYPE_CHECKING:
-    from treadle.agent import Agent
-    from treadle.knowledge.library import WorkspaceKnowledge
-    from treadle.log.base import Embed, Log, SessionInfo
-    from treadle.models.base import Model
-    from treadle.tools.base import Tool
 
 MAX_TURNS = 200
 WORKSPACE_FILE = Path(".treadle") / "config.toml"
@@ -40,7 +32,6 @@ _ADDED = frozenset(("approve", "ask", "forbid", "network"))
 _LOWERED = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout"))
 _FLAGS_ONLY = frozenset(("yes", "workspace", "always"))
 _WIDTH: tuple[Tier, ...] = get_args(Tier)
-_KEY_VARIABLE = "TREADLE_API_KEY"
 _WANTED: dict[object, str] = {
     str: "text",
     bool: "true or false",
@@ -309,164 +300,3 @@ def save_setting(key: str, value: str, config: str = "") -> Path:
     spare.write_text(text, "utf-8")
     spare.replace(file)
     return file
-
-
-def open_store(settings: Settings) -> Log:
-    """The log that the settings name; close it when done."""
-    from treadle.log.open_log import open_log
-
-    return open_log(settings.store_location)
-
-
-def is_abandoned(info: SessionInfo) -> bool:
-    """Whether a session that was being run is left behind: nobody has it, or the process that had it is gone."""
-    from treadle.log.owner import is_gone
-
-    return info.status == "running" and (not info.owner or is_gone(info.owner))
-
-
-async def choose_model(settings: Settings) -> tuple[Model, str]:
-    """The model that the settings name, or the first that works, and why it is this one."""
-    from treadle.models.catalog import resolve_model
-    from treadle.models.default_model import DefaultModel
-
-    variable = _key_variable(settings)
-    model = resolve_model(settings.model or None, base_url=settings.base_url or None, api_key_env=variable or None)
-    if not isinstance(model, DefaultModel):
-        return model, ""
-    return await model.resolve(), model.reason
-
-
-def has_unknown_price(model: Model) -> bool:
-    """Whether a model may cost something, and nobody here knows what."""
-    from urllib.parse import urlsplit
-
-    from treadle.models.model_info import find_model_info
-    from treadle.models.remote import RemoteModel
-
-    if not isinstance(model, RemoteModel) or find_model_info(model.name) is not None:
-        return False
-    return urlsplit(model.endpoint.base_url).hostname not in ("localhost", "127.0.0.1", "::1")
-
-
-def build_embedding(settings: Settings, model: Model | None = None) -> Embed | None:
-    """What finds memories by their meaning, where the settings name it; the chosen `model` is not loaded twice."""
-    if not settings.embed_model:
-        return None
-    from treadle.models.embeddings import Embedding, resolve_embedding
-
-    if model is not None and model.name == settings.embed_model:
-        return Embedding(model)
-    return resolve_embedding(
-        settings.embed_model, base_url=settings.base_url or None, api_key_env=_key_variable(settings) or None
-    )
-
-
-def set_progress_listener(model: Model, listener: Callable[[str, float, float], None]) -> None:
-    """Have a model tell what it does before it can answer, from any thread; only the embedded one has much to do."""
-    if model.name.partition(":")[0] == "local":
-        from treadle.models.local.local_model import LocalModel
-
-        if isinstance(model, LocalModel):
-            model.progress = listener
-
-
-def _key_variable(settings: Settings) -> str:
-    """The variable that holds the key; a key from a file is known by one that no child ever sees."""
-    if not settings.api_key_file:
-        return settings.api_key_env
-    from treadle.models import catalog
-
-    file = Path(settings.api_key_file).expanduser()
-    try:
-        catalog.taken[_KEY_VARIABLE] = file.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"api_key_file: {file} cannot be read: {error}") from None
-    return _KEY_VARIABLE
-
-
-class BuiltAgents(Struct, frozen=True):
-    """The agents of a workspace and its user on these settings, and what is wrong with files that describe them."""
-
-    agents: dict[str, Agent]
-    library: WorkspaceKnowledge
-    problems: tuple[str, ...] = ()
-    without_model: dict[str, Agent] = {}
-
-
-def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> BuiltAgents:
-    """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
-    from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
-    from treadle.tools.builtin import build_default_tools
-    from treadle.tools.shell import Shell
-
-    library = WorkspaceKnowledge(settings.folder, config_folder())
-    web = settings.web and (settings.web_proxy or True)
-    tools = build_default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
-    for tool in tools:
-        if isinstance(tool, Shell):
-            tool.readable_folders = (config_folder() / "skills",)  # skills come with scripts
-    options = AgentOptions(
-        model=model,
-        tools=[*tools, *more],
-        grant=build_grant(settings),
-        limits=settings.build_limits(),
-        instructions=_instructions(settings.system_prompt),
-    )
-    agents: dict[str, Agent] = {}
-    without_model: dict[str, Agent] = {}
-    problems = [str(problem) for problem in library.problems]
-    for agent in library.build_all_agents(options):
-        wanted = library.agents[agent.name].tools
-        if wanted and not agent.toolbox:
-            problems.append(f"agent {agent.name} has no tools: none here is called {', '.join(map(repr, wanted))}")
-        try:
-            agent.resolved_model()
-        except BadInput as error:  # one that names a model without a key must not stop the others
-            problems.append(f"agent {agent.name} is left out: {error}")
-            without_model[agent.name] = agent
-        else:
-            agents[agent.name] = agent
-    return BuiltAgents(agents, library, tuple(problems), without_model)
-
-
-@asynccontextmanager
-async def open_mcp_tools(settings: Settings) -> AsyncGenerator[tuple[list[Tool], tuple[str, ...]]]:
-    """The tools of the MCP servers that the user's file names, and which of them are down; open for the block."""
-    if not settings.mcp:
-        yield [], ()
-        return
-    from treadle.tools.mcp.server_config import read_mcp_servers
-    from treadle.tools.mcp.servers import McpServers
-
-    async with McpServers(read_mcp_servers(settings.mcp)) as servers:
-        tools = await servers.list_tools()
-        down = [one for one in servers.get_health() if one.state == "down"]
-        yield tools, tuple(f"mcp {one.server} is down, so its tools are not there: {one.error}" for one in down)
-
-
-def build_grant(settings: Settings) -> Grant:
-    """What may run with these settings, and with what the user said for good."""
-    from treadle.permissions.saved_rules import apply_rules, load_rules
-
-    grant = Grant(
-        tier=settings.access,
-        approve=settings.approve,
-        always=settings.always,
-        ask=settings.ask,
-        forbid=settings.forbid,
-        yes=settings.yes,
-    )
-    return apply_rules(grant, load_rules(data_folder(), settings.folder))
-
-
-def _instructions(chosen: str) -> str:
-    """Instructions as text, or from a file as `@FILE`."""
-    if not chosen.startswith("@"):
-        return chosen
-    file = Path(chosen[1:]).expanduser()
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise BadInput(f"system_prompt: {file} cannot be read: {why}") from None

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, InputRequested, Session, Tool
-from treadle.app.settings import data_folder, open_store
+from treadle.app.compose import open_store
+from treadle.app.settings import data_folder
 from treadle.cli.find_session import iterate_sessions
 from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
 from treadle.cli.question_text import render_approval

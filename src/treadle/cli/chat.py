@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from treadle import Run
-from treadle.app.settings import data_folder, open_store, set_progress_listener
+from treadle.app.compose import open_store, set_progress_listener
+from treadle.app.settings import data_folder
 from treadle.cli.console import Console, Notifier
 from treadle.cli.find_session import iterate_sessions
 from treadle.cli.log_capture import capture_warnings

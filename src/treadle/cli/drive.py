@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
-from treadle.app.settings import Settings, set_progress_listener
+from treadle.app.compose import set_progress_listener
+from treadle.app.settings import Settings
 from treadle.cli.console import Notifier, TerminalConsole
 from treadle.cli.log_capture import capture_warnings
 from treadle.cli.open_session import Gate, OpenSession, open_session

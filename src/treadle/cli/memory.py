@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import sys
 
-from treadle.app.settings import Settings, build_embedding, open_store
+from treadle.app.compose import build_embedding, open_store
+from treadle.app.settings import Settings
 from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
 from treadle.cli.terminal_text import (
     format_table,

@@ -6,8 +6,9 @@ import argparse
 import asyncio
 import sys
 
+from treadle.app.compose import choose_model
 from treadle.app.diagnose import find_model_sources
-from treadle.app.settings import Settings, choose_model, data_folder, save_setting
+from treadle.app.settings import Settings, data_folder, save_setting
 from treadle.cli.options import Parser, add_actions, create_parser
 from treadle.cli.terminal_text import escape_controls, is_terminal, print_line, print_note, style_text, wants_colour
 

@@ -11,17 +11,9 @@ from pathlib import Path
 
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Runtime, Session
 from treadle.agent import SessionOptions
-from treadle.app.settings import (
-    BuiltAgents,
-    LoadedSettings,
-    Settings,
-    build_agents,
-    build_embedding,
-    choose_model,
-    has_unknown_price,
-    open_mcp_tools,
-    open_store,
-)
+from treadle.app.compose import build_embedding, choose_model, has_unknown_price, open_mcp_tools, open_store
+from treadle.app.settings import LoadedSettings, Settings
+from treadle.app.workspace_agents import BuiltAgents, build_agents
 from treadle.cli.find_session import find_session
 from treadle.cli.options import load_command_settings
 from treadle.errors import BadInput, NotFound

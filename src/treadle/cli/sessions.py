@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from treadle.app.settings import is_abandoned, open_store
+from treadle.app.compose import is_abandoned, open_store
 from treadle.cli.find_session import find_session, iterate_sessions
 from treadle.cli.options import (
     Parser,

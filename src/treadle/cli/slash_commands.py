@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from treadle.app.settings import Settings, choose_model
+from treadle.app.compose import choose_model
+from treadle.app.settings import Settings
 from treadle.cli.fact_lines import render_diff
 from treadle.cli.sessions import describe_status
 from treadle.cli.terminal_text import (

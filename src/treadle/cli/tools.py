@@ -8,7 +8,8 @@ import json
 import sys
 from collections.abc import Mapping
 
-from treadle.app.settings import Settings, build_agents
+from treadle.app.settings import Settings
+from treadle.app.workspace_agents import build_agents
 from treadle.cli.open_session import DEFAULT_AGENT
 from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings
 from treadle.cli.terminal_text import is_terminal, print_line, print_note, terminal_width, truncate_line

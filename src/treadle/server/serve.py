@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treadle import Runtime
-from treadle.app.settings import (
-    Settings,
-    build_agents,
-    build_embedding,
-    choose_model,
-    data_folder,
-    open_mcp_tools,
-    open_store,
-)
+from treadle.app.compose import build_embedding, choose_model, open_mcp_tools, open_store
+from treadle.app.settings import Settings, data_folder
+from treadle.app.workspace_agents import build_agents
 from treadle.engine.session_name import name_session
 from treadle.errors import BadInput
 from treadle.knowledge.skill_drafts import SkillDrafter

@@ -1,0 +1,106 @@
+"""Composition: the one place that wires the adapters named by the settings into a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treadle.app.settings import Settings
+from treadle.errors import BadInput
+
+if TYPE_CHECKING:
+    from treadle.log.base import Embed, Log, SessionInfo
+    from treadle.models.base import Model
+    from treadle.tools.base import Tool
+
+_KEY_VARIABLE = "TREADLE_API_KEY"
+
+
+def open_store(settings: Settings) -> Log:
+    """The log that the settings name; close it when done."""
+    from treadle.log.open_log import open_log
+
+    return open_log(settings.store_location)
+
+
+def is_abandoned(info: SessionInfo) -> bool:
+    """Whether a session that was being run is left behind: nobody has it, or the process that had it is gone."""
+    from treadle.log.owner import is_gone
+
+    return info.status == "running" and (not info.owner or is_gone(info.owner))
+
+
+async def choose_model(settings: Settings) -> tuple[Model, str]:
+    """The model that the settings name, or the first that works, and why it is this one."""
+    from treadle.models.catalog import resolve_model
+    from treadle.models.default_model import DefaultModel
+
+    variable = _key_variable(settings)
+    model = resolve_model(settings.model or None, base_url=settings.base_url or None, api_key_env=variable or None)
+    if not isinstance(model, DefaultModel):
+        return model, ""
+    return await model.resolve(), model.reason
+
+
+def has_unknown_price(model: Model) -> bool:
+    """Whether a model may cost something, and nobody here knows what."""
+    from urllib.parse import urlsplit
+
+    from treadle.models.model_info import find_model_info
+    from treadle.models.remote import RemoteModel
+
+    if not isinstance(model, RemoteModel) or find_model_info(model.name) is not None:
+        return False
+    return urlsplit(model.endpoint.base_url).hostname not in ("localhost", "127.0.0.1", "::1")
+
+
+def build_embedding(settings: Settings, model: Model | None = None) -> Embed | None:
+    """What finds memories by their meaning, where the settings name it; the chosen `model` is not loaded twice."""
+    if not settings.embed_model:
+        return None
+    from treadle.models.embeddings import Embedding, resolve_embedding
+
+    if model is not None and model.name == settings.embed_model:
+        return Embedding(model)
+    return resolve_embedding(
+        settings.embed_model, base_url=settings.base_url or None, api_key_env=_key_variable(settings) or None
+    )
+
+
+def set_progress_listener(model: Model, listener: Callable[[str, float, float], None]) -> None:
+    """Have a model tell what it does before it can answer, from any thread; only the embedded one has much to do."""
+    if model.name.partition(":")[0] == "local":
+        from treadle.models.local.local_model import LocalModel
+
+        if isinstance(model, LocalModel):
+            model.progress = listener
+
+
+def _key_variable(settings: Settings) -> str:
+    """The variable that holds the key; a key from a file is known by one that no child ever sees."""
+    if not settings.api_key_file:
+        return settings.api_key_env
+    from treadle.models import catalog
+
+    file = Path(settings.api_key_file).expanduser()
+    try:
+        catalog.taken[_KEY_VARIABLE] = file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"api_key_file: {file} cannot be read: {error}") from None
+    return _KEY_VARIABLE
+
+
+@asynccontextmanager
+async def open_mcp_tools(settings: Settings) -> AsyncGenerator[tuple[list[Tool], tuple[str, ...]]]:
+    """The tools of the MCP servers that the user's file names, and which of them are down; open for the block."""
+    if not settings.mcp:
+        yield [], ()
+        return
+    from treadle.tools.builtin import McpServers, read_mcp_servers
+
+    async with McpServers(read_mcp_servers(settings.mcp)) as servers:
+        tools = await servers.list_tools()
+        down = [one for one in servers.get_health() if one.state == "down"]
+        yield tools, tuple(f"mcp {one.server} is down, so its tools are not there: {one.error}" for one in down)

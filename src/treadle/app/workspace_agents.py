@@ -1,0 +1,91 @@
+"""The agents of a workspace and its user, built from their files and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from treadle.app.settings import Settings, config_folder, data_folder
+from treadle.errors import BadInput
+from treadle.events import Grant
+
+if TYPE_CHECKING:
+    from treadle.agent import Agent
+    from treadle.knowledge.library import Library
+    from treadle.models.base import Model
+    from treadle.tools.base import Tool
+
+
+class BuiltAgents(Struct, frozen=True):
+    """The agents of a workspace and its user on these settings, and what is wrong with files that describe them."""
+
+    agents: dict[str, Agent]
+    library: Library
+    problems: tuple[str, ...] = ()
+    without_model: dict[str, Agent] = {}
+
+
+def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> BuiltAgents:
+    """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
+    from treadle.knowledge.library import AgentOptions, Library
+    from treadle.tools.builtin import build_default_tools
+    from treadle.tools.shell import Shell
+
+    library = Library(settings.folder, config_folder())
+    web = settings.web and (settings.web_proxy or True)
+    tools = build_default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
+    for tool in tools:
+        if isinstance(tool, Shell):
+            tool.readable_folders = (config_folder() / "skills",)  # skills come with scripts
+    options = AgentOptions(
+        model=model,
+        tools=[*tools, *more],
+        grant=build_grant(settings),
+        limits=settings.build_limits(),
+        instructions=_instructions(settings.system_prompt),
+    )
+    agents: dict[str, Agent] = {}
+    without_model: dict[str, Agent] = {}
+    problems = [str(problem) for problem in library.problems]
+    for agent in library.all_agents(options):
+        wanted = library.agents[agent.name].tools
+        if wanted and not agent.toolbox:
+            problems.append(f"agent {agent.name} has no tools: none here is called {', '.join(map(repr, wanted))}")
+        try:
+            agent.resolved_model()
+        except BadInput as error:  # one that names a model without a key must not stop the others
+            problems.append(f"agent {agent.name} is left out: {error}")
+            without_model[agent.name] = agent
+        else:
+            agents[agent.name] = agent
+    return BuiltAgents(agents, library, tuple(problems), without_model)
+
+
+def build_grant(settings: Settings) -> Grant:
+    """What may run with these settings, and with what the user said for good."""
+    from treadle.permissions.saved_rules import apply_rules, load_rules
+
+    grant = Grant(
+        tier=settings.access,
+        approve=settings.approve,
+        always=settings.always,
+        ask=settings.ask,
+        forbid=settings.forbid,
+        yes=settings.yes,
+    )
+    return apply_rules(grant, load_rules(data_folder(), settings.folder))
+
+
+def _instructions(chosen: str) -> str:
+    """Instructions as text, or from a file as `@FILE`."""
+    if not chosen.startswith("@"):
+        return chosen
+    file = Path(chosen[1:]).expanduser()
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"system_prompt: {file} cannot be read: {why}") from None

@@ -3,26 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treadle.app.settings import Settings
 from treadle.errors import BadInput
+from treadle.secrets.keyring import hide_keys
 
 if TYPE_CHECKING:
+    from treadle.app.workspace_agents import BuiltAgents
     from treadle.log.base import Embed, Log, SessionInfo
     from treadle.models.base import Model
+    from treadle.runtime import Runtime
     from treadle.tools.base import Tool
 
 _KEY_VARIABLE = "TREADLE_API_KEY"
 
 
-def open_store(settings: Settings) -> Log:
-    """The log that the settings name; close it when done."""
+@dataclass(frozen=True, slots=True)
+class OpenRuntime:
+    """A runtime that is not started yet, and what it was composed of. `notes` tell a person what is missing."""
+
+    runtime: Runtime
+    model: Model
+    model_reason: str
+    built: BuiltAgents
+    notes: tuple[str, ...]
+
+
+@asynccontextmanager
+async def open_runtime(
+    settings: Settings, log: Log | None = None, *, recover: bool = True, grace: float = 0.0, follow_up: bool = True
+) -> AsyncGenerator[OpenRuntime]:
+    """Compose a runtime of the store, the model, the tools and the agents that the settings name.
+
+    Entering its `runtime` starts it. A `log` that is passed in stays open after the block. With `follow_up` the runtime
+    names sessions and drafts skills after an answer, as far as the settings want that.
+    """
+    from treadle.app.workspace_agents import build_agents
+    from treadle.runtime import Runtime
+
+    hide_keys(*filter(None, [settings.api_key_env]))
+    async with AsyncExitStack() as stack:
+        model, reason = await choose_model(settings)
+        stack.push_async_callback(model.close)
+        if log is None:
+            log = await stack.enter_async_context(open_store(settings))
+        log.memories.embed = build_embedding(settings, model)
+        mcp_tools, down = await stack.enter_async_context(open_mcp_tools(settings))
+        built = build_agents(settings, model, mcp_tools)
+        runtime = Runtime(log, list(built.agents.values()), recover=recover, grace=grace)
+        if follow_up:
+            _add_follow_ups(runtime, settings, built)
+        yield OpenRuntime(runtime, model, reason, built, (*down, *built.problems))
+
+
+def _add_follow_ups(runtime: Runtime, settings: Settings, built: BuiltAgents) -> None:
+    if settings.auto_name:
+        from treadle.engine.session_name import name_session
+
+        runtime.after_answer.append(name_session)
+    if settings.skill_autogen:
+        from treadle.knowledge.skill_drafts import Drafts
+
+        runtime.after_answer.append(Drafts(built.library))
+
+
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncGenerator[Log]:
+    """Open the log that the settings name, for the block."""
     from treadle.log.open_log import open_log
 
-    return open_log(settings.store_location)
+    log = open_log(settings.store_location)
+    try:
+        yield log
+    finally:
+        await log.close()
 
 
 def is_abandoned(info: SessionInfo) -> bool:

@@ -77,9 +77,7 @@ async def _model(settings: Settings) -> Check:
     try:
         return await _answering(model, found)
     finally:
-        close = getattr(model, "close", None)
-        if close is not None:
-            await close()
+        await model.close()
 
 
 async def _answering(model: Model, found: str) -> Check:
@@ -124,12 +122,9 @@ async def _store(settings: Settings) -> Check:
     ):
         return _unmade(settings.store_location)
     try:
-        log = open_store(settings)
-        try:
-            page = await log.list_sessions(SessionQuery(limit=1))
-            waiting = await log.list_sessions(SessionQuery(status="waiting", limit=200))
-        finally:
-            await log.close()
+        async with open_store(settings) as log:
+            page = await log.sessions(SessionQuery(limit=1))
+            waiting = await log.sessions(SessionQuery(status="waiting", limit=200))
     except TreadleError as error:
         return Check(
             "store", "bad", f"{settings.store_location}: {error}", "choose another with --store, or mend this one"

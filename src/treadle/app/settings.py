@@ -16,6 +16,7 @@ from typing import Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle.errors import BadInput
 from treadle.events import Limits, Tier
@@ -101,16 +102,36 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-class LoadedSettings(Struct, frozen=True):
-    """Settings, where each that is set comes from, and what a workspace's file asked for and did not get.
+class _Sources(Struct, frozen=True):
+    """What was read for a command: the user's file, the environment, the flags, and the file of one workspace."""
 
-    `file` is the user's, whether it is there or not.
+    user_file: Path
+    user: dict[str, Json]
+    environment: dict[str, Json]
+    flags: dict[str, Json]
+    workspace_file: Path
+    workspace: dict[str, Json]
+
+
+class LoadedSettings(Struct, frozen=True):
+    """Settings, the source of each one that is set, and what a workspace's file asked for and did not get.
+
+    `user_file` is the path of the user's file, whether it exists or not.
     """
 
     settings: Settings
     sources: dict[str, str]
     user_file: Path
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...]
+    read: _Sources
+
+    def apply_flags(self, **flags: Json) -> LoadedSettings:
+        """Add flags to those of the command line. Only the file of another workspace is read for it."""
+        merged = {**self.read.flags, **_typed(flags, "command line")}
+        folder = _find_workspace(merged, self.read.environment)
+        file = folder / WORKSPACE_FILE
+        workspace = self.read.workspace if file == self.read.workspace_file else _read(file)
+        return _merge(replace(self.read, flags=merged, workspace_file=file, workspace=workspace), folder)
 
 
 def data_folder() -> Path:
@@ -142,14 +163,29 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
     for source, values in ((f"{user_file}: access", user), ("TREADLE_ACCESS", environment)):
         if values.get("access") == "full":
             raise BadInput(f"{source} = 'full' is said on the command line only, with --full-access")
+    folder = _find_workspace(flags, environment)
+    file = folder / WORKSPACE_FILE
+    typed_flags = _typed(flags, "command line")
+    return _merge(_Sources(user_file, user, environment, typed_flags, file, _read(file)), folder)
+
+
+def _find_workspace(flags: Mapping[str, Json], environment: Mapping[str, Json]) -> Path:
     folder = Path(str(flags.get("workspace") or environment.get("workspace") or ".")).expanduser().absolute()
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; --workspace wants one that exists")
-    file = folder / WORKSPACE_FILE
-    workspace, ignored = _narrowing(_read(file), file, user, user_file)
-    lasting = {"always" if key == "approve" else key: value for key, value in user.items()}
-    layers = [(str(user_file), lasting), (str(file), workspace), ("environment", environment)]
-    layers.append(("command line", _typed(flags, "command line")))
+    return folder
+
+
+def _merge(read: _Sources, folder: Path) -> LoadedSettings:
+    """Let flags win over the environment over the workspace's file over the user's file."""
+    workspace, ignored = _narrowing(read.workspace, read.workspace_file, read.user, read.user_file)
+    lasting = {"always" if key == "approve" else key: value for key, value in read.user.items()}
+    layers = (
+        (str(read.user_file), lasting),
+        (str(read.workspace_file), workspace),
+        ("environment", read.environment),
+        ("command line", read.flags),
+    )
     merged: dict[str, Json] = {}
     sources: dict[str, str] = {}
     for source, layer in layers:
@@ -159,7 +195,7 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
             named = f"TREADLE_{key.upper()}" if source == "environment" else source
             sources[key] = f"{sources[key]}, {named}" if both else named
     merged["workspace"] = str(folder)
-    return LoadedSettings(_checked(Settings(**merged)), sources, user_file, ignored)
+    return LoadedSettings(_checked(Settings(**merged)), sources, read.user_file, ignored, read)
 
 
 def _read(file: Path) -> dict[str, Json]:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, InputRequested, Session, Tool
-from treadle.app.compose import open_store
 from treadle.app.settings import data_folder
-from treadle.cli.find_session import iterate_sessions
-from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
+from treadle.cli.find_session import iterate_sessions, open_command_store
+from treadle.cli.options import Parser, add_actions, add_store_options, create_parser
 from treadle.cli.question_text import render_approval
 from treadle.cli.terminal_text import (
     escape_hidden,
@@ -95,19 +94,15 @@ async def _list(args: argparse.Namespace) -> int:
     from treadle.tools.builtin import build_default_tools
 
     tools = {tool.name: tool for tool in build_default_tools()}
-    log = open_store(load_command_settings(args).settings)
     shown: set[tuple[str, str]] = set()
-    try:
-        async with Runtime(log, [], recover=False) as runtime:
-            for status in ("running", "waiting"):  # it may be asked while another call of the same reply runs
-                async for info in iterate_sessions(log, SessionQuery(status=status)):
-                    session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
-                    for question in (await session.state()).pending:
-                        if (info.id, question.call_id) not in shown:
-                            _print(info, question, tools)
-                            shown.add((info.id, question.call_id))
-    finally:
-        await log.close()
+    async with open_command_store(args) as log, Runtime(log, [], recover=False) as runtime:
+        for status in ("running", "waiting"):  # it may be asked while another call of the same reply runs
+            async for info in iterate_sessions(log, SessionQuery(status=status)):
+                session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
+                for question in (await session.state()).pending:
+                    if (info.id, question.call_id) not in shown:
+                        _print(info, question, tools)
+                        shown.add((info.id, question.call_id))
     if not shown:
         print_note("nothing waits for an answer")
     return 0

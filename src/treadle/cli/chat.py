@@ -13,7 +13,7 @@ from typing import Any
 
 from treadle import Run
 from treadle.app.compose import open_store, set_progress_listener
-from treadle.app.settings import data_folder
+from treadle.app.settings import LoadedSettings, Settings, data_folder
 from treadle.cli.console import Console, Notifier
 from treadle.cli.find_session import iterate_sessions
 from treadle.cli.log_capture import capture_warnings
@@ -26,7 +26,6 @@ from treadle.cli.screen import STEER_NOTE, TICK_SECONDS, Screen
 from treadle.cli.signals import handle_signals
 from treadle.cli.slash_commands import COMMANDS, run_slash_command
 from treadle.cli.terminal_text import escape_controls, is_dumb_terminal, is_terminal, print_note, style_text
-from treadle.engine.session_name import name_session
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
 from treadle.events import (
@@ -40,7 +39,6 @@ from treadle.events import (
     RunRequested,
     RunStarted,
 )
-from treadle.knowledge.skill_drafts import SkillDrafter
 from treadle.log.base import SessionQuery, Watch
 
 EXAMPLES = """\
@@ -81,18 +79,19 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _chat(args: argparse.Namespace) -> int:
+    loaded = load_command_settings(args)
     if args.latest:
-        args.session = await _latest(args)
+        args.session = await _find_latest_session(loaded.settings)
     following: str | None = None
     while following != "":
-        following = await _one(args)
+        following = await _one(args, loaded)
     return 0
 
 
-async def _one(args: argparse.Namespace) -> str:
+async def _one(args: argparse.Namespace, loaded: LoadedSettings) -> str:
     """Chat in one session; the one to go on with, or nothing when the person left."""
     asking = QuestionQueue()
-    async with open_session(args, lambda agent, settings: asking, args.name) as session:
+    async with open_session(args, loaded, lambda agent, settings: asking, args.name, follow_up=True) as session:
         args.session = await ChatTerminal(session, asking, args.image).talk()
         last = session.session.id[:12]
     args.image = list[str]()
@@ -101,21 +100,14 @@ async def _one(args: argparse.Namespace) -> str:
     return args.session
 
 
-async def _latest(args: argparse.Namespace) -> str:
-    settings = load_command_settings(args).settings
-    log = open_store(settings)
-    found = ""
-    try:
-        async with aclosing(iterate_sessions(log, SessionQuery(workspace=str(settings.folder)))) as sessions:
-            async for info in sessions:
-                if info.parent is None or not info.parent.call_id:  # a helper's is nobody's to talk to
-                    found = info.id
-                    break
-    finally:
-        await log.close()
-    if not found:
-        print_note(f"no session works in {settings.folder} yet; this is a new one")
-    return found
+async def _find_latest_session(settings: Settings) -> str:
+    query = SessionQuery(workspace=str(settings.folder))
+    async with open_store(settings) as log, aclosing(iterate_sessions(log, query)) as sessions:
+        async for info in sessions:
+            if info.parent is None or not info.parent.call_id:  # nobody talks to a helper's session
+                return info.id
+    print_note(f"no session works in {settings.folder} yet; this is a new one")
+    return ""
 
 
 class ChatTerminal:
@@ -130,10 +122,6 @@ class ChatTerminal:
         self.console: Console = self._line
         self.screen = Screen(self.console, window=opened_.model.window)
         self.screen.asks_here = True
-        if opened_.settings.auto_name:
-            opened_.runtime.after_answer.append(name_session)
-        if opened_.settings.skill_autogen:
-            opened_.runtime.after_answer.append(SkillDrafter(opened_.library))
         self._bell = Notifier(sys.stdout, opened_.settings.notify, opened_.settings.notify_after)
         self._run: Run | None = None
         self._rested = asyncio.Event()

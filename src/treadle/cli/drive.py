@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TextIO
 
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
 from treadle.app.compose import set_progress_listener
-from treadle.app.settings import Settings
+from treadle.app.settings import LoadedSettings, Settings
 from treadle.cli.console import Notifier, TerminalConsole
 from treadle.cli.log_capture import capture_warnings
 from treadle.cli.open_session import Gate, OpenSession, open_session
@@ -187,27 +187,25 @@ def _names(entries: Iterable[Mapping[str, Json]]) -> str:
     return ", ".join(dict.fromkeys(str(entry["tool"]) for entry in entries))
 
 
-async def drive_run(args: argparse.Namespace, begin: Callable[[OpenSession], Run], name: str = "") -> int:
+async def drive_run(
+    args: argparse.Namespace, loaded: LoadedSettings, begin: Callable[[OpenSession], Run], name: str = ""
+) -> int:
     """Open the session, begin a run in it, show it, and hand over what it came to."""
     show = RunOutput(args)
     with capture_warnings(show.write_note):
-        return await _opened(args, begin, name, show)
-
-
-async def _opened(args: argparse.Namespace, begin: Callable[[OpenSession], Run], name: str, show: RunOutput) -> int:
-    async with open_session(args, show.build_gate, name) as session:
-        for text in session.notes:
-            show.write_note(text)
-        try:
-            report = await _driven(session, begin, show)
-        except BadInput:
-            raise
-        except TreadleError as error:
-            report = show.report_unsettled(build_failure_report("failed", str(error), session.session.id))
-        except asyncio.CancelledError:
-            left = "left before it was settled; it can be resumed"
-            report = show.report_unsettled(build_failure_report("cancelled", left, session.session.id))
-        return show.deliver_report(report)
+        async with open_session(args, loaded, show.build_gate, name) as session:
+            for text in session.notes:
+                show.write_note(text)
+            try:
+                report = await _driven(session, begin, show)
+            except BadInput:
+                raise
+            except TreadleError as error:
+                report = show.report_unsettled(build_failure_report("failed", str(error), session.session.id))
+            except asyncio.CancelledError:
+                left = "left before it was settled; it can be resumed"
+                report = show.report_unsettled(build_failure_report("cancelled", left, session.session.id))
+            return show.deliver_report(report)
 
 
 async def _driven(opened_session: OpenSession, begin: Callable[[OpenSession], Run], show: RunOutput) -> Report:

@@ -1,11 +1,15 @@
-"""Which session a person means: an id, the beginning of one, or a name."""
+"""The store of a command, and the session in it that a person means: by id, beginning of an id, or name."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 
 from msgspec.structs import replace
 
+from treadle.app.compose import open_store
+from treadle.cli.options import load_command_settings
 from treadle.errors import BadInput, NotFound
 from treadle.log.base import Log, SessionInfo, SessionQuery
 
@@ -13,6 +17,11 @@ MIN_PREFIX = 3
 """Characters that a beginning of an id must have: a slip of the finger names no session."""
 
 _PAGE = 200
+
+
+def open_command_store(args: argparse.Namespace) -> AbstractAsyncContextManager[Log]:
+    """Open the store that the arguments and the settings of a command name, for the block."""
+    return open_store(load_command_settings(args).settings)
 
 
 async def find_session(log: Log, reference: str) -> SessionInfo:

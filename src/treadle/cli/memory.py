@@ -54,11 +54,8 @@ def main(args: argparse.Namespace) -> int:
 
 async def _main(args: argparse.Namespace) -> int:
     settings = load_command_settings(args).settings
-    log = open_store(settings)
-    try:
+    async with open_store(settings) as log:
         await _do(args, log.memories, settings)
-    finally:
-        await log.close()
     return 0
 
 

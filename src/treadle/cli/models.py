@@ -69,9 +69,7 @@ async def _list() -> int:
 
 async def _default(name: str, config: str) -> int:
     model, _ = await choose_model(Settings(model=name))
-    close = getattr(model, "close", None)
-    if close is not None:
-        await close()
+    await model.close()
     print_note(f"{name} is the default now: {save_setting('model', name, config)}")
     return 0
 

@@ -149,10 +149,6 @@ FLAGS = (
 )
 
 
-def load_command_settings(args: argparse.Namespace, **more: Any) -> LoadedSettings:
-    """The settings for a command's arguments; `more` stands in for flags that were not given."""
-    flags: dict[str, Any] = {name: getattr(args, name, None) for name in FLAGS}
-    for name, value in more.items():
-        if flags.get(name) is None:
-            flags[name] = value
-    return load_settings(flags, args.config)
+def load_command_settings(args: argparse.Namespace) -> LoadedSettings:
+    """Load the settings for a command's arguments. A command does this once."""
+    return load_settings({name: getattr(args, name, None) for name in FLAGS}, args.config)

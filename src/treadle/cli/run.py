@@ -63,15 +63,16 @@ def main(args: argparse.Namespace) -> int:
         raise BadInput("the objective is empty; say what is to be done")
     if args.session and args.name:
         raise BadInput("--name is for a new session; `treadle sessions rename` renames one")
+    loaded = load_command_settings(args)
     if objective is not None and not args.session:  # what cannot be sent is told before a session is made
-        build_message(objective, load_command_settings(args).settings.folder, args.image)
+        build_message(objective, loaded.settings.folder, args.image)
 
     def begin(opened: OpenSession) -> Run:
         if objective is None:
             return opened.session.resume()
         return opened.session.run(build_message(objective, opened.settings.folder, args.image))
 
-    return asyncio.run(drive_run(args, begin, args.name))
+    return asyncio.run(drive_run(args, loaded, begin, args.name))
 
 
 def find_objective(args: argparse.Namespace) -> str | None:

@@ -7,8 +7,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from treadle.app.compose import is_abandoned, open_store
-from treadle.cli.find_session import find_session, iterate_sessions
+from treadle.app.compose import is_abandoned
+from treadle.cli.find_session import find_session, iterate_sessions, open_command_store
 from treadle.cli.options import (
     Parser,
     add_actions,
@@ -58,7 +58,14 @@ def parser() -> Parser:
     kinds = add_actions(made, EXAMPLES)
     listing = kinds.add_parser("list", help="the last changed first")
     listing.add_argument("--status", choices=STATUSES)
-    listing.add_argument("--workspace", metavar="DIR", help="only those that work in this folder")
+    listing.add_argument(
+        "--workspace",
+        dest="folder",
+        type=_make_absolute,
+        default="",
+        metavar="DIR",
+        help="only those that work in this folder",
+    )
     listing.add_argument("--limit", type=int, default=30, help="how many (default: 30)")
     listing.add_argument("--json", action="store_true", help="one JSON object a line")
     _one(kinds.add_parser("show", help="what happened, to read"))
@@ -93,6 +100,10 @@ def _one(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
+def _make_absolute(folder: str) -> str:
+    return str(Path(folder).expanduser().absolute())
+
+
 def main(args: argparse.Namespace) -> int:
     actions = {
         "list": _list,
@@ -110,31 +121,22 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _list(args: argparse.Namespace) -> int:
-    folder = _folder(args.workspace)
     if args.limit < 1:
         raise BadInput("--limit must be at least 1")
-    args.workspace = None
-    log = open_store(load_command_settings(args).settings)
-    try:
-        query = SessionQuery(status=args.status, workspace=folder, limit=min(args.limit, 200))
+    async with open_command_store(args) as log:
+        query = SessionQuery(status=args.status, workspace=args.folder, limit=min(args.limit, 200))
         found: list[SessionInfo] = []
         while True:
             page = await log.list_sessions(query)
             found += page.sessions
             if not page.cursor or len(found) >= args.limit:
                 break
-            query = SessionQuery(status=args.status, workspace=folder, limit=query.limit, cursor=page.cursor)
-    finally:
-        await log.close()
+            query = SessionQuery(status=args.status, workspace=args.folder, limit=query.limit, cursor=page.cursor)
     more = len(found) > args.limit or bool(page.cursor)
     _print(found[: args.limit], as_json=args.json)
     if more and not args.json:
         print_note(f"and more; --limit {args.limit * 4} shows them")
     return 0
-
-
-def _folder(chosen: str | None) -> str:
-    return str(Path(chosen).expanduser().absolute()) if chosen else ""
 
 
 def _print(found: list[SessionInfo], *, as_json: bool) -> None:
@@ -189,29 +191,23 @@ async def _show(args: argparse.Namespace) -> int:
     from treadle.cli.console import TerminalConsole
     from treadle.cli.screen import Screen
 
-    log = open_store(load_command_settings(args).settings)
-    try:
+    async with open_command_store(args) as log:
         info = await find_session(log, args.session)
         print_line(f"{info.name or 'session'} · {info.id} · {describe_status(info)} · {info.workspace}")
         screen = Screen(TerminalConsole(sys.stdout))
         for fact in await log.read(info.id):
             screen.handle_event(fact)
         screen.console.set_status("")
-    finally:
-        await log.close()
     return 0
 
 
 async def _search(args: argparse.Namespace) -> int:
-    log = open_store(load_command_settings(args).settings)
-    try:
+    async with open_command_store(args) as log:
         hits = await log.search(args.words, args.limit)
         rows: list[list[str]] = []
         for hit in hits:
             info = await log.get_info(hit.session_id)
             rows.append([hit.session_id[:12], str(hit.seq), info.name or "–", hit.snippet])
-    finally:
-        await log.close()
     if not rows:
         print_note("nothing was found")
         return 0
@@ -225,9 +221,10 @@ async def _search(args: argparse.Namespace) -> int:
 async def _resume(args: argparse.Namespace) -> int:
     from treadle.cli.drive import drive_run
 
+    loaded = load_command_settings(args)
     if args.action == "resume":
-        return await drive_run(args, lambda opened: opened.session.resume())
-    return await drive_run(args, lambda opened: opened.session.continue_(opened.settings.build_limits()))
+        return await drive_run(args, loaded, lambda opened: opened.session.resume())
+    return await drive_run(args, loaded, lambda opened: opened.session.continue_(opened.settings.build_limits()))
 
 
 async def _fork(args: argparse.Namespace) -> int:
@@ -251,12 +248,9 @@ async def _rename(args: argparse.Namespace) -> int:
 async def _export(args: argparse.Namespace) -> int:
     from treadle.export.transcript import render_transcript
 
-    log = open_store(load_command_settings(args).settings)
-    try:
+    async with open_command_store(args) as log:
         info = await find_session(log, args.session)
         data = await render_transcript(log, info.id, args.form)
-    finally:
-        await log.close()
     _put(data, args.output)
     return 0
 
@@ -287,21 +281,18 @@ async def _import(args: argparse.Namespace) -> int:
     if carried.yeses and not args.trust:
         told = ", ".join(dict.fromkeys(carried.yeses))
         raise BadInput(f"this session holds answers that allow more than one call: {told}; --trust takes them over")
-    log = open_store(load_command_settings(args).settings)
-    try:
-        session_id = await import_session(log, carried, generate_session_id() if args.new_id else "")
-    except Conflict as error:
-        raise Conflict(f"{error}; --new-id imports it beside that one") from None
-    finally:
-        await log.close()
+    async with open_command_store(args) as log:
+        try:
+            session_id = await import_session(log, carried, generate_session_id() if args.new_id else "")
+        except Conflict as error:
+            raise Conflict(f"{error}; --new-id imports it beside that one") from None
     print_line(session_id)
     print_note(f"{len(carried.facts)} facts; it works in {escape_controls(carried.first.workspace or '(no folder)')}")
     return 0
 
 
 async def _delete(args: argparse.Namespace) -> int:
-    log = open_store(load_command_settings(args).settings)
-    try:
+    async with open_command_store(args) as log:
         info = await find_session(log, args.session)
         if not args.yes:
             if not is_terminal(sys.stdin):
@@ -313,7 +304,5 @@ async def _delete(args: argparse.Namespace) -> int:
                 return 1
         await log.delete(info.id)
         children = [one.id[:12] async for one in iterate_sessions(log, SessionQuery(parent=info.id))]
-    finally:
-        await log.close()
     print_note(f"deleted {info.id[:12]}" + (f"; its forks stay: {', '.join(children)}" if children else ""))
     return 0

@@ -98,9 +98,7 @@ async def _model(chat: ChatTerminal, rest: str) -> None:
         return
     model, _ = await choose_model(Settings(model=rest))
     chat.screen.window = model.window
-    close = getattr(model, "close", None)
-    if close is not None:
-        await close()
+    await model.close()
     await chat.session.configure(model=rest)
     chat.write_note(f"from the next run on: {rest}")
 

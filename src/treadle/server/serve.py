@@ -8,14 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from treadle import Runtime
-from treadle.app.compose import build_embedding, choose_model, open_mcp_tools, open_store
+from treadle.app.compose import open_runtime
 from treadle.app.settings import Settings, data_folder
-from treadle.app.workspace_agents import build_agents
-from treadle.engine.session_name import name_session
 from treadle.errors import BadInput
-from treadle.knowledge.skill_drafts import SkillDrafter
-from treadle.secrets.keyring import hide_keys
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.server.serve_app import is_loopback, serve_app
@@ -44,40 +39,25 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     if os.geteuid() == 0 and not options.allow_root:
         raise BadInput("serving as root gives a mistake the whole machine; use another user, or --allow-root")
     file, config = _config(settings, options)
-    hide_keys(*filter(None, [settings.api_key_env]))
-    model, reason = await choose_model(settings)
-    log = open_store(settings)
-    try:
-        log.memories.embed = build_embedding(settings, model)
-        async with open_mcp_tools(settings) as (more, down):
-            built = build_agents(settings, model, more)
-            if config.agent not in built.agents:
-                raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(built.agents)}")
-            runtime = Runtime(log, list(built.agents.values()), grace=options.grace)
-            if settings.auto_name:
-                runtime.after_answer.append(name_session)
-            if settings.skill_autogen:
-                runtime.after_answer.append(SkillDrafter(built.library))
-            app = create_app(runtime, config)
+    async with open_runtime(settings, grace=options.grace) as opened:
+        agents = opened.built.agents
+        if config.agent not in agents:
+            raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(agents)}")
+        app = create_app(opened.runtime, config)
 
-            def started(address: str) -> None:
-                ticket = app.state.service.tokens.issue_ticket(config.tokens[0])
-                why = f" ({reason})" if reason else ""
-                lines = [
-                    *(f"treadle: {problem}" for problem in (*down, *built.problems)),
-                    f"treadle serves {address} with {model.name}{why}",
-                    f"open in a browser, once: {address}/login?ticket={ticket}",
-                    f"tokens for programs are in {file}",
-                ]
-                sys.stderr.write("".join(f"{line}\n" for line in lines))
-                sys.stderr.flush()
+        def announce(address: str) -> None:
+            ticket = app.state.service.tokens.issue_ticket(config.tokens[0])
+            why = f" ({opened.model_reason})" if opened.model_reason else ""
+            lines = [
+                *(f"treadle: {text}" for text in opened.notes),
+                f"treadle serves {address} with {opened.model.name}{why}",
+                f"open in a browser, once: {address}/login?ticket={ticket}",
+                f"tokens for programs are in {file}",
+            ]
+            sys.stderr.write("".join(f"{line}\n" for line in lines))
+            sys.stderr.flush()
 
-            await serve_app(app, options.host, options.port, started)
-    finally:
-        await log.close()
-        close = getattr(model, "close", None)
-        if close is not None:
-            await close()
+        await serve_app(app, options.host, options.port, announce)
 
 
 def _config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConfig]:

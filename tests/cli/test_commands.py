@@ -413,6 +413,8 @@ async def test_completion_knows_commands_actions_and_options(place: Place, shell
 
 
 async def test_completion_completes_in_bash(place: Place) -> None:
+    (place.work / "picture.png").touch()
+    (place.work / "places").mkdir()
     script = (await place.quick("completion", "bash")).out
     for words, found in [
         ("ses", "sessions"),
@@ -421,10 +423,12 @@ async def test_completion_completes_in_bash(place: Place) -> None:
         ("sessions export --form h", "html"),
         ("run --access r", "read-only"),
         ("completion f", "fish"),
+        ("run --image pic", "picture.png"),
+        ("run --workspace p", "places"),
     ]:
         at = len(words.split())
-        asked = f"COMP_WORDS=(treadle {words}); COMP_CWORD={at}; _treadle; echo ${{COMPREPLY[@]}}"
-        assert shown("bash", "-c", f"{script}\n{asked}").stdout.strip() == found
+        asked = f"COMP_WORDS=(treadle {words}); COMP_CWORD={at}; _shtab_treadle; echo ${{COMPREPLY[@]}}"
+        assert shown("bash", "-c", f"{script}\n{asked}", place=place).stdout.strip() == found, words
 
 
 async def test_a_reader_that_leaves_does_not_make_a_mess(place: Place) -> None:

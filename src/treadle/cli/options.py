@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -32,22 +32,23 @@ class Parser(argparse.ArgumentParser):
         import difflib
         import re
 
-        word = re.search(r"(?:unrecognized arguments:.*?|invalid choice: ')(-*\w[\w-]+)", message)
-        near = difflib.get_close_matches(word[1], _words_of(self), 1) if word else []
+        words = [
+            word
+            for argument in iterate_arguments(self)
+            for word in (*argument.option_strings, *map(str, argument.choices or ()))
+        ]
+        unknown = re.search(r"(?:unrecognized arguments:.*?|invalid choice: ')(-*\w[\w-]+)", message)
+        near = difflib.get_close_matches(unknown[1], words, 1) if unknown else []
         return f"did you mean {near[0]}? " if near else ""
 
 
-def _words_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Every option and every choice of a parser and of those below it."""
-    found: list[str] = []
-    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
-        found += action.option_strings
-        choices: Iterable[object] = action.choices or ()
-        found += map(str, choices)
-        if isinstance(action.choices, dict):
-            for below in cast("dict[str, argparse.ArgumentParser]", action.choices).values():
-                found += _words_of(below)
-    return found
+def iterate_arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every option and argument of a parser and of the parsers of its actions."""
+    for argument in parser._actions:  # pyright: ignore[reportPrivateUsage]
+        yield argument
+        if isinstance(argument.choices, dict):
+            for below in cast("dict[str, argparse.ArgumentParser]", argument.choices).values():
+                yield from iterate_arguments(below)
 
 
 class SeveralValues(argparse.Action):

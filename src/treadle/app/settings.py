@@ -309,30 +309,15 @@ def _checked(settings: Settings) -> Settings:
 
 
 def save_setting(key: str, value: str, config: str = "") -> Path:
-    """Set one key of text in the user's file and leave the rest of it as it is; the file that was written."""
-    import json
-    import tomllib
+    """Set one key in the user's file and leave the rest of the file as it is. Return the file."""
+    import tomlkit
 
     file = config_file(config)
-    before = file.read_text("utf-8") if file.is_file() else ""
-    wanted = {**_read(file), key: value}
-    lines = before.splitlines()
-    head = next((at for at, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
-    line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
-    places = [at for at in range(head) if lines[at].partition("=")[0].strip() == key]
-    if places:
-        lines[places[0]] = line
-    else:
-        lines.insert(0, line)
-    text = "\n".join(lines) + "\n"
-    try:
-        as_wanted = tomllib.loads(text) == wanted
-    except tomllib.TOMLDecodeError:
-        as_wanted = False
-    if not as_wanted:
-        raise BadInput(f"{file} is written in a way that cannot be changed by line; set {line} in it by hand")
+    _read(file)  # refuses a file that cannot be read or is not TOML
+    document = tomlkit.parse(file.read_text("utf-8") if file.is_file() else "")
+    document[key] = value
     file.parent.mkdir(parents=True, exist_ok=True)
     spare = file.with_suffix(".toml.new")
-    spare.write_text(text, "utf-8")
+    spare.write_text(tomlkit.dumps(document), "utf-8")
     spare.replace(file)
     return file

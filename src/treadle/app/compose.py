@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,54 +33,58 @@ class OpenRuntime:
     notes: tuple[str, ...]
 
 
-@asynccontextmanager
 async def open_runtime(
-    settings: Settings, log: Log | None = None, *, recover: bool = True, grace: float = 0.0, follow_up: bool = True
-) -> AsyncGenerator[OpenRuntime]:
-    """Compose a runtime of the store, the model, the tools and the agents that the settings name.
+    stack: AsyncExitStack,
+    settings: Settings,
+    log: Log,
+    *,
+    recover: bool = True,
+    grace: float = 0.0,
+    follow_up: bool = True,
+) -> OpenRuntime:
+    """Compose a runtime of the log and of the model, the tools and the agents that the settings name.
 
-    Entering its `runtime` starts it. A `log` that is passed in stays open after the block. With `follow_up` the runtime
-    names sessions and drafts skills after an answer, as far as the settings want that.
+    Entering its `runtime` starts it. `stack` closes the model and the MCP servers. With `follow_up` the runtime names
+    sessions and drafts skills after an answer, as far as the settings want that.
     """
     from treadle.app.workspace_agents import build_agents
     from treadle.runtime import Runtime
 
     hide_keys(*filter(None, [settings.api_key_env]))
-    async with AsyncExitStack() as stack:
-        model, reason = await choose_model(settings)
-        stack.push_async_callback(model.close)
-        if log is None:
-            log = await stack.enter_async_context(open_store(settings))
-        log.memories.embed = build_embedding(settings, model)
-        mcp_tools, down = await stack.enter_async_context(open_mcp_tools(settings))
-        built = build_agents(settings, model, mcp_tools)
-        runtime = Runtime(log, list(built.agents.values()), recover=recover, grace=grace)
-        if follow_up:
-            _add_follow_ups(runtime, settings, built)
-        yield OpenRuntime(runtime, model, reason, built, (*down, *built.problems))
-
-
-def _add_follow_ups(runtime: Runtime, settings: Settings, built: BuiltAgents) -> None:
-    if settings.auto_name:
+    model, reason = await choose_model(settings)
+    stack.push_async_callback(model.close)
+    log.memories.embed = build_embedding(settings, model)
+    mcp_tools, down = await _open_mcp_tools(stack, settings)
+    built = build_agents(settings, model, mcp_tools)
+    runtime = Runtime(log, list(built.agents.values()), recover=recover, grace=grace)
+    if follow_up and settings.auto_name:
         from treadle.engine.session_name import name_session
 
         runtime.after_answer.append(name_session)
-    if settings.skill_autogen:
+    if follow_up and settings.skill_autogen:
         from treadle.knowledge.skill_drafts import Drafts
 
         runtime.after_answer.append(Drafts(built.library))
+    return OpenRuntime(runtime, model, reason, built, (*down, *built.problems))
 
 
-@asynccontextmanager
-async def open_store(settings: Settings) -> AsyncGenerator[Log]:
-    """Open the log that the settings name, for the block."""
+async def _open_mcp_tools(stack: AsyncExitStack, settings: Settings) -> tuple[list[Tool], list[str]]:
+    """Start the MCP servers that the user's file names. Return their tools, and a note for each server that is down."""
+    if not settings.mcp:
+        return [], []
+    from treadle.tools.builtin import McpServers, read_mcp_servers
+
+    servers = await stack.enter_async_context(McpServers(read_mcp_servers(settings.mcp)))
+    tools = await servers.list_tools()
+    down = [one for one in servers.get_health() if one.state == "down"]
+    return tools, [f"mcp {one.server} is down, so its tools are not there: {one.error}" for one in down]
+
+
+def open_store(settings: Settings) -> Log:
+    """Open the log that the settings name. Close it, or use it with `async with`."""
     from treadle.log.open_log import open_log
 
-    log = open_log(settings.store_location)
-    try:
-        yield log
-    finally:
-        await log.close()
+    return open_log(settings.store_location)
 
 
 def is_abandoned(info: SessionInfo) -> bool:
@@ -148,17 +152,3 @@ def _key_variable(settings: Settings) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"api_key_file: {file} cannot be read: {error}") from None
     return _KEY_VARIABLE
-
-
-@asynccontextmanager
-async def open_mcp_tools(settings: Settings) -> AsyncGenerator[tuple[list[Tool], tuple[str, ...]]]:
-    """The tools of the MCP servers that the user's file names, and which of them are down; open for the block."""
-    if not settings.mcp:
-        yield [], ()
-        return
-    from treadle.tools.builtin import McpServers, read_mcp_servers
-
-    async with McpServers(read_mcp_servers(settings.mcp)) as servers:
-        tools = await servers.list_tools()
-        down = [one for one in servers.get_health() if one.state == "down"]
-        yield tools, tuple(f"mcp {one.server} is down, so its tools are not there: {one.error}" for one in down)

@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Coroutine
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,8 @@ async def _chat(args: argparse.Namespace) -> int:
 async def _one(args: argparse.Namespace, loaded: LoadedSettings) -> str:
     """Chat in one session; the one to go on with, or nothing when the person left."""
     asking = QuestionQueue()
-    async with open_session(args, loaded, lambda agent, settings: asking, args.name, follow_up=True) as session:
+    async with AsyncExitStack() as stack:
+        session = await open_session(stack, args, loaded, lambda agent, settings: asking, follow_up=True)
         args.session = await ChatTerminal(session, asking, args.image).talk()
         last = session.session.id[:12]
     args.image = list[str]()

@@ -8,7 +8,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
@@ -187,13 +187,12 @@ def _names(entries: Iterable[Mapping[str, Json]]) -> str:
     return ", ".join(dict.fromkeys(str(entry["tool"]) for entry in entries))
 
 
-async def drive_run(
-    args: argparse.Namespace, loaded: LoadedSettings, begin: Callable[[OpenSession], Run], name: str = ""
-) -> int:
+async def drive_run(args: argparse.Namespace, loaded: LoadedSettings, begin: Callable[[OpenSession], Run]) -> int:
     """Open the session, begin a run in it, show it, and hand over what it came to."""
     show = RunOutput(args)
     with capture_warnings(show.write_note):
-        async with open_session(args, loaded, show.build_gate, name) as session:
+        async with AsyncExitStack() as stack:
+            session = await open_session(stack, args, loaded, show.build_gate)
             for text in session.notes:
                 show.write_note(text)
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
 
 from msgspec.structs import replace
 
@@ -19,8 +18,8 @@ MIN_PREFIX = 3
 _PAGE = 200
 
 
-def open_command_store(args: argparse.Namespace) -> AbstractAsyncContextManager[Log]:
-    """Open the store that the arguments and the settings of a command name, for the block."""
+def open_command_store(args: argparse.Namespace) -> Log:
+    """Open the store that the arguments and the settings of a command name."""
     return open_store(load_command_settings(args).settings)
 
 

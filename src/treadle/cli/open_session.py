@@ -30,51 +30,46 @@ class OpenSession:
     runtime: Runtime
     agent: Agent
     settings: Settings
+    model: Model
     notes: tuple[str, ...]
     is_new: bool
-
-    @property
-    def model(self) -> Model:
-        return self.agent.resolved_model()
 
 
 Gate = Callable[[ApprovalRequested | InputRequested], Awaitable[Answer | None]]
 GateFactory = Callable[[Agent, Settings], Gate | None]
 
 
-@asynccontextmanager
 async def open_session(
+    stack: AsyncExitStack,
     args: argparse.Namespace,
     loaded: LoadedSettings,
     gate_for: GateFactory,
-    name: str = "",
     *,
     follow_up: bool = False,
-) -> AsyncGenerator[OpenSession]:
-    """Open the session that `--session` names, or a new one with this name."""
-    async with AsyncExitStack() as stack:
-        log = await stack.enter_async_context(open_store(loaded.settings))
-        info = await find_session(log, args.session) if args.session else None
-        if info is not None:
-            loaded = _apply_session(args, loaded, info, await _find_last_model(log, info))
-        settings = loaded.settings
-        opened = await stack.enter_async_context(open_runtime(settings, log, recover=False, follow_up=follow_up))
-        agent = _choose_agent(opened, loaded, info)
-        opened.runtime.agents[agent.name] = agent
-        options: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}
-        if info is not None:
-            options["id"] = info.id
-        else:
-            options["new"], options["name"] = True, name
-        runtime = await stack.enter_async_context(opened.runtime)
-        session = await stack.enter_async_context(runtime.session(agent.name, **options))
-        await _configure_session(session, opened, settings, info, agent)
-        notes = [*loaded.ignored, *opened.notes]
-        if opened.model_reason:
-            notes.append(f"model: {opened.model.name} ({opened.model_reason})")
-        notes += _find_useless_limits(settings, agent.resolved_model())
-        notes += _find_unknown_tools(args, runtime)
-        yield OpenSession(session, runtime, agent, settings, tuple(notes), info is None)
+) -> OpenSession:
+    """Open the session that `--session` names, or a new one with the name of `--name`. `stack` closes it."""
+    log = await stack.enter_async_context(open_store(loaded.settings))
+    info = await find_session(log, args.session) if args.session else None
+    if info is not None:
+        loaded = _apply_session(args, loaded, info, await _find_last_model(log, info))
+    settings = loaded.settings
+    opened = await open_runtime(stack, settings, log, recover=False, follow_up=follow_up)
+    agent = _choose_agent(opened, loaded, info)
+    opened.runtime.agents[agent.name] = agent
+    options: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}
+    if info is not None:
+        options["id"] = info.id
+    else:
+        options["new"], options["name"] = True, args.name
+    runtime = await stack.enter_async_context(opened.runtime)
+    session = await stack.enter_async_context(runtime.session(agent.name, **options))
+    await _configure_session(session, opened, settings, info, agent)
+    notes = [*loaded.ignored, *opened.notes]
+    if opened.model_reason:
+        notes.append(f"model: {opened.model.name} ({opened.model_reason})")
+    notes += _find_useless_limits(settings, agent.resolved_model())
+    notes += _find_unknown_tools(args, runtime)
+    return OpenSession(session, runtime, agent, settings, agent.resolved_model(), tuple(notes), info is None)
 
 
 async def _find_last_model(log: Log, info: SessionInfo) -> str:

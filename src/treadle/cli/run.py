@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
             return opened.session.resume()
         return opened.session.run(build_message(objective, opened.settings.folder, args.image))
 
-    return asyncio.run(drive_run(args, loaded, begin, args.name))
+    return asyncio.run(drive_run(args, loaded, begin))
 
 
 def find_objective(args: argparse.Namespace) -> str | None:

@@ -74,6 +74,7 @@ def parser() -> Parser:
     search.add_argument("--limit", type=int, default=20)
     for name, about in (("resume", "go on with what is unfinished"), ("continue", "go on with a fresh budget")):
         going = _one(kinds.add_parser(name, help=about))
+        going.set_defaults(name="")
         add_output_options(going)
         add_run_options(going)
     fork = _one(kinds.add_parser("fork", help="a new session with the same past"))

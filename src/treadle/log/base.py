@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -276,6 +276,12 @@ class Log(ABC):
     listener: Callable[[str], None] | None = None
     memories: Memories
     observer: Observer | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     @abstractmethod
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:

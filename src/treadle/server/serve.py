@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from treadle.app.compose import open_runtime
+from treadle.app.compose import open_runtime, open_store
 from treadle.app.settings import Settings, data_folder
 from treadle.errors import BadInput
 from treadle.server.app import create_app
@@ -39,7 +40,9 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     if os.geteuid() == 0 and not options.allow_root:
         raise BadInput("serving as root gives a mistake the whole machine; use another user, or --allow-root")
     file, config = _config(settings, options)
-    async with open_runtime(settings, grace=options.grace) as opened:
+    async with AsyncExitStack() as stack:
+        log = await stack.enter_async_context(open_store(settings))
+        opened = await open_runtime(stack, settings, log, grace=options.grace)
         agents = opened.built.agents
         if config.agent not in agents:
             raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(agents)}")

@@ -16,12 +16,10 @@ from treadle.app.compose import set_progress_listener
 from treadle.cli import run
 from treadle.cli.console import TerminalConsole
 from treadle.cli.drive import RunOutput
-from treadle.cli.fact_lines import describe_ending, render_call
-from treadle.cli.markdown_lines import MarkdownStyler
 from treadle.cli.message_content import build_message
 from treadle.cli.question_text import parse_decision, parse_reply, preview_diff, render_approval, render_choices
 from treadle.cli.report import ReportBuilder
-from treadle.cli.screen import Screen
+from treadle.cli.screen import MarkdownStyler, Screen, describe_ending, render_call
 from treadle.cli.terminal_text import (
     escape_controls,
     escape_hidden,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from treadle.app.compose import choose_model
 from treadle.app.settings import Settings
-from treadle.cli.fact_lines import render_diff
+from treadle.cli.screen import render_diff
 from treadle.cli.sessions import describe_status
 from treadle.cli.terminal_text import (
     escape_controls,

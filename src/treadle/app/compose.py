@@ -72,7 +72,8 @@ async def _open_mcp_tools(stack: AsyncExitStack, settings: Settings) -> tuple[li
     """Start the MCP servers that the user's file names. Return their tools, and a note for each server that is down."""
     if not settings.mcp:
         return [], []
-    from treadle.tools.builtin import McpServers, read_mcp_servers
+    from treadle.tools.mcp.server_config import read_mcp_servers
+    from treadle.tools.mcp.servers import McpServers
 
     servers = await stack.enter_async_context(McpServers(read_mcp_servers(settings.mcp)))
     tools = await servers.list_tools()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from treadle.cli.screen import MarkdownStyler
-from treadle.log.full_text import for_index
+from treadle.log.full_text import prepare_for_index
 from treadle.models.local import quote_result, request_text
 from treadle.permissions.shell.parse import parse_command
 from treadle.secrets.detect import find_secret

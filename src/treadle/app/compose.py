@@ -62,9 +62,9 @@ async def open_runtime(
 
         runtime.after_answer.append(name_session)
     if follow_up and settings.skill_autogen:
-        from treadle.knowledge.skill_drafts import Drafts
+        from treadle.knowledge.skill_drafts import SkillDrafter
 
-        runtime.after_answer.append(Drafts(built.library))
+        runtime.after_answer.append(SkillDrafter(built.library))
     return OpenRuntime(runtime, model, reason, built, (*down, *built.problems))
 
 

@@ -123,8 +123,8 @@ async def _store(settings: Settings) -> Check:
         return _unmade(settings.store_location)
     try:
         async with open_store(settings) as log:
-            page = await log.sessions(SessionQuery(limit=1))
-            waiting = await log.sessions(SessionQuery(status="waiting", limit=200))
+            page = await log.list_sessions(SessionQuery(limit=1))
+            waiting = await log.list_sessions(SessionQuery(status="waiting", limit=200))
     except TreadleError as error:
         return Check(
             "store", "bad", f"{settings.store_location}: {error}", "choose another with --store, or mend this one"

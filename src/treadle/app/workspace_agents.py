@@ -14,7 +14,7 @@ from treadle.events import Grant
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
-    from treadle.knowledge.library import Library
+    from treadle.knowledge.library import WorkspaceKnowledge
     from treadle.models.base import Model
     from treadle.tools.base import Tool
 
@@ -23,18 +23,18 @@ class BuiltAgents(Struct, frozen=True):
     """The agents of a workspace and its user on these settings, and what is wrong with files that describe them."""
 
     agents: dict[str, Agent]
-    library: Library
+    library: WorkspaceKnowledge
     problems: tuple[str, ...] = ()
     without_model: dict[str, Agent] = {}
 
 
 def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> BuiltAgents:
     """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
-    from treadle.knowledge.library import AgentOptions, Library
+    from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
     from treadle.tools.builtin import build_default_tools
     from treadle.tools.shell import Shell
 
-    library = Library(settings.folder, config_folder())
+    library = WorkspaceKnowledge(settings.folder, config_folder())
     web = settings.web and (settings.web_proxy or True)
     tools = build_default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
     for tool in tools:
@@ -50,7 +50,7 @@ def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = 
     agents: dict[str, Agent] = {}
     without_model: dict[str, Agent] = {}
     problems = [str(problem) for problem in library.problems]
-    for agent in library.all_agents(options):
+    for agent in library.build_all_agents(options):
         wanted = library.agents[agent.name].tools
         if wanted and not agent.toolbox:
             problems.append(f"agent {agent.name} has no tools: none here is called {', '.join(map(repr, wanted))}")

@@ -1,6 +1,6 @@
-"""What the engine's tests share: a store of either kind, agents on a scripted model, and waiting for a fact.
+"""Shared pieces of the engine's tests: stores of both kinds, agents on a scripted model, and waiting for a fact.
 
-A test module takes the fixtures it wants by name: `store = either_store`.
+A test module takes a fixture by a name of its own: `store = either_store`.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from treadle.messages import Request, ResultMessage, UserMessage, render_parts
 from treadle.testing import ScriptedModel, SteppingClock
 
 PATIENCE = 60.0
-"""Seconds until a fact that does not come fails the test: for a slow machine, never waited for when all is well."""
+"""Seconds to wait for a fact before the test fails. A slow machine needs them; a passing test does not wait."""
 
 Kind = TypeVar("Kind")
 
 
 class Store:
-    """A place for sessions that can be opened again and again, as each new process would."""
+    """A place for sessions that can be opened repeatedly, like by new processes."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -46,12 +46,12 @@ class Store:
         self._opened: list[SqliteLog] = []
 
     def stepping(self) -> SteppingClock:
-        """From now on the store goes by a clock that only moves when told to; give it to the agent too."""
+        """Switch the store to a stepping clock. Give the clock to the agent too."""
         self.clock = SteppingClock()
         return self.clock
 
     def open(self) -> Log:
-        """A log on this store; on a file each one is a connection of its own."""
+        """Open a log on this store. On a file each log has its own connection."""
         options: dict[str, Any] = {} if self.clock is None else {"clock": self.clock.now}
         if self.path is not None:
             self._opened.append(SqliteLog(self.path, **options))
@@ -88,7 +88,7 @@ def note(text: str) -> str:
 
 
 class Held:
-    """A tool that runs until it is let go, and how often it was begun."""
+    """A tool that runs until it is released, and counts its starts."""
 
     def __init__(self) -> None:
         self.free, self.begun = asyncio.Event(), 0
@@ -103,7 +103,7 @@ class Held:
 
 
 class Tables:
-    """A destructive tool and a harmless one, and what was really done with them."""
+    """A destructive tool and a harmless one, and a list of what they did."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -129,7 +129,7 @@ def some_tables() -> Tables:
 
 
 def gate_of(answer: Answer | None) -> Callable[[Any], Awaitable[Answer | None]]:
-    """A gate that says the same to every question."""
+    """Build a gate that gives the same answer to every question."""
 
     async def gate(question: ApprovalRequested | InputRequested) -> Answer | None:
         return answer
@@ -138,13 +138,13 @@ def gate_of(answer: Answer | None) -> Callable[[Any], Awaitable[Answer | None]]:
 
 
 def agent_of(*script: Any, **options: Any) -> tuple[Agent, ScriptedModel]:
-    """An agent on a scripted model whose every request is checked, and that model."""
+    """Build an agent on a scripted model whose requests are checked, and return both."""
     model = ScriptedModel(*script)
     return Agent(StrictModel(model), **options), model
 
 
 async def go(session: Session, content: Any = "go", **options: Any) -> RunFinished | None:
-    """Run a message to its end, or until it waits for somebody (None)."""
+    """Run a message to its end, or until it waits for a person (None)."""
     async with session.run(content, **options) as run:
         return await run.wait()
 
@@ -152,12 +152,12 @@ async def go(session: Session, content: Any = "go", **options: Any) -> RunFinish
 async def ended(session: Session, content: Any = "go", **options: Any) -> RunFinished:
     """Run a message to its end."""
     outcome = await go(session, content, **options)
-    assert outcome is not None, "the run waits for somebody"
+    assert outcome is not None, "the run waits for a person"
     return outcome
 
 
 async def resumed(session: Session) -> RunFinished | None:
-    """Go on with what is unfinished."""
+    """Resume the unfinished run."""
     async with session.resume() as run:
         return await run.wait()
 
@@ -165,7 +165,7 @@ async def resumed(session: Session) -> RunFinished | None:
 async def wait_for(
     session: Session, kind: type[Kind], where: Callable[[Kind], bool] = lambda event: True, after: int = 0
 ) -> Kind:
-    """The first event of a kind after a position, as soon as it is there."""
+    """Wait for the first event of a kind after a position."""
     watch = session.watch(after)
     try:
         async with asyncio.timeout(PATIENCE):
@@ -178,7 +178,7 @@ async def wait_for(
 
 
 def let_pass(seconds: float) -> None:
-    """Move the clock of this test's loop on: who waits for a moment no farther off than that finds that it has come."""
+    """Move the clock of this test's loop forward, so that shorter waits end."""
     loop = asyncio.get_running_loop()
     now = loop.time
     loop.time = lambda: now() + seconds  # type: ignore[method-assign]
@@ -193,7 +193,7 @@ def kinds(facts: Iterable[AnyFact]) -> list[str]:
 
 
 async def finished_calls(session: Session) -> dict[str, CallFinished]:
-    """How each call of the session went, by its id."""
+    """Return the results of the session's calls by their ids."""
     return {fact.call_id: fact for fact in of(await session.facts(), CallFinished)}
 
 
@@ -202,17 +202,17 @@ async def questions(session: Session) -> list[ApprovalRequested | InputRequested
 
 
 def results(request: Request) -> dict[str, ResultMessage]:
-    """The results that a request shows to the model, in its order."""
+    """Return the results in a request, in its order."""
     return {message.call_id: message for message in request.messages if isinstance(message, ResultMessage)}
 
 
 def said(request: Request) -> list[str]:
-    """What the user and the runtime say in a request."""
+    """Return the texts of the user and the runtime in a request."""
     return [render_parts(message.parts) for message in request.messages if isinstance(message, UserMessage)]
 
 
 def check_settled(facts: Sequence[AnyFact], *, running: bool = False) -> None:
-    """Every run has one ending, every call one result, and nothing ran without its intent."""
+    """Check that every run ended once, every call has one result, and no call ran without its intent."""
     open_runs: list[str] = []
     for fact in facts:
         if isinstance(fact, RunStarted):
@@ -234,11 +234,11 @@ def check_settled(facts: Sequence[AnyFact], *, running: bool = False) -> None:
 
 
 def wrapped_up(request: Request, words: str) -> None:
-    """The request of a wrap-up turn: no calls allowed, the prompt's beginning as before, and what is wanted."""
+    """Check the request of a wrap-up turn: no calls allowed, the same tools, and a note with the reason."""
     assert request.tool_choice == "none" and request.tools, "the tools stay, so that the prompt is the same"
     last = request.messages[-1]
-    told = last.text if isinstance(last, ResultMessage) else said(request)[-1]
-    assert words in told and "what was done and what is left" in told
+    note_text = last.text if isinstance(last, ResultMessage) else said(request)[-1]
+    assert words in note_text and "what was done and what is left" in note_text
 
 
 async def check_wrapped_up(model: ScriptedModel, outcome: RunFinished, reason: str, words: str) -> None:

@@ -137,8 +137,8 @@ def plan_summary(state: State, room: Room) -> CompactionPlan | None:
             break
         cut -= 1
     if first < cut < end and isinstance(entries[cut], Turn) and isinstance(entries[cut - 1], MessageReceived):
-        cut += 1  # without its question, the model would take the answer for one to another question
-    # A message stands in the turn that took it up, so newer facts may stand before it.
+        cut += 1  # without its question, the model would relate the answer to another one
+    # A message stands where a turn promoted it, so newer facts may stand before it.
     for place in (*range(cut, first, -1), *range(cut + 1, end + 1)):
         through = max((entry_position(entry) for entry in entries[:place]), default=0)
         if place > first and select_entries(state, through) == place:
@@ -225,12 +225,9 @@ def _render_entries(state: State, plan: CompactionPlan, cap: int) -> str:
             if entry.reply.text.strip():
                 lines.append(f"Agent: {_shorten(entry.reply.text, cap)}")
             for call in entry.calls.values():
-                finished = call.finished
-                result = (
-                    f"{finished.status}: {_shorten(finished.output.strip(), cap)}"
-                    if finished is not None
-                    else "broken off"
-                )
+                result = "broken off"
+                if call.finished is not None:
+                    result = f"{call.finished.status}: {_shorten(call.finished.output.strip(), cap)}"
                 lines.append(f"{call.call.tool} {_shorten(call.call.arguments, cap)} -> {result}")
         elif isinstance(entry, ModelFailed):
             lines.append(f"Agent, broken off: {_shorten(entry.partial, cap)}")
@@ -365,11 +362,11 @@ def measure_context(state: State, request: Request, window: int | None) -> Break
 
 def _count_tagged_tokens(kind: re.Pattern[str], text: str) -> int:
     """Count the tokens between opening and closing tags. Each tag is read once, because a text may have many."""
-    found, begun = 0, -1
+    count, start = 0, -1
     for mark in kind.finditer(text):
         if mark[0].startswith("</"):
-            found += estimate_text(text[begun : mark.end()]) if begun >= 0 else 0
-            begun = -1
-        elif begun < 0:
-            begun = mark.start()
-    return found
+            count += estimate_text(text[start : mark.end()]) if start >= 0 else 0
+            start = -1
+        elif start < 0:
+            start = mark.start()
+    return count

@@ -191,8 +191,32 @@ def apply(state: State, fact: AnyFact) -> None:
     _APPLY_FACT[type(fact)](state, fact)
 
 
-def _apply_created(state: State, fact: SessionCreated) -> None:
-    state.created, state.agent = fact, fact.agent.name
+def _apply_session_fact(state: State, fact: SessionCreated | SessionRenamed | FilesKept | Custom) -> None:
+    match fact:
+        case SessionCreated():
+            state.created, state.agent = fact, fact.agent.name
+        case SessionRenamed():
+            if fact.by == "user" or not state.named_by_user:
+                state.name, state.named_by_user = fact.name, fact.by == "user"
+        case FilesKept():  # a summary lists the changed files
+            state.touched.update((file.path, None) for file in fact.files)
+        case Custom():  # the tools read the last note of each name, but the engine does not
+            state.notes[fact.name] = fact.data
+
+
+def _apply_request(state: State, fact: MessageReceived | RunRequested | CancelRequested) -> None:
+    match fact:
+        case MessageReceived():
+            state.queue.append(fact)
+            state.held = False
+            if fact.mode == "interrupt" and state.run is not None:
+                state.run.interrupted = True
+        case RunRequested():
+            state.requested, state.held = fact, False
+        case CancelRequested():
+            if state.run is not None:
+                state.run.cancel = state.run.cancel or fact
+            state.requested, state.held = None, bool(state.queue)
 
 
 def _apply_configured(state: State, fact: SessionConfigured) -> None:
@@ -211,29 +235,6 @@ def _apply_configured(state: State, fact: SessionConfigured) -> None:
         limits=fact.limits or before.limits,
         approval_ttl=fact.approval_ttl or before.approval_ttl,
     )
-
-
-def _apply_renamed(state: State, fact: SessionRenamed) -> None:
-    if fact.by == "user" or not state.named_by_user:
-        state.name, state.named_by_user = fact.name, fact.by == "user"
-
-
-def _apply_message(state: State, fact: MessageReceived) -> None:
-    state.queue.append(fact)
-    state.held = False
-    if fact.mode == "interrupt" and state.run is not None:
-        state.run.interrupted = True
-
-
-def _apply_run_request(state: State, fact: RunRequested) -> None:
-    state.requested, state.held = fact, False
-
-
-def _apply_cancel_request(state: State, fact: CancelRequested) -> None:
-    if state.run is not None:
-        state.run.cancel = state.run.cancel or fact
-    state.requested = None
-    state.held = bool(state.queue)
 
 
 def _apply_run_started(state: State, fact: RunStarted) -> None:
@@ -302,47 +303,56 @@ def _apply_model_failure(state: State, fact: ModelFailed) -> None:
             state.tokens += estimate_entry_tokens(fact)
 
 
-def _find_open_call(state: State, call_id: str) -> CallState | None:
-    """Find a call of the current turn without a result. Facts about other calls change nothing."""
-    call = state.turn.calls.get(call_id) if state.turn is not None else None
-    return call if call is not None and call.finished is None else None
-
-
-def _apply_approval_request(state: State, fact: ApprovalRequested) -> None:
-    if (call := _find_open_call(state, fact.call_id)) is not None and call.asked is None:
-        call.asked = fact
-
-
-def _apply_approval_answer(state: State, fact: ApprovalAnswered) -> None:
-    call = _find_open_call(state, fact.call_id)
-    if call is None or call.asked is None or call.answer is not None:
+def _apply_call_fact(
+    state: State,
+    fact: ApprovalRequested | ApprovalAnswered | InputRequested | InputAnswered | CallStarted | CallFinished,
+) -> None:
+    """Apply a fact to a call of the current turn that has no result yet. Facts about other calls change nothing."""
+    turn, run = state.turn, state.run
+    call = turn.calls.get(fact.call_id) if turn is not None else None
+    if turn is None or call is None or call.finished is not None:
         return
-    call.answer = fact
-    _add_waiting_time(state, call.asked.at, fact.at)
-    if fact.scope == "call" or (call.asked.once and fact.decision == "allow"):
+    match fact:
+        case CallStarted():
+            if call.started is None and run is not None:
+                run.calls += 1
+            call.started = fact
+            state.used.add(fact.tool)
+        case CallFinished():
+            call.finished = fact
+            turn.left -= 1
+            state.tokens += _estimate_result_tokens(fact)
+            state.usage += fact.usage
+            if run is not None:
+                run.usage += fact.usage
+        case ApprovalRequested():
+            call.asked = call.asked or fact
+        case ApprovalAnswered():
+            if call.asked is not None and call.answer is None:
+                call.answer = fact
+                _add_waiting_time(state, call.asked.at, fact.at)
+                _remember_answer(state, call.asked, fact)
+        case InputRequested():
+            call.input_asked = call.input_asked or fact
+        case InputAnswered():
+            if call.input_asked is not None and call.input_answer is None:
+                call.input_answer = fact
+                _add_waiting_time(state, call.input_asked.at, fact.at)
+
+
+def _remember_answer(state: State, asked: ApprovalRequested, fact: ApprovalAnswered) -> None:
+    """Remember an answer for more than one call, and settle the other open questions that it covers."""
+    if fact.scope == "call" or (asked.once and fact.decision == "allow"):
         return
-    rule = {"tool": call.asked.rule.partition("(")[0], "pattern": call.asked.rule, "session": "*"}[fact.scope]
+    rule = {"tool": asked.rule.partition("(")[0], "pattern": asked.rule, "session": "*"}[fact.scope]
     rule = unpin_version(rule) if fact.decision == "deny" else rule  # a no is valid for every version of the tool
-    remembered = RememberedAnswer(rule or call.asked.tool, fact.decision, fact.by)
+    remembered = RememberedAnswer(rule or asked.tool, fact.decision, fact.by)
     state.remembered.append(remembered)
-    # The same answer settles the other open questions that it covers: one "always" is enough for a reply.
     for other in state.turn.calls.values() if state.turn is not None else ():
         if other.asked is not None and other.answer is None and other.finished is None:
             may_settle = fact.decision == "deny" or not other.asked.once
             if may_settle and covers_call(unpin_version(remembered.pattern), other.asked.tool, other.asked.arguments):
                 other.answer = fact
-
-
-def _apply_input_request(state: State, fact: InputRequested) -> None:
-    if (call := _find_open_call(state, fact.call_id)) is not None and call.input_asked is None:
-        call.input_asked = fact
-
-
-def _apply_input_answer(state: State, fact: InputAnswered) -> None:
-    call = _find_open_call(state, fact.call_id)
-    if call is not None and call.input_asked is not None and call.input_answer is None:
-        call.input_answer = fact
-        _add_waiting_time(state, call.input_asked.at, fact.at)
 
 
 def _add_waiting_time(state: State, since: float, until: float) -> None:
@@ -351,28 +361,6 @@ def _add_waiting_time(state: State, since: float, until: float) -> None:
         since = max(since, state.run.waited_until)
         state.run.waited += max(0.0, until - since)
         state.run.waited_until = max(until, state.run.waited_until)
-
-
-def _apply_call_started(state: State, fact: CallStarted) -> None:
-    call = _find_open_call(state, fact.call_id)
-    if call is None:
-        return
-    if call.started is None and state.run is not None:
-        state.run.calls += 1
-    call.started = fact
-    state.used.add(fact.tool)
-
-
-def _apply_call_finished(state: State, fact: CallFinished) -> None:
-    call = _find_open_call(state, fact.call_id)
-    if call is None or state.turn is None:
-        return
-    call.finished = fact
-    state.turn.left -= 1
-    state.tokens += _estimate_result_tokens(fact)
-    state.usage += fact.usage
-    if state.run is not None:
-        state.run.usage += fact.usage
 
 
 def _apply_signal(state: State, fact: SignalDetected) -> None:
@@ -454,39 +442,29 @@ def _estimate_result_tokens(fact: CallFinished) -> int:
     return MESSAGE_TOKENS + estimate_text(fact.output) + estimate_parts(fact.parts)
 
 
-def _apply_note(state: State, fact: Custom) -> None:
-    """Keep the last note of each name, for the tools. The engine does not read it."""
-    state.notes[fact.name] = fact.data
-
-
-def _apply_kept_files(state: State, fact: FilesKept) -> None:
-    """Remember the changed files: a summary lists them."""
-    state.touched.update((file.path, None) for file in fact.files)
-
-
 _APPLY_FACT: dict[type, Callable[[State, Any], None]] = {
-    SessionCreated: _apply_created,
-    SessionRenamed: _apply_renamed,
-    MessageReceived: _apply_message,
-    RunRequested: _apply_run_request,
-    CancelRequested: _apply_cancel_request,
+    SessionCreated: _apply_session_fact,
+    SessionRenamed: _apply_session_fact,
+    MessageReceived: _apply_request,
+    RunRequested: _apply_request,
+    CancelRequested: _apply_request,
     RunStarted: _apply_run_started,
     TurnStarted: _apply_turn_started,
     ModelReplied: _apply_reply,
     ModelFailed: _apply_model_failure,
-    ApprovalRequested: _apply_approval_request,
-    ApprovalAnswered: _apply_approval_answer,
-    InputRequested: _apply_input_request,
-    InputAnswered: _apply_input_answer,
-    CallStarted: _apply_call_started,
-    CallFinished: _apply_call_finished,
+    ApprovalRequested: _apply_call_fact,
+    ApprovalAnswered: _apply_call_fact,
+    InputRequested: _apply_call_fact,
+    InputAnswered: _apply_call_fact,
+    CallStarted: _apply_call_fact,
+    CallFinished: _apply_call_fact,
     SignalDetected: _apply_signal,
     ContextCompacted: _apply_compaction,
     RunFinished: _apply_run_finished,
     SessionConfigured: _apply_configured,
-    FilesKept: _apply_kept_files,
+    FilesKept: _apply_session_fact,
     Rewound: _apply_rewind,
-    Custom: _apply_note,
+    Custom: _apply_session_fact,
 }
 
 

@@ -20,7 +20,6 @@ from treadle.events import (
     CancelRequested,
     EndReason,
     InputAnswered,
-    InputRequested,
     Limits,
     MessageReceived,
     RunFinished,
@@ -166,7 +165,12 @@ def _settle_calls(turn: Turn, now: float) -> Step:
     times = [question.expires_at for question in questions if question.expires_at is not None]
     for question in questions:
         if question.expires_at is not None and question.expires_at <= now:
-            return _expire_question(question)
+            call_id, fact = question.call_id, InputAnswered(call_id=question.call_id, answers=(), by="expiry")
+            if isinstance(question, ApprovalRequested):
+                comment = "nobody answered in time"
+                fact = ApprovalAnswered(call_id=call_id, decision="deny", by="expiry", comment=comment)
+            # The key is that of an answer, so the log takes only one of them.
+            return Record((fact,), key=build_answer_key(call_id))
     runnable: list[CallState] = []
     lost: list[AnyFact] = []
     has_failed = any(call.finished is not None and call.finished.fatal for call in turn.calls.values())
@@ -187,17 +191,6 @@ def _settle_calls(turn: Turn, now: float) -> Step:
     if runnable:
         return Work(tuple(runnable))
     return Rest(min(times, default=None), waiting=True)
-
-
-def _expire_question(question: ApprovalRequested | InputRequested) -> Record:
-    """Record that nobody answered in time. The key is that of an answer, so the log takes only one of them."""
-    fact: AnyFact
-    if isinstance(question, ApprovalRequested):
-        comment = "nobody answered in time"
-        fact = ApprovalAnswered(call_id=question.call_id, decision="deny", by="expiry", comment=comment)
-    else:
-        fact = InputAnswered(call_id=question.call_id, answers=(), by="expiry")
-    return Record((fact,), key=build_answer_key(question.call_id))
 
 
 def build_answer_key(call_id: str) -> str:

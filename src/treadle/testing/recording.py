@@ -149,7 +149,13 @@ async def _serve(answer: Callable[[_RecordedRequest], Awaitable[_RecordedRespons
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            asked = await _read_request(reader)
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            first, *lines = head.split("\r\n")
+            method, path, _ = first.split(" ", 2)
+            pairs = (line.partition(":") for line in lines)
+            sent = {name.lower(): value.strip() for name, _, value in pairs if name}
+            content = await reader.readexactly(int(sent.get("content-length", 0)))
+            asked = _RecordedRequest(method, path, sent, content)
             status, headers, body = await answer(asked)
             lines = [f"HTTP/1.1 {status} recorded", "connection: close", f"content-length: {len(body)}"]
             lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -173,11 +179,3 @@ async def _serve(answer: Callable[[_RecordedRequest], Awaitable[_RecordedRespons
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _read_request(reader: asyncio.StreamReader) -> _RecordedRequest:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    first, *lines = head.split("\r\n")
-    method, path, _ = first.split(" ", 2)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
-    return _RecordedRequest(method, path, headers, await reader.readexactly(int(headers.get("content-length", 0))))

@@ -19,7 +19,12 @@ def is_strict(schema: Mapping[str, Any]) -> bool:
             return False
         if set(cast("Mapping[str, Any]", properties)) != set(schema.get("required", ())):
             return False
-    return all(is_strict(inner) for inner in _list_inner_schemas(schema))
+    inner: list[Any] = [schema.get("items")]
+    for name in ("properties", "$defs", "definitions"):
+        inner += cast("Mapping[str, Any]", schema.get(name) or {}).values()
+    for name in ("anyOf", "oneOf", "allOf"):
+        inner += cast("Sequence[Any]", schema.get(name) or ())
+    return all(is_strict(cast("Mapping[str, Any]", each)) for each in inner if isinstance(each, Mapping))
 
 
 def narrow_schema(schema: Mapping[str, Any]) -> dict[str, Json]:
@@ -46,14 +51,3 @@ def narrow_schema(schema: Mapping[str, Any]) -> dict[str, Json]:
     if dropped:
         out["description"] = f"{out.get('description', '')} ({', '.join(dropped)})".strip()
     return out
-
-
-def _list_inner_schemas(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas directly within a schema."""
-    found: list[Any] = []
-    for name in ("properties", "$defs", "definitions"):
-        found += cast("Mapping[str, Any]", schema.get(name) or {}).values()
-    for name in ("anyOf", "oneOf", "allOf"):
-        found += cast("Sequence[Any]", schema.get(name) or ())
-    found.append(schema.get("items"))
-    return [inner for inner in found if isinstance(inner, Mapping)]

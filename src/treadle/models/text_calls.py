@@ -87,20 +87,7 @@ Matches = Iterator[tuple[tuple[int, int], Sequence[CallCandidate]]]
 
 def _find_marked(text: str, offered: Mapping[str, ToolSpec]) -> Matches:
     """Calls between marks that mean nothing else. The outermost mark counts."""
-    taken = bytearray(len(text))
-    found: list[tuple[tuple[int, int], Sequence[CallCandidate]]] = []
-    for start, end, read in _find_marks(text, offered):
-        if taken.find(1, start, end) < 0 and _fit_tools(pairs := read(), offered):
-            taken[start:end] = b"\x01" * (end - start)
-            found.append(((start, end), pairs))
-    yield from sorted(found, key=lambda item: item[0])
-
-
-def _find_marks(
-    text: str, offered: Mapping[str, ToolSpec]
-) -> Iterator[tuple[int, int, Callable[[], Sequence[CallCandidate]]]]:
-    """The places between marks, and how to read each."""
-    recognisers: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Sequence[CallCandidate]]], ...] = (
+    readers: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Sequence[CallCandidate]]], ...] = (
         (_TAGGED, lambda m: _read_tag(m["inner"])),
         (_FUNCTION, _read_match),
         (_INVOKE, _read_match),
@@ -109,11 +96,16 @@ def _find_marks(
         (_MISTRAL, lambda m: _read_match(m) if m["name"] else _read_tag(m["inner"])),
         (_PYTHON_TAG, lambda m: _read_tag(m["inner"])),
     )
-    for pattern, read in recognisers:
-        for match in pattern.finditer(text):
-            yield *match.span(), partial(read, match)
+    places = [(*match.span(), partial(read, match)) for pattern, read in readers for match in pattern.finditer(text)]
     for element in _find_elements(text, re.compile(rf"<(?P<key>{'|'.join(map(re.escape, offered))})>")):
-        yield element.start, element.end, partial(_read_call, element.key, element.inner)
+        places.append((element.start, element.end, partial(_read_call, element.key, element.inner)))
+    used = bytearray(len(text))
+    found: list[tuple[tuple[int, int], Sequence[CallCandidate]]] = []
+    for start, end, read in places:
+        if used.find(1, start, end) < 0 and _fit_tools(pairs := read(), offered):
+            used[start:end] = b"\x01" * (end - start)
+            found.append(((start, end), pairs))
+    yield from sorted(found, key=lambda item: item[0])
 
 
 class _Element(NamedTuple):
@@ -191,25 +183,20 @@ def _read_json(text: str) -> Sequence[CallCandidate]:
     whole = _decode(text)
     values: list[Any] = cast("list[Any]", whole) if isinstance(whole, list) else [whole]
     if whole is None:
-        values = _decode_several(text)
+        values = []
+        decoder = json.JSONDecoder(strict=False)
+        at = 0
+        while at < len(text):
+            if text[at] in " \t\r\n,;":
+                at += 1
+                continue
+            try:
+                value, at = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                return []
+            values.append(value)
     pairs = [_read_object(value) for value in values]
     return [pair for pair in pairs if pair is not None] if pairs and all(pairs) else []
-
-
-def _decode_several(text: str) -> list[Any]:
-    values: list[Any] = []
-    decoder = json.JSONDecoder(strict=False)
-    at = 0
-    while at < len(text):
-        if text[at] in " \t\r\n,;":
-            at += 1
-            continue
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
-        values.append(value)
-    return values
 
 
 def _read_object(value: Any) -> CallCandidate | None:

@@ -186,11 +186,14 @@ def _find_spans(field: ArgumentField, sources: ValueSources) -> list[Json]:
         spans = [clause[marks[i][0] :] for i in cued[:1] or range(1, len(marks))]
     else:
         spans = [clause[marks[i][0] : end] for i in cued or range(len(marks)) for _, end in marks[i : i + LONGEST_SPAN]]
-    return list(dict.fromkeys(clean for span in spans if (clean := _unquote(span.strip(_ENDS)))))[:MOST_SPANS]
-
-
-def _unquote(span: str) -> str:
-    return span[1:-1] if len(span) > 2 and span[0] + span[-1] in ('""', "''", "“”", "``") else span
+    values: dict[str, None] = {}
+    for span in spans:
+        value = span.strip(_ENDS)
+        if len(value) > 2 and value[0] + value[-1] in ('""', "''", "“”", "``"):
+            value = value[1:-1]
+        if value:
+            values[value] = None
+    return list(values)[:MOST_SPANS]
 
 
 def can_fill(tool: ToolSpec, sources: ValueSources) -> bool:

@@ -200,17 +200,15 @@ def _build_number(schema: Schema, kind: str) -> str:
     most = min(math.floor(schema.get("maximum", LARGEST)), math.ceil(schema.get("exclusiveMaximum", LARGEST)) - 1)
     if least > most or (least < -LARGEST // 10 and most > LARGEST // 10):
         return kind
-    signs = [("", max(least, 0), most), ('"-" ', max(-most, 1 if kind == "integer" else 0), -least)]
-    parts = [f"{sign}{part}" for sign, low, high in signs if low <= high for part in _build_range(low, high, kind)]
-    return _join_choices(parts)
-
-
-def _build_range(low: int, high: int, kind: str) -> list[str]:
-    """Numbers without a sign from `low` to `high`."""
-    if kind == "integer":
-        return _build_digits(low, high)
-    whole = [f'{_join_choices(_build_digits(low, high - 1))} ("." [0-9]{{1,15}})?'] if low < high else []
-    return [*whole, quote_literal(str(high))]
+    choices: list[str] = []
+    for sign, low, high in (("", max(least, 0), most), ('"-" ', max(-most, 1 if kind == "integer" else 0), -least)):
+        if kind == "integer" and low <= high:
+            choices += [f"{sign}{digits}" for digits in _build_digits(low, high)]
+        elif low <= high:
+            if low < high:
+                choices.append(f'{sign}{_join_choices(_build_digits(low, high - 1))} ("." [0-9]{{1,15}})?')
+            choices.append(f"{sign}{quote_literal(str(high))}")
+    return _join_choices(choices)
 
 
 def _build_digits(low: int, high: int) -> list[str]:

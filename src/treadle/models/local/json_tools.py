@@ -71,7 +71,13 @@ def build_instructions(system: str, tools: Sequence[ToolSpec]) -> list[Turn]:
     """The instructions: the system text, the tools in a line each, and how to call them."""
     if not tools:
         return [("system", system)] if system else []
-    lines = [f"- {tool.name}({_build_signature(tool)}): {tool.description.strip().splitlines()[0]}" for tool in tools]
+    lines: list[str] = []
+    for tool in tools:
+        properties: dict[str, Json] = tool.parameters.get("properties", {})
+        required = tool.parameters.get("required", ())
+        kinds = {name: schema.get("type", "any") for name, schema in properties.items()}
+        signature = ", ".join(f"{name}{'' if name in required else '?'}: {kind}" for name, kind in kinds.items())
+        lines.append(f"- {tool.name}({signature}): {tool.description.strip().splitlines()[0]}")
     shown = [(tool.name, *tool.examples[0]) for tool in tools if tool.examples][:MOST_EXAMPLES]
     examples = [
         f"{request}\n{encode_json({'tool': name, 'arguments': arguments})}" for name, request, arguments in shown
@@ -101,10 +107,3 @@ def build_json_turns(messages: Sequence[Message]) -> list[Turn]:
             case ResultMessage(tool=tool, text=text, ok=ok):
                 turns.append(("user", f"{'Result' if ok else 'Failure'} of {tool}:\n{text}"))
     return turns
-
-
-def _build_signature(tool: ToolSpec) -> str:
-    properties: dict[str, Json] = tool.parameters.get("properties", {})
-    required = tool.parameters.get("required", ())
-    kinds = {name: schema.get("type", "any") for name, schema in properties.items()}
-    return ", ".join(f"{name}{'' if name in required else '?'}: {kind}" for name, kind in kinds.items())

@@ -35,7 +35,7 @@ _VERB = re.compile(r"[a-z][\w-]*")
 # ── globs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Position(NamedTuple):
+class _GlobPosition(NamedTuple):
     """A position in a glob: which characters lead to the next one, which stay here, and which jumps are free."""
 
     step: str = ""
@@ -54,29 +54,29 @@ class Glob:
 
     def __init__(self, pattern: str, *, run: str, one: str, tail: Literal["", "[ \t\n]", "/"] = "") -> None:
         regex: list[str] = []
-        positions: list[_Position] = []
+        positions: list[_GlobPosition] = []
         self._runs = 0
         for piece in _GLOB_PIECES.split(pattern):
             match piece:
                 case "*" | "**":
                     kind = run if piece == "*" else _ANY
                     regex.append(f"{kind}*")
-                    positions.append(_Position(stay=kind, jumps=(1,)))
+                    positions.append(_GlobPosition(stay=kind, jumps=(1,)))
                     self._runs += 1
                 case "**/":
                     regex.append("(.*/)?")
-                    positions += (_Position(jumps=(1, 2)), _Position("/", stay=_ANY))
+                    positions += (_GlobPosition(jumps=(1, 2)), _GlobPosition("/", stay=_ANY))
                     self._runs += 1
                 case "?":
                     regex.append(one)
-                    positions.append(_Position(one))
+                    positions.append(_GlobPosition(one))
                 case _:
                     text = piece[1] if piece in ("[*]", "[?]") else piece
                     regex.append(re.escape(text))
-                    positions += (_Position(re.escape(character)) for character in text)
+                    positions += (_GlobPosition(re.escape(character)) for character in text)
         if tail:
             regex.append(f"({tail}.*)?")
-            positions += (_Position(jumps=(1, 3)), _Position(tail), _Position(stay=_ANY, jumps=(1,)))
+            positions += (_GlobPosition(jumps=(1, 3)), _GlobPosition(tail), _GlobPosition(stay=_ANY, jumps=(1,)))
             self._runs += 1
         self._regex = re.compile("".join(regex), re.DOTALL)
         self._positions = positions

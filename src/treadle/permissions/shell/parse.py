@@ -61,13 +61,13 @@ _HARMLESS_SHELL_OPTION = re.compile(r"[-+][abd-np-rt-zA-NP-Z]{1,3}|--(posix|norc
 @lru_cache(maxsize=256)
 def parse_command(command: str) -> tuple[CommandPart, ...]:
     """Everything that a command line would do, as far as it can be read without running it."""
-    reader = _Reader()
+    reader = _CommandReader()
     reader.read_script(command, 0)
     reader.finish()
     return tuple(dict.fromkeys(reader.parts))
 
 
-class _Reader:
+class _CommandReader:
     """Walks a syntax tree and collects its parts. Scripts inside of scripts are read the same way."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from treadle.knowledge.base import Knowledge
 from treadle.log.base import Log
 from treadle.messages import Sampling
 from treadle.models.base import Model
-from treadle.secrets.keyring import build_redactor
+from treadle.secrets.keyring import Keyring
 from treadle.tools.base import Recovery, Tool
 from treadle.tools.function import tool
 from treadle.typed_output import T, build_output_schema, check_output, parse_output
@@ -49,7 +49,8 @@ class Agent(Generic[T]):
     may run and what is asked, `gate` how a question reaches a person (none: denied, and the model is told).
     `on_error` is what follows a failed call. `output` is the type that the answer must have. `knowledge` is what its
     sessions are told besides: see `treadle.knowledge.library`. `secrets` are values that must not appear in any result
-    of a tool, besides those in the environment under names such as `…_KEY` and `…_TOKEN`.
+    of a tool, besides those in the environment under names such as `…_KEY` and `…_TOKEN`; a `Keyring` also
+    holds the keys of models.
     """
 
     model: str | Model | None = None
@@ -66,9 +67,10 @@ class Agent(Generic[T]):
     approval_ttl: float | None = None
     clock: Clock = field(default_factory=Clock)
     knowledge: Knowledge | None = None
-    secrets: Sequence[str] = ()
+    secrets: Sequence[str] | Keyring = ()
     _tools: dict[str, Tool] = field(init=False, repr=False, default_factory=dict[str, Tool])
     _model: Model | None = field(init=False, repr=False, default=None)
+    _keyring: Keyring | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         if self.output is str:  # the answer's text, as it is without
@@ -159,7 +161,7 @@ class Agent(Generic[T]):
             specs=tuple(self._tools[name].spec for name in sorted(self._tools)),
             polling=frozenset(name for name, tool in self._tools.items() if tool.polling),
             aliases={alias: name for name, tool in self._tools.items() for alias in tool.aliases},
-            redactor=build_redactor(tuple(self.secrets)),
+            redactor=self._find_keyring().redactor,
         )
 
     @property
@@ -167,13 +169,22 @@ class Agent(Generic[T]):
         """The tools by name, as sessions run with them."""
         return self._tools
 
+    def _find_keyring(self) -> Keyring:
+        """The keyring that was given, or one for the environment and the given secrets, made at the first run."""
+        if isinstance(self.secrets, Keyring):
+            return self.secrets
+        if self._keyring is None or self._keyring.secrets != tuple(self.secrets):
+            self._keyring = Keyring(self.secrets)
+        return self._keyring
+
     def resolved_model(self) -> Model:
         """The model object; a name is looked up once, when it is first needed."""
         if self._model is None:
             if self.model is None or isinstance(self.model, str):
                 from treadle.models.catalog import resolve_model
 
-                self._model = resolve_model(self.model)
+                keyring = self.secrets if isinstance(self.secrets, Keyring) else None
+                self._model = resolve_model(self.model, keyring=keyring)
             else:
                 self._model = self.model
         return self._model
@@ -203,7 +214,8 @@ def _check_kinds(agent: Agent[Any]) -> None:
             raise BadInput(f"{name}: {error}") from None
     for name in ("tools", "middleware", "secrets"):
         given = getattr(agent, name)
-        if isinstance(given, str) or not isinstance(given, Sequence):
+        is_keyring = name == "secrets" and isinstance(given, Keyring)
+        if isinstance(given, str) or not (is_keyring or isinstance(given, Sequence)):
             raise BadInput(f"{name} is a list, but this is a {type(given).__name__}")
     for one in cast("Sequence[object]", agent.middleware):
         if not isinstance(one, Middleware):

@@ -24,6 +24,7 @@ from treadle.log.base import Log, SearchHit, SessionPage, SessionQuery
 from treadle.log.open_log import open_log
 from treadle.log.owner import make_owner_name
 from treadle.models.base import Model
+from treadle.secrets.keyring import Keyring
 from treadle.session import Session, generate_session_id
 
 AfterAnswer = Callable[[Session, State, Setup], Awaitable[None]]
@@ -321,5 +322,7 @@ class Runtime:
         if name not in self._models:
             from treadle.models.catalog import resolve_model
 
-            self._models[name] = resolve_model(name)
+            secrets = (agent.secrets for agent in self.agents.values())
+            keyring = next((one for one in secrets if isinstance(one, Keyring)), None)
+            self._models[name] = resolve_model(name, keyring=keyring)
         return self._models[name]

@@ -116,7 +116,7 @@ class Place:
         with (
             mock.patch.dict(os.environ, env, clear=True),
             mock.patch.multiple(sys, stdin=given, stdout=out, stderr=err),
-            mock.patch("treadle.app.compose.hide_keys"),  # it is for good, and for a process of its own
+            mock.patch("treadle.app.compose.forbid_memory_inspection"),  # it cannot be undone
         ):
             os.chdir(self.work)
             try:

@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from tests.kit.sessions import agent_of, ended
-from treadle import ToolContext, tool
+from treadle import Agent, ToolContext, tool
+from treadle.errors import BadInput
 from treadle.events import CallFinished, serialize_event
 from treadle.messages import Call, Reply
-from treadle.secrets.keyring import build_redactor
+from treadle.secrets.keyring import Keyring
 
 CANARY = "canary-5f3a9c1e7b"
 
@@ -63,26 +64,48 @@ async def test_no_secret_in_the_result_of_a_tool_is_stored_or_shown(
     assert CANARY.encode() not in told
 
 
-def test_short_words_in_the_environment_are_no_secrets_and_other_names_are_let_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("ACME_TOKEN", "development")
-    monkeypatch.setenv("MONKEY", "a-long-enough-value")
+def test_a_keyring_hides_secret_variables_and_lets_short_words_and_other_names_be() -> None:
+    environ = {"ACME_TOKEN": "development", "MONKEY": "a-long-enough-value", "ACME_PASSWORD": "canary-in-acme"}
+    redactor = Keyring(["my own secret"], environ).redactor
     text = "development of a-long-enough-value"
-    assert build_redactor().redact_text(text) == text
+    assert redactor.redact_text(f"{text} canary-in-acme my own secret") == f"{text} [secret] [secret]"
 
 
-def test_a_program_that_shuts_its_keys_away_still_finds_them_and_nobody_else_does() -> None:
+def test_a_keyring_takes_keys_out_of_the_environment_and_still_finds_and_hides_them() -> None:
+    environ = {"ACME_API_KEY": "canary-in-acme", "EMPTY_KEY": "", "PATH": "/bin"}
+    keyring = Keyring(environ=environ)
+    keyring.take(["ACME_API_KEY", "EMPTY_KEY", "NO_SUCH_KEY"])
+    keyring.add("FILE_API_KEY", "canary-in-file")
+    assert environ == {"PATH": "/bin"}
+    assert [keyring.get(name) for name in ("ACME_API_KEY", "FILE_API_KEY", "NO_SUCH_KEY")] == [
+        "canary-in-acme",
+        "canary-in-file",
+        "",
+    ]
+    assert "canary" not in keyring.redactor.redact_text("canary-in-acme canary-in-file")
+
+
+def test_an_agent_resolves_its_model_with_the_keys_of_its_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    keyring = Keyring()
+    keyring.take(["OPENAI_API_KEY"])
+    assert Agent("openai:some-model", secrets=keyring).resolved_model().name == "openai:some-model"
+    with pytest.raises(BadInput, match="OPENAI_API_KEY is not set"):
+        Agent("openai:some-model").resolved_model()
+
+
+def test_no_other_process_sees_the_keys_of_a_program_that_took_them() -> None:
     code = """
 import os, subprocess, sys
-from treadle.secrets.keyring import redactor_for, shut_away
-from treadle.models.catalog import resolve
-shut_away("ACME_PASSWORD")
+from treadle.models.catalog import resolve_model
+from treadle.secrets.keyring import Keyring, forbid_memory_inspection
+keyring = Keyring()
+keyring.take(["OPENAI_API_KEY", "ACME_PASSWORD"])
+forbid_memory_inspection()
 assert not {"OPENAI_API_KEY", "ACME_PASSWORD"} & set(os.environ)
-model = resolve("openai:some-model")
+model = resolve_model("openai:some-model", keyring=keyring)
 child = subprocess.run([sys.executable, "-c", "import os; print(dict(os.environ))"], capture_output=True, text=True)
 assert "canary" not in child.stdout + child.stderr and child.stdout
-assert "canary" not in redactor_for().text("canary-in-openai canary-in-acme")
 assert os.getuid() == 0 or not os.access(f"/proc/{os.getpid()}/environ", os.R_OK)
 print("ok")
 """

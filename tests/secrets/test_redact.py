@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 from itertools import pairwise
 from urllib.parse import quote, quote_plus
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.secrets.redact import PLACEHOLDER, Redactor, take_secrets
+from treadle.secrets.redact import PLACEHOLDER, Redactor
 
 SECRET = 'pa55/wörd+"quo\\te"\nline two'
 
@@ -120,10 +119,3 @@ def test_a_redacted_stream_equals_the_redacted_text(text: str, cuts: list[int]) 
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(places)), stream.finish()])
     assert told == redactor.redact_text(text)
-
-
-def test_secrets_are_read_once_and_leave_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("A_KEY", "value-of-a")
-    monkeypatch.setenv("EMPTY_KEY", "")
-    assert take_secrets(os.environ, ["A_KEY", "EMPTY_KEY", "NO_KEY"]) == {"A_KEY": "value-of-a"}
-    assert "A_KEY" not in os.environ and take_secrets(os.environ, ["A_KEY"]) == {}

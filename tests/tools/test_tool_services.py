@@ -116,7 +116,7 @@ async def test_a_desk_without_a_log_has_no_artifacts() -> None:
 
 async def test_a_session_that_chose_a_model_keeps_it_from_the_next_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ScriptedModel("from the chosen one")
-    monkeypatch.setattr("treadle.models.catalog.resolve_model", lambda name: {"other": chosen}[name])
+    monkeypatch.setattr("treadle.models.catalog.resolve_model", lambda name, keyring: {"other": chosen}[name])
     agent, _ = agent_of("from the agent's own")
     async with agent.session() as session:
         assert (await ended(session)).answer == "from the agent's own"

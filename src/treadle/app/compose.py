@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from treadle.app.settings import Settings
 from treadle.errors import BadInput
-from treadle.secrets.keyring import hide_keys
+from treadle.secrets.keyring import Keyring, forbid_memory_inspection
 
 if TYPE_CHECKING:
     from treadle.app.workspace_agents import BuiltAgents
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from treadle.tools.base import Tool
 
 _KEY_VARIABLE = "TREADLE_API_KEY"
+
+
+class RuntimeOptions(TypedDict, total=False):
+    """How a runtime starts and ends: see `Runtime`."""
+
+    recover: bool
+    grace: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +44,10 @@ async def open_runtime(
     stack: AsyncExitStack,
     settings: Settings,
     log: Log,
+    keyring: Keyring,
     *,
-    recover: bool = True,
-    grace: float = 0.0,
     follow_up: bool = True,
+    **options: Unpack[RuntimeOptions],
 ) -> OpenRuntime:
     """Compose a runtime of the log and of the model, the tools and the agents that the settings name.
 
@@ -50,13 +57,13 @@ async def open_runtime(
     from treadle.app.workspace_agents import build_agents
     from treadle.runtime import Runtime
 
-    hide_keys(*filter(None, [settings.api_key_env]))
-    model, reason = await choose_model(settings)
+    keyring.take(filter(None, [settings.api_key_env]))
+    model, reason = await choose_model(settings, keyring)
     stack.push_async_callback(model.close)
-    log.memories.embed = build_embedding(settings, model)
+    log.memories.embed = build_embedding(settings, model, keyring)
     mcp_tools, down = await _open_mcp_tools(stack, settings)
-    built = build_agents(settings, model, mcp_tools)
-    runtime = Runtime(log, list(built.agents.values()), recover=recover, grace=grace)
+    built = build_agents(settings, model, mcp_tools, keyring)
+    runtime = Runtime(log, list(built.agents.values()), **options)
     if follow_up and settings.auto_name:
         from treadle.engine.session_name import name_session
 
@@ -95,13 +102,18 @@ def is_abandoned(info: SessionInfo) -> bool:
     return info.status == "running" and (not info.owner or is_gone(info.owner))
 
 
-async def choose_model(settings: Settings) -> tuple[Model, str]:
+async def choose_model(settings: Settings, keyring: Keyring | None = None) -> tuple[Model, str]:
     """The model that the settings name, or the first that works, and why it is this one."""
     from treadle.models.catalog import resolve_model
     from treadle.models.default_model import DefaultModel
 
-    variable = _key_variable(settings)
-    model = resolve_model(settings.model or None, base_url=settings.base_url or None, api_key_env=variable or None)
+    keyring = keyring or Keyring()
+    model = resolve_model(
+        settings.model or None,
+        base_url=settings.base_url or None,
+        api_key_env=_find_key_variable(settings, keyring) or None,
+        keyring=keyring,
+    )
     if not isinstance(model, DefaultModel):
         return model, ""
     return await model.resolve(), model.reason
@@ -119,7 +131,7 @@ def has_unknown_price(model: Model) -> bool:
     return urlsplit(model.endpoint.base_url).hostname not in ("localhost", "127.0.0.1", "::1")
 
 
-def build_embedding(settings: Settings, model: Model | None = None) -> Embed | None:
+def build_embedding(settings: Settings, model: Model | None = None, keyring: Keyring | None = None) -> Embed | None:
     """What finds memories by their meaning, where the settings name it; the chosen `model` is not loaded twice."""
     if not settings.embed_model:
         return None
@@ -127,8 +139,12 @@ def build_embedding(settings: Settings, model: Model | None = None) -> Embed | N
 
     if model is not None and model.name == settings.embed_model:
         return Embedding(model)
+    keyring = keyring or Keyring()
     return resolve_embedding(
-        settings.embed_model, base_url=settings.base_url or None, api_key_env=_key_variable(settings) or None
+        settings.embed_model,
+        base_url=settings.base_url or None,
+        api_key_env=_find_key_variable(settings, keyring) or None,
+        keyring=keyring,
     )
 
 
@@ -141,15 +157,26 @@ def set_progress_listener(model: Model, listener: Callable[[str, float, float], 
             model.progress = listener
 
 
-def _key_variable(settings: Settings) -> str:
-    """The variable that holds the key; a key from a file is known by one that no child ever sees."""
+def open_keyring(settings: Settings) -> Keyring:
+    """Take the keys out of the environment, so that no child process and no other process sees them.
+
+    A program does this once, at its start, and passes the keyring on: it cannot be undone.
+    """
+    from treadle.models.providers import list_key_variables
+
+    keyring = Keyring()
+    keyring.take([*list_key_variables(), *filter(None, [settings.api_key_env])])
+    forbid_memory_inspection()
+    return keyring
+
+
+def _find_key_variable(settings: Settings, keyring: Keyring) -> str:
+    """The variable that holds the key. A key from a file gets a variable that only the keyring knows."""
     if not settings.api_key_file:
         return settings.api_key_env
-    from treadle.models import catalog
-
     file = Path(settings.api_key_file).expanduser()
     try:
-        catalog.taken[_KEY_VARIABLE] = file.read_text("utf-8").strip()
+        keyring.add(_KEY_VARIABLE, file.read_text("utf-8").strip())
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"api_key_file: {file} cannot be read: {error}") from None
     return _KEY_VARIABLE

@@ -11,6 +11,7 @@ from msgspec import Struct
 from treadle.app.settings import Settings, config_folder, data_folder
 from treadle.errors import BadInput
 from treadle.events import Grant
+from treadle.secrets.keyring import Keyring
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
@@ -28,7 +29,9 @@ class BuiltAgents(Struct, frozen=True):
     without_model: dict[str, Agent] = {}
 
 
-def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = ()) -> BuiltAgents:
+def build_agents(
+    settings: Settings, model: str | Model, more: Sequence[Tool] = (), keyring: Keyring | None = None
+) -> BuiltAgents:
     """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
     from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
     from treadle.tools.builtin import build_default_tools
@@ -46,6 +49,7 @@ def build_agents(settings: Settings, model: str | Model, more: Sequence[Tool] = 
         grant=build_grant(settings),
         limits=settings.build_limits(),
         instructions=_instructions(settings.system_prompt),
+        more={"secrets": keyring} if keyring is not None else {},
     )
     agents: dict[str, Agent] = {}
     without_model: dict[str, Agent] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle import Run
-from treadle.app.compose import open_store, set_progress_listener
+from treadle.app.compose import open_keyring, open_store, set_progress_listener
 from treadle.app.settings import LoadedSettings, Settings, data_folder
 from treadle.cli.console import Console, Notifier
 from treadle.cli.find_session import iterate_sessions
@@ -40,6 +40,7 @@ from treadle.events import (
     RunStarted,
 )
 from treadle.log.base import SessionQuery, Watch
+from treadle.secrets.keyring import Keyring
 
 EXAMPLES = """\
   treadle chat                          a new session in this folder
@@ -82,17 +83,18 @@ async def _chat(args: argparse.Namespace) -> int:
     loaded = load_command_settings(args)
     if args.latest:
         args.session = await _find_latest_session(loaded.settings)
+    keyring = open_keyring(loaded.settings)
     following: str | None = None
     while following != "":
-        following = await _one(args, loaded)
+        following = await _one(args, loaded, keyring)
     return 0
 
 
-async def _one(args: argparse.Namespace, loaded: LoadedSettings) -> str:
+async def _one(args: argparse.Namespace, loaded: LoadedSettings, keyring: Keyring) -> str:
     """Chat in one session; the one to go on with, or nothing when the person left."""
     asking = QuestionQueue()
     async with AsyncExitStack() as stack:
-        session = await open_session(stack, args, loaded, lambda agent, settings: asking, follow_up=True)
+        session = await open_session(stack, args, loaded, lambda agent, settings: asking, keyring, follow_up=True)
         args.session = await ChatTerminal(session, asking, args.image).talk()
         last = session.session.id[:12]
     args.image = list[str]()

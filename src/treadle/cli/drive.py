@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal, Protocol, TextIO
 
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
-from treadle.app.compose import set_progress_listener
+from treadle.app.compose import open_keyring, set_progress_listener
 from treadle.app.settings import LoadedSettings, Settings
 from treadle.cli.console import Notifier, TerminalConsole
 from treadle.cli.log_capture import capture_warnings
@@ -192,7 +192,7 @@ async def drive_run(args: argparse.Namespace, loaded: LoadedSettings, begin: Cal
     show = RunOutput(args)
     with capture_warnings(show.write_note):
         async with AsyncExitStack() as stack:
-            session = await open_session(stack, args, loaded, show.build_gate)
+            session = await open_session(stack, args, loaded, show.build_gate, open_keyring(loaded.settings))
             for text in session.notes:
                 show.write_note(text)
             try:

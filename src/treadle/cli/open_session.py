@@ -18,6 +18,7 @@ from treadle.errors import BadInput, NotFound
 from treadle.events import SessionConfigured, SessionCreated
 from treadle.log.base import Log, SessionInfo
 from treadle.models.base import Model
+from treadle.secrets.keyring import Keyring
 
 DEFAULT_AGENT = "default"
 
@@ -44,6 +45,7 @@ async def open_session(
     args: argparse.Namespace,
     loaded: LoadedSettings,
     gate_for: GateFactory,
+    keyring: Keyring,
     *,
     follow_up: bool = False,
 ) -> OpenSession:
@@ -53,7 +55,7 @@ async def open_session(
     if info is not None:
         loaded = _apply_session(args, loaded, info, await _find_last_model(log, info))
     settings = loaded.settings
-    opened = await open_runtime(stack, settings, log, recover=False, follow_up=follow_up)
+    opened = await open_runtime(stack, settings, log, keyring, recover=False, follow_up=follow_up)
     agent = _choose_agent(opened, loaded, info)
     opened.runtime.agents[agent.name] = agent
     options: SessionOptions = {"workspace": settings.folder, "gate": gate_for(agent, settings)}

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from treadle.app.compose import choose_model
-from treadle.app.settings import Settings
 from treadle.cli.screen import render_diff
 from treadle.cli.sessions import describe_status
 from treadle.cli.terminal_text import (
@@ -96,9 +94,7 @@ async def _model(chat: ChatTerminal, rest: str) -> None:
         state = await chat.session.state()
         chat.write_note(f"model: {state.model or chat.opened.model.name}")
         return
-    model, _ = await choose_model(Settings(model=rest))
-    chat.screen.window = model.window
-    await model.close()
+    chat.screen.window = chat.opened.runtime.model(rest).window
     await chat.session.configure(model=rest)
     chat.write_note(f"from the next run on: {rest}")
 

@@ -27,6 +27,7 @@ from treadle.models.remote import (
     probe_ollama,
 )
 from treadle.models.request_parts import WireFormat
+from treadle.secrets.keyring import Keyring
 
 _PROBES: dict[str, WindowProbe] = {
     "props": probe_llama_server,
@@ -36,28 +37,32 @@ _PROBES: dict[str, WindowProbe] = {
 }
 
 
-taken: dict[str, str] = {}
-"""Keys that were taken out of the environment, so that no child has them; see `treadle.secrets.keyring`."""
-
-
-def resolve_model(name: str | None = None, *, base_url: str | None = None, api_key_env: str | None = None) -> Model:
+def resolve_model(
+    name: str | None = None,
+    *,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    keyring: Keyring | None = None,
+) -> Model:
     """The model of that name. Nothing is sent before its first request.
+
+    Keys come from the keyring; without one, from the environment.
 
     Raises `NotFound` for a name that means nothing, with what exists, and `BadInput` for a missing key.
     """
     if name is None or not name.strip():
         from treadle.models.default_model import DefaultModel
 
-        return DefaultModel(base_url=base_url, api_key_env=api_key_env)
+        return DefaultModel(base_url=base_url, api_key_env=api_key_env, keyring=keyring)
     name = name.strip()
     provider, colon, model = name.partition(":")
     if provider == "local" and not base_url:
         return open_embedded_model(model)
     row = PROVIDERS.get(provider) if colon else None
     if row is not None and model:
-        return _remote(provider, row, model, base_url, api_key_env)
+        return _remote(provider, row, model, base_url, api_key_env, keyring)
     if base_url:
-        return _remote("", UNNAMED_PROVIDER, name, base_url, api_key_env)
+        return _remote("", UNNAMED_PROVIDER, name, base_url, api_key_env, keyring)
     raise NotFound(_unknown(name))
 
 
@@ -75,14 +80,21 @@ def open_embedded_model(path: str = "") -> Model:
     return LocalModel(file)
 
 
-def _remote(provider: str, row: Provider, model: str, base_url: str | None, api_key_env: str | None) -> RemoteModel:
+def _remote(
+    provider: str,
+    row: Provider,
+    model: str,
+    base_url: str | None,
+    api_key_env: str | None,
+    keyring: Keyring | None,
+) -> RemoteModel:
     asked = base_url or os.environ.get(row.url_variable, "") if row.url_variable else base_url
     url = _address(asked, row) if asked else row.base_url
     protocol = row.compatible_protocol if row.compatible_protocol is not None and url != row.base_url else row.protocol
     is_near = row.is_local or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     name = f"{provider}:{model}" if provider else model
     provider = provider or urlsplit(url).hostname or "server"
-    variable, key = _key(provider, row, api_key_env, needed=url == row.base_url and not row.is_local)
+    variable, key = _key(provider, row, api_key_env, keyring, needed=url == row.base_url and not row.is_local)
     anthropic = protocol == "anthropic"
     if key is not None and "@" in urlsplit(url).netloc and not anthropic:
         raise BadInput(f"{variable} and the base URL both hold credentials, and only one can be sent — take one away")
@@ -125,11 +137,14 @@ def _build_wire(protocol: ProtocolName, provider: str, model: str, quirks: Quirk
             return OllamaChat(provider, model, info)
 
 
-def _key(provider: str, row: Provider, named: str | None, *, needed: bool) -> tuple[str, Secret | None]:
+def _key(
+    provider: str, row: Provider, named: str | None, keyring: Keyring | None, *, needed: bool
+) -> tuple[str, Secret | None]:
     """The variable that holds the key, and the key."""
     variables = (named,) if named else row.key_variables
     for variable in variables:
-        if value := (os.environ.get(variable, "") or taken.get(variable, "")).strip():
+        value = keyring.get(variable) if keyring is not None else os.environ.get(variable, "")
+        if value := value.strip():
             return variable, Secret(value)
     if named or (needed and variables):
         raise BadInput(

@@ -13,6 +13,7 @@ from treadle.models.base import Model, ModelEvent, Summarizer
 from treadle.models.catalog import open_embedded_model, resolve_model
 from treadle.models.providers import PROVIDERS
 from treadle.models.remote import RemoteModel
+from treadle.secrets.keyring import Keyring
 
 _SERVERS: Mapping[str, str] = {"ollama": "/api/tags", "llamacpp": "/v1/models", "lmstudio": "/v1/models"}
 _PROBE_SECONDS = 0.5
@@ -25,14 +26,14 @@ class ChosenModel(NamedTuple):
     reason: str
 
 
-async def choose_model(*, default: str | None = None) -> ChosenModel:
+async def choose_model(*, default: str | None = None, keyring: Keyring | None = None) -> ChosenModel:
     """The first model that works. Raises `NotFound` with a list of attempts when there is none."""
     tried: list[str] = []
-    if chosen := _choose_configured(default, tried):
+    if chosen := _choose_configured(default, tried, keyring):
         return chosen
     for provider, path in _SERVERS.items():
         try:
-            server = resolve_model(f"{provider}:any")
+            server = resolve_model(f"{provider}:any", keyring=keyring)
             assert isinstance(server, RemoteModel)
             names = await server.fetch_model_names(path, from_root=True, timeout=_PROBE_SECONDS)
         except BadInput as error:  # a bad address in the environment: the next server may work
@@ -40,7 +41,7 @@ async def choose_model(*, default: str | None = None) -> ChosenModel:
             continue
         if names:
             reason = f"{provider} is running on this machine and has {names[0]}"
-            return ChosenModel(resolve_model(f"{provider}:{names[0]}"), reason)
+            return ChosenModel(resolve_model(f"{provider}:{names[0]}", keyring=keyring), reason)
         state = "is not running here" if names is None else "is running here without a model"
         tried.append(f"{provider} {state}")
     try:
@@ -50,15 +51,15 @@ async def choose_model(*, default: str | None = None) -> ChosenModel:
     raise NotFound(f"no model was found: {'; '.join(tried)}. Set a key, start a server, or name a model")
 
 
-def _choose_configured(default: str | None, tried: list[str]) -> ChosenModel | None:
+def _choose_configured(default: str | None, tried: list[str], keyring: Keyring | None) -> ChosenModel | None:
     """The model that the configuration or the environment names. Nothing is sent."""
     if name := default or os.environ.get("TREADLE_MODEL", "").strip():
         source = "the configuration names it" if default else "TREADLE_MODEL names it"
-        return ChosenModel(resolve_model(name), source)
+        return ChosenModel(resolve_model(name, keyring=keyring), source)
     for provider in ("anthropic", "openai"):
         row = PROVIDERS[provider]
         try:
-            model = resolve_model(f"{provider}:{row.default_model}")
+            model = resolve_model(f"{provider}:{row.default_model}", keyring=keyring)
         except BadInput:
             tried.append(f"{row.key_variables[0]} is not set")
         else:
@@ -69,10 +70,13 @@ def _choose_configured(default: str | None, tried: list[str]) -> ChosenModel | N
 class DefaultModel:
     """A model that is chosen when it is first needed. `reason` says why it was this one."""
 
-    def __init__(self, *, base_url: str | None = None, api_key_env: str | None = None) -> None:
+    def __init__(
+        self, *, base_url: str | None = None, api_key_env: str | None = None, keyring: Keyring | None = None
+    ) -> None:
         self._base_url = base_url
         self._api_key_env = api_key_env
-        self._chosen: ChosenModel | None = None if base_url else _choose_configured(None, [])
+        self._keyring = keyring
+        self._chosen: ChosenModel | None = None if base_url else _choose_configured(None, [], keyring)
 
     @property
     def name(self) -> str:
@@ -94,7 +98,9 @@ class DefaultModel:
     async def resolve(self) -> Model:
         """The chosen model."""
         if self._chosen is None:
-            self._chosen = await (self._choose_listed(self._base_url) if self._base_url else choose_model())
+            self._chosen = await (
+                self._choose_listed(self._base_url) if self._base_url else choose_model(keyring=self._keyring)
+            )
         return self._chosen.model
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
@@ -109,10 +115,10 @@ class DefaultModel:
 
     async def _choose_listed(self, base_url: str) -> ChosenModel:
         """The first model that the server at `base_url` lists."""
-        server = resolve_model("any", base_url=base_url, api_key_env=self._api_key_env)
+        server = resolve_model("any", base_url=base_url, api_key_env=self._api_key_env, keyring=self._keyring)
         assert isinstance(server, RemoteModel)
         names = await server.fetch_model_names()
         if not names:
             raise NotFound(f"{server.endpoint.address} lists no models — name one")
-        model = resolve_model(names[0], base_url=base_url, api_key_env=self._api_key_env)
+        model = resolve_model(names[0], base_url=base_url, api_key_env=self._api_key_env, keyring=self._keyring)
         return ChosenModel(model, f"{server.endpoint.address} lists it first")

@@ -11,6 +11,7 @@ from treadle.errors import BadInput
 from treadle.models.base import Embedder, Model
 from treadle.models.catalog import resolve_model
 from treadle.models.providers import PROVIDERS
+from treadle.secrets.keyring import Keyring
 
 
 class Embedding:
@@ -26,10 +27,11 @@ class Embedding:
         return await self._model.embed(texts)
 
 
-def resolve_embedding(name: str, *, base_url: str | None = None, api_key_env: str | None = None) -> Embedding:
+def resolve_embedding(
+    name: str, *, base_url: str | None = None, api_key_env: str | None = None, keyring: Keyring | None = None
+) -> Embedding:
     """The embedding of that name. The base URL is for a name without a provider."""
     provider = name.partition(":")[0]
-    is_known = provider in PROVIDERS or provider == "local"
-    return Embedding(
-        resolve_model(name, base_url=None if is_known else base_url, api_key_env=None if is_known else api_key_env)
-    )
+    if provider in PROVIDERS or provider == "local":
+        return Embedding(resolve_model(name, keyring=keyring))
+    return Embedding(resolve_model(name, base_url=base_url, api_key_env=api_key_env, keyring=keyring))

@@ -123,6 +123,12 @@ PROVIDERS: dict[str, Provider] = {
     ),
 }
 
+
+def list_key_variables() -> set[str]:
+    """The names of all variables that may hold a provider's key."""
+    return {variable for provider in PROVIDERS.values() for variable in provider.key_variables}
+
+
 UNNAMED_PROVIDER = Provider(base_url="", window_source="models", is_local=True)
 """Any OpenAI-compatible server that is known only by its URL. It gets the time limits of a local server."""
 

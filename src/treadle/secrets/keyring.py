@@ -1,44 +1,59 @@
-"""Where this process keeps its secrets, and who must not see them: no child, no log, no other process of the user."""
+"""The keys and other secrets of one program: where they are found, and which values are hidden in output.
+
+A keyring is an object that is passed to those who need it. Without one, keys are read from the environment.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from functools import lru_cache
+from collections.abc import Iterable, MutableMapping
 
-from treadle.secrets.redact import Redactor, take_secrets
+from treadle.secrets.redact import Redactor
 
-_NAMES = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|passwords?|passwd|credentials?)(_|$)")
-_LEAST = 12
+_SECRET_NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|passwords?|passwd|credentials?)(_|$)")
+_MIN_VALUE_LENGTH = 12
 """A shorter value in the environment is more likely a word than a secret."""
 
-_DUMPABLE = 4  # PR_SET_DUMPABLE
+_PR_SET_DUMPABLE = 4
 
 
-def build_redactor(secrets: tuple[str, ...] = ()) -> Redactor:
-    """Hides these values, and those of variables whose names say that they are secret."""
-    taken: dict[str, str] = getattr(sys.modules.get("treadle.models.catalog"), "taken", {})
-    values = [taken.get(name) or os.environ.get(name, "") for name in filter(_NAMES.search, (*os.environ, *taken))]
-    return _redactor(frozenset((*secrets, *(value for value in values if len(value) >= _LEAST))))
+class Keyring:
+    """Finds keys by the names of their variables, in the environment or among those taken out of it.
 
-
-def hide_keys(*more: str) -> None:
-    """For a program of its own, at its start: keys leave the environment, and no other process can look into this one.
-
-    Models still find their keys. `more` names further variables to take out.
+    `redactor` hides `secrets`, and the values of all variables whose names say that they are secret.
     """
-    from treadle.models import catalog
-    from treadle.models.providers import PROVIDERS
 
-    names = {name for row in PROVIDERS.values() for name in row.key_variables} | set(more)
-    catalog.taken.update(take_secrets(os.environ, names))
+    def __init__(self, secrets: Iterable[str] = (), environ: MutableMapping[str, str] | None = None) -> None:
+        self.secrets = tuple(secrets)
+        self._environ = os.environ if environ is None else environ
+        self._taken: dict[str, str] = {}
+        self.redactor = self._build_redactor()
+
+    def get(self, variable: str) -> str:
+        """The value of a variable; empty when it is not set."""
+        return self._environ.get(variable, "") or self._taken.get(variable, "")
+
+    def add(self, variable: str, value: str) -> None:
+        """Keep a value under a name that is not in the environment."""
+        self._taken[variable] = value
+        self.redactor = self._build_redactor()
+
+    def take(self, variables: Iterable[str]) -> None:
+        """Move variables from the environment into the keyring, so that no child process inherits them."""
+        self._taken |= {name: value for name in variables if (value := self._environ.pop(name, ""))}
+        self.redactor = self._build_redactor()
+
+    def _build_redactor(self) -> Redactor:
+        names = filter(_SECRET_NAME.search, {*self._environ, *self._taken})
+        values = (value for name in names for value in (self._environ.get(name, ""), self._taken.get(name, "")))
+        return Redactor({*self.secrets, *(value for value in values if len(value) >= _MIN_VALUE_LENGTH)})
+
+
+def forbid_memory_inspection() -> None:
+    """Keep other processes of the user from reading the memory and environment of this one."""
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)
-
-
-@lru_cache(maxsize=8)
-def _redactor(secrets: frozenset[str]) -> Redactor:
-    return Redactor(secrets)
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

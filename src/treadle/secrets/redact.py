@@ -1,6 +1,6 @@
-"""Keeping known secrets out of whatever leaves: by value, in every spelling a program is likely to give them. Pure.
+"""Hides known secrets in everything that leaves: by value, in each spelling that a program is likely to use. Pure.
 
-It knows only secrets that it was told, and does not guess by looks.
+It knows only the secrets that it is given. Recognising secrets by their form is in `detect.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from typing import cast
 from urllib.parse import quote, quote_plus
 
@@ -21,26 +21,26 @@ PLACEHOLDER = "[secret]"
 
 
 class Redactor:
-    """Hides the secrets it was made with. Cheap where there are none."""
+    """Hides the secrets it is made with. It costs next to nothing where there are none."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         known = [secret for secret in secrets if len(secret.strip()) >= MIN_SECRET_LENGTH]
-        self._plain = {form for secret in known for form in _forms(secret)}
-        self._folded = {form for secret in known for form in _in_base64(secret.encode("utf-8", "surrogateescape"))}
-        written = {form: re.escape(form) for form in self._plain}
+        self._plain = {form for secret in known for form in _list_plain_forms(secret)}
+        self._base64 = {form for secret in known for form in _list_base64_forms(secret)}
+        patterns = {form: re.escape(form) for form in self._plain}
         # Programs that write base64 break its lines wherever a line is full.
-        written |= {form: "\n?".join(map(re.escape, form)) for form in self._folded}
-        longest_first = sorted(written, key=len, reverse=True)
-        self._pattern = re.compile("|".join(written[form] for form in longest_first)) if written else None
-        self._firsts = {form[0] for form in written}
-        self._longest = max((2 * len(form) if form in self._folded else len(form) for form in written), default=0)
+        patterns |= {form: "\n?".join(map(re.escape, form)) for form in self._base64}
+        longest_first = sorted(patterns, key=len, reverse=True)
+        self._pattern = re.compile("|".join(patterns[form] for form in longest_first)) if patterns else None
+        self._first_characters = {form[0] for form in patterns}
+        self._max_length = max((2 * len(form) if form in self._base64 else len(form) for form in patterns), default=0)
 
     def redact_text(self, text: str) -> str:
         """The text without secrets."""
         return self._pattern.sub(PLACEHOLDER, text) if self._pattern is not None else text
 
     def redact_value(self, value: Json) -> Json:
-        """The same for everything inside of a JSON value, names included."""
+        """A JSON value without secrets, names of fields included."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -48,82 +48,76 @@ class Redactor:
         if isinstance(value, list):
             return [self.redact_value(one) for one in cast("list[Json]", value)]
         if isinstance(value, dict):
-            return {
-                self.redact_text(name): self.redact_value(one) for name, one in cast("dict[str, Json]", value).items()
-            }
+            fields = cast("dict[str, Json]", value)
+            return {self.redact_text(name): self.redact_value(one) for name, one in fields.items()}
         return value
 
     def start_stream(self) -> RedactedStream:
-        """For text that comes in pieces: a secret may be cut anywhere."""
+        """Start redacting a text that comes in pieces: a secret may be cut anywhere."""
         return RedactedStream(self)
 
     def split_text(self, text: str) -> tuple[str, str]:
-        """What of a text can be passed on, without secrets, and the end that may be the beginning of one."""
+        """The part of a text that can be passed on, without secrets, and an end that may be the start of a secret."""
         if self._pattern is None:
             return text, ""
-        cut, told, at = self._beginning(text, 0), list[str](), 0
+        cut, pieces, position = self._find_possible_start(text, 0), list[str](), 0
         for found in self._pattern.finditer(text):
             if found.start() >= cut:
                 break
-            told += (text[at : found.start()], PLACEHOLDER)
-            at = found.end()
-            if at > cut:
-                cut = self._beginning(text, at)
-        return "".join((*told, text[at:cut])), text[cut:]
+            pieces += (text[position : found.start()], PLACEHOLDER)
+            position = found.end()
+            if position > cut:
+                cut = self._find_possible_start(text, position)
+        return "".join((*pieces, text[position:cut])), text[cut:]
 
-    def _beginning(self, text: str, start: int) -> int:
-        """Where at the end of a text a secret begins that may go on; its length when there is none."""
-        for at in range(max(start, len(text) - self._longest + 1), len(text)):
-            if text[at] in self._firsts and self._may_go_on(text[at:]):
-                return at
+    def _find_possible_start(self, text: str, start: int) -> int:
+        """Where a secret may start that the end of the text cuts off; the length of the text when there is none."""
+        for position in range(max(start, len(text) - self._max_length + 1), len(text)):
+            if text[position] in self._first_characters:
+                end = text[position:]
+                unfolded = end.replace("\n", "")
+                if any(form.startswith(end) for form in self._plain) or any(
+                    form.startswith(unfolded) for form in self._base64
+                ):
+                    return position
         return len(text)
-
-    def _may_go_on(self, end: str) -> bool:
-        unfolded = end.replace("\n", "")
-        return any(form.startswith(end) for form in self._plain) or any(
-            form.startswith(unfolded) for form in self._folded
-        )
 
 
 class RedactedStream:
-    """Text in pieces, without secrets. What may be the beginning of one is held back until it is known."""
+    """A text in pieces, without secrets. A possible start of a secret is held back until the next piece."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor, self._held = redactor, ""
 
     def feed(self, text: str) -> str:
-        """What can be passed on now."""
-        told, self._held = self._redactor.split_text(self._held + text)
-        return told
+        """Add a piece, and return what can be passed on now."""
+        ready, self._held = self._redactor.split_text(self._held + text)
+        return ready
 
     def finish(self) -> str:
-        """The rest, when nothing more comes."""
+        """Return the rest, when no more pieces come."""
         held, self._held = self._held, ""
         return self._redactor.redact_text(held)
 
 
-def take_secrets(environ: MutableMapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Read these variables and remove them, so that no child and no dump of the environment has them."""
-    return {name: value for name in names if (value := environ.pop(name, ""))}
-
-
-def _forms(secret: str) -> set[str]:
-    """A secret as it may be written in one piece: as it is, in a URL and in JSON."""
-    escaped = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+def _list_plain_forms(secret: str) -> set[str]:
+    """The spellings of a secret in one piece: as it is, in a URL and in JSON."""
+    in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
     in_urls = {
         quote(secret, safe="", errors="replace"),
         quote(secret, errors="replace"),
         quote_plus(secret, errors="replace"),
     }
     in_urls |= {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in in_urls}
-    return {secret, secret.strip(), *escaped, *in_urls}
+    return {secret, secret.strip(), *in_json, *in_urls}
 
 
-def _in_base64(secret: bytes) -> set[str]:
-    """The letters that stand for nothing but the secret, for each of the three places where it may begin."""
+def _list_base64_forms(secret: str) -> set[str]:
+    """The letters that encode nothing but the secret, for each of the three offsets at which it may start."""
+    data = secret.encode("utf-8", "surrogateescape")
     forms: set[str] = set()
-    for before in range(3):
+    for offset in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            letters = encode(bytes(before) + secret).decode()
-            forms.add(letters[-(-before * 8 // 6) : (before + len(secret)) * 8 // 6])
+            letters = encode(bytes(offset) + data).decode()
+            forms.add(letters[-(-offset * 8 // 6) : (offset + len(data)) * 8 // 6])
     return forms

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from treadle.app.compose import open_runtime, open_store
+from treadle.app.compose import open_keyring, open_runtime, open_store
 from treadle.app.settings import Settings, data_folder
 from treadle.errors import BadInput
 from treadle.server.app import create_app
@@ -42,7 +42,7 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
     file, config = _config(settings, options)
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(open_store(settings))
-        opened = await open_runtime(stack, settings, log, grace=options.grace)
+        opened = await open_runtime(stack, settings, log, open_keyring(settings), grace=options.grace)
         agents = opened.built.agents
         if config.agent not in agents:
             raise BadInput(f"there is no agent {config.agent!r}; there are: {', '.join(agents)}")

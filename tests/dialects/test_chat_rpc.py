@@ -1,32 +1,31 @@
 """JSON-RPC chat: notifications for every kind of run, and the envelope by the examples of its specification."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import SCENARIOS, finished_ids, stored
+from tests.kit.recorded_runs import Scenario, every_scenario, finished_ids, stored
 from treadle.dialects import jsonrpc
 from treadle.dialects.base import encode_frame
 from treadle.dialects.chat_rpc import ChatRpcDialect
 from treadle.dialects.jsonrpc import RpcFailure, RpcRequest, RpcResult
 from treadle.events import Event
 
-Scenario = Callable[[], Awaitable[list[Event]]]
 KINDS = {"token", "tool_call", "tool_result", "approval_pending", "done", "error"}
 
 
-def told(events: list[Event]) -> list[dict[str, Any]]:
+def translate(events: list[Event]) -> list[dict[str, Any]]:
     dialect = ChatRpcDialect("s1")
     return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_every_run_is_told_in_the_six_kinds_and_ends_with_done(scenario: Scenario) -> None:
+@every_scenario
+async def test_every_run_is_sent_in_the_six_kinds_and_ends_with_done(scenario: Scenario) -> None:
     events = await scenario()
-    sent = told(events)
+    sent = translate(events)
     assert all(one["jsonrpc"] == "2.0" and one["method"] == "agents.chat.event" for one in sent)
     params = [one["params"] for one in sent]
     assert {one["kind"] for one in params} <= KINDS and {one["session_id"] for one in params} == {"s1"}
@@ -34,10 +33,10 @@ async def test_every_run_is_told_in_the_six_kinds_and_ends_with_done(scenario: S
     assert params[-1]["kind"] == "done"
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_who_was_late_for_the_tokens_is_told_the_same_text_before_what_follows_it(scenario: Scenario) -> None:
+@every_scenario
+async def test_a_late_watcher_gets_the_same_text_before_the_next_event(scenario: Scenario) -> None:
     events = await scenario()
-    live, later = ([one["params"] for one in told(seen)] for seen in (events, stored(events)))
+    live, later = ([one["params"] for one in translate(seen)] for seen in (events, stored(events)))
     assert text(live) == text(later)
     untold = [one for one in live if one["kind"] != "token"]
     assert untold == [one for one in later if one["kind"] != "token"]
@@ -60,19 +59,19 @@ def text(params: list[dict[str, Any]]) -> str:
     ],
 )
 async def test_an_ending_has_one_of_four_statuses(name: str, status: str, reason: str) -> None:
-    done = told(await getattr(recordings, name)())[-1]["params"]
+    done = translate(await getattr(recordings, name)())[-1]["params"]
     assert (done["status"], done["reason"]) == (status, reason)
 
 
 async def test_done_says_which_tools_were_called() -> None:
-    done = told(await recordings.two_turns_with_calls())[-1]["params"]
+    done = translate(await recordings.two_turns_with_calls())[-1]["params"]
     assert done["tools_called"] == ["note", "note"] and done["turns"] == 2 and done["summary"] == "noted"
 
 
 async def test_a_pending_approval_has_its_id() -> None:
     asked = next(
         one["params"]
-        for one in told(await recordings.an_approved_call())
+        for one in translate(await recordings.an_approved_call())
         if one["params"]["kind"] == "approval_pending"
     )
     assert asked["approval_id"] == f"s1.{asked['call_id']}" and asked["tool"] == "drop"

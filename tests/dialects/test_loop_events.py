@@ -1,20 +1,15 @@
 """The loop dialect: thirteen events, in an order that a state machine accepts, for every kind of run."""
 
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import SCENARIOS, finished_ids, stored
+from tests.kit.recorded_runs import Scenario, every_scenario, finished_ids, stored
 from treadle.dialects.base import encode_frame
 from treadle.dialects.loop_events import EVENT_NAMES, LoopDialect
 from treadle.events import Event, Limits, ModelReplied, RunFinished, RunStarted, TurnStarted
-
-Scenario = Callable[[], Awaitable[list[Event]]]
-every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-
 
 FIELDS = {
     "loop_started": {"session_id", "config"},
@@ -43,7 +38,7 @@ SUMMARY = {
 }
 
 
-def told(events: list[Event]) -> list[dict[str, Any]]:
+def translate(events: list[Event]) -> list[dict[str, Any]]:
     dialect = LoopDialect()
     return [json.loads(encode_frame(frame)) for event in events for frame in dialect.feed(event)]
 
@@ -92,21 +87,21 @@ def accept(sent: list[dict[str, Any]]) -> None:
 
 
 @every_scenario
-async def test_every_run_is_told_in_an_order_that_the_state_machine_accepts(scenario: Scenario) -> None:
+async def test_every_run_is_sent_in_an_order_that_the_state_machine_accepts(scenario: Scenario) -> None:
     events = await scenario()
-    accept(told(events))
-    accept(told(stored(events)))
+    accept(translate(events))
+    accept(translate(stored(events)))
 
 
 @every_scenario
-async def test_every_result_is_told_once_and_only_the_thirteen_names_are_used(scenario: Scenario) -> None:
+async def test_every_result_is_sent_once_and_only_the_thirteen_names_are_used(scenario: Scenario) -> None:
     events = await scenario()
-    sent = told(events)
+    sent = translate(events)
     assert {one["event"] for one in sent} <= set(EVENT_NAMES.values()) and len(EVENT_NAMES) == 13
     done = [one["data"]["call_id"] for one in sent if one["event"] == "tool_execution_completed"]
     assert done == finished_ids(events)
     live = [one for one in sent if one["event"] != "token_generated"]
-    assert live == told(stored(events))
+    assert live == translate(stored(events))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +120,7 @@ async def test_every_result_is_told_once_and_only_the_thirteen_names_are_used(sc
 )
 async def test_the_summary_says_how_the_loop_ended(name: str, kind: str, reason: str) -> None:
     events = await getattr(recordings, name)()
-    summary = told(events)[-1]["data"]["summary"]
+    summary = translate(events)[-1]["data"]["summary"]
     assert (summary["termination"]["kind"], summary["termination"]["reason"]) == (kind, reason)
     answered = reason == "answer_provided"
     assert summary["can_resume"] is not answered
@@ -134,28 +129,28 @@ async def test_the_summary_says_how_the_loop_ended(name: str, kind: str, reason:
 
 
 async def test_the_answer_and_its_confidence_are_in_the_summary() -> None:
-    summary = told(await recordings.an_answer_with_confidence())[-1]["data"]["summary"]
+    summary = translate(await recordings.an_answer_with_confidence())[-1]["data"]["summary"]
     assert summary["termination"]["answer"] == "42"
     assert summary["termination"]["confidence"] == 0.9
     assert summary["iterations_completed"] == 1 and summary["tool_calls_made"] == 0
 
 
 async def test_an_answer_without_confidence_says_so_and_what_is_no_answer_has_neither() -> None:
-    termination = told(await recordings.a_plain_answer())[-1]["data"]["summary"]["termination"]
+    termination = translate(await recordings.a_plain_answer())[-1]["data"]["summary"]["termination"]
     assert termination["answer"] and termination["confidence"] is None
     for scenario in (recordings.yielding, recordings.being_stuck, recordings.a_turn_limit, recordings.a_failure):
-        termination = told(await scenario())[-1]["data"]["summary"]["termination"]
+        termination = translate(await scenario())[-1]["data"]["summary"]["termination"]
         assert not {"answer", "confidence"} & set(termination)
 
 
-def test_a_run_that_ends_well_without_words_is_a_task_that_is_complete() -> None:
+def test_a_run_that_ends_without_an_answer_is_task_complete() -> None:
     events: list[Event] = [
         RunStarted(run_id="run_1", limits=Limits(), seq=1, at=10.0),
         TurnStarted(turn=1, seq=2, at=10.0),
         ModelReplied(seq=3, at=11.5),
         RunFinished(run_id="run_1", reason="answered", turns=1, seq=4, at=12.5),
     ]
-    sent = told(events)
+    sent = translate(events)
     accept(sent)
     assert sent[-1]["data"]["summary"]["termination"]["reason"] == "task_complete"
     assert sent[-1]["data"]["summary"]["wall_time"] == 2.5
@@ -163,14 +158,14 @@ def test_a_run_that_ends_well_without_words_is_a_task_that_is_complete() -> None
 
 @every_scenario
 async def test_every_event_has_the_fields_that_clients_were_promised(scenario: Scenario) -> None:
-    for one in told(await scenario()):
+    for one in translate(await scenario()):
         assert set(one) == {"event", "data"} and FIELDS[one["event"]] <= set(one["data"])
         if one["event"] == "loop_completed":
             assert set(one["data"]["summary"]) == SUMMARY
 
 
 @every_scenario
-async def test_a_stream_that_the_servers_leaving_cuts_short_has_an_end_all_the_same(scenario: Scenario) -> None:
+async def test_a_stream_that_a_shutdown_cuts_short_still_has_an_end(scenario: Scenario) -> None:
     events = await scenario()
     first = next(place for place, event in enumerate(events) if isinstance(event, RunStarted))
     for cut in range(first + 1, len(events)):
@@ -186,21 +181,21 @@ async def test_a_stream_that_the_servers_leaving_cuts_short_has_an_end_all_the_s
 
 
 async def test_the_first_event_has_the_session_and_its_limits() -> None:
-    started = told(await recordings.a_turn_limit())[0]
+    started = translate(await recordings.a_turn_limit())[0]
     assert started["event"] == "loop_started"
     assert len(started["data"]["session_id"]) == 32
     assert started["data"]["config"]["max_iterations"] == 1
 
 
 async def test_a_question_has_what_would_run_and_when_it_expires() -> None:
-    sent = told(await recordings.an_approved_call())
+    sent = translate(await recordings.an_approved_call())
     asked = next(one["data"] for one in sent if one["event"] == "tool_approval_required")
     assert asked["tool"] == "drop" and asked["arguments"] == {"table": "users"}
     assert asked["expires_at"] > 0 and asked["safety"] == "destructive"
 
 
-async def test_a_denial_is_told_as_a_result() -> None:
-    sent = told(await recordings.a_denied_call())
+async def test_a_denial_is_sent_as_a_result() -> None:
+    sent = translate(await recordings.a_denied_call())
     result = next(one["data"]["result"] for one in sent if one["event"] == "tool_execution_completed")
     assert result["status"] == "denied" and "not today" in result["data"]
     assert sent[-1]["data"]["summary"]["termination"]["reason"] == "answer_provided"

@@ -145,7 +145,7 @@ def test_a_schema_for_the_answer_is_read_from_both_formats() -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+def test_a_field_that_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(BadInput, match=named):
         chat(**fields)
 
@@ -176,12 +176,12 @@ def test_the_items_of_responses_are_read_as_one_conversation() -> None:
         {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
     ],
 )
-def test_what_responses_cannot_do_here_is_refused(fields: dict[str, Any]) -> None:
+def test_an_unsupported_responses_field_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         responses(**fields)
 
 
-def test_an_agent_is_told_what_was_said_before() -> None:
+def test_an_agent_gets_the_earlier_messages() -> None:
     request = chat(
         messages=[
             {"role": "user", "content": "I am Ann"},
@@ -241,7 +241,7 @@ def test_bare_prompts_are_read_and_answered_in_chunks() -> None:
 
 
 @pytest.mark.parametrize("name", ["two_turns_with_calls", "a_plain_answer", "a_turn_limit", "a_failure_and_a_retry"])
-async def test_who_was_late_for_an_agents_fragments_has_the_same_text(name: str) -> None:
+async def test_a_late_watcher_of_an_agent_gets_the_same_text(name: str) -> None:
     events = await getattr(recordings, name)()
     texts: set[str] = set()
     for seen in (events, recordings.stored(events)):

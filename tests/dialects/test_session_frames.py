@@ -1,25 +1,22 @@
 """The frames of REST clients, for every kind of run."""
 
 import json
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tests.kit import recorded_runs as recordings
-from tests.kit.recorded_runs import SCENARIOS, stored
+from tests.kit.recorded_runs import Scenario, every_scenario, stored
 from treadle.dialects.base import encode_frame, parse_approval_id, shorten_output
 from treadle.dialects.session_frames import SessionFramesDialect
 from treadle.events import Event, RunFinished, SessionCreated, TextDelta
 
-Scenario = Callable[[], Awaitable[list[Event]]]
-every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 TYPES = {"delta", "tool_start", "tool_end", "tool_rejected", "iteration", "done", "error", "approval_request"}
 ADDED = {"retry", "input_request"}
 
 
-def told(events: list[Event], classes: dict[str, str] | None = None) -> list[dict[str, Any]]:
+def translate(events: list[Event], classes: dict[str, str] | None = None) -> list[dict[str, Any]]:
     first = events[0]
     assert isinstance(first, SessionCreated)
     dialect = SessionFramesDialect(first.session_id, classes)
@@ -33,7 +30,7 @@ def of(frames: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 @every_scenario
 async def test_every_run_ends_in_one_done_and_every_start_has_its_end(scenario: Scenario) -> None:
     events = await scenario()
-    frames = told(events)
+    frames = translate(events)
     assert {frame["type"] for frame in frames} <= TYPES | ADDED
     endings = [event for event in events if isinstance(event, RunFinished)]
     assert [(done["reply"], done["turns"]) for done in of(frames, "done")] == [(e.answer, e.turns) for e in endings]
@@ -43,14 +40,14 @@ async def test_every_run_ends_in_one_done_and_every_start_has_its_end(scenario: 
 
 
 @every_scenario
-async def test_who_was_late_for_the_fragments_is_told_the_same(scenario: Scenario) -> None:
+async def test_a_late_watcher_gets_the_same_frames(scenario: Scenario) -> None:
     events = await scenario()
-    assert joined(told(events)) == told(stored(events))
+    assert joined(translate(events)) == translate(stored(events))
     first_only: list[Event] = []
     for event in events:
         if not isinstance(event, TextDelta) or not isinstance(first_only[-1], TextDelta):
             first_only.append(event)
-    assert joined(told(first_only)) == told(stored(events))
+    assert joined(translate(first_only)) == translate(stored(events))
 
 
 def joined(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -66,13 +63,13 @@ def joined(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @every_scenario
 async def test_iterations_count_from_one(scenario: Scenario) -> None:
-    numbers = [frame["n"] for frame in of(told(await scenario()), "iteration")]
+    numbers = [frame["n"] for frame in of(translate(await scenario()), "iteration")]
     assert numbers[0] == 1
     assert all(after - before in (0, 1) or after == 1 for before, after in pairwise(numbers))
 
 
-async def test_a_call_is_told_with_its_arguments_and_class() -> None:
-    frames = told(await recordings.two_turns_with_calls())
+async def test_a_call_is_sent_with_its_arguments_and_class() -> None:
+    frames = translate(await recordings.two_turns_with_calls())
     start, end = of(frames, "tool_start")[0], of(frames, "tool_end")[0]
     assert (start["name"], start["args"], start["class"]) == ("note", {"text": "é"}, "caution")
     assert (end["name"], end["ok"], end["summary"]) == ("note", True, "noted é")
@@ -80,7 +77,7 @@ async def test_a_call_is_told_with_its_arguments_and_class() -> None:
 
 async def test_an_approval_has_an_id_that_names_its_session_and_call() -> None:
     events = await recordings.an_approved_call()
-    (asked,) = of(told(events), "approval_request")
+    (asked,) = of(translate(events), "approval_request")
     first = events[0]
     assert isinstance(first, SessionCreated)
     session_id, call_id = parse_approval_id(asked["id"])
@@ -90,28 +87,28 @@ async def test_an_approval_has_an_id_that_names_its_session_and_call() -> None:
 
 @pytest.mark.parametrize("name", ["a_denied_call", "a_call_denied_by_policy"])
 async def test_a_call_that_may_not_run_is_rejected_with_its_class(name: str) -> None:
-    frames = told(await getattr(recordings, name)(), {"drop": "destructive"})
+    frames = translate(await getattr(recordings, name)(), {"drop": "destructive"})
     (rejected,) = of(frames, "tool_rejected")
     assert (rejected["name"], rejected["class"]) == ("drop", "destructive")
     assert not of(frames, "tool_start") and "denied" in rejected["reason"].lower()
 
 
 async def test_a_failed_run_has_an_error_before_its_done() -> None:
-    frames = told(await recordings.a_failure())
+    frames = translate(await recordings.a_failure())
     assert [frame["type"] for frame in frames[-2:]] == ["error", "done"]
     assert "no such key" in frames[-2]["message"] and frames[-1]["reason"] == "failed"
 
 
-async def test_a_limit_is_not_told_as_an_answer() -> None:
-    done = told(await recordings.a_turn_limit())[-1]
+async def test_a_limit_is_not_sent_as_an_answer() -> None:
+    done = translate(await recordings.a_turn_limit())[-1]
     assert done["reason"] == "turn_limit" and done["can_continue"] and done["reply"] == "so far so good"
 
 
-async def test_text_that_is_void_is_followed_by_a_retry() -> None:
-    kinds = [frame["type"] for frame in told(await recordings.a_failure_and_a_retry())]
+async def test_void_text_is_followed_by_a_retry() -> None:
+    kinds = [frame["type"] for frame in translate(await recordings.a_failure_and_a_retry())]
     assert kinds == ["iteration", "retry", "delta", "done"]
 
 
-def test_a_summary_is_cut_on_characters_and_says_how_much_is_gone() -> None:
+def test_a_summary_is_cut_on_characters_and_says_how_much_is_missing() -> None:
     assert shorten_output("é" * 501) == "é" * 500 + " [… 1 characters more]"
     assert shorten_output("é" * 500) == "é" * 500

@@ -1,8 +1,10 @@
-"""Sessions of every kind, really run on a scripted model, as the events a watcher saw: what dialects are tested on."""
+"""Sessions of every kind, run on a scripted model and recorded as the events of a watcher, to test dialects on."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import pytest
 
 from tests.kit.sessions import PATIENCE, Held, Tables, agent_of, note, wait_for
 from treadle import Agent, Answer, AskUser, Limits, Runtime, Session, later
@@ -22,6 +24,7 @@ from treadle.messages import Reply, Usage
 from treadle.testing import call, say
 
 Doing = Callable[[Session], Awaitable[Any]]
+Scenario = Callable[[], Awaitable[list[Event]]]
 
 
 async def watched(agent: Agent, doing: Doing) -> list[Event]:
@@ -225,6 +228,8 @@ SCENARIOS = [
     a_regenerated_answer,
     a_crash_in_a_call,
 ]
+
+every_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 
 
 def stored(events: list[Event]) -> list[Event]:

@@ -88,7 +88,7 @@ async def test_every_tool_is_asked_for_and_the_answers_have_their_statuses() -> 
         assert not of(rest, "tool_approval_required") and len(of(rest, "tool_execution_completed")) == 2
 
 
-async def test_a_denial_is_told_to_the_model() -> None:
+async def test_a_denial_reaches_the_model() -> None:
     agent, _ = agent_of(call("note", text="a"), "then not", tools=[note])
     async with served(agent) as client:
         async with client.stream("/api/agent/run", {"objective": "go", "forbidden": []}) as events:
@@ -117,7 +117,7 @@ async def test_an_approval_that_nobody_answers_expires_and_is_denied() -> None:
         await client.problem("POST", f"/api/agent/{session_id}/approve", body, 410)
 
 
-async def test_after_a_limit_the_token_goes_on_and_can_be_used_once() -> None:
+async def test_a_continuation_token_works_once() -> None:
     agent, _ = agent_of(call("note", text="a"), "so far", "finished", tools=[note])
     async with served(agent) as client:
         events = await run(client, maxIterations=1, autoApprove=["*"])
@@ -134,7 +134,7 @@ async def test_after_a_limit_the_token_goes_on_and_can_be_used_once() -> None:
         await client.problem("POST", path, {"continuation_token": token}, 409)
 
 
-async def test_after_a_limit_it_goes_on_without_a_token_and_without_a_body_too() -> None:
+async def test_a_run_continues_after_a_limit_without_a_token_and_without_a_body() -> None:
     agent, _ = agent_of(call("note", text="a"), "so far", "finished", tools=[note])
     async with served(agent) as client:
         session_id = (await run(client, maxIterations=1, autoApprove=["*"]))[0]["data"]["session_id"]
@@ -142,7 +142,7 @@ async def test_after_a_limit_it_goes_on_without_a_token_and_without_a_body_too()
             assert answer.status == 200 and "finished" in await answer.text()
 
 
-async def test_a_run_goes_on_without_its_client_and_can_be_cancelled() -> None:
+async def test_a_run_continues_without_its_client_and_can_be_cancelled() -> None:
     held = Held()
     agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
     async with served(agent) as client:
@@ -178,7 +178,7 @@ async def test_a_limit_is_not_listed_as_completed() -> None:
         assert (line["status"], line["reason"]) == ("failed", "turn_limit")
 
 
-async def test_the_registry_is_paged_by_what_is_wanted() -> None:
+async def test_the_registry_is_paged_and_filtered_by_status() -> None:
     agent, _ = agent_of("one", "<yield>two</yield>", "<stuck>three</stuck>", "four", "five")
     async with served(agent) as client:
         for number in range(5):
@@ -282,7 +282,7 @@ async def test_who_watches_one_session_comes_back_with_the_last_id_and_gets_the_
         await client.problem("GET", path, headers={"last-event-id": "x"})
 
 
-async def test_a_server_that_leaves_ends_the_stream_with_a_summary_that_says_so() -> None:
+async def test_a_shutdown_ends_the_stream_with_a_summary_that_says_so() -> None:
     held = Held()
     agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
     async with served(agent) as client:
@@ -298,7 +298,7 @@ async def test_a_server_that_leaves_ends_the_stream_with_a_summary_that_says_so(
         held.free.set()
 
 
-def test_a_watcher_of_everything_that_is_too_slow_is_told_how_much_it_lost() -> None:
+def test_a_slow_watcher_of_all_sessions_learns_how_many_facts_it_missed() -> None:
     observer = LogObserver()
     with observer.subscribe() as subscription:
         for _ in range(3000):
@@ -314,7 +314,7 @@ async def test_the_roots_of_the_operator_hold_for_the_working_folder(tmp_path: A
         await client.problem("POST", "/api/agent/run", {"objective": "go", "workingDir": "/etc"}, 403)
 
 
-async def test_a_server_on_a_runtime_that_has_a_way_to_ask_keeps_it() -> None:
+async def test_a_server_keeps_the_gate_of_its_runtime() -> None:
     asked: asyncio.Queue[str] = asyncio.Queue()
 
     async def gate(question: Any) -> None:

@@ -39,7 +39,7 @@ async def test_the_provider_is_the_one_in_the_models_name() -> None:
             assert (await client.json("GET", "/v1/config"))["provider"] == provider
 
 
-async def test_things_are_remembered_found_and_forgotten() -> None:
+async def test_memories_are_added_found_and_deleted() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         assert await client.json("GET", "/v1/memory") == []
@@ -105,7 +105,7 @@ async def test_a_model_is_loaded_and_unloaded() -> None:
         await client.problem("POST", "/v1/models/load", {"model": "local:/etc/passwd"}, 404)
 
 
-async def test_a_model_that_is_offered_and_cannot_be_had_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_is_not_available_is_listed_as_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     agent, _ = agent_of()
     async with served(agent, models=("openai:gpt-4o",)) as client:

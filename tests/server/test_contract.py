@@ -43,7 +43,7 @@ async def metrics(client: Client) -> str:
         return await answer.text()
 
 
-async def test_a_wrong_method_is_told_all_the_right_ones() -> None:
+async def test_a_wrong_method_is_answered_with_the_allowed_ones() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         for path, methods in (
@@ -61,7 +61,7 @@ async def test_a_wrong_method_is_told_all_the_right_ones() -> None:
             assert answer.status == 404
 
 
-async def test_a_packed_body_is_refused_for_what_it_is() -> None:
+async def test_a_compressed_body_is_refused() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         headers = {"content-type": "application/json", "content-encoding": "gzip"}
@@ -72,7 +72,7 @@ async def test_a_packed_body_is_refused_for_what_it_is() -> None:
         await client.json("POST", "/v1/sessions", status=201, data=b"{}", headers=headers)
 
 
-async def test_a_query_without_a_value_is_not_given() -> None:
+async def test_a_query_parameter_without_a_value_is_ignored() -> None:
     agent, _ = agent_of("hello")
     async with served(agent) as client:
         session_id = await client.session(name="tea")
@@ -85,7 +85,7 @@ async def test_a_query_without_a_value_is_not_given() -> None:
 
 @pytest.mark.parametrize("cursor", ["zzz", "nan_1", "inf_1", "1.0_1_1", f"1.0_{10**30}", "1.0_-1", "_", "1.0_%D9%A1"])
 @pytest.mark.parametrize("path", ["/v1/sessions", "/api/agent/sessions"])
-async def test_what_is_no_cursor_is_refused(tmp_path: Path, path: str, cursor: str) -> None:
+async def test_an_invalid_cursor_is_refused(tmp_path: Path, path: str, cursor: str) -> None:
     agent, _ = agent_of()
     async with served(agent, store=tmp_path / "store.db") as client:
         assert "not a cursor" in (await client.problem("GET", f"{path}?cursor={cursor}"))["message"]
@@ -98,7 +98,7 @@ async def refused(client: Client, path: str) -> tuple[int, dict[str, Any]]:
     return answer.status_code, json.loads(answer.body or b"{}")["error"]
 
 
-async def test_a_socket_to_nowhere_and_one_with_an_invalid_field_are_refused_as_requests_are() -> None:
+async def test_a_socket_with_an_unknown_address_or_an_invalid_field_is_refused() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         status, error = await refused(client, "/v1/nowhere")
@@ -107,7 +107,7 @@ async def test_a_socket_to_nowhere_and_one_with_an_invalid_field_are_refused_as_
         assert (status, error["type"]) == (422, "invalid_field") and error["message"].startswith("after: ")
 
 
-async def test_something_remembered_is_forgotten_by_address_by_query_or_by_body() -> None:
+async def test_a_memory_is_deleted_by_path_by_query_or_by_body() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         made = [await client.json("POST", "/v1/memory", {"content": f"tea {n}"}, 201) for n in range(3)]
@@ -118,7 +118,7 @@ async def test_something_remembered_is_forgotten_by_address_by_query_or_by_body(
         assert (await client.problem("DELETE", "/v1/memory", status=422))["param"] == "id"
 
 
-async def test_what_is_asked_while_another_call_runs_is_listed_and_can_be_answered() -> None:
+async def test_a_question_during_another_call_is_listed_and_can_be_answered() -> None:
     held, made = Held(), Tables()
     agent, _ = agent_of([call("wait"), call("drop", table="users")], "done", tools=[held.tool, *made.tools])
     async with served(agent) as client:
@@ -135,7 +135,7 @@ async def test_what_is_asked_while_another_call_runs_is_listed_and_can_be_answer
         assert made.done == ["users"]
 
 
-async def test_a_session_that_was_given_to_another_agent_says_so_at_once() -> None:
+async def test_a_session_shows_its_new_agent_at_once() -> None:
     agent, _ = agent_of()
     other = Agent(ScriptedModel("it is I"), name="second")
     async with served(agent, other) as client:
@@ -148,7 +148,7 @@ async def test_a_session_that_was_given_to_another_agent_says_so_at_once() -> No
         assert listed["agent"] == "second"
 
 
-async def test_what_a_question_suggests_is_told_in_every_format() -> None:
+async def test_suggested_answers_are_sent_in_every_format() -> None:
     agent, _ = agent_of(call("ask_user", question="Which?", options=["red", "blue"]), "done", tools=[AskUser()])
     async with served(agent) as client:
         session_id = await client.session()
@@ -198,7 +198,7 @@ async def test_the_registry_reads_again_only_what_is_new() -> None:
 
 
 @pytest.mark.parametrize(("told", "wait"), [(7.0, "7"), (None, "5")])
-async def test_a_busy_model_is_429_and_always_says_when_to_come_back(told: float | None, wait: str) -> None:
+async def test_a_busy_model_is_429_with_retry_after(told: float | None, wait: str) -> None:
     busy = ModelError("busy", kind="overloaded", retryable=True, retry_after=told)
     async with served(Agent(ScriptedModel(busy, busy))) as client:
         for stream in (False, True):

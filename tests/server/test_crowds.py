@@ -36,7 +36,7 @@ async def watched(client: Client, number: int) -> None:
     assert "".join(said).strip() == seen[-1]["answer"].strip()
 
 
-async def test_what_each_of_many_watchers_sees_is_the_log(tmp_path: Path) -> None:
+async def test_each_of_many_watchers_sees_the_whole_log(tmp_path: Path) -> None:
     with fake_model() as port, nursery() as made:
         spec = {"port": port, "model": f"steps-{STEPS}-tok-20-delay-1ms", "store": str(tmp_path / "store.db")}
         base = made.start(**spec, side=str(tmp_path / "side.txt"))

@@ -93,7 +93,7 @@ async def serving(folder: Path, settings: str) -> AsyncGenerator[tuple[Client, P
             real.end()
 
 
-async def test_a_server_drafts_a_skill_and_has_it_once_a_person_accepts_it(tmp_path: Path) -> None:
+async def test_a_server_drafts_a_skill_and_uses_it_after_a_person_accepts_it(tmp_path: Path) -> None:
     async with serving(tmp_path, "skill_autogen = true") as (client, place):
         assert (await client.json("GET", "/v1/config"))["skill_autogen"]
         for folder in ("garden", "cellar", "attic"):
@@ -108,7 +108,7 @@ async def test_a_server_drafts_a_skill_and_has_it_once_a_person_accepts_it(tmp_p
         assert skill["id"] == "look-around" and skill["enabled"] and skill["origin"] == "user"
 
 
-async def test_a_server_finds_memories_by_their_meaning_where_an_embedding_model_is_named(tmp_path: Path) -> None:
+async def test_a_server_with_an_embedding_model_finds_memories_by_meaning(tmp_path: Path) -> None:
     async with serving(tmp_path, 'embed_model = "vectors"') as (client, _):
         await client.json("POST", "/v1/memory", {"content": "Bread needs salt."}, 201)
         red = await client.json("POST", "/v1/memory", {"content": "A crimson gate."}, 201)

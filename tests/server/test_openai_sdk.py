@@ -138,7 +138,7 @@ async def test_an_agent_answers_in_a_models_place_and_its_tools_run_here() -> No
         assert [one["type"] for one in whole.model_extra["treadle"]][-1] == "run_finished"
 
 
-async def test_an_agent_goes_on_in_a_session_and_is_told_what_was_said_before() -> None:
+async def test_an_agent_continues_a_session_and_knows_the_earlier_messages() -> None:
     agent, model = agent_of("one", "two", "three")
     async with sdk(agent) as (client, plain):
         session_id = await plain.session()
@@ -165,7 +165,7 @@ async def test_an_agents_approval_is_answered_elsewhere_while_its_client_waits()
         assert (await asking).choices[0].message.content == "dropped"
 
 
-async def test_what_goes_wrong_is_an_error_that_the_client_knows() -> None:
+async def test_failures_are_errors_that_the_client_library_knows() -> None:
     overloaded = ModelError("slow down", kind="overloaded", retryable=True, retry_after=3)
     agent, _ = bare(overloaded, ModelError("no", kind="auth"))
     async with sdk(agent) as (client, plain):
@@ -191,7 +191,7 @@ async def test_what_goes_wrong_is_an_error_that_the_client_knows() -> None:
         assert problem["message"].startswith("the body: ")
 
 
-async def test_what_an_agent_cannot_be_asked_makes_no_session() -> None:
+async def test_a_request_that_an_agent_cannot_answer_creates_no_session() -> None:
     agent, _ = bare()
     async with sdk(agent) as (client, plain):
         for messages in ([*ASKED, {"role": "assistant", "content": "yes"}], [*ASKED, {"role": "user", "content": " "}]):
@@ -200,7 +200,7 @@ async def test_what_an_agent_cannot_be_asked_makes_no_session() -> None:
         assert (await plain.json("GET", "/v1/sessions"))["sessions"] == []
 
 
-async def test_what_is_null_is_not_given() -> None:
+async def test_null_fields_count_as_missing() -> None:
     made: Any = {"id": None, "function": {"name": None, "arguments": None}}
     messages: Any = [
         {"role": "user", "content": "hi", "tool_call_id": None, "tool_calls": None},
@@ -217,7 +217,7 @@ async def test_what_is_null_is_not_given() -> None:
         await plain.json("POST", "/v1/responses", {"model": "scripted", "input": "hi", "session_id": None})
 
 
-async def test_an_agent_that_is_asked_for_a_schema_says_that_it_has_its_own_words() -> None:
+async def test_an_agent_refuses_a_response_schema() -> None:
     agent, _ = bare()
     form: Any = {"type": "json_object"}
     async with sdk(agent) as (client, plain):
@@ -228,7 +228,7 @@ async def test_an_agent_that_is_asked_for_a_schema_says_that_it_has_its_own_word
         await plain.problem("POST", "/v1/responses", wanted, 422)
 
 
-async def test_a_failure_in_the_middle_of_a_stream_is_told_in_the_stream() -> None:
+async def test_a_failure_in_the_middle_of_a_stream_is_sent_in_the_stream() -> None:
     class Breaking(ScriptedModel):
         async def stream(self, request: Any) -> Any:
             from treadle import TextDelta
@@ -251,7 +251,7 @@ async def test_a_model_or_an_agent_is_looked_up_by_its_name() -> None:
             await client.models.retrieve("vendor/unknown")
 
 
-async def test_bare_prompts_are_answered_by_an_agent_too_and_streams_tell_their_usage() -> None:
+async def test_an_agent_answers_bare_prompts_and_streams_their_usage() -> None:
     reply = say("a\nb", usage=Usage(7, 3))
     agent, _ = agent_of(reply, reply, call("note", text="x"), reply, call("note", text="x"), reply, tools=[note])
     async with sdk(agent) as (client, _):
@@ -302,7 +302,7 @@ class Slow(ScriptedModel):
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "completions"])
-async def test_comments_keep_the_line_of_a_silent_model_and_a_late_failure_is_told_in_the_stream(path: str) -> None:
+async def test_comments_keep_a_silent_models_stream_alive_and_a_late_failure_is_sent_in_it(path: str) -> None:
     model = Slow("hello", ModelError("gone", kind="network"))
     body = {"model": "default", "stream": True, "messages": ASKED, "input": "hi", "prompt": "hi"}
     async with served(Agent(model), keep_alive=0.05) as client:

@@ -148,7 +148,7 @@ class Real:
             self.wait()
 
 
-async def test_a_signal_drains_the_server_and_the_next_one_goes_on_where_it_stopped(tmp_path: Path) -> None:
+async def test_a_signal_drains_the_server_and_the_next_server_continues(tmp_path: Path) -> None:
     with fake_model() as port:
         real = Real(tmp_path, port, "steps-0-tok-100000-delay-10ms")
         try:

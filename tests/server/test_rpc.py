@@ -29,7 +29,7 @@ async def events(socket: Any, kind: str) -> list[dict[str, Any]]:
     return seen
 
 
-async def test_a_chat_is_acknowledged_at_once_and_then_told() -> None:
+async def test_a_chat_is_acknowledged_before_its_events_are_sent() -> None:
     agent, _ = agent_of(call("note", text="a"), "hello\nthere", tools=[note])
     async with served(agent) as client, client.socket("/v1/rpc") as socket:
         await socket.send(json.dumps(request("agents.chat", prompt="hi")))
@@ -91,7 +91,7 @@ async def test_a_chat_is_cancelled() -> None:
         assert told[-1]["status"] == "cancelled"
 
 
-async def test_two_messages_to_one_session_are_both_answered_and_nothing_is_told_twice() -> None:
+async def test_two_messages_to_one_session_are_both_answered_and_no_event_is_sent_twice() -> None:
     held = Held()
     agent, _ = agent_of(call("wait"), "to both", "and more", tools=[held.tool])
     async with served(agent) as client, client.socket("/v1/rpc") as socket:
@@ -107,7 +107,7 @@ async def test_two_messages_to_one_session_are_both_answered_and_nothing_is_told
         assert [one["kind"] for one in await events(socket, "done")] == ["token", "done"]
 
 
-async def test_nulls_are_not_given_and_a_blank_prompt_makes_no_session() -> None:
+async def test_null_fields_are_ignored_and_a_blank_prompt_creates_no_session() -> None:
     agent, _ = agent_of("hello")
     async with served(agent) as client:
         nulls = dict.fromkeys(("session_id", "agent", "model", "attachments", "stream"))
@@ -119,7 +119,7 @@ async def test_nulls_are_not_given_and_a_blank_prompt_makes_no_session() -> None
         assert len((await client.json("GET", "/v1/sessions"))["sessions"]) == 1
 
 
-async def test_what_a_batch_begins_is_told_after_the_batch_is_answered() -> None:
+async def test_the_chats_of_a_batch_are_sent_after_the_batch_is_answered() -> None:
     agent, _ = agent_of("one", "two", "three")
     async with served(agent) as client, client.socket("/v1/rpc") as socket:
         await socket.send(json.dumps([request("agent.chat", number, prompt="hi") for number in range(3)]))
@@ -129,7 +129,7 @@ async def test_what_a_batch_begins_is_told_after_the_batch_is_answered() -> None
         assert sorted(done) == sorted(one["result"]["session_id"] for one in answers)
 
 
-async def test_a_session_whose_model_is_gone_is_told_so_and_not_left_waiting(
+async def test_a_message_to_a_session_without_its_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, _ = agent_of()
@@ -173,7 +173,7 @@ async def test_over_post_there_are_batches_errors_and_notifications() -> None:
         assert document["error"]["code"] == -32700
 
 
-async def test_a_token_that_may_only_look_can_call_nothing() -> None:
+async def test_a_token_that_may_only_view_can_call_no_method() -> None:
     agent, _ = agent_of()
     looker = Token("looker", "looker-secret-of-the-tests", frozenset(("view",)))
     async with served(agent, tokens=(looker,)) as owner, Client(owner.base, looker.value) as client:

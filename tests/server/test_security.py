@@ -38,7 +38,7 @@ async def raw(client: Client, *lines: str, body: bytes = b"") -> int:
     return int(answer.split()[1])
 
 
-async def test_only_who_has_the_token_comes_in() -> None:
+async def test_requests_without_the_token_are_refused() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         assert await status(client) == 200
@@ -57,7 +57,7 @@ async def test_only_who_has_the_token_comes_in() -> None:
                 assert answer.status == 401
 
 
-async def test_a_name_that_is_not_the_servers_is_refused_even_with_the_token() -> None:
+async def test_a_foreign_host_name_is_refused_even_with_the_token() -> None:
     agent, _ = agent_of()
     async with served(agent, hosts=("box.example:8420",)) as client:
         port = client.base.rpartition(":")[2]
@@ -77,7 +77,7 @@ async def test_a_name_that_is_not_the_servers_is_refused_even_with_the_token() -
         assert await raw(client, *twice) in (400, 403)
 
 
-async def test_pages_of_other_places_are_refused() -> None:
+async def test_pages_of_other_origins_are_refused() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         port = client.base.rpartition(":")[2]
@@ -124,7 +124,7 @@ async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
         assert await status(client, headers={"origin": "https://other.example"}) == 403
 
 
-async def test_a_body_must_be_json_of_a_bearable_size_and_depth() -> None:
+async def test_a_body_must_be_json_of_an_allowed_size_and_depth() -> None:
     agent, _ = agent_of()
     async with served(agent, body_bytes=10_000) as client:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
@@ -158,7 +158,7 @@ def test_depth_counts_brackets_and_not_those_in_strings() -> None:
     assert is_too_deep(b'["\\\\",' + b"[" * 64 + b"]" * 65, 64)
 
 
-def test_a_hostile_body_or_cookie_costs_what_it_is_long_and_not_its_square() -> None:
+def test_a_hostile_body_or_cookie_is_read_in_linear_time() -> None:
     assert not is_too_deep(b"[]" * 65 + b'\\"' * 500_000, 64)  # each could open a string that never ends
     tokens = Tokens([OWNER])
     slashes = "\\" * 500_000
@@ -186,7 +186,7 @@ async def test_no_route_is_given_a_cookie_to_read() -> None:
     assert seen == [b"host"]
 
 
-async def test_who_has_no_token_has_no_body_read() -> None:
+async def test_the_body_of_a_request_without_a_token_is_not_read() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         host = f"Host: {client.base[7:]}"
@@ -204,7 +204,7 @@ async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
             assert socket.close_code == 1009
 
 
-async def test_wrong_tokens_are_slowed_down_and_the_right_one_is_not() -> None:
+async def test_wrong_tokens_are_slowed_down_and_the_valid_one_is_not() -> None:
     agent, _ = agent_of()
     async with served(agent) as client, Client(client.base, "wrong") as stranger:
         assert [await status(stranger) for _ in range(20)] == [401] * 20
@@ -230,7 +230,7 @@ async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
             assert await status(client) == 429
 
 
-async def test_looking_sending_and_approving_are_separate_rights() -> None:
+async def test_viewing_sending_and_approving_are_separate_rights() -> None:
     agent, _ = agent_of(call("drop", table="t"), "done", tools=Tables().tools)
     rights = {
         right: Token(right, f"{right}-secret-of-the-tests", frozenset((right,)))
@@ -259,7 +259,7 @@ async def test_looking_sending_and_approving_are_separate_rights() -> None:
                     assert (code < 300) == (name == needed), (name, method, path, code)
 
 
-async def test_a_narrow_token_makes_narrow_sessions_and_cannot_use_wider_ones() -> None:
+async def test_a_token_with_a_grant_creates_narrow_sessions_and_cannot_use_wider_ones() -> None:
     made = Tables()
     agent, _ = agent_of(call("note", text="x"), "then not", tools=made.tools)
     narrow = Token("narrow", "narrow-secret-of-the-tests", grant=Grant(tools=("read_*",)))
@@ -309,7 +309,7 @@ async def test_a_login_link_works_once_and_sets_a_cookie_that_no_script_can_read
                 assert answer.status == 200
 
 
-def test_a_cookie_is_void_when_its_time_is_over_or_its_token_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cookie_is_invalid_after_it_expires_or_its_token_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens([OWNER])
     cookie = tokens.sign_cookie(OWNER)
     assert tokens.find_by_cookie(cookie) == OWNER
@@ -322,7 +322,7 @@ def test_a_cookie_is_void_when_its_time_is_over_or_its_token_changed(monkeypatch
     assert tokens.find_by_cookie(cookie) is None
 
 
-def test_a_ticket_is_void_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_expires_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens([OWNER])
     ticket = tokens.issue_ticket(OWNER)
     monkeypatch.setattr("time.time", lambda: 2e10)
@@ -368,7 +368,7 @@ async def test_every_response_has_the_headers_that_keep_a_browser_safe() -> None
                 assert "server" not in answer.headers or "uvicorn" in answer.headers["server"]
 
 
-async def test_a_mistake_of_the_servers_own_is_told_without_a_traceback(
+async def test_an_internal_error_is_answered_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent, _ = agent_of()
@@ -406,7 +406,7 @@ async def test_an_address_that_others_can_reach_needs_a_token(tmp_path: Path) ->
     assert not is_loopback("0.0.0.0") and not is_loopback("192.0.2.1") and not is_loopback("example.org")
 
 
-async def test_serving_as_root_is_refused_unless_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_serving_as_root_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     from treadle.app.settings import Settings
 
     monkeypatch.setattr("os.geteuid", lambda: 0)

@@ -46,7 +46,7 @@ async def test_a_streamed_message_ends_in_done() -> None:
         assert kinds == ["iteration", "tool_start", "tool_end", "iteration", "delta", "done"]
 
 
-async def test_sessions_are_made_listed_renamed_looked_at_and_deleted() -> None:
+async def test_sessions_are_created_listed_renamed_shown_and_deleted() -> None:
     agent, _ = agent_of("hello")
     async with served(agent) as client:
         first, second = await client.session(name="First"), await client.session()
@@ -102,7 +102,7 @@ async def test_a_key_that_was_used_for_another_message_is_a_conflict_and_adds_no
             assert "another message" in json.loads(await socket.recv())["message"]
 
 
-async def test_what_is_null_is_not_given_and_a_session_needs_no_body() -> None:
+async def test_null_fields_count_as_missing_and_a_session_needs_no_body() -> None:
     agent, _ = agent_of("hello")
     async with served(agent) as client:
         bare = await client.json("POST", "/v1/sessions", status=201)
@@ -115,7 +115,7 @@ async def test_what_is_null_is_not_given_and_a_session_needs_no_body() -> None:
         assert problem["message"].startswith("decision")
 
 
-async def test_a_session_has_its_own_limits_and_never_more_than_the_operators_patience() -> None:
+async def test_a_session_has_its_own_limits_within_the_operators() -> None:
     agent, _ = agent_of(call("note", text="a"), "so far", tools=[note], limits=Limits(seconds=60))
     async with served(agent) as client:
         session_id = await client.session(limits={"turns": 1, "seconds": 1000})
@@ -125,7 +125,7 @@ async def test_a_session_has_its_own_limits_and_never_more_than_the_operators_pa
         assert started["limits"]["turns"] == 1 and started["limits"]["seconds"] == 60
 
 
-async def test_after_a_limit_it_can_be_continued() -> None:
+async def test_a_run_can_be_continued_after_a_limit() -> None:
     agent, _ = agent_of(call("note", text="a"), "so far", "all done", tools=[note], limits=Limits(turns=1))
     async with served(agent) as client:
         session_id = await client.session()
@@ -172,7 +172,7 @@ async def test_an_approval_is_waited_for_and_answered_from_elsewhere() -> None:
         assert await client.json("GET", "/v1/approvals") == []
 
 
-async def test_a_denial_is_told_to_the_model_and_ends_nothing() -> None:
+async def test_a_denial_reaches_the_model_and_the_run_continues() -> None:
     agent, made = tables(call("drop", table="users"), "as you like")
     async with served(agent) as client:
         session_id = await client.session()
@@ -183,7 +183,7 @@ async def test_a_denial_is_told_to_the_model_and_ends_nothing() -> None:
         assert frames[0]["type"] == "tool_rejected" and frames[-1]["reply"] == "as you like" and not made.done
 
 
-async def test_an_answer_to_something_else_than_was_shown_is_refused() -> None:
+async def test_an_answer_with_the_digest_of_another_question_is_refused() -> None:
     agent, made = tables(call("drop", table="users"), "dropped")
     async with served(agent) as client:
         session_id = await client.session()
@@ -272,7 +272,7 @@ async def test_a_session_that_runs_cannot_be_deleted() -> None:
         await sending
 
 
-async def test_output_that_was_cut_is_kept_whole_and_the_log_can_be_taken_along() -> None:
+async def test_cut_output_is_kept_whole_and_the_session_can_be_exported() -> None:
     @tool
     def shout() -> str:
         """Say much."""
@@ -295,7 +295,7 @@ async def test_output_that_was_cut_is_kept_whole_and_the_log_can_be_taken_along(
         await client.problem("GET", f"/v1/sessions/{session_id}/artifacts/nope", status=404)
 
 
-async def test_a_request_may_answer_beforehand_but_never_allow_what_is_denied() -> None:
+async def test_a_request_may_approve_in_advance_but_never_allow_a_denied_call() -> None:
     script = [call("drop", table="t"), "dropped", call("note", text="x"), "well then", call("drop", table="u"), "no"]
     agent, made = tables(*script, grant=Grant(forbid=("drop(u)",)))
     async with served(agent) as client:
@@ -307,7 +307,7 @@ async def test_a_request_may_answer_beforehand_but_never_allow_what_is_denied() 
         assert (await client.send(denied, "drop u"))["reply"] == "no" and made.done == ["t"]
 
 
-async def test_who_may_not_approve_cannot_answer_beforehand() -> None:
+async def test_a_token_without_the_right_to_approve_cannot_approve_in_advance() -> None:
     agent, made = tables(call("drop", table="t"), "asked")
     sender = Token("sender", "sender-secret-of-the-tests", frozenset(("view", "send")))
     async with served(agent, tokens=(OWNER, sender)) as client, Client(client.base, sender.value) as caller:
@@ -320,7 +320,7 @@ async def test_who_may_not_approve_cannot_answer_beforehand() -> None:
         assert (await waiting)["reply"] == "asked"
 
 
-async def test_the_operators_choice_of_an_agent_is_meant_where_none_is_named() -> None:
+async def test_the_operators_agent_is_used_when_none_is_named() -> None:
     agent, _ = agent_of()
     other = Agent(ScriptedModel("it is I"), name="second")
     async with served(agent, other, agent="second") as client:
@@ -378,7 +378,7 @@ async def test_an_image_goes_with_the_message() -> None:
         assert [type(part).__name__ for part in message.parts] == ["TextPart", "ImagePart", "FilePart"]  # type: ignore[union-attr]
 
 
-async def test_unknown_things_are_404_and_broken_ones_400() -> None:
+async def test_unknown_things_are_404_and_malformed_ones_400() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         for path in ("/v1/sessions/nope", "/v1/sessions/nope/events", "/nowhere", "/api/agent/sessions/nope"):
@@ -390,7 +390,7 @@ async def test_unknown_things_are_404_and_broken_ones_400() -> None:
         await client.problem("PUT", "/v1/sessions", {}, 405)
 
 
-async def test_a_folder_outside_of_the_operators_roots_is_refused(tmp_path: Path) -> None:
+async def test_a_folder_outside_the_operators_roots_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "projects"
     (root / "mine").mkdir(parents=True)
     (tmp_path / "secret").mkdir()

@@ -30,7 +30,7 @@ def frame(kind: str, **fields: Any) -> str:
     return json.dumps({"type": kind, **fields})
 
 
-async def test_a_session_is_talked_to_and_watched_over_one_socket() -> None:
+async def test_one_socket_sends_messages_and_receives_frames() -> None:
     agent, _ = agent_of(call("note", text="a"), "done", "again", tools=[note])
     async with served(agent) as client:
         session_id = await client.session()
@@ -74,7 +74,7 @@ async def test_approvals_and_questions_are_answered_over_the_socket() -> None:
         assert "answered already" in (await until(socket, type="error"))[-1]["message"]
 
 
-async def test_a_frame_that_is_none_is_answered_and_the_line_stays_open() -> None:
+async def test_an_invalid_frame_is_answered_and_the_socket_stays_open() -> None:
     agent, _ = agent_of("hello")
     async with served(agent) as client, client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
         for text in ("nonsense", "[]", '{"type":"dance"}', '{"type":"user","content":1}', '{"a":1}'):
@@ -84,7 +84,7 @@ async def test_a_frame_that_is_none_is_answered_and_the_line_stays_open() -> Non
         assert (await until(socket, type="done"))[-1]["reply"] == "hello"
 
 
-async def test_a_client_that_closes_its_socket_stops_nothing() -> None:
+async def test_a_run_continues_when_its_client_closes_the_socket() -> None:
     held = Held()
     agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
     async with served(agent) as client:
@@ -143,7 +143,7 @@ class Halting:
         await self.free.wait()
 
 
-async def test_what_was_listed_is_not_told_when_something_newer_was_told_meanwhile() -> None:
+async def test_a_listed_status_is_not_sent_after_a_newer_one() -> None:
     agent, _ = agent_of(call("drop", table="t"), tools=Tables().tools)
     async with served(agent) as client:
         first, second = await client.session(), await client.session()
@@ -165,7 +165,7 @@ async def test_what_was_listed_is_not_told_when_something_newer_was_told_meanwhi
         assert [(one["session_id"], one["status"]) for one in line.sent] == [(first, "idle"), (third, "idle")]
 
 
-async def test_sockets_are_closed_with_a_word_when_the_server_leaves() -> None:
+async def test_sockets_are_closed_with_a_code_at_shutdown() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         session_id = await client.session()
@@ -177,7 +177,7 @@ async def test_sockets_are_closed_with_a_word_when_the_server_leaves() -> None:
                 assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
 
 
-async def test_a_socket_needs_a_token_a_session_and_the_right_to_look() -> None:
+async def test_a_socket_needs_a_token_a_session_and_the_right_to_view() -> None:
     agent, _ = agent_of()
     blind = Token("blind", "blind-secret-of-the-tests", frozenset(("send",)))
     async with served(agent, tokens=(OWNER, blind)) as client:
@@ -197,7 +197,7 @@ async def test_a_socket_needs_a_token_a_session_and_the_right_to_look() -> None:
             assert {"type", "message", "hint"} <= set(json.loads(answer.body)["error"])
 
 
-async def test_a_frame_may_come_as_bytes_and_what_is_no_text_is_told_to_be_none() -> None:
+async def test_a_binary_frame_is_read_and_invalid_text_is_answered_with_an_error() -> None:
     agent, _ = agent_of("hello")
     async with served(agent) as client:
         async with client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
@@ -220,7 +220,7 @@ async def test_a_page_knows_the_window_of_the_model_that_the_session_has() -> No
             assert (await until(socket, type="usage"))[-1]["ctx_max"] == 123_456
 
 
-async def test_a_token_that_may_only_look_cannot_send_over_the_socket() -> None:
+async def test_a_token_that_may_only_view_cannot_send_over_the_socket() -> None:
     agent, _ = agent_of()
     looker = Token("looker", "looker-secret-of-the-tests", frozenset(("view",)))
     async with served(agent, tokens=(OWNER, looker)) as client:
@@ -246,7 +246,7 @@ async def test_a_socket_closes_when_its_session_is_deleted() -> None:
                 assert closed.value.rcvd is not None and closed.value.rcvd.code == 1000
 
 
-async def test_a_channel_whose_store_fails_is_broken_off_and_not_left_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_channel_is_closed_when_its_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
 

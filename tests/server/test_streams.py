@@ -36,7 +36,7 @@ class Slowly(FakeModel):
         yield Reply("".join(said))
 
 
-async def test_a_stream_cut_at_any_event_and_taken_up_again_gives_the_whole_log() -> None:
+async def test_a_stream_that_is_resumed_after_any_event_gives_the_whole_log() -> None:
     script = [call("note", text="a"), call("note", text="b"), "done"]
     agent, _ = agent_of(*script, tools=[note])
     async with served(agent) as client:
@@ -65,7 +65,7 @@ async def test_a_stream_cut_at_any_event_and_taken_up_again_gives_the_whole_log(
             assert seen == facts
 
 
-async def test_a_live_run_watched_through_a_line_that_breaks_at_every_fact_is_seen_whole() -> None:
+async def test_a_live_run_is_seen_whole_by_a_client_that_reconnects_after_every_fact() -> None:
     agent, _ = agent_of(*(call("note", text=str(number)) for number in range(6)), "done", tools=[note])
     async with served(agent) as client:
         session_id = await client.session()
@@ -83,7 +83,7 @@ async def test_a_live_run_watched_through_a_line_that_breaks_at_every_fact_is_se
 
 
 @pytest.mark.parametrize("words", [50, 5000])
-async def test_who_joins_in_the_middle_of_a_reply_gets_the_text_so_far_and_then_the_rest(words: int) -> None:
+async def test_a_watcher_who_joins_during_a_reply_gets_the_text_so_far_and_then_the_rest(words: int) -> None:
     model = Slowly(words, words - 20)
     async with served(Agent(model)) as client:
         session_id = await client.session()
@@ -103,7 +103,7 @@ async def test_who_joins_in_the_middle_of_a_reply_gets_the_text_so_far_and_then_
         assert (await sending)["reply"] == text
 
 
-async def test_a_client_that_leaves_stops_nothing() -> None:
+async def test_a_run_continues_when_its_client_leaves() -> None:
     held = Held()
     agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
     async with served(agent) as client:
@@ -116,7 +116,7 @@ async def test_a_client_that_leaves_stops_nothing() -> None:
         assert seen[-1]["reason"] == "answered"
 
 
-async def test_a_blocking_client_that_leaves_stops_nothing() -> None:
+async def test_a_run_continues_when_its_blocking_client_leaves() -> None:
     held = Held()
     agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
     async with served(agent) as client:
@@ -130,7 +130,7 @@ async def test_a_blocking_client_that_leaves_stops_nothing() -> None:
         assert seen[-1]["reason"] == "answered"
 
 
-async def test_a_client_that_does_not_read_slows_nobody_and_is_brought_level() -> None:
+async def test_a_client_that_does_not_read_slows_nobody_and_catches_up() -> None:
     model = Slowly(20_000, 1)
     async with served(Agent(model)) as client:
         session_id = await client.session()
@@ -168,7 +168,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
                     break
 
 
-async def test_streams_are_told_when_the_server_leaves() -> None:
+async def test_streams_get_a_comment_at_shutdown() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         session_id = await client.session()
@@ -182,7 +182,7 @@ async def test_streams_are_told_when_the_server_leaves() -> None:
         assert problem["type"] == "shutting_down"
 
 
-async def test_a_waiting_request_is_answered_when_the_server_leaves() -> None:
+async def test_a_waiting_request_is_answered_at_shutdown() -> None:
     held = Held()
     agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
     async with served(agent) as client:
@@ -206,7 +206,7 @@ class Choosing(ScriptedModel):
         await self.there.wait()
 
 
-async def test_a_request_that_came_before_the_server_left_and_is_let_in_after_it_does_not_wait_for_ever() -> None:
+async def test_a_request_that_starts_during_shutdown_does_not_wait_forever() -> None:
     held, model = Held(), Choosing(call("wait"))
     async with served(Agent(model, tools=[held.tool])) as client:
         sending = asyncio.create_task(client.send(await client.session(), "go"))
@@ -217,7 +217,7 @@ async def test_a_request_that_came_before_the_server_left_and_is_let_in_after_it
         assert (await sending)["outcome"]["reason"] == "shutting_down"
 
 
-async def test_who_streams_a_message_or_asks_an_agent_is_told_that_the_run_goes_on_later() -> None:
+async def test_a_streaming_client_learns_at_shutdown_that_the_run_continues_later() -> None:
     held = Held()
     agent, _ = agent_of(call("wait"), call("wait"), call("wait"), tools=[held.tool])
     async with served(agent) as client:
@@ -296,7 +296,7 @@ async def test_many_watchers_of_one_session_share_one_encoding() -> None:
         assert len(shared._kept) < 2 * len(views[0])
 
 
-async def test_a_position_that_is_none_is_refused() -> None:
+async def test_an_invalid_position_is_refused() -> None:
     agent, _ = agent_of()
     async with served(agent) as client:
         path = f"/v1/sessions/{await client.session()}/events"

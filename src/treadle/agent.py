@@ -54,7 +54,7 @@ class Agent(Generic[T]):
     """
 
     model: str | Model | None = None
-    tools: Sequence[Tool | Callable[..., Any]] = ()
+    tools: Sequence[Tool | Callable[..., Any]] = ()  # a function of the user may take anything
     instructions: str = ""
     name: str = "agent"
     limits: Limits = Limits()
@@ -191,9 +191,8 @@ class Agent(Generic[T]):
 
     async def close(self) -> None:
         """Give up the connections of a model that was looked up by name."""
-        close = getattr(self._model, "close", None)
-        if self._model is not self.model and close is not None:
-            await close()
+        if self._model is not None and self._model is not self.model:
+            await self._model.close()
             self._model = None
 
     def parse_output(self, text: str) -> T:

@@ -126,9 +126,7 @@ class Runtime:
         for agent in self.agents.values():
             await agent.close()
         for model in self._models.values():
-            close = getattr(model, "close", None)
-            if close is not None:
-                await close()
+            await model.close()
 
     @property
     def coordinator(self) -> Coordinator:

@@ -36,14 +36,14 @@ def no_idle_threads(threads_at_rest: None) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_idle_threads")
 async def test_a_thread_is_used_again() -> None:
-    first = await run_in_thread(threading.current_thread, {})
-    assert await run_in_thread(threading.current_thread, {}) is first
+    first = await run_in_thread(threading.current_thread)
+    assert await run_in_thread(threading.current_thread) is first
 
 
 async def test_a_thread_sees_the_context_of_its_caller() -> None:
     variable = contextvars.ContextVar("variable", default="unset")
     variable.set("set")
-    assert await run_in_thread(variable.get, {}) == "set"
+    assert await run_in_thread(variable.get) == "set"
 
 
 @pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
@@ -52,7 +52,7 @@ async def test_what_means_something_to_the_event_loop_is_only_an_error_of_the_to
         raise kind("enough")
 
     with pytest.raises(RuntimeError, match=f"the tool raised {kind.__name__}: enough"):
-        await run_in_thread(fails, {})
+        await run_in_thread(fails)
 
 
 @pytest.mark.usefixtures("no_idle_threads")
@@ -60,7 +60,7 @@ async def test_calls_do_not_wait_for_each_other_and_few_threads_are_kept() -> No
     count = threads._KEPT + 6
     barrier = threading.Barrier(count, timeout=500)
     workers = [thread for thread in threading.enumerate() if thread.name == "treadle-tool"]
-    await asyncio.gather(*(run_in_thread(barrier.wait, {}) for _ in range(count)))
+    await asyncio.gather(*(run_in_thread(barrier.wait) for _ in range(count)))
     assert len(threads._idle) == threads._KEPT
     new = [one for one in threading.enumerate() if one.name == "treadle-tool" and one not in workers]
     spare = [one for one in new if one not in threads._idle]
@@ -76,13 +76,13 @@ async def test_cancelling_stops_the_waiting_and_not_the_thread() -> None:
         release.wait()
         ended.set()
 
-    task = asyncio.create_task(run_in_thread(waits, {}))
+    task = asyncio.create_task(run_in_thread(waits))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     release.set()
-    assert await run_in_thread(ended.wait, {"timeout": 60})
+    assert await run_in_thread(ended.wait, timeout=60)
 
 
 def test_a_tool_that_never_returns_does_not_keep_the_process_alive() -> None:
@@ -121,7 +121,7 @@ def no_threads(threads_at_rest: None, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.mark.usefixtures("no_threads")
 async def test_many_short_calls_at_once_share_a_few_threads() -> None:
-    used = await asyncio.gather(*(run_in_thread(threading.current_thread, {}) for _ in range(300)))
+    used = await asyncio.gather(*(run_in_thread(threading.current_thread) for _ in range(300)))
     assert len(set(used)) <= threads._AT_ONCE
 
 
@@ -134,9 +134,9 @@ async def test_a_call_that_is_cancelled_before_a_thread_took_it_never_runs() -> 
         barrier.wait()
         release.wait(500)
 
-    busy = [asyncio.create_task(run_in_thread(waits, {})) for _ in range(barrier.parties)]
+    busy = [asyncio.create_task(run_in_thread(waits)) for _ in range(barrier.parties)]
     assert await asyncio.to_thread(began.wait, 500)
-    late = asyncio.create_task(run_in_thread(ran.set, {}))
+    late = asyncio.create_task(run_in_thread(ran.set))
     await asyncio.sleep(0)
     waiting = len(threads._waiting)
     late.cancel()
@@ -156,12 +156,12 @@ def test_a_thread_whose_loop_ended_before_it_was_heard_serves_the_next_one() -> 
         release.wait(500)
 
     async def leaves() -> None:
-        task = asyncio.create_task(run_in_thread(waits, {}))
+        task = asyncio.create_task(run_in_thread(waits))
         assert await asyncio.to_thread(began.wait, 500)
         task.cancel()
 
     async def uses() -> None:
-        assert await run_in_thread(told.set, {}) is None
+        assert await run_in_thread(told.set) is None
 
     asyncio.run(leaves())
     release.set()

@@ -175,7 +175,7 @@ class Rewinder:
     async def list_changes(self, after: int = 0) -> list[RewindChange]:
         """How the workspace's files differ from what they were at a position, as far as calls changed them."""
         facts = await self._log.read(self._id)
-        steps, _ = await run_in_thread(_compare, {"facts": facts, "kept": self._kept, "to": after, "back": False})
+        steps, _ = await run_in_thread(_compare, facts=facts, kept=self._kept, to=after, back=False)
         return [step.change for step in steps]
 
     async def rewind(self, to: int, what: RewindTarget, *, dry_run: bool, force: bool) -> Rewind:
@@ -197,10 +197,10 @@ class Rewinder:
             posted = len(facts)
             _check_idle(fold(facts), self._busy())
             steps, skipped = await self._steps(facts, to, what, force=force)
-            files = await run_in_thread(_keep_now, {"kept": self._kept, "steps": steps})
+            files = await run_in_thread(_keep_now, kept=self._kept, steps=steps)
             if what != "files" or files:
                 posted = await self._record(facts, Rewound(to=to, what=what, files=tuple(files), by="user"))
-            skipped += await run_in_thread(_restore, {"root": _workspace(facts), "steps": steps})
+            skipped += await run_in_thread(_restore, root=_workspace(facts), steps=steps)
         finally:
             await self._log.release(claim, None)
             if (await self._log.get_info(self._id)).seq > posted:  # somebody wrote to the session meanwhile
@@ -234,9 +234,8 @@ class Rewinder:
     ) -> tuple[list[_Step], list[SkippedFile]]:
         if what == "conversation":
             return [], []
-        given = {"facts": facts, "kept": self._kept, "to": to, "back": True}
         steps: list[_Step]
-        steps, skipped = await run_in_thread(_compare, given)
+        steps, skipped = await run_in_thread(_compare, facts=facts, kept=self._kept, to=to, back=True)
         why = "somebody else changed it after the last call did; force=True rewinds it all the same"
         if not force:
             skipped += [SkippedFile(step.change.path, why) for step in steps if step.change.others]

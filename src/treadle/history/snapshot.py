@@ -104,15 +104,15 @@ class Snapshot:
 
     async def take_first(self) -> str:
         """Keep what the workspace holds; the name of the list of it, for `desk.keep(tree=...)`."""
-        return await run_in_thread(self._before, {})
+        return await run_in_thread(self._before)
 
     async def find_changes(self) -> list[KeptFile]:
         """What has changed since, with what it held before."""
-        return await run_in_thread(self._after, {})
+        return await run_in_thread(self._after)
 
     async def drop_tree(self) -> None:
         """Drop the list of what was there before, once what has changed is recorded."""
-        await run_in_thread(self.kept.drop, {"name": self.tree})
+        await run_in_thread(self.kept.drop, name=self.tree)
 
     def _before(self) -> str:
         place = os.path.realpath(self.workspace)

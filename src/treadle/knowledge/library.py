@@ -37,7 +37,7 @@ class AgentOptions:
     """What the operator gives every agent; a file can narrow it. `instructions` replace those of the default agent."""
 
     model: str | Model | None = None
-    tools: Sequence[Tool | Callable[..., Any]] = ()
+    tools: Sequence[Tool | Callable[..., Any]] = ()  # a function of the user may take anything
     grant: Grant = Grant()
     limits: Limits = Limits()
     gate: Gate | None = None

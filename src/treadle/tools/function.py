@@ -28,7 +28,7 @@ from treadle.workspace.worker_threads import run_in_thread
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-Function = Callable[..., Any]
+Function = Callable[..., Any]  # a function of the user: it may take and return anything
 ClassifySafety = Callable[[Mapping[str, Json]], Safety]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SAFETIES: tuple[Safety, ...] = get_args(Safety)
@@ -109,7 +109,7 @@ class FunctionTool(Tool):
             values[self._context_parameter] = context
         if self._is_async:
             return await self.function(**values)
-        result = await run_in_thread(self.function, values)
+        result = await run_in_thread(self.function, **values)
         return await result if inspect.isawaitable(result) else result
 
 

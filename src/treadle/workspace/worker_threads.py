@@ -9,22 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from treadle.errors import describe_error
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class _Job:
     """One call, and who waits for it."""
 
-    __slots__ = ("context", "function", "future", "loop", "values")
+    __slots__ = ("context", "function", "future", "loop")
 
-    def __init__(self, function: Callable[..., Any], values: Mapping[str, object]) -> None:
-        self.function, self.values, self.context = function, values, contextvars.copy_context()
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function, self.context = function, contextvars.copy_context()
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
 
@@ -56,7 +60,7 @@ class _Worker(Thread):
         """Do a job and tell its loop; the next one, when one waits."""
         result, error = None, None
         try:
-            result = job.context.run(job.function, **job.values)
+            result = job.context.run(job.function)
         except BaseException as raised:
             error = raised
         following = _next()
@@ -91,9 +95,11 @@ def _deliver(future: asyncio.Future[Any], result: object, error: BaseException |
         future.set_exception(RuntimeError(f"the tool raised {describe_error(error)}"))
 
 
-async def run_in_thread(function: Callable[..., Any], values: Mapping[str, object]) -> Any:
+async def run_in_thread(
+    function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
+) -> Result:
     """Call the function in a thread and wait for it; cancelling stops the waiting, not a thread that is at it."""
-    job = _Job(function, values)
+    job = _Job(partial(function, *arguments, **named))
     if _idle or len(_threads) < _AT_ONCE:
         _start(job)
     else:

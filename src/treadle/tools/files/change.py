@@ -122,10 +122,10 @@ def refuse_if_changed(context: ToolContext, path: str, now: FileContent | None) 
 
 async def apply_changes(files: FileToolSettings, context: ToolContext, changes: Sequence[FileChange]) -> None:
     """Make the changes; raises `ToolError`, and then every file is as it was."""
-    kept, left_out = await run_in_thread(_keep, {"kept": files.kept, "changes": changes})
+    kept, left_out = await run_in_thread(_keep, kept=files.kept, changes=changes)
     await context.services.record_kept_files(kept, left_out=left_out)
     try:
-        await run_in_thread(_apply, {"root": context.workspace, "granted": files.granted, "changes": changes})
+        await run_in_thread(_apply, root=context.workspace, granted=files.granted, changes=changes)
     except ToolError:
         for change in changes:  # so that a rewind does not take what others did for this call's work
             found = change.before.data if change.before is not None else None
@@ -138,7 +138,7 @@ async def apply_changes(files: FileToolSettings, context: ToolContext, changes: 
 async def render_change(change: FileChange) -> str:
     """What changed, as a diff on lines of its own; in a thread, because comparing can take its time."""
     before = change.before.data if change.before is not None else None
-    return "\n" + await run_in_thread(render_diff, {"before": before, "after": change.after, "path": change.path})
+    return "\n" + await run_in_thread(render_diff, before=before, after=change.after, path=change.path)
 
 
 def _keep(kept: ContentStore, changes: Sequence[FileChange]) -> tuple[list[KeptFile], list[str]]:

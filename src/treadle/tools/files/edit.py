@@ -42,8 +42,9 @@ def build_edit_file_tool(files: FileToolSettings) -> Tool:
             new: what stands there instead
             replace_all: replace every place, not only one
         """
-        given = {"files": files, "context": context, "path": path, "old": old, "new": new, "everywhere": replace_all}
-        change, count = await run_in_thread(_planned, given)
+        change, count = await run_in_thread(
+            _planned, files=files, context=context, path=path, old=old, new=new, everywhere=replace_all
+        )
         await apply_changes(files, context, [change])
         places = "" if count == 1 else f" in {count} places"
         return f"Edited {change.path}{places}.{await render_change(change)}"

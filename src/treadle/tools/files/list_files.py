@@ -56,8 +56,9 @@ def build_list_files_tool(files: FileToolSettings) -> Tool:
                 return len(names) < _GATHERED
 
             ended = await run_ripgrep(["--files", *build_glob_flags(pattern)], opened, take, _SECONDS)
-            given = {"folder": folder, "real": real, "names": names, "depth": 99 if pattern else max(1, depth)}
-            shown: list[str] = await run_in_thread(_shown, given)
+            shown = await run_in_thread(
+                _shown, folder=folder, real=real, names=names, depth=99 if pattern else max(1, depth)
+            )
         if not shown:
             return _nothing(real, pattern)
         return "\n".join(shown) + (

@@ -42,7 +42,7 @@ def build_apply_patch_tool(files: FileToolSettings) -> Tool:
         Args:
             patch: the diff, as `git diff` writes it
         """
-        changes = await run_in_thread(_planned, {"files": files, "context": context, "patch": patch})
+        changes = await run_in_thread(_planned, files=files, context=context, patch=patch)
         await apply_changes(files, context, changes)
         return "\n".join(["Patched:", *map(_told, changes)])
 

@@ -40,7 +40,7 @@ def build_read_file_tool(files: FileToolSettings) -> Tool:
             offset: the first line to show, counted from 1
             limit: how many lines to show at most
         """
-        held = await run_in_thread(_read, {"files": files, "context": context, "path": path})
+        held = await run_in_thread(_read, files=files, context=context, path=path)
         name = NOTE_PREFIX + held.path
         known = read_note(context.notes.get(name))
         if known is None or known.digest != hash_content(held.data):

@@ -93,8 +93,8 @@ def build_search_files_tool(files: FileToolSettings) -> Tool:
             ended = await run_ripgrep([*options, *build_glob_flags(glob)], opened, take, _SECONDS)
             if ended.code == 2 and not places and ended.error:
                 raise ToolError(f"ripgrep does not take this pattern:\n{ended.error}")
-            given = {"folder": folder, "places": places[:MAX_SHOWN], "around": min(max(0, around), _MOST_AROUND)}
-            shown: list[str] = await run_in_thread(_shown, given)
+            around = min(max(0, around), _MOST_AROUND)
+            shown = await run_in_thread(_shown, folder=folder, places=places[:MAX_SHOWN], around=around)
         if not shown and ended.is_complete:
             return f"Nothing in {'the workspace' if real == '.' else real} fits {pattern}."
         if len(places) > MAX_SHOWN:

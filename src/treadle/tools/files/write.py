@@ -29,9 +29,8 @@ def build_write_file_tool(files: FileToolSettings) -> Tool:
             path: the file, relative to the workspace
             content: all that the file shall hold
         """
-        given = {"files": files, "context": context, "path": path, "content": content}
-        change = await run_in_thread(_planned, given)
-        size = f"{len(change.after)} bytes, {describe_line_count(content)}"
+        change = await run_in_thread(_planned, files=files, context=context, path=path, content=content)
+        size = f"{len(change.after or b'')} bytes, {describe_line_count(content)}"
         if change.before is not None and change.before.data == change.after:
             return f"{change.path} holds exactly that already ({size})."
         await apply_changes(files, context, [change])

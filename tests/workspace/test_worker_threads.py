@@ -95,8 +95,8 @@ async def main():
     def never():
         began.set()
         threading.Event().wait()
-    task = asyncio.create_task(run_in_thread(never, {}))
-    await run_in_thread(began.wait, {})
+    task = asyncio.create_task(run_in_thread(never))
+    await run_in_thread(began.wait)
     task.cancel()
 
 asyncio.run(main())

@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from typing import NamedTuple
 
-from tests.architecture.tree import Function, Tree, describe_line_count, find_functions, list_nodes, parse
+from tests.architecture.tree import Function, Tree, count_lines, find_functions, list_nodes, parse
 
 FILE_LINES = 500
 PROTOCOL_LINES = 650
@@ -29,7 +29,7 @@ FORWARDING_ALLOWED = {"__init__.py", "__main__.py", "server/__main__.py", "testi
 def find_long_files(tree: Tree) -> dict[str, int]:
     """Find files that are longer than their budget."""
     budgets = {LOOP: LOOP_LINES, **dict.fromkeys(PROTOCOLS, PROTOCOL_LINES)}
-    lengths = {path: describe_line_count(source) for path, source in tree.items()}
+    lengths = {path: count_lines(source) for path, source in tree.items()}
     return {f"lines of {path}": lines for path, lines in lengths.items() if lines > budgets.get(path, FILE_LINES)}
 
 
@@ -67,7 +67,7 @@ def find_top_modules(tree: Tree) -> list[str]:
 
 def count_source_lines(tree: Tree) -> int:
     """Count the lines of the whole tree."""
-    return sum(map(describe_line_count, tree.values()))
+    return sum(map(count_lines, tree.values()))
 
 
 class PrivateFunctions(NamedTuple):

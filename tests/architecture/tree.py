@@ -46,7 +46,7 @@ def module_name(path: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def describe_line_count(source: str) -> int:
+def count_lines(source: str) -> int:
     """The lines of a text, as an editor numbers them."""
     return len(source.splitlines())
 

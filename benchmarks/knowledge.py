@@ -33,8 +33,8 @@ from treadle.events import (
     stamp_fact,
 )
 from treadle.knowledge.file_knowledge import FileKnowledge
-from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
+from treadle.memory.base import Memory
 from treadle.messages import Call, TextPart, Usage
 from treadle.testing import ScriptedModel
 

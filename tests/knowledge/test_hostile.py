@@ -23,7 +23,7 @@ from treadle.knowledge.instructions import find_nested
 from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
 from treadle.knowledge.prompt_frames import frame_text
 from treadle.knowledge.skills import MAX_TRIGGERS, find_triggered, read_skill
-from treadle.log.base import Memory
+from treadle.memory.base import Memory
 from treadle.messages import Request, ResultMessage, TextPart, UserMessage, render_parts
 from treadle.testing import ScriptedModel, call
 

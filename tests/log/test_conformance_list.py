@@ -18,7 +18,8 @@ from treadle.events import (
     TextDelta,
     TurnStarted,
 )
-from treadle.log.base import Claim, Log, Memory, SessionQuery
+from treadle.log.base import Claim, Log, SessionQuery
+from treadle.memory.base import Memory
 from treadle.messages import ImagePart, TextPart, Usage
 
 # --- the list

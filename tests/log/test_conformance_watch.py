@@ -403,6 +403,6 @@ async def test_whatever_happens_every_watcher_gets_each_fact_once_and_in_order(s
             await task
         facts = [event.seq for event in seen if not isinstance(event, Delta)]
         assert facts == list(range(after + 1, after + 1 + len(facts)))
-        if not watch._closed:  # pyright: ignore
+        if not watch._is_closed:  # pyright: ignore
             assert facts == list(range(after + 1, head + 1))
     await log.close()

@@ -60,7 +60,7 @@ async def obey(path: str) -> None:
                 await log.delete(session_id)
             await log.create(session_id, [SessionCreated(session_id=session_id), Custom(name="remade")])
         elif command == "unknown":
-            with log._store.transaction as db:  # pyright: ignore
+            with log._file.transaction as db:  # pyright: ignore
                 db.execute("INSERT INTO facts SELECT max(place) + 1, ? FROM facts", (UNKNOWN,))
         say(command)
     await log.close()

@@ -37,4 +37,4 @@ async def filled(path: Path, notes: int = 1) -> None:
 
 
 def pragma(log: SqliteLog, name: str) -> object:
-    return log._store.get_connection().execute(f"PRAGMA {name}").fetchone()[0]  # pyright: ignore
+    return log._file.get_connection().execute(f"PRAGMA {name}").fetchone()[0]  # pyright: ignore

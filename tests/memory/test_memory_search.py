@@ -10,9 +10,9 @@ from tests.kit.sessions import Store, either_store, ended, results
 from tests.kit.strict import StrictModel
 from treadle import Agent
 from treadle.errors import ModelError
-from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
 from treadle.memory import search as meaning
+from treadle.memory.base import Memory
 from treadle.testing import ScriptedModel, call
 from treadle.tools.remember import build_memory_tools
 
@@ -22,8 +22,8 @@ store = either_store
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine must not look like a slow embedding."""
-    monkeypatch.setattr(meaning, "SECONDS", 60.0)
-    monkeypatch.setattr(meaning, "MORE_SECONDS", 60.0)
+    monkeypatch.setattr(meaning, "EMBED_TIMEOUT", 60.0)
+    monkeypatch.setattr(meaning, "BACKFILL_SECONDS", 60.0)
 
 
 RED, BREAD = "A vehicle of crimson colour.", "Bread needs salt."
@@ -72,12 +72,12 @@ async def test_another_embedding_makes_its_own_vectors(store: Store) -> None:
 
 
 async def test_many_memories_get_their_vectors_a_few_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meaning, "MORE_SECONDS", 0.0)
+    monkeypatch.setattr(meaning, "BACKFILL_SECONDS", 0.0)
     memories, embed = store.open().memories, Colours()
     for number in range(20):
         await memories.add(Memory(f"{number}: crimson"))
     assert await memories.search("anything red", embed=embed) == [] and embed.asked == ["anything red"]
-    monkeypatch.setattr(meaning, "MORE_SECONDS", 60.0)
+    monkeypatch.setattr(meaning, "BACKFILL_SECONDS", 60.0)
     assert len(await memories.search("anything red", embed=embed)) == 20
     assert embed.asked[2] == "19: crimson" and len(embed.asked) == 22
 
@@ -94,10 +94,10 @@ async def test_where_the_embedding_fails_or_is_slow_the_words_decide(
 
     memories = store.open().memories
     red = await memories.add(Memory(RED))
-    monkeypatch.setattr(meaning, "SECONDS", 0.01)
+    monkeypatch.setattr(meaning, "EMBED_TIMEOUT", 0.01)
     for embed in (broken, slow):
         assert await memories.search("which vehicle", embed=embed) == [red]
-    assert "no such model" in caplog.text and "words alone" in caplog.text
+    assert "no such model" in caplog.text and "words only" in caplog.text
 
 
 async def test_a_text_that_changes_while_it_is_embedded_keeps_no_vector_of_the_old_one(store: Store) -> None:

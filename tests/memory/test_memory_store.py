@@ -10,8 +10,8 @@ from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished
 from treadle.errors import BadInput, NotFound
 from treadle.knowledge.library import AgentOptions, FileKnowledge, WorkspaceKnowledge
-from treadle.log.base import Memory
 from treadle.log.sqlite import SqliteLog
+from treadle.memory.base import Memory
 from treadle.memory.ranking import fuse_rankings, rank_by_similarity
 from treadle.secrets.detect import find_secret
 from treadle.testing import ScriptedModel, call
@@ -35,7 +35,7 @@ async def test_what_is_added_is_listed_found_edited_and_deleted(store: Store) ->
     await memories.delete(one.id)
     assert await memories.list() == [two] and await memories.search("coffee") == []
     for gone in (memories.get(one.id), memories.delete(one.id), memories.edit(one.id, "x")):
-        with pytest.raises(NotFound, match="nothing is remembered as"):
+        with pytest.raises(NotFound, match="there is no memory"):
             await gone
 
 
@@ -97,11 +97,11 @@ def test_an_order_made_of_several_puts_what_is_high_in_both_first() -> None:
 )
 async def test_secrets_are_refused(store: Store, text: str) -> None:
     memories = store.open().memories
-    with pytest.raises(BadInput, match=r"secrets are not remembered.*nothing was kept"):
+    with pytest.raises(BadInput, match=r"Secrets are not remembered: nothing was stored"):
         await memories.add(Memory(f"Note: {text}"))
     assert await memories.list() == []
     kept = await memories.add(Memory("harmless"))
-    with pytest.raises(BadInput, match="secrets are not remembered"):
+    with pytest.raises(BadInput, match="Secrets are not remembered"):
         await memories.edit(kept.id, text)
 
 
@@ -155,10 +155,10 @@ async def test_a_new_memory_and_the_preferences_cost_the_same_however_much_is_re
     for number in range(2000):
         if number in (100, 1999):
             steps.append(0)
-            log._store.get_connection().set_progress_handler(count, 10)  # pyright: ignore[reportPrivateUsage]
+            log._file.get_connection().set_progress_handler(count, 10)  # pyright: ignore[reportPrivateUsage]
             await log.memories.add(Memory(f"Preference {number}.", "preference", "/here"))
             assert len(await log.memories.list(("", "/here"), kind="preference")) == len(steps)
-            log._store.get_connection().set_progress_handler(None, 0)  # pyright: ignore[reportPrivateUsage]
+            log._file.get_connection().set_progress_handler(None, 0)  # pyright: ignore[reportPrivateUsage]
         await log.memories.add(Memory(f"Fact {number}: 東京 has a gate."))
     await log.close()
     few, many = steps

@@ -14,7 +14,8 @@ from treadle.secrets.keyring import Keyring, forbid_memory_inspection
 
 if TYPE_CHECKING:
     from treadle.app.workspace_agents import BuiltAgents
-    from treadle.log.base import Embed, Log, SessionInfo
+    from treadle.log.base import Log, SessionInfo
+    from treadle.memory.base import Embed
     from treadle.models.base import Model
     from treadle.runtime import Runtime
     from treadle.tools.base import Tool

@@ -17,7 +17,7 @@ from treadle.cli.terminal_text import (
     print_note,
     terminal_width,
 )
-from treadle.log.base import Memories, Memory
+from treadle.memory.base import Memories, Memory
 
 EXAMPLES = """\
   treadle memory list

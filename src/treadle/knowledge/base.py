@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.engine.context import Attachments
-from treadle.log.base import Memories
+from treadle.memory.base import Memories
 
 Origin = Literal["builtin", "user", "workspace"]
 

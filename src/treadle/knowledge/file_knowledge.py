@@ -24,7 +24,7 @@ from treadle.knowledge.prompt_frames import frame_text
 from treadle.knowledge.skills import SKILL_FILE as SKILL
 from treadle.knowledge.skills import find_triggered, read_skills, render_skill_index
 from treadle.knowledge.skills import frame_skill as framed_skill
-from treadle.log.base import Memories, Memory
+from treadle.memory.base import Memories, Memory
 from treadle.messages import Json
 
 WORKSPACE_FOLDER = ".treadle"

@@ -19,7 +19,7 @@ from treadle.events import Grant, Limits
 from treadle.knowledge.agents import AgentFile
 from treadle.knowledge.base import Problem, Skill
 from treadle.knowledge.file_knowledge import Definitions, FileKnowledge
-from treadle.log.base import Embed
+from treadle.memory.base import Embed
 from treadle.messages import Sampling
 from treadle.models.base import Model
 from treadle.permissions.patterns import covers_call

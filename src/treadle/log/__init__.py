@@ -1,1 +1,1 @@
-"""Logs: the port is in base.py; memory.py and sqlite.py keep to it."""
+"""Logs: base.py is the port, in_memory.py and sqlite.py implement it."""

@@ -1,7 +1,7 @@
-"""The hand-over inside one process: from whoever writes a session to whoever watches it.
+"""Delivery inside one process, from the writer of a session to its watchers.
 
-One bounded ring of recent events per session, shared by its watchers; each has an index into it. It is no
-store: whoever joins, or falls behind the ring, is brought level with `read`.
+Each session has one bounded ring of recent events, and each watcher an index into it. The ring is no store: a watcher
+that joins late or falls behind reads the log.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from treadle.events import AnyDelta, AnyFact, Delta, Event, ReasoningDelta, TextDelta
-from treadle.log.base import Watch
+from treadle.log.base import Log, Watch
 
 RING = 1024
 BATCH = 512
@@ -22,10 +22,10 @@ TextFragment = TextDelta | ReasoningDelta
 ReadFacts = Callable[[str, int, int], Awaitable[list[AnyFact]]]
 
 
-def join_deltas(said: Sequence[TextFragment], more: Sequence[Event]) -> list[TextFragment]:
-    """Text and reasoning, joined as far as they follow each other; other fragments are of the moment only."""
-    result, pieces = list(said[:-1]), [said[-1].text] if said else []
-    last: TextFragment | None = said[-1] if said else None
+def join_deltas(joined: Sequence[TextFragment], more: Sequence[Event]) -> list[TextFragment]:
+    """Join text and reasoning where they follow each other. Other deltas are dropped: nobody needs them later."""
+    result, pieces = list(joined[:-1]), [joined[-1].text] if joined else []
+    last: TextFragment | None = joined[-1] if joined else None
     for delta in more:
         if not isinstance(delta, TextDelta | ReasoningDelta):
             continue
@@ -38,11 +38,11 @@ def join_deltas(said: Sequence[TextFragment], more: Sequence[Event]) -> list[Tex
 
 
 class Channel:
-    """What this process knows of one session that is claimed here or watched.
+    """The recent events of one session that is claimed or watched in this process.
 
-    Every fact after `floor` up to `head` is in `items`. `live` is where the events that follow the owner's
-    last append begin: what a late joiner still needs of the reply that is being written. Where the ring has
-    forgotten the first of them, `so_far` has their text joined.
+    `items` holds every fact after `floor` up to `head`. `start` is the index of its first item, `live_start` the index
+    of the first event after the owner's last append: a late watcher still needs those, because they belong to the
+    reply that is being written. `trimmed_text` is their text, joined, as far as the ring has dropped it.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Channel:
         self.has_ended = False
 
     def add_facts(self, facts: Sequence[AnyFact], from_owner: bool) -> None:
-        """Take facts that were just stored; `own` ones were appended by the session's owner."""
+        """Add facts that were just stored; `from_owner` when the session's owner appended them."""
         if facts[0].seq != self.head + 1:
             facts = [fact for fact in facts if fact.seq > self.head]
             if not facts:
@@ -96,13 +96,13 @@ class Channel:
         self.wake_waiters()
 
     def advance_head(self, head: int) -> None:
-        """The log is known to reach `head`, but its facts are not at hand: watchers have to read them."""
+        """Note that the log reaches `head`. The facts are not at hand, so watchers have to read them."""
         if head > self.head:
             self.head = self.floor = head
             self.wake_waiters()
 
     def trim(self) -> None:
-        """Forget the oldest events; half of what there may be at most, so that it happens seldom."""
+        """Drop the oldest events down to half of the capacity, so that trimming is rare."""
         cut = len(self.items) - self.capacity // 2
         self.trimmed_text = join_deltas(self.trimmed_text, self.items[max(self.live_start - self.start, 0) : cut])
         for item in reversed(self.items[:cut]):
@@ -113,7 +113,7 @@ class Channel:
         self.start += cut
 
     def wake_waiters(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake every watcher that waits for an event."""
         if self.waiters:
             for waiter in self.waiters:
                 if not waiter.done():
@@ -122,9 +122,9 @@ class Channel:
 
 
 class Hub:
-    """The channels of one log. Publishing never waits: it is an append to a list, and often less.
+    """The channels of one log. Publishing never waits: it is an append to a list, or nothing.
 
-    `on_wait` is called whenever a watch has nothing to give and starts to wait.
+    `on_wait` is called whenever a watch has no event and starts to wait.
     """
 
     def __init__(self, read: ReadFacts, ring: int = RING, on_wait: Callable[[], None] | None = None) -> None:
@@ -137,26 +137,26 @@ class Hub:
         return bool(self._channels)
 
     def list_channels(self) -> Iterator[tuple[str, Channel]]:
-        """A copy of the sessions of interest, safe to end some of them meanwhile."""
+        """List the channels by session id. It is a copy, so that channels may end during the iteration."""
         return iter(tuple(self._channels.items()))
 
     def get_channel(self, session_id: str) -> Channel | None:
-        """The session's channel, when it is claimed here or watched."""
+        """Return the session's channel, if it is claimed or watched here."""
         return self._channels.get(session_id)
 
     def get_head(self, session_id: str) -> int:
-        """The last position known here, 0 when the session is of no interest."""
+        """Return the last known position, or 0 for a session without a channel."""
         channel = self._channels.get(session_id)
         return channel.head if channel is not None else 0
 
     def mark_claimed(self, session_id: str, epoch: int, head: int) -> None:
-        """This process runs the session now."""
-        channel = self._open(session_id, head)
+        """Note that this process runs the session."""
+        channel = self._open_channel(session_id, head)
         channel.epoch = epoch
         channel.advance_head(head)
 
     def mark_released(self, session_id: str, epoch: int) -> None:
-        """The claim of that epoch was given back or lost."""
+        """Note that the claim of that epoch was given back or lost."""
         channel = self._channels.get(session_id)
         if channel is not None and channel.epoch == epoch:
             channel.epoch = 0
@@ -168,81 +168,81 @@ class Hub:
         return channel is not None and channel.epoch > 0
 
     def add_facts(self, session_id: str, facts: Sequence[AnyFact], *, from_owner: bool = False) -> None:
-        """Show facts that were just stored; `own` ones were appended by the session's owner."""
+        """Show facts that were just stored; `from_owner` when the session's owner appended them."""
         channel = self._channels.get(session_id)
         if channel is not None and facts:
             channel.add_facts(facts, from_owner)
 
     def publish(self, session_id: str, delta: AnyDelta) -> bool:
-        """Show a fragment to whoever watches now, or joins before the next append; whether it is the first such."""
+        """Show a delta to everyone who watches now or joins before the next append. True for the first since then."""
         channel = self._channels.get(session_id)
         if channel is None:
             return False
-        first = channel.start + len(channel.items) == channel.live_start
+        is_first = channel.start + len(channel.items) == channel.live_start
         channel.items.append(delta)
         if len(channel.items) >= channel.capacity:
             channel.trim()
         if channel.waiters:
             channel.wake_waiters()
-        return first
+        return is_first
 
     def watch(self, session_id: str, after: int, head: int) -> Watch:
-        """A watch of a session that exists and reaches `head`."""
-        return HubWatch(self, session_id, self._open(session_id, head), after, catching=after < head)
+        """Watch a session that exists and reaches `head`."""
+        return HubWatch(self, session_id, self._open_channel(session_id, head), after, is_catching_up=after < head)
 
     def end_session(self, session_id: str) -> None:
-        """The session is gone: its watches end."""
+        """End the watches of a session that was deleted."""
         channel = self._channels.pop(session_id, None)
         if channel is not None:
             channel.has_ended = True
             channel.wake_waiters()
 
     def close(self) -> None:
-        """All watches end."""
+        """End all watches."""
         for session_id in tuple(self._channels):
             self.end_session(session_id)
 
     async def read_batch(self, session_id: str, after: int) -> list[AnyFact]:
-        """A batch of facts from the log, for a watch that has to catch up."""
+        """Read a batch of facts from the log, for a watch that catches up."""
         return await self._read(session_id, after, BATCH)
 
     def remove_watcher(self, session_id: str, channel: Channel) -> None:
-        """One watch fewer."""
+        """Note that one watch was closed."""
         channel.watchers -= 1
         self._drop_unused(session_id, channel)
 
-    def _open(self, session_id: str, head: int) -> Channel:
+    def _open_channel(self, session_id: str, head: int) -> Channel:
         channel = self._channels.get(session_id)
         if channel is None:
             channel = self._channels[session_id] = Channel(head, self.ring)
         return channel
 
     def _drop_unused(self, session_id: str, channel: Channel) -> None:
-        unused = not channel.epoch and not channel.watchers
-        if unused and self._channels.get(session_id) is channel:
+        is_unused = not channel.epoch and not channel.watchers
+        if is_unused and self._channels.get(session_id) is channel:
             del self._channels[session_id]
 
 
 class HubWatch(Watch):
-    """One watcher: its position in the log, its index into the ring, and what it has taken from either."""
+    """One watcher: its position in the log, its index into the ring, and the events it has taken but not yet given."""
 
-    def __init__(self, hub: Hub, session_id: str, channel: Channel, after: int, *, catching: bool) -> None:
+    def __init__(self, hub: Hub, session_id: str, channel: Channel, after: int, *, is_catching_up: bool) -> None:
         self._hub = hub
         self._session_id = session_id
         self._channel = channel
         self._seq = after
         self._index = channel.live_start
-        self._taken: list[Event] = []  # the next one last
-        self._catching = catching
-        self._joining = True
-        self._torn = -1
+        self._taken: list[Event] = []  # the next one is last
+        self._is_catching_up = is_catching_up
+        self._is_joining = True
+        self._torn_after = -1
         self._stop = sys.maxsize
-        self._closed = False
+        self._is_closed = False
         self._waiter: asyncio.Future[None] | None = None
         channel.watchers += 1
 
     async def __anext__(self) -> Event:
-        while (event := self._next()) is None:
+        while (event := self._take_next()) is None:
             if self._is_over():
                 raise StopAsyncIteration
             if not self._is_behind() or not await self._catch_up():
@@ -251,18 +251,18 @@ class HubWatch(Watch):
 
     def ready(self) -> list[Event]:
         events: list[Event] = []
-        while len(events) < BATCH and (event := self._next()) is not None:
+        while len(events) < BATCH and (event := self._take_next()) is not None:
             events.append(event)
         return events
 
     def stop_at(self, seq: int) -> None:
-        if not self._closed:
+        if not self._is_closed:
             self._stop = seq
             self._wake()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed, self._stop = True, -1
+        if not self._is_closed:
+            self._is_closed, self._stop = True, -1
             self._hub.remove_watcher(self._session_id, self._channel)
             self._wake()
 
@@ -273,12 +273,12 @@ class HubWatch(Watch):
         return self._seq >= self._stop or self._channel.has_ended
 
     def _is_behind(self) -> bool:
-        """Whether there are facts to be read before what the ring has."""
-        return self._catching or self._seq < self._channel.floor
+        """Whether facts have to be read from the log before those in the ring."""
+        return self._is_catching_up or self._seq < self._channel.floor
 
-    def _next(self) -> Event | None:
-        """The next event, if there is one at hand."""
-        if self._is_over() or not (self._taken or self._take()):
+    def _take_next(self) -> Event | None:
+        """Take the next event that needs no waiting."""
+        if self._is_over() or not (self._taken or self._take_from_ring()):
             return None
         event = self._taken.pop()
         if not isinstance(event, Delta):
@@ -286,32 +286,32 @@ class HubWatch(Watch):
         return event
 
     async def _catch_up(self) -> bool:
-        """Read what is missing; whether there is anything to give now."""
+        """Read missing facts from the log. True when there is an event to give."""
         facts = await self._hub.read_batch(self._session_id, self._seq)
         channel = self._channel
         reached = facts[-1].seq if facts else self._seq
-        self._catching = bool(facts) and (len(facts) == BATCH or reached < channel.head)
-        if not self._catching:
+        self._is_catching_up = bool(facts) and (len(facts) == BATCH or reached < channel.head)
+        if not self._is_catching_up:
             self._index = max(self._index, channel.live_start)
         self._taken = [*reversed(facts)]
-        return bool(facts) or self._take()
+        return bool(facts) or self._take_from_ring()
 
-    def _take(self) -> bool:
-        """Take all that is new in the ring, unless facts before it are missing; whether there was anything."""
+    def _take_from_ring(self) -> bool:
+        """Take all new events of the ring, unless facts before them are missing. True when there were any."""
         channel, seq = self._channel, self._seq
         end = channel.start + len(channel.items)
-        if self._is_behind() or (self._index == end and not self._joining):
+        if self._is_behind() or (self._index == end and not self._is_joining):
             return False
         new = channel.items[max(self._index - channel.start, 0) :]
-        if self._joining and channel.trimmed_text and self._index == channel.live_start:
+        if self._is_joining and channel.trimmed_text and self._index == channel.live_start:
             new = [*channel.trimmed_text, *channel.items]
-        elif self._index < channel.start:  # fragments are gone; no text is better than one with a hole in it
-            self._torn = next((event.after for event in new if isinstance(event, Delta)), self._torn)
-        self._joining, self._index = False, end
+        elif self._index < channel.start:  # the ring dropped some deltas; no text is better than text with a hole
+            self._torn_after = next((event.after for event in new if isinstance(event, Delta)), self._torn_after)
+        self._is_joining, self._index = False, end
         self._taken = [
             event
             for event in reversed(new)
-            if (event.after > self._torn if isinstance(event, Delta) else event.seq > seq)
+            if (event.after > self._torn_after if isinstance(event, Delta) else event.seq > seq)
         ]
         return bool(self._taken)
 
@@ -329,3 +329,24 @@ class HubWatch(Watch):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class HubLog(Log):
+    """What every log with a hub does alike: show what is stored to watchers, observer and listener."""
+
+    _hub: Hub
+
+    def get_head(self, session_id: str) -> int:
+        return self._hub.get_head(session_id)
+
+    def publish(self, session_id: str, delta: AnyDelta) -> None:
+        if self._hub.publish(session_id, delta) and self.observer is not None:
+            self.observer.on_first_delta(session_id)
+
+    def _announce(self, session_id: str, facts: Sequence[AnyFact], seconds: float, *, from_owner: bool = False) -> None:
+        """Show facts that were just stored, which took `seconds`. The listener is told only what others posted."""
+        self._hub.add_facts(session_id, facts, from_owner=from_owner)
+        if self.observer is not None:
+            self.observer.on_stored(session_id, facts, seconds)
+        if not from_owner and self.listener is not None and self._hub.is_claimed(session_id):
+            self.listener(session_id)

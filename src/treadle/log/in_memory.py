@@ -1,6 +1,6 @@
-"""A log in memory: for tests and for sessions that need not outlive the process.
+"""A log in memory, for tests and for sessions that need not outlive the process.
 
-It keeps to the port in every point but durability; nothing of it can be shared with another process.
+It keeps every promise of the port but durability, and no other process can share it.
 """
 
 from __future__ import annotations
@@ -8,33 +8,38 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
-from treadle.errors import ClaimLost, Conflict, NotFound, PositionMoved, StoreError
-from treadle.events import AnyDelta, AnyFact
-from treadle.log.base import (
-    Artifact,
-    Claim,
-    Log,
-    PostResult,
-    SearchHit,
-    SessionInfo,
-    SessionPage,
-    SessionQuery,
-    Watch,
+from treadle.errors import StoreError
+from treadle.events import AnyFact
+from treadle.log.base import Artifact, Claim, PostResult, SearchHit, SessionInfo, SessionPage, SessionQuery, Watch
+from treadle.log.full_text import extract_text, make_snippet, split_words
+from treadle.log.hub import Hub, HubLog
+from treadle.log.records import (
+    build_claim_lost,
+    build_first_info,
+    build_no_artifact,
+    build_not_found,
+    build_position_moved,
+    build_still_running,
+    build_taken,
+    contains_text,
+    format_cursor,
+    hash_artifact,
+    number_facts,
+    parse_cursor,
+    stamp_created,
+    stamp_facts,
+    stamp_repeated,
     summarize_changes,
 )
-from treadle.log.full_text import extract_text, make_snippet, split_words
-from treadle.log.hub import Hub
-from treadle.log.positions import hash_artifact, number_facts, stamp_created, stamp_facts, stamp_repeated
-from treadle.log.session_list import build_first_info, contains_text, format_cursor, parse_cursor
 from treadle.memory.store import InMemoryMemories
 
 
 class _Session:
-    def __init__(self, number: int, line: SessionInfo, facts: list[AnyFact]) -> None:
+    def __init__(self, number: int, info: SessionInfo, facts: list[AnyFact]) -> None:
         self.number = number
-        self.line = line
+        self.entry = info
         self.facts = facts
         self.named_by_user = summarize_changes(facts).named_by_user
         self.keys: dict[str, tuple[AnyFact, ...]] = {}
@@ -44,69 +49,77 @@ class _Session:
         self.lease = 0.0
         self.wake_at: float | None = None
 
+    @property
+    def info(self) -> SessionInfo:
+        return replace(self.entry, wake_at=self.wake_at, owner=self.owner)
+
     def add(self, facts: Sequence[AnyFact], now: float, key: str) -> None:
         stamp_facts(facts, len(self.facts), now)
         self.facts.extend(facts)
         if key:
             self.keys[key] = tuple(facts)
-        change, line = summarize_changes(facts), self.line
-        if change.name is None or (self.named_by_user and not change.named_by_user):
-            name = line.name
+        changes, entry = summarize_changes(facts), self.entry
+        if changes.name is None or (self.named_by_user and not changes.named_by_user):
+            name = entry.name
         else:
-            name, self.named_by_user = change.name, change.named_by_user
-        self.line = msgspec.structs.replace(
-            line,
+            name, self.named_by_user = changes.name, changes.named_by_user
+        self.entry = replace(
+            entry,
             seq=len(self.facts),
             updated_at=now,
             name=name,
-            agent=change.agent or line.agent,
-            status=change.status or line.status,
-            turns=line.turns + change.turns,
-            cost=line.cost + change.cost,
+            agent=changes.agent or entry.agent,
+            status=changes.status or entry.status,
+            turns=entry.turns + changes.turns,
+            cost=entry.cost + changes.cost,
         )
 
-    def due_since(self, now: float) -> float | None:
+    def find_due_since(self, now: float) -> float | None:
         due = self.lease if self.owner else self.wake_at
         return due if due is not None and due <= now else None
 
-    def info(self) -> SessionInfo:
-        return msgspec.structs.replace(self.line, wake_at=self.wake_at, owner=self.owner)
+    def matches(self, query: SessionQuery) -> bool:
+        entry = self.entry
+        return (
+            (query.status is None or entry.status == query.status)
+            and (not query.agent or entry.agent == query.agent)
+            and (not query.workspace or entry.workspace == query.workspace)
+            and (not query.parent or (entry.parent is not None and entry.parent.session_id == query.parent))
+            and (not query.text or contains_text(entry.name, query.text))
+            and entry.id.startswith(query.prefix)
+        )
 
 
-class InMemoryLog(Log):
+class InMemoryLog(HubLog):
     """A log that lives as long as this object."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._sessions: dict[str, _Session] = {}
-        self._made = 0
-        self._closed = False
+        self._created = 0
+        self._is_closed = False
         self.memories = InMemoryMemories(clock)
         self._hub = Hub(self.read)
 
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
         self._check_open()
         if session_id in self._sessions:
-            raise Conflict(f"there is a session {session_id} already; choose another id")
-        placed = number_facts(facts, self._clock())
-        line = build_first_info(session_id, placed)
-        self._made += 1
-        self._sessions[session_id] = _Session(self._made, line, placed)
-        stamp_created(facts, placed)
+            raise build_taken(session_id)
+        numbered = number_facts(facts, self._clock())
+        info = build_first_info(session_id, numbered)
+        self._created += 1
+        self._sessions[session_id] = _Session(self._created, info, numbered)
+        stamp_created(facts, numbered)
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
-        session = self._get(session_id)
+        session = self._get_session(session_id)
         if key and key in session.keys:
             return PostResult(session.keys[key], is_new=False)
         now = self._clock()
         session.add(facts, now, key)
         if wake:
             session.wake_at = now if session.wake_at is None else min(session.wake_at, now)
-        self._hub.add_facts(session_id, facts)
-        if self.observer is not None:
-            self.observer.on_stored(session_id, facts, 0.0)
-        if self.listener is not None and self._hub.is_claimed(session_id):
-            self.listener(session_id)
+        self._announce(session_id, facts, 0.0)
         return PostResult(tuple(facts), is_new=True)
 
     async def claim(
@@ -114,28 +127,28 @@ class InMemoryLog(Log):
     ) -> Claim | None:
         self._check_open()
         now = self._clock()
-        session = self._get(session_id) if session_id else self._longest_due(now, agents)
+        session = self._get_session(session_id) if session_id else self._find_longest_due(now, agents)
         if session is None or (session.owner and session.lease > now):
             return None
-        if agents is not None and session.line.agent not in agents:
+        if agents is not None and session.entry.agent not in agents:
             return None
         session.owner, session.epoch, session.lease = owner, session.epoch + 1, now + ttl
         session.wake_at = None
-        if session.line.status == "waiting":
-            session.line = msgspec.structs.replace(session.line, status="running")
-        self._hub.mark_claimed(session.line.id, session.epoch, len(session.facts))
-        return Claim(session.line.id, owner, session.epoch, ttl)
+        if session.entry.status == "waiting":
+            session.entry = replace(session.entry, status="running")
+        self._hub.mark_claimed(session.entry.id, session.epoch, len(session.facts))
+        return Claim(session.entry.id, owner, session.epoch, ttl)
 
-    def _longest_due(self, now: float, agents: Sequence[str] | None) -> _Session | None:
+    def _find_longest_due(self, now: float, agents: Sequence[str] | None) -> _Session | None:
         due = [
             (since, session.number, session)
             for session in self._sessions.values()
-            if (since := session.due_since(now)) is not None and (agents is None or session.line.agent in agents)
+            if (since := session.find_due_since(now)) is not None and (agents is None or session.entry.agent in agents)
         ]
         return min(due)[2] if due else None
 
     async def renew(self, claim: Claim) -> None:
-        self._held(claim).lease = self._clock() + claim.ttl
+        self._get_claimed(claim).lease = self._clock() + claim.ttl
 
     async def release(
         self,
@@ -145,7 +158,7 @@ class InMemoryLog(Log):
         *,
         waiting: bool = False,
     ) -> bool:
-        session = self._held(claim)
+        session = self._get_claimed(claim)
         if expected_seq is None:
             wakes = [at for at in (wake_at, session.wake_at) if at is not None]
             wake_at = min(wakes, default=None)
@@ -153,55 +166,42 @@ class InMemoryLog(Log):
             return False
         session.owner, session.lease, session.wake_at = "", 0.0, wake_at
         if waiting:
-            session.line = msgspec.structs.replace(session.line, status="waiting")
+            session.entry = replace(session.entry, status="waiting")
         self._hub.mark_released(claim.session_id, claim.epoch)
         return True
 
     async def append(self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "") -> None:
         if not facts:
             return
-        session = self._held(claim)
+        session = self._get_claimed(claim)
         if key and key in session.keys:
             stamp_repeated(facts, session.keys[key], key)
             return
         if len(session.facts) != expected_seq:
-            raise PositionMoved(
-                f"session {claim.session_id} is at {len(session.facts)}, not at {expected_seq}: "
-                "nothing was written; read what is new and decide again"
-            )
+            raise build_position_moved(claim, len(session.facts), expected_seq)
         session.add(facts, self._clock(), key)
-        self._hub.add_facts(claim.session_id, facts, from_owner=True)
-        if self.observer is not None:
-            self.observer.on_stored(claim.session_id, facts, 0.0)
+        self._announce(claim.session_id, facts, 0.0, from_owner=True)
 
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
-        facts, after = self._get(session_id).facts, max(after, 0)
+        facts, after = self._get_session(session_id).facts, max(after, 0)
         return facts[after : None if limit is None or limit < 0 else after + limit]
 
-    def get_head(self, session_id: str) -> int:
-        return self._hub.get_head(session_id)
-
     def watch(self, session_id: str, after: int = 0) -> Watch:
-        return self._hub.watch(session_id, after, len(self._get(session_id).facts))
-
-    def publish(self, session_id: str, delta: AnyDelta) -> None:
-        if self._hub.publish(session_id, delta) and self.observer is not None:
-            self.observer.on_first_delta(session_id)
+        return self._hub.watch(session_id, after, len(self._get_session(session_id).facts))
 
     async def get_info(self, session_id: str) -> SessionInfo:
-        return self._get(session_id).info()
+        return self._get_session(session_id).info
 
     async def list_sessions(self, query: SessionQuery) -> SessionPage:
         self._check_open()
         before = parse_cursor(query.cursor) if query.cursor else None
         found = sorted(
-            ((s.line.updated_at, s.number, s) for s in self._sessions.values() if _fits(s, query)),
-            reverse=True,
+            ((s.entry.updated_at, s.number, s) for s in self._sessions.values() if s.matches(query)), reverse=True
         )
-        rest = [entry for entry in found if before is None or entry[:2] < before]
+        rest = [row for row in found if before is None or row[:2] < before]
         page = rest[: query.limit]
         cursor = format_cursor(*page[-1][:2]) if len(rest) > len(page) and page else ""
-        return SessionPage(tuple(entry[2].info() for entry in page), cursor)
+        return SessionPage(tuple(session.info for _, _, session in page), cursor)
 
     async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
         self._check_open()
@@ -209,65 +209,50 @@ class InMemoryLog(Log):
         found: list[tuple[int, str, SearchHit]] = []
         for session_id, session in self._sessions.items():
             for fact in session.facts:
-                words = split_words(found_text := extract_text(fact), index=True)
+                words = split_words(fact_text := extract_text(fact), index=True)
                 if wanted and all(word in words for word in wanted):
                     score = sum(words.count(word) for word in wanted)
-                    hit = SearchHit(session_id, fact.seq, make_snippet(found_text, wanted[0]))
+                    hit = SearchHit(session_id, fact.seq, make_snippet(fact_text, wanted[0]))
                     found.append((-score, f"{session_id}/{fact.seq:010}", hit))
-        return [hit for _, _, hit in sorted(found, key=lambda entry: entry[:2])[:limit]]
+        return [hit for _, _, hit in sorted(found, key=lambda row: row[:2])[:limit]]
 
     async def put_artifact(self, session_id: str, data: bytes, media_type: str = "text/plain") -> str:
         artifact_id = hash_artifact(data)
-        kept = self._get(session_id).artifacts
-        kept.setdefault(artifact_id, Artifact(artifact_id, media_type, data))
+        artifacts = self._get_session(session_id).artifacts
+        artifacts.setdefault(artifact_id, Artifact(artifact_id, media_type, data))
         return artifact_id
 
     async def get_artifact(self, session_id: str, artifact_id: str) -> Artifact:
-        artifact = self._get(session_id).artifacts.get(artifact_id)
+        artifact = self._get_session(session_id).artifacts.get(artifact_id)
         if artifact is None:
-            raise NotFound(f"session {session_id} has no artifact {artifact_id}")
+            raise build_no_artifact(session_id, artifact_id)
         return artifact
 
     async def delete(self, session_id: str) -> None:
-        session = self._get(session_id)
+        session = self._get_session(session_id)
         if session.owner and session.lease > self._clock():
-            raise Conflict(f"session {session_id} is running; cancel it before deleting it")
+            raise build_still_running(session_id)
         del self._sessions[session_id]
         self._hub.end_session(session_id)
 
     async def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         self._hub.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise StoreError("this log was closed; make a new one")
 
-    def _get(self, session_id: str) -> _Session:
+    def _get_session(self, session_id: str) -> _Session:
         self._check_open()
         session = self._sessions.get(session_id)
         if session is None:
-            raise NotFound(f"there is no session {session_id}")
+            raise build_not_found(session_id)
         return session
 
-    def _held(self, claim: Claim) -> _Session:
-        session = self._get(claim.session_id)
+    def _get_claimed(self, claim: Claim) -> _Session:
+        session = self._get_session(claim.session_id)
         if (session.epoch, session.owner) != (claim.epoch, claim.owner):
             self._hub.mark_released(claim.session_id, claim.epoch)
-            raise ClaimLost(
-                f"session {claim.session_id} is no longer run by {claim.owner} (epoch {claim.epoch}): "
-                "nothing was written"
-            )
+            raise build_claim_lost(claim)
         return session
-
-
-def _fits(session: _Session, query: SessionQuery) -> bool:
-    line = session.line
-    return (
-        (query.status is None or line.status == query.status)
-        and (not query.agent or line.agent == query.agent)
-        and (not query.workspace or line.workspace == query.workspace)
-        and (not query.parent or (line.parent is not None and line.parent.session_id == query.parent))
-        and (not query.text or contains_text(line.name, query.text))
-        and line.id.startswith(query.prefix)
-    )

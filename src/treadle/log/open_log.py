@@ -1,4 +1,4 @@
-"""Which log a user means by a path, a URL or a log of their own."""
+"""Opening a log by its path, its URL, or as an object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treadle.log.in_memory import InMemoryLog
 
 
 def open_log(store: str | Path | Log) -> Log:
-    """The log at a path (`":memory:"` for one that is not kept), or the log that is passed in."""
+    """Open the log at a path. `":memory:"` opens one that is not stored; a log is returned as it is."""
     if isinstance(store, Log):
         return store
     if store == ":memory:":

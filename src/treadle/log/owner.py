@@ -1,6 +1,6 @@
-"""Who claims a session: a name for this process, and whether the process of a name is gone.
+"""Names for the processes that claim sessions, and whether the process of a name is gone.
 
-It only shortens the wait after a crash on the same machine. What keeps two writers apart is the epoch.
+This only shortens the wait after a crash on the same machine. The epoch keeps two writers apart.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ _PROC = Path("/proc")
 
 
 def make_owner_name() -> str:
-    """A name for this process: host, kernel and pid namespace, pid, start time, and something random."""
+    """Make a name for this process: host, kernel and pid namespace, pid, start time, and a random part."""
     pid = os.getpid()
-    return f"{_host()}:{_place()}:{pid}:{_started(pid)}:{os.urandom(4).hex()}"
+    return f"{_get_host()}:{_read_namespace()}:{pid}:{_read_start_time(pid)}:{os.urandom(4).hex()}"
 
 
 def is_gone(owner: str) -> bool:
-    """True only when that process ran here and surely runs no more; False whenever in doubt."""
+    """Whether that process ran here and has certainly ended. False when in doubt."""
     parts = owner.split(":")
     if sys.platform == "win32" or len(parts) != 5 or not parts[2].isdigit():
         return False
-    host, place, pid, started = parts[0], parts[1], int(parts[2]), parts[3]
-    if host != _host() or place != _place() or pid == 0:
+    host, namespace, pid, start_time = parts[0], parts[1], int(parts[2]), parts[3]
+    if host != _get_host() or namespace != _read_namespace() or pid == 0:
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # it exists and belongs to somebody else
-    found = _started(pid)
-    return bool(started and found) and started != found
+        pass  # it exists and belongs to another user
+    found = _read_start_time(pid)
+    return bool(start_time and found) and start_time != found
 
 
-def _host() -> str:
+def _get_host() -> str:
     return socket.gethostname().replace(":", "-")
 
 
-def _place() -> str:
-    """This kernel since its boot and this pid namespace; a pid means nothing outside of it."""
+def _read_namespace() -> str:
+    """Identify this boot of the kernel and this pid namespace. A pid means nothing outside of them."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -50,8 +50,8 @@ def _place() -> str:
         return ""
 
 
-def _started(pid: int) -> str:
-    """When the process started, in the kernel's own ticks; "dead" for a zombie, empty when unknown."""
+def _read_start_time(pid: int) -> str:
+    """Read when a process started, in the kernel's ticks; "dead" for a zombie, empty when unknown."""
     try:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

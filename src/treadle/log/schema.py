@@ -1,6 +1,6 @@
-"""The tables of the SQLite log, in numbered steps, and how an older store is brought up to date.
+"""The tables of the SQLite log as numbered migrations, and how an older store is upgraded.
 
-A step that has been released is never changed: what comes later is a further step.
+A released migration never changes. A later change is a further migration.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from contextlib import closing
 from pathlib import Path
 
 from treadle.errors import StoreDamaged, StoreTooNew
+from treadle.memory.store import KIND_SQL, TEXT_SQL
 
 APPLICATION_ID = 0x7472646C  # "trdl", shown by file(1) and checked when a store is opened
 
 Migration = Sequence[str]
 
-MEMORY_FIELD = "json_extract(CAST(body AS TEXT), '$.{}')"
-"""A field of a memory. The very words of an index's expression must stand in a query that is to use it."""
-
 MIGRATIONS: tuple[Migration, ...] = (
     (
-        # AUTOINCREMENT: the number of a deleted session may still be cached by another process, so it must
-        # never come to mean another session.
+        # AUTOINCREMENT: another process may still cache the number of a deleted session, so no other session may
+        # ever get it.
         """CREATE TABLE sessions (
             num INTEGER PRIMARY KEY AUTOINCREMENT,
             id TEXT NOT NULL UNIQUE,
@@ -44,8 +42,8 @@ MIGRATIONS: tuple[Migration, ...] = (
             wake_at REAL)""",
         "CREATE INDEX sessions_due ON sessions (wake_at) WHERE wake_at IS NOT NULL",
         "CREATE INDEX sessions_owned ON sessions (owner) WHERE owner <> ''",
-        # place = session number << 32 | seq: one integer key is the cheapest thing to append to and to scan.
-        # The last one is the session's head: no column repeats it, so an append in mid-run is one insert.
+        # place = session number << 32 | seq: one integer key is the cheapest to append to and to scan.
+        # The last place is the session's head. No column repeats it, so an append in mid-run is one insert.
         "CREATE TABLE facts (place INTEGER PRIMARY KEY, body BLOB NOT NULL)",
         """CREATE TABLE keys (
             session INTEGER NOT NULL,
@@ -69,28 +67,27 @@ MIGRATIONS: tuple[Migration, ...] = (
             body BLOB NOT NULL)""",
         "CREATE INDEX memories_scope ON memories (scope)",
         "CREATE VIRTUAL TABLE memory_words USING fts5 (text)",
-        # Parents are few and looked for by the session they name, which stands in their JSON.
+        # Few sessions have a parent. They are looked up by the parent's id, which is inside the JSON.
         """CREATE INDEX sessions_parent ON sessions (json_extract(CAST(parent AS TEXT), '$.session_id'))
             WHERE parent IS NOT NULL""",
     ),
     (
-        # Apart from the memories: they are large, and most ways to read a memory have no use for them.
+        # Vectors are large, and most reads of a memory do not need them: they have a table of their own.
         "CREATE TABLE memory_vectors (num INTEGER PRIMARY KEY, name TEXT NOT NULL, vector BLOB NOT NULL)",
-        # So that a session's beginning and the next memory do not take longer the more is remembered.
-        f"CREATE INDEX memories_text ON memories ({MEMORY_FIELD.format('text')})",
-        f"CREATE INDEX memories_kind ON memories ({MEMORY_FIELD.format('kind')}) "
-        f"WHERE {MEMORY_FIELD.format('kind')} IS NOT NULL",
+        # Without these, starting a session and adding a memory would slow down as memories are added.
+        f"CREATE INDEX memories_text ON memories ({TEXT_SQL})",
+        f"CREATE INDEX memories_kind ON memories ({KIND_SQL}) WHERE {KIND_SQL} IS NOT NULL",
     ),
 )
 
 
 def migrate_tables(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Make the tables of a new store, or bring an older one up to date after a backup copy."""
+    """Create the tables of a new store, or back up an older one and upgrade it."""
     if read_version(db, path, migrations) == len(migrations):
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        # Asked again under the lock: another process may have done it while this one waited.
+        # Read again under the lock: another process may have migrated while this one waited.
         version = read_version(db, path, migrations)
         if 0 < version < len(migrations):
             _back_up(path, version)
@@ -106,25 +103,23 @@ def migrate_tables(db: sqlite3.Connection, path: Path, migrations: Sequence[Migr
 
 
 def read_version(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> int:
-    """The store's version, 0 for a new one; refuses what is not ours or newer than we are."""
-    # Tables first: where there are some, another process that has just made them has also marked them as ours.
+    """Read the store's version, 0 for a new one. Refuse a foreign database and a newer version."""
+    # Tables first: if another process has just created them, it has also set the application id.
     tables: int = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     application: int = db.execute("PRAGMA application_id").fetchone()[0]
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if tables and application != APPLICATION_ID:
-        raise StoreDamaged(
-            f"{path} is an SQLite database of another program; it was left as it is. Choose another path"
-        )
+        raise StoreDamaged(f"{path} is an SQLite database of another program; it was not changed. Choose another path")
     if version > len(migrations):
         raise StoreTooNew(
             f"{path} has store version {version}, and this treadle knows versions up to "
-            f"{len(migrations)}; it was left as it is. Upgrade treadle to open it"
+            f"{len(migrations)}; it was not changed. Upgrade treadle to open it"
         )
     return version
 
 
 def _back_up(path: Path, version: int) -> None:
-    """Copy the store as it is next to itself; seen under its name only when it is whole."""
+    """Copy the store next to itself. The copy gets its name only when it is complete."""
     target = path.with_name(f"{path.name}.v{version}.bak")
     partial = target.with_name(f"{target.name}.partial")
     partial.unlink(missing_ok=True)

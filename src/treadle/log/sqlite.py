@@ -1,7 +1,7 @@
-"""The embedded log: one SQLite file, for as many processes of one machine as want to share it.
+"""The embedded log: one SQLite file, which any number of processes on one machine can share.
 
-Every call does its work at once, without an await between deciding and recording, so no cancellation can
-fall between. Not for several machines, and not for several threads: one log belongs to one event loop.
+Every call works without an await between deciding and recording, so no cancellation can fall between. One log belongs
+to one event loop: it serves neither several machines nor several threads.
 """
 
 from __future__ import annotations
@@ -15,66 +15,77 @@ from pathlib import Path
 
 import msgspec
 
-from treadle.errors import ClaimLost, Conflict, NotFound, PositionMoved, StoreError
-from treadle.events import AnyDelta, AnyFact
-from treadle.log.base import (
-    NO_CHANGES,
-    Artifact,
-    Claim,
-    Log,
-    PostResult,
-    SearchHit,
-    SessionChanges,
-    SessionInfo,
-    SessionPage,
-    SessionQuery,
-    Watch,
-    summarize_changes,
+from treadle.errors import ClaimLost, NotFound, PositionMoved, StoreError
+from treadle.events import AnyFact
+from treadle.log.base import Artifact, Claim, PostResult, SearchHit, SessionInfo, SessionPage, SessionQuery, Watch
+from treadle.log.full_text import (
+    build_match_query,
+    extract_text,
+    has_unspaced_script,
+    make_snippet,
+    prepare_for_index,
 )
-from treadle.log.full_text import build_match_query, extract_text, has_unspaced_script, make_snippet, prepare_for_index
-from treadle.log.hub import Channel, Hub
+from treadle.log.hub import Channel, Hub, HubLog
 from treadle.log.owner import is_gone
-from treadle.log.positions import hash_artifact, number_facts, stamp_created, stamp_facts, stamp_repeated
-from treadle.log.rows import (
+from treadle.log.records import (
     HEAD_SQL,
     INFO_COLUMNS,
+    NO_CHANGES,
     SEQ_MASK,
     UPDATE_COLUMNS,
     Candidate,
+    SessionChanges,
     append_facts,
+    build_claim_lost,
+    build_first_info,
+    build_no_artifact,
+    build_not_found,
+    build_position_moved,
     build_session_info,
+    build_still_running,
+    build_taken,
     build_update_values,
+    contains_text,
     fetch_row,
+    fetch_session,
     find_by_key,
     find_longest_due,
+    format_cursor,
+    hash_artifact,
     insert_facts,
     insert_session,
+    number_facts,
+    parse_cursor,
     read_facts,
     save_key,
+    stamp_created,
+    stamp_facts,
+    stamp_repeated,
+    summarize_changes,
 )
-from treadle.log.session_list import build_first_info, contains_text, format_cursor, parse_cursor
 from treadle.log.sqlite_file import Durability, SqliteFile
 from treadle.memory.store import SqliteMemories
 
 POLL_SECONDS = 0.05
 INDEX_BATCH = 1000
+_MAX_CACHED_NUMBERS = 10_000
 
-_MOVE = f"UPDATE sessions SET {UPDATE_COLUMNS} WHERE num = ?"
+_UPDATE = f"UPDATE sessions SET {UPDATE_COLUMNS} WHERE num = ?"
 _CLAIM = """UPDATE sessions SET owner = ?, epoch = epoch + 1, lease = ?, wake_at = NULL,
     status = CASE status WHEN 'waiting' THEN 'running' ELSE status END WHERE num = ?"""
 _POST = f"""UPDATE sessions SET {UPDATE_COLUMNS},
     wake_at = CASE WHEN ? THEN min(coalesce(wake_at, ?), ?) ELSE wake_at END WHERE num = ?"""
-# Without a position there may be posts the owner has not seen, so their wake-up is kept.
+# Without a position there may be posts that the owner has not seen, so their wake-up is kept.
 _RELEASE = f"""UPDATE sessions SET owner = '', lease = 0,
     wake_at = CASE WHEN :seq IS NOT NULL THEN :wake_at
         ELSE min(coalesce(:wake_at, wake_at), coalesce(wake_at, :wake_at)) END,
     status = CASE WHEN :waiting THEN 'waiting' ELSE status END
     WHERE num = :num AND epoch = :epoch AND owner = :owner AND (:seq IS NULL OR {HEAD_SQL} <= :seq)"""
-# The page is chosen first: a position costs a look-up, which only its own lines are worth.
+# The inner query selects the page: a head costs a look-up, so only the rows of the page get one.
 _PAGE = f"""SELECT {INFO_COLUMNS} FROM sessions WHERE num IN (
         SELECT num FROM sessions
         WHERE (:status IS NULL OR status = :status) AND (:agent = '' OR agent = :agent)
-        AND (:workspace = '' OR workspace = :workspace) AND (:text = '' OR holds(name, :text))
+        AND (:workspace = '' OR workspace = :workspace) AND (:text = '' OR contains_text(name, :text))
         AND (:parent = '' OR (parent IS NOT NULL AND json_extract(CAST(parent AS TEXT), '$.session_id') = :parent))
         AND (:prefix = '' OR substr(id, 1, length(:prefix)) = :prefix)
         AND (updated_at, num) < (:updated_at, :num) ORDER BY updated_at DESC, num DESC LIMIT :limit)
@@ -84,11 +95,11 @@ _SEARCH = f"""SELECT sessions.id, words.rowid & {SEQ_MASK}, snippet(words, 0, ''
     WHERE words MATCH ? ORDER BY rank, words.rowid LIMIT ?"""
 
 
-class SqliteLog(Log):
-    """A log in the file at `path`, which is made, with its folder, when it is not there.
+class SqliteLog(HubLog):
+    """A log in the file at `path`. The file and its folder are created when they are missing.
 
-    What was recorded survives the death of the process; with `durability="power"` also a power cut, at the
-    price of a disk flush for every append.
+    Facts survive the death of the process. With `durability="power"` they also survive a power cut, and every append
+    waits for the disk.
     """
 
     def __init__(
@@ -101,34 +112,31 @@ class SqliteLog(Log):
     ) -> None:
         self.path = Path(path).expanduser().absolute()
         self._clock = clock
-        self._store = SqliteFile(self.path, durability, busy_timeout)
-        with self._store.connection as db:
-            db.create_function("holds", 2, contains_text, deterministic=True)
-        self.memories = SqliteMemories(self._store, clock)
-        self._hub = Hub(self.read, on_wait=self._keep_polling)
+        self._file = SqliteFile(self.path, durability, busy_timeout)
+        with self._file.connection as db:
+            db.create_function("contains_text", 2, contains_text, deterministic=True)
+        self.memories = SqliteMemories(self._file, clock)
+        self._hub = Hub(self.read, on_wait=self._schedule_poll)
         self._numbers: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_loop: asyncio.AbstractEventLoop | None = None
         self._data_version = 0
 
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
-        self._store.check_not_moved()
-        with self._store.transaction as db:
+        self._file.check_not_moved()
+        with self._file.transaction as db:
             if fetch_row(db, "SELECT 1 FROM sessions WHERE id = ?", session_id) is not None:
-                raise Conflict(f"there is a session {session_id} already; choose another id")
-            placed = number_facts(facts, self._clock())
-            line = build_first_info(session_id, placed)
-            num = insert_session(db, line, named_by_user=summarize_changes(placed).named_by_user)
-            insert_facts(db, num, placed)
-        stamp_created(facts, placed)
+                raise build_taken(session_id)
+            numbered = number_facts(facts, self._clock())
+            info = build_first_info(session_id, numbered)
+            num = insert_session(db, info, named_by_user=summarize_changes(numbered).named_by_user)
+            insert_facts(db, num, numbered)
+        stamp_created(facts, numbered)
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
         now, began = self._clock(), time.perf_counter()
-        with self._store.transaction as db:
-            row = fetch_row(db, f"SELECT num, {HEAD_SQL} FROM sessions WHERE id = ?", session_id)
-            if row is None:
-                raise _unknown(session_id)
-            num, head = row
+        with self._file.transaction as db:
+            num, head = fetch_session(db, f"num, {HEAD_SQL}", session_id)
             if key and (stored := find_by_key(db, num, key)) is not None:
                 return PostResult(tuple(stored), is_new=False)
             stamp_facts(facts, head, now)
@@ -136,56 +144,47 @@ class SqliteLog(Log):
             if key:
                 save_key(db, num, key, head, len(facts))
             db.execute(_POST, (*build_update_values(now, summarize_changes(facts)), wake, now, now, num))
-        self._hub.add_facts(session_id, facts)
-        if self.observer is not None:
-            self.observer.on_stored(session_id, facts, time.perf_counter() - began)
-        if self.listener is not None and self._hub.is_claimed(session_id):
-            self.listener(session_id)
+        self._announce(session_id, facts, time.perf_counter() - began)
         return PostResult(tuple(facts), is_new=True)
 
     async def claim(
         self, owner: str, ttl: float, session_id: str = "", agents: Sequence[str] | None = None
     ) -> Claim | None:
-        self._store.check_not_moved()
+        self._file.check_not_moved()
         now = self._clock()
-        with self._store.connection as db:
+        with self._file.connection as db:
             if not session_id and find_longest_due(db, now, agents) is None:
-                return None  # the usual answer, without taking the write lock
-        with self._store.transaction as db:
-            row = self._one(db, session_id, now) if session_id else find_longest_due(db, now, agents)
+                return None  # the usual case, answered without the write lock
+        with self._file.transaction as db:
+            row = self._find_claimable(db, session_id, now) if session_id else find_longest_due(db, now, agents)
             if row is None:
                 return None
             num, name, agent, head, epoch = row
             if agents is not None and agent not in agents:
                 return None
             db.execute(_CLAIM, (owner, now + ttl, num))
-        self._remember(name, num)
+        self._cache_number(name, num)
         self._hub.mark_claimed(name, epoch + 1, head)
-        self._keep_polling()
+        self._schedule_poll()
         return Claim(name, owner, epoch + 1, ttl)
 
-    def _one(self, db: sqlite3.Connection, session_id: str, now: float) -> Candidate | None:
-        """This session when nobody runs it."""
-        row = fetch_row(
-            db, f"SELECT num, id, agent, {HEAD_SQL}, epoch, owner, lease FROM sessions WHERE id = ?", session_id
-        )
-        if row is None:
-            raise _unknown(session_id)
-        *found, owner, lease = row
+    def _find_claimable(self, db: sqlite3.Connection, session_id: str, now: float) -> Candidate | None:
+        """Find a session by its id, unless a live owner runs it."""
+        columns = f"num, id, agent, {HEAD_SQL}, epoch, owner, lease"
+        num, name, agent, head, epoch, owner, lease = fetch_session(db, columns, session_id)
         if owner and lease > now and not is_gone(owner):
             return None
-        num, name, agent, head, epoch = found
         return num, name, agent, head, epoch
 
     async def renew(self, claim: Claim) -> None:
-        self._store.check_not_moved()
-        with self._store.connection as db:
-            kept = db.execute(
+        self._file.check_not_moved()
+        with self._file.connection as db:
+            renewed = db.execute(
                 "UPDATE sessions SET lease = ? WHERE num = ? AND epoch = ? AND owner = ?",
-                (self._clock() + claim.ttl, self._number(claim.session_id), claim.epoch, claim.owner),
+                (self._clock() + claim.ttl, self._get_number(claim.session_id), claim.epoch, claim.owner),
             ).rowcount
-            if not kept:
-                raise self._refusal(db, claim, None)
+            if not renewed:
+                raise self._explain_refusal(db, claim, None)
 
     async def release(
         self,
@@ -195,18 +194,18 @@ class SqliteLog(Log):
         *,
         waiting: bool = False,
     ) -> bool:
-        with self._store.connection as db:
+        with self._file.connection as db:
             values = {
-                "num": self._number(claim.session_id),
+                "num": self._get_number(claim.session_id),
                 "epoch": claim.epoch,
                 "owner": claim.owner,
                 "seq": expected_seq,
                 "wake_at": wake_at,
                 "waiting": waiting,
             }
-            given_back = db.execute(_RELEASE, values).rowcount
-            if not given_back:
-                refusal = self._refusal(db, claim, expected_seq)
+            released = db.execute(_RELEASE, values).rowcount
+            if not released:
+                refusal = self._explain_refusal(db, claim, expected_seq)
                 if isinstance(refusal, PositionMoved):
                     return False
                 raise refusal
@@ -220,86 +219,67 @@ class SqliteLog(Log):
             return
         began = time.perf_counter()
         stamp_facts(facts, expected_seq, self._clock())
-        change = summarize_changes(facts)
-        if key or change is not NO_CHANGES:
-            self._append_more(claim, facts, key, change)
+        changes = summarize_changes(facts)
+        if key or changes is not NO_CHANGES:
+            self._append_in_transaction(claim, facts, key, changes)
         else:
-            with self._store.connection as db:
-                if not append_facts(db, self._number(claim.session_id), claim, facts):
-                    raise self._refusal(db, claim, expected_seq)
-        self._hub.add_facts(claim.session_id, facts, from_owner=True)
-        if self.observer is not None:
-            self.observer.on_stored(claim.session_id, facts, time.perf_counter() - began)
+            with self._file.connection as db:
+                if not append_facts(db, self._get_number(claim.session_id), claim, facts):
+                    raise self._explain_refusal(db, claim, expected_seq)
+        self._announce(claim.session_id, facts, time.perf_counter() - began, from_owner=True)
 
-    def _append_more(self, claim: Claim, facts: Sequence[AnyFact], key: str, change: SessionChanges) -> None:
-        """Append facts that change the session's line, or have a key."""
-        with self._store.transaction as db:
-            num = self._number(claim.session_id)
+    def _append_in_transaction(self, claim: Claim, facts: Sequence[AnyFact], key: str, changes: SessionChanges) -> None:
+        """Append facts that have a key or change the session's entry in the list."""
+        with self._file.transaction as db:
+            num = self._get_number(claim.session_id)
             if key and (stored := find_by_key(db, num, key)) is not None:
-                refusal = self._refusal(db, claim, None)
+                refusal = self._explain_refusal(db, claim, None)
                 if isinstance(refusal, ClaimLost):
                     raise refusal
                 stamp_repeated(facts, stored, key)
                 return
             head = facts[0].seq - 1
             if not append_facts(db, num, claim, facts):
-                raise self._refusal(db, claim, head)
-            db.execute(_MOVE, (*build_update_values(facts[-1].at, change), num))
+                raise self._explain_refusal(db, claim, head)
+            db.execute(_UPDATE, (*build_update_values(facts[-1].at, changes), num))
             if key:
                 save_key(db, num, key, head, len(facts))
 
-    def _refusal(
+    def _explain_refusal(
         self, db: sqlite3.Connection, claim: Claim, expected_seq: int | None
     ) -> ClaimLost | PositionMoved | NotFound:
-        """Why nothing was written with this claim; `PositionMoved` when the claim itself holds."""
-        row = fetch_row(db, f"SELECT num, epoch, owner, {HEAD_SQL} FROM sessions WHERE id = ?", claim.session_id)
-        if row is not None and (row[1], row[2]) == (claim.epoch, claim.owner):
-            return PositionMoved(
-                f"session {claim.session_id} is at {row[3]}, not at {expected_seq}: nothing was written; "
-                "read what is new and decide again"
-            )
+        """Build the error for a refused write. It is `PositionMoved` when the claim itself holds."""
+        row = fetch_row(db, f"SELECT epoch, owner, {HEAD_SQL} FROM sessions WHERE id = ?", claim.session_id)
+        if row is not None and row[:2] == (claim.epoch, claim.owner):
+            return build_position_moved(claim, row[2], expected_seq)
         self._hub.mark_released(claim.session_id, claim.epoch)
         if row is None:
             self._numbers.pop(claim.session_id, None)
-            return _unknown(claim.session_id)
-        return ClaimLost(
-            f"session {claim.session_id} is no longer run by {claim.owner} (epoch {claim.epoch}): nothing was written"
-        )
+            return build_not_found(claim.session_id)
+        return build_claim_lost(claim)
 
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
-        with self._store.connection as db:
-            facts = read_facts(db, self._number(session_id), after, limit)
+        with self._file.connection as db:
+            facts = read_facts(db, self._get_number(session_id), after, limit)
             if not facts and limit != 0:
-                # The number may be one that another process has deleted, and even made again, meanwhile.
+                # Another process may have deleted the session of this number, and even created it again.
                 known = self._numbers.pop(session_id)
-                if self._number(session_id) != known:
-                    return read_facts(db, self._number(session_id), after, limit)
+                if self._get_number(session_id) != known:
+                    return read_facts(db, self._get_number(session_id), after, limit)
             return facts
 
-    def get_head(self, session_id: str) -> int:
-        return self._hub.get_head(session_id)
-
     def watch(self, session_id: str, after: int = 0) -> Watch:
-        with self._store.connection as db:
-            row = fetch_row(db, f"SELECT {HEAD_SQL} FROM sessions WHERE id = ?", session_id)
-        if row is None:
-            raise _unknown(session_id)
-        return self._hub.watch(session_id, after, row[0])
-
-    def publish(self, session_id: str, delta: AnyDelta) -> None:
-        if self._hub.publish(session_id, delta) and self.observer is not None:
-            self.observer.on_first_delta(session_id)
+        with self._file.connection as db:
+            (head,) = fetch_session(db, HEAD_SQL, session_id)
+        return self._hub.watch(session_id, after, head)
 
     async def get_info(self, session_id: str) -> SessionInfo:
-        with self._store.connection as db:
-            row = fetch_row(db, f"SELECT {INFO_COLUMNS} FROM sessions WHERE id = ?", session_id)
-        if row is None:
-            raise _unknown(session_id)
-        return build_session_info(row)
+        with self._file.connection as db:
+            return build_session_info(fetch_session(db, INFO_COLUMNS, session_id))
 
     async def list_sessions(self, query: SessionQuery) -> SessionPage:
         updated_at, num = parse_cursor(query.cursor) if query.cursor else (float("inf"), 0)
-        with self._store.connection as db:
+        with self._file.connection as db:
             values = {
                 **msgspec.structs.asdict(query),
                 "updated_at": updated_at,
@@ -317,26 +297,29 @@ class SqliteLog(Log):
             return []
         behind = True
         while behind:
-            behind = self._index_some()
-            await asyncio.sleep(0)  # a first search of a large store must not hold up the runs
-        with self._store.connection as db:
+            behind = self._index_batch()
+            await asyncio.sleep(0)  # the first search of a large store must not block the runs
+        with self._file.connection as db:
             rows = db.execute(_SEARCH, (match, limit)).fetchall()
         found = [SearchHit(session_id, seq, " ".join(shown.split())) for session_id, seq, shown in rows]
         if not has_unspaced_script(text):
             return found
-        facts = [(hit, await self.read(hit.session_id, hit.seq - 1, 1)) for hit in found]  # the index has it in pairs
+        # The index holds such text as pairs of letters, so the snippet comes from the fact itself.
+        read = [(hit, await self.read(hit.session_id, hit.seq - 1, 1)) for hit in found]
         word = text.split()[0].casefold()
         return [
-            SearchHit(hit.session_id, hit.seq, make_snippet(extract_text(read[0]), word)) for hit, read in facts if read
+            SearchHit(hit.session_id, hit.seq, make_snippet(extract_text(facts[0]), word))
+            for hit, facts in read
+            if facts
         ]
 
-    def _index_some(self) -> bool:
-        """Index some of what is new; True when there may be more."""
-        with self._store.connection as db:
+    def _index_batch(self) -> bool:
+        """Index some new facts. True when there may be more."""
+        with self._file.connection as db:
             if fetch_row(db, f"SELECT 1 FROM sessions WHERE {HEAD_SQL} > indexed LIMIT 1") is None:
                 return False
         room = INDEX_BATCH
-        with self._store.transaction as db:
+        with self._file.transaction as db:
             behind = db.execute(
                 f"SELECT num, indexed FROM sessions WHERE {HEAD_SQL} > indexed LIMIT ?", (room,)
             ).fetchall()
@@ -354,8 +337,8 @@ class SqliteLog(Log):
 
     async def put_artifact(self, session_id: str, data: bytes, media_type: str = "text/plain") -> str:
         artifact_id = hash_artifact(data)
-        with self._store.connection as db:
-            num = self._exists(db, session_id)
+        with self._file.connection as db:
+            num = self._fetch_number(db, session_id)
             db.execute(
                 "INSERT OR IGNORE INTO artifacts (session, id, media_type, data) VALUES (?, ?, ?, ?)",
                 (num, artifact_id, media_type, data),
@@ -363,20 +346,20 @@ class SqliteLog(Log):
         return artifact_id
 
     async def get_artifact(self, session_id: str, artifact_id: str) -> Artifact:
-        with self._store.connection as db:
-            num = self._exists(db, session_id)
+        with self._file.connection as db:
+            num = self._fetch_number(db, session_id)
             row = db.execute(
                 "SELECT media_type, data FROM artifacts WHERE session = ? AND id = ?", (num, artifact_id)
             ).fetchone()
         if row is None:
-            raise NotFound(f"session {session_id} has no artifact {artifact_id}")
+            raise build_no_artifact(session_id, artifact_id)
         return Artifact(artifact_id, row[0], row[1])
 
     async def delete(self, session_id: str) -> None:
-        with self._store.transaction as db:
-            found = self._one(db, session_id, self._clock())
+        with self._file.transaction as db:
+            found = self._find_claimable(db, session_id, self._clock())
             if found is None:
-                raise Conflict(f"session {session_id} is running; cancel it before deleting it")
+                raise build_still_running(session_id)
             num = found[0]
             places = (num << 32, (num << 32) + SEQ_MASK)
             db.execute("DELETE FROM facts WHERE place BETWEEN ? AND ?", places)
@@ -388,38 +371,36 @@ class SqliteLog(Log):
         self._hub.end_session(session_id)
 
     def check_integrity(self) -> None:
-        """Look through the whole file for damage; takes time in proportion to its size."""
-        self._store.check_integrity()
+        """Check the whole file for damage. The time grows with its size."""
+        self._file.check_integrity()
 
     async def close(self) -> None:
         self._hub.close()
         if self._timer is not None:
             self._timer.cancel()
-        self._store.close()
+        self._file.close()
 
-    def _exists(self, db: sqlite3.Connection, session_id: str) -> int:
-        row = fetch_row(db, "SELECT num FROM sessions WHERE id = ?", session_id)
-        if row is None:
-            raise _unknown(session_id)
-        return row[0]
-
-    def _number(self, session_id: str) -> int:
-        """The session's number, as this process remembers it."""
-        num = self._numbers.get(session_id)
-        if num is None:
-            num = self._exists(self._store.get_connection(), session_id)
-            self._remember(session_id, num)
+    def _fetch_number(self, db: sqlite3.Connection, session_id: str) -> int:
+        (num,) = fetch_session(db, "num", session_id)
         return num
 
-    def _remember(self, session_id: str, num: int) -> None:
-        if len(self._numbers) > 10_000:
+    def _get_number(self, session_id: str) -> int:
+        """Return the session's number from the cache, or from the file."""
+        num = self._numbers.get(session_id)
+        if num is None:
+            num = self._fetch_number(self._file.get_connection(), session_id)
+            self._cache_number(session_id, num)
+        return num
+
+    def _cache_number(self, session_id: str, num: int) -> None:
+        if len(self._numbers) > _MAX_CACHED_NUMBERS:
             self._numbers.clear()
         self._numbers[session_id] = num
 
-    def _keep_polling(self) -> None:
-        """Look for what other processes write, while there is a session of interest.
+    def _schedule_poll(self) -> None:
+        """Look for facts of other processes while a session is claimed or watched here.
 
-        A timer and not a task: nothing is left pending when the loop ends.
+        It is a timer and not a task, so that nothing is left pending when the loop ends.
         """
         loop = asyncio.get_running_loop()
         if self._timer is None or self._timer_loop is not loop:
@@ -428,18 +409,18 @@ class SqliteLog(Log):
 
     def _poll(self) -> None:
         self._timer = None
-        if not self._store.is_open or not self._hub:
+        if not self._file.is_open or not self._hub:
             return
-        self._keep_polling()
-        # Only a hint is lost when this fails; whoever reads or writes next is told what is wrong.
-        with suppress(StoreError), self._store.connection as db:
+        self._schedule_poll()
+        # A failure loses only a hint. The next read or write raises the error.
+        with suppress(StoreError), self._file.connection as db:
             version: int = db.execute("PRAGMA data_version").fetchone()[0]
             if version != self._data_version:
                 for session_id, channel in self._hub.list_channels():
-                    self._look(db, session_id, channel)
+                    self._update_channel(db, session_id, channel)
                 self._data_version = version
 
-    def _look(self, db: sqlite3.Connection, session_id: str, channel: Channel) -> None:
+    def _update_channel(self, db: sqlite3.Connection, session_id: str, channel: Channel) -> None:
         row = fetch_row(db, f"SELECT num, {HEAD_SQL} FROM sessions WHERE id = ?", session_id)
         if row is None:
             self._hub.end_session(session_id)
@@ -448,12 +429,8 @@ class SqliteLog(Log):
         if head <= channel.head:
             return
         if channel.watchers and head - channel.head <= self._hub.ring:
-            with suppress(StoreError):  # one that cannot be read is told to the watcher who reads it
+            with suppress(StoreError):  # the watcher that reads a damaged fact gets the error
                 self._hub.add_facts(session_id, read_facts(db, num, channel.head))
         channel.advance_head(head)
         if self.listener is not None and channel.epoch:
             self.listener(session_id)
-
-
-def _unknown(session_id: str) -> NotFound:
-    return NotFound(f"there is no session {session_id}")

@@ -1,6 +1,6 @@
-"""One SQLite file on a local disk: opening it, transactions, and what its errors mean for the user.
+"""One SQLite file on a local disk: opening it, transactions, and errors that tell the user what to do.
 
-It knows nothing of sessions or facts; that is sqlite.py.
+It knows nothing of sessions or facts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ NETWORK_FILESYSTEMS = (
 
 
 class SqliteFile:
-    """An open store. `write` is a transaction, `reading` only explains errors; both give the connection."""
+    """An open file. Use `with file.transaction as db` to write, and `with file.connection as db` for one statement.
+
+    Both turn SQLite's errors into ours.
+    """
 
     def __init__(
         self,
@@ -38,17 +41,18 @@ class SqliteFile:
     ) -> None:
         self.path = path
         self._pid = os.getpid()
-        self._db: sqlite3.Connection | None = _open(path, durability, busy_timeout, migrations)
-        self._identity = _identity(path)
-        self.transaction = _Write(self)
-        self.connection = _Reading(self)
+        _create_file(path)
+        self._db: sqlite3.Connection | None = _connect(path, durability, busy_timeout, migrations)
+        self._identity = _read_identity(path)
+        self.transaction = _Transaction(self)
+        self.connection = _Connection(self)
 
     @property
     def is_open(self) -> bool:
         return self._db is not None
 
     def get_connection(self) -> sqlite3.Connection:
-        """The connection, for this process only and until it is closed."""
+        """Return the connection. Refuses after `close` and in a forked process."""
         if self._db is None:
             raise StoreError(f"the log {self.path} was closed; open it again to go on")
         if os.getpid() != self._pid:
@@ -59,90 +63,87 @@ class SqliteFile:
         return self._db
 
     def check_not_moved(self) -> None:
-        """Refuse to go on when the file was moved or deleted: what is written now would be lost."""
-        if _identity(self.path) != self._identity:
+        """Refuse to go on when the file was moved or deleted: later writes would be lost."""
+        if _read_identity(self.path) != self._identity:
             raise StoreError(
                 f"{self.path} was moved, replaced or deleted while it was open, so nothing more can be "
                 "recorded in it. Put the file back and restart"
             )
 
     def check_integrity(self) -> None:
-        """Look through the whole file for damage; takes time in proportion to its size."""
+        """Check the whole file for damage. The time grows with its size."""
         with self.connection as db:
-            _check(db, self.path, "integrity_check")
+            _check_damage(db, self.path, "integrity_check")
 
     def close(self) -> None:
-        """Close the file; the last process to do so folds the write-ahead log into it."""
+        """Close the file. The last process to do so merges the write-ahead log into it."""
         if self._db is not None:
             with self.connection as db:
                 self._db = None
                 db.close()
 
-    def explain_error(self, error: sqlite3.Error) -> StoreError:
-        """What an SQLite error means for the user."""
-        return explain_error(error, self.path)
 
+class _Connection:
+    __slots__ = ("_file",)
 
-class _Reading:
-    __slots__ = ("_store",)
-
-    def __init__(self, store: SqliteFile) -> None:
-        self._store = store
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
 
     def __enter__(self) -> sqlite3.Connection:
-        return self._store.get_connection()
+        return self._file.get_connection()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, sqlite3.Error):
-            raise self._store.explain_error(error) from error
+            raise explain_error(error, self._file.path) from error
 
 
-class _Write:
-    __slots__ = ("_store",)
+class _Transaction:
+    __slots__ = ("_file",)
 
-    def __init__(self, store: SqliteFile) -> None:
-        self._store = store
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
 
     def __enter__(self) -> sqlite3.Connection:
-        db = self._store.get_connection()
+        db = self._file.get_connection()
         try:
             db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise self._store.explain_error(error) from error
+            raise explain_error(error, self._file.path) from error
         return db
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        db = self._store.get_connection()
+        db = self._file.get_connection()
         try:
             if error is None:
                 db.execute("COMMIT")
-        except sqlite3.Error as failed:
-            raise self._store.explain_error(failed) from failed
+        except sqlite3.Error as failure:
+            raise explain_error(failure, self._file.path) from failure
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
         if isinstance(error, sqlite3.Error):
-            raise self._store.explain_error(error) from error
+            raise explain_error(error, self._file.path) from error
 
 
 def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
-    """What an SQLite error means for the user."""
+    """Turn an SQLite error into one that tells the user what it means and what to do."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    kept = "What was recorded before is safe"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreBusy(
             f"{path} was held by other processes for too long; nothing was written. Try again, or find "
             f"the process that holds it ({error})"
         )
-    if code == sqlite3.SQLITE_FULL or (code in _MAYBE_FULL and _is_full(path)):
-        return StoreFull(f"no room left on the disk of {path}; nothing was written. {kept}: make room and go on")
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or (
-        code == sqlite3.SQLITE_CANTOPEN and not _is_writable(path)
-    ):
+    if code == sqlite3.SQLITE_FULL or (code in _MAYBE_FULL and _is_disk_full(path)):
+        return StoreFull(
+            f"no room left on the disk of {path}; nothing was written. Everything recorded before is safe: make room "
+            "and go on"
+        )
+    is_writable = os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or (code == sqlite3.SQLITE_CANTOPEN and not is_writable):
         return StoreReadOnly(
             f"{path} or its folder cannot be written; nothing was written. Change its permissions or "
             "choose another path"
@@ -154,21 +155,13 @@ def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
         )
     if isinstance(error, sqlite3.ProgrammingError):
         return StoreError(f"{path} cannot be used here: a log belongs to the thread that opened it ({error})")
-    return StoreError(f"{path} cannot be used: {error}. {kept}")
+    return StoreError(f"{path} cannot be used: {error}. Everything recorded before is safe")
 
 
 _MAYBE_FULL = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _is_full(path: Path) -> bool:
+def _is_disk_full(path: Path) -> bool:
     try:
         disk = os.statvfs(path.parent)
     except OSError:
@@ -176,43 +169,19 @@ def _is_full(path: Path) -> bool:
     return disk.f_bavail * disk.f_frsize < 65536
 
 
-def _is_writable(path: Path) -> bool:
-    return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+def _read_identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
-def _open(
-    path: Path, durability: Durability, busy_timeout: float, migrations: Sequence[Migration]
-) -> sqlite3.Connection:
-    _make_file(path)
-    size = os.stat(path).st_size
-    # Several processes may make the same new store at once. SQLite does not call its busy handler while
-    # the journal mode changes, so waiting for that is done here.
-    deadline = time.monotonic() + busy_timeout
-    while True:
-        db = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, cached_statements=64)
-        try:
-            read_version(db, path, migrations)  # before anything of it is changed
-            _configure(db, path, durability)
-            if 0 < size < QUICK_CHECK_BELOW:
-                _check(db, path, "quick_check")
-            migrate_tables(db, path, migrations)
-            return db
-        except sqlite3.Error as error:
-            db.close()
-            failed = explain_error(error, path)
-            if not isinstance(failed, StoreBusy) or time.monotonic() > deadline:
-                raise failed from error
-            time.sleep(0.01)
-        except BaseException:
-            db.close()
-            raise
+def _create_file(path: Path) -> None:
+    """Create a new store that only its user may read.
 
-
-def _make_file(path: Path) -> None:
-    """Make a new store private to its user.
-
-    A file that exists is not opened here: closing it again would drop the locks that another connection of
-    this process holds on it.
+    An existing file is not opened here: closing it again would drop the locks that another connection of this process
+    holds on it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +197,34 @@ def _make_file(path: Path) -> None:
             ) from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFull(f"no room left on the disk of {path}; make room and open it again") from error
-        raise StoreError(f"{path} cannot be made: {error.strerror}; choose another path") from error
+        raise StoreError(f"{path} cannot be created: {error.strerror}; choose another path") from error
+
+
+def _connect(
+    path: Path, durability: Durability, busy_timeout: float, migrations: Sequence[Migration]
+) -> sqlite3.Connection:
+    size = os.stat(path).st_size
+    # Several processes may create the same store at once. SQLite does not call its busy handler while the journal
+    # mode changes, so this loop waits instead.
+    deadline = time.monotonic() + busy_timeout
+    while True:
+        db = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, cached_statements=64)
+        try:
+            read_version(db, path, migrations)  # before anything in it is changed
+            _configure(db, path, durability)
+            if 0 < size < QUICK_CHECK_BELOW:
+                _check_damage(db, path, "quick_check")
+            migrate_tables(db, path, migrations)
+            return db
+        except sqlite3.Error as error:
+            db.close()
+            explained = explain_error(error, path)
+            if not isinstance(explained, StoreBusy) or time.monotonic() > deadline:
+                raise explained from error
+            time.sleep(0.01)
+        except BaseException:
+            db.close()
+            raise
 
 
 def _configure(db: sqlite3.Connection, path: Path, durability: Durability) -> None:
@@ -239,14 +235,14 @@ def _configure(db: sqlite3.Connection, path: Path, durability: Durability) -> No
     db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
     db.execute("PRAGMA wal_autocheckpoint = 2000")
     db.execute("PRAGMA journal_size_limit = 33554432")
-    db.execute("PRAGMA cache_size = -500")  # in kB; what is not in it is in the system's
+    db.execute("PRAGMA cache_size = -500")  # in kB; the system caches the rest
     db.execute("PRAGMA temp_store = MEMORY")
-    # Opens for writing now, so that a file that cannot be written is told at once and not at the first fact.
+    # Begin a write now, so that a read-only file is reported at once and not at the first fact.
     db.execute("BEGIN IMMEDIATE")
     db.execute("ROLLBACK")
 
 
-def _check(db: sqlite3.Connection, path: Path, pragma: str) -> None:
+def _check_damage(db: sqlite3.Connection, path: Path, pragma: str) -> None:
     found: list[str] = [row[0] for row in db.execute(f"PRAGMA {pragma}(5)")]
     if found != ["ok"]:
         raise StoreDamaged(
@@ -267,7 +263,7 @@ def refuse_network_filesystem(path: Path, mounts: Path = Path("/proc/mounts")) -
         if len(fields) < 3:
             continue
         point = Path(fields[1].replace("\\040", " "))
-        # `>=`: what was mounted last on the same point is what is seen there.
+        # `>=`: of several mounts on the same point, the last one is visible.
         if folder.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), fields[2]
     if kind in NETWORK_FILESYSTEMS.split():

@@ -1,1 +1,1 @@
-"""Memory: what agents remember from one session to the next."""
+"""Memory: what is remembered from one session to the next. base.py is the port."""

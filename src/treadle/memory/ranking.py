@@ -1,4 +1,4 @@
-"""Putting what was found in order: nearness of vectors, and several orders made into one. Pure."""
+"""Ranking search results: similarity of vectors, and several rankings made into one. Pure."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import mul
 
-_STEADY = 60
-"""How little the first places count for more than the next; the usual constant of reciprocal rank fusion."""
-_NEAR = 0.3
+_SMOOTHING = 60
+"""The usual constant of reciprocal rank fusion. A higher value makes the first places count less."""
+_MIN_SIMILARITY = 0.3
 
 
 def rank_by_similarity(vector: Sequence[float], vectors: Mapping[str, Sequence[float]]) -> list[str]:
-    """The names of the vectors that point about the same way, the nearest first."""
+    """Rank the names of vectors by their cosine similarity to a vector. Dissimilar ones are left out."""
     length = math.sqrt(sum(map(mul, vector, vector)))
     found: list[tuple[float, str]] = []
     for name, other in vectors.items():
-        size = math.sqrt(sum(map(mul, other, other)))
-        if len(other) == len(vector) and size and length:
-            likeness = sum(map(mul, vector, other)) / (size * length)
-            if likeness >= _NEAR:
-                found.append((-likeness, name))
+        other_length = math.sqrt(sum(map(mul, other, other)))
+        if len(other) == len(vector) and other_length and length:
+            similarity = sum(map(mul, vector, other)) / (other_length * length)
+            if similarity >= _MIN_SIMILARITY:
+                found.append((-similarity, name))
     return [name for _, name in sorted(found)]
 
 
-def fuse_rankings(*orders: Sequence[str]) -> list[str]:
-    """One order from several: what stands high in more of them comes first."""
+def fuse_rankings(*rankings: Sequence[str]) -> list[str]:
+    """Fuse several rankings into one. A name that is high in more of them comes first."""
     scores: dict[str, float] = {}
-    for order in orders:
-        for place, name in enumerate(order):
-            scores[name] = scores.get(name, 0.0) + 1 / (_STEADY + place)
+    for ranking in rankings:
+        for place, name in enumerate(ranking):
+            scores[name] = scores.get(name, 0.0) + 1 / (_SMOOTHING + place)
     return sorted(scores, key=lambda name: (-scores[name], name))

@@ -1,6 +1,6 @@
-"""Finding what is remembered by its meaning: vectors that are made when they are first needed, and kept in the store.
+"""Searching memories by words and by meaning. Vectors are made when they are first needed, and then stored.
 
-An embedding can make a search better and never hold it up: where it fails or is slow, the words decide alone.
+An embedding can improve a search, but never block it: if it fails or is slow, only words count.
 """
 
 from __future__ import annotations
@@ -8,60 +8,83 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 
-from treadle.log.base import Embed, Memory
-from treadle.memory.ranking import rank_by_similarity
+from treadle.memory.base import Embed, Memories, Memory
+from treadle.memory.ranking import fuse_rankings, rank_by_similarity
 
-SECONDS = 3.0
-"""How long a search waits for the vector of what is looked for."""
-MORE_SECONDS = 1.0
-"""How long a search makes vectors of what has none yet; the next one goes on with it."""
-AT_ONCE = 8
+EMBED_TIMEOUT = 3.0
+"""Seconds that a search waits for one answer of the embedding."""
+BACKFILL_SECONDS = 1.0
+"""Seconds that a search spends on vectors for memories without one. The next search goes on with it."""
+BACKFILL_BATCH = 8
 MAX_VECTORS = 5000
-"""So many of the newest memories are found by meaning; older ones by their words."""
+"""So many of the newest memories are found by meaning. Older ones are found only by their words."""
 
 _logger = logging.getLogger("treadle")
 
 
-class VectorStore(Protocol):
-    """Where vectors are kept: one for each memory, with the name of the embedding that made it."""
+class SearchableMemories(Memories):
+    """Memories that are found by their words and, with an embedding, by their meaning. Ranks are fused.
 
-    def list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
-        """The newest memories that this embedding has no vector for, of the newest `MAX_SKILLS`."""
-        ...
+    A vector is stored for each memory with the name of the embedding that made it.
+    """
 
-    def save_vectors(self, name: str, made: Sequence[tuple[Memory, Sequence[float]]]) -> None:
-        """Keep vectors, but for memories whose text has changed meanwhile."""
-        ...
+    async def search(
+        self, text: str, scopes: Sequence[str] | None = None, limit: int = 20, embed: Embed | None = None
+    ) -> list[Memory]:
+        found = self._find_by_words(text, scopes, limit)
+        embed = embed or self.embed
+        similar = await self._find_similar(embed, text, scopes) if embed is not None and text.strip() else []
+        if not similar:
+            return found
+        best = fuse_rankings([memory.id for memory in found], similar)[:limit]
+        known = {memory.id: memory for memory in (*found, *self._load_existing(best))}
+        return [known[memory_id] for memory_id in best if memory_id in known]
 
-    def load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
-        """The vectors of this embedding by the memories' ids."""
-        ...
-
-
-async def find_similar(vectors: VectorStore, embed: Embed, text: str, scopes: Sequence[str] | None) -> list[str]:
-    """The ids of the memories that mean the like of `text`, the nearest first; none where that cannot be told."""
-    name = str(getattr(embed, "name", "") or getattr(embed, "__qualname__", ""))
-    try:
-        async with asyncio.timeout(SECONDS):
-            (wanted,) = await embed([text])
-    except Exception as error:
-        _logger.warning("memories are looked for by their words alone: %s", str(error) or type(error).__name__)
-        return []
-    await _make_more(vectors, embed, name, scopes)
-    # A sum over some million numbers: in a thread, so that no other session waits for it.
-    return await asyncio.to_thread(rank_by_similarity, wanted, vectors.load_vectors(name, scopes))
-
-
-async def _make_more(vectors: VectorStore, embed: Embed, name: str, scopes: Sequence[str] | None) -> None:
-    begun = time.monotonic()
-    while time.monotonic() - begun < MORE_SECONDS and (some := vectors.list_missing(name, scopes, AT_ONCE)):
+    async def _find_similar(self, embed: Embed, text: str, scopes: Sequence[str] | None) -> list[str]:
+        """Rank the ids of memories with a similar meaning. Returns none when the embedding fails."""
+        name = str(getattr(embed, "name", "") or getattr(embed, "__qualname__", ""))
         try:
-            async with asyncio.timeout(SECONDS):
-                made = await embed([memory.text for memory in some])
+            async with asyncio.timeout(EMBED_TIMEOUT):
+                (wanted,) = await embed([text])
         except Exception as error:
-            _logger.warning("%s memories have no vector yet: %s", len(some), str(error) or type(error).__name__)
-            return
-        vectors.save_vectors(name, list(zip(some, made, strict=True)))
+            _logger.warning("memories are searched by words only: %s", str(error) or type(error).__name__)
+            return []
+        await self._add_missing_vectors(embed, name, scopes)
+        # In a thread: a sum over some million numbers must not block other sessions.
+        return await asyncio.to_thread(rank_by_similarity, wanted, self._load_vectors(name, scopes))
+
+    async def _add_missing_vectors(self, embed: Embed, name: str, scopes: Sequence[str] | None) -> None:
+        begun = time.monotonic()
+        while time.monotonic() - begun < BACKFILL_SECONDS and (
+            missing := self._list_missing(name, scopes, BACKFILL_BATCH)
+        ):
+            try:
+                async with asyncio.timeout(EMBED_TIMEOUT):
+                    vectors = await embed([memory.text for memory in missing])
+            except Exception as error:
+                _logger.warning("%s memories have no vector yet: %s", len(missing), str(error) or type(error).__name__)
+                return
+            self._save_vectors(name, list(zip(missing, vectors, strict=True)))
+
+    @abstractmethod
+    def _find_by_words(self, text: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+        """Find memories with any of the words, the best first."""
+
+    @abstractmethod
+    def _load_existing(self, ids: Iterable[str]) -> list[Memory]:
+        """Load the memories of these ids that still exist."""
+
+    @abstractmethod
+    def _list_missing(self, name: str, scopes: Sequence[str] | None, limit: int) -> list[Memory]:
+        """List the newest memories without a vector of this embedding, among the newest `MAX_VECTORS`."""
+
+    @abstractmethod
+    def _save_vectors(self, name: str, vectors: Sequence[tuple[Memory, Sequence[float]]]) -> None:
+        """Store vectors, but not for memories whose text has changed in the meantime."""
+
+    @abstractmethod
+    def _load_vectors(self, name: str, scopes: Sequence[str] | None) -> Mapping[str, Sequence[float]]:
+        """Load the vectors of this embedding by the ids of the memories."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from treadle.errors import NotFound, TreadleError
 from treadle.knowledge.library import FileKnowledge
-from treadle.log.base import MAX_MEMORY_LENGTH, Memory, MemoryKind
+from treadle.memory.base import MAX_MEMORY_LENGTH, Memory, MemoryKind
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, Viewer
 from treadle.server.views import StrictBody

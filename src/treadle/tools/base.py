@@ -32,7 +32,8 @@ from treadle.events import (
     SessionCreated,
     Tier,
 )
-from treadle.log.base import Log, Memories, Watch
+from treadle.log.base import Log, Watch
+from treadle.memory.base import Memories
 from treadle.messages import NO_USAGE, Json, Part, ToolSpec, Usage
 from treadle.permissions.data_flow import Trait
 from treadle.permissions.policy import Assessment

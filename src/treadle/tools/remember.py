@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from treadle.errors import NotFound
-from treadle.log.base import Embed, Memories, Memory, MemoryKind
+from treadle.memory.base import Embed, Memories, Memory, MemoryKind
 from treadle.tools.base import Tool, ToolContext, ToolError
 from treadle.tools.function import tool
 

@@ -1,0 +1,344 @@
+"""Records of sessions: numbering facts, the list of sessions, and both as rows of the SQLite log.
+
+The first part is the same for every log. The functions of the second part run SQL and open no transaction: the
+caller holds one where it needs one.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved, StoreDamaged, StoreTooNew
+from treadle.events import (
+    AnyFact,
+    Parent,
+    RunFinished,
+    RunStarted,
+    SessionConfigured,
+    SessionCreated,
+    SessionRenamed,
+    decode_fact,
+    serialize_event,
+    stamp_fact,
+)
+from treadle.log.base import Claim, SessionInfo, Status
+from treadle.log.owner import is_gone
+
+_CURSOR = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,2})?)_(\d{1,18})", re.ASCII)
+
+
+# ── every log: positions of facts ────────────────────────────────────────────────────────────────────────
+
+
+def number_facts(facts: Sequence[AnyFact], now: float) -> list[AnyFact]:
+    """Copy a new session's facts with their positions. A fact that carries a time keeps it."""
+    return [msgspec.structs.replace(fact, seq=seq, at=fact.at or now) for seq, fact in enumerate(facts, 1)]
+
+
+def stamp_created(facts: Sequence[AnyFact], stored: Sequence[AnyFact]) -> None:
+    """Stamp a new session's facts after they were stored, except those that already belong to another session."""
+    for fact, copy in zip(facts, stored, strict=True):
+        if not fact.seq:
+            stamp_fact(fact, copy.seq, copy.at)
+
+
+def stamp_facts(facts: Sequence[AnyFact], head: int, now: float) -> None:
+    """Give facts their positions after `head`. A fact that carries a time keeps it."""
+    for fact in facts:
+        head += 1
+        if fact.seq != head or not fact.at:
+            stamp_fact(fact, head, fact.at or now)
+
+
+def stamp_repeated(facts: Sequence[AnyFact], stored: Sequence[AnyFact], key: str) -> None:
+    """Give repeated facts the positions that they got when they were stored under the same key."""
+    if len(facts) != len(stored):
+        raise Conflict(f"the key {key!r} was used for other facts; use a new key for these")
+    for fact, earlier in zip(facts, stored, strict=True):
+        stamp_fact(fact, earlier.seq, earlier.at)
+
+
+def hash_artifact(data: bytes) -> str:
+    """Compute the id of an artifact from its content."""
+    import hashlib
+
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+# ── every log: the list of sessions ──────────────────────────────────────────────────────────────────────
+
+
+class SessionChanges(Struct):
+    """What facts change in a session's entry in the list. None and 0 change nothing."""
+
+    name: str | None = None
+    named_by_user: bool = False
+    agent: str | None = None
+    status: Status | None = None
+    turns: int = 0
+    cost: float = 0.0
+
+
+NO_CHANGES = SessionChanges()
+_CHANGING = frozenset((RunStarted, RunFinished, SessionRenamed, SessionConfigured))
+
+
+def summarize_changes(facts: Sequence[AnyFact]) -> SessionChanges:
+    """Sum up what facts change in the list of sessions. Most facts change nothing: the result is `NO_CHANGES`."""
+    if _CHANGING.isdisjoint(map(type, facts)):
+        return NO_CHANGES
+    changes = SessionChanges()
+    for fact in facts:
+        if isinstance(fact, RunStarted):
+            changes.status = "running"
+        elif isinstance(fact, RunFinished):
+            changes.status = fact.reason if fact.reason in ("answered", "failed", "cancelled") else "stopped"
+            changes.turns += fact.turns
+            changes.cost += fact.usage.cost
+        elif isinstance(fact, SessionRenamed):
+            if fact.by == "user" or not changes.named_by_user:
+                changes.name, changes.named_by_user = fact.name, fact.by == "user"
+        elif isinstance(fact, SessionConfigured):
+            changes.agent = fact.agent or changes.agent
+    return changes
+
+
+def build_first_info(session_id: str, facts: Sequence[AnyFact]) -> SessionInfo:
+    """Build the list entry of a new session from its stamped facts. Nobody runs it yet."""
+    first = facts[0] if facts else None
+    if not isinstance(first, SessionCreated):
+        raise BadInput("a session starts with a SessionCreated fact; pass it as the first one")
+    changes = summarize_changes(facts)
+    status = changes.status or "idle"
+    return SessionInfo(
+        id=session_id,
+        agent=changes.agent or first.agent.name,
+        status="idle" if status == "running" else status,
+        seq=len(facts),
+        created_at=first.at,
+        updated_at=max(fact.at for fact in facts),
+        name=changes.name or "",
+        workspace=first.workspace,
+        turns=changes.turns,
+        cost=changes.cost,
+        parent=first.parent,
+    )
+
+
+def format_cursor(updated_at: float, number: int) -> str:
+    """Write the end of a page as text that the caller hands back."""
+    return f"{updated_at!r}_{number}"
+
+
+def parse_cursor(cursor: str) -> tuple[float, int]:
+    """Read what `format_cursor` wrote."""
+    found = _CURSOR.fullmatch(cursor)
+    if found is None:
+        raise BadInput(f"{cursor!r} is not a cursor; pass the one that came with the page before")
+    return float(found[1]), int(found[2])
+
+
+def contains_text(name: str, text: str) -> bool:
+    """Whether a session's name contains `text`, ignoring case."""
+    return text.casefold() in name.casefold()
+
+
+# ── every log: refusals ──────────────────────────────────────────────────────────────────────────────────
+
+
+def build_not_found(session_id: str) -> NotFound:
+    """Build the error for an unknown session."""
+    return NotFound(f"there is no session {session_id}")
+
+
+def build_taken(session_id: str) -> Conflict:
+    """Build the error for a session id that exists already."""
+    return Conflict(f"there is a session {session_id} already; choose another id")
+
+
+def build_still_running(session_id: str) -> Conflict:
+    """Build the error for deleting a session that somebody runs."""
+    return Conflict(f"session {session_id} is running; cancel it before deleting it")
+
+
+def build_no_artifact(session_id: str, artifact_id: str) -> NotFound:
+    """Build the error for an unknown artifact."""
+    return NotFound(f"session {session_id} has no artifact {artifact_id}")
+
+
+def build_claim_lost(claim: Claim) -> ClaimLost:
+    """Build the error for a claim that another owner has taken over."""
+    return ClaimLost(
+        f"session {claim.session_id} is no longer run by {claim.owner} (epoch {claim.epoch}): nothing was written"
+    )
+
+
+def build_position_moved(claim: Claim, head: int, expected_seq: int | None) -> PositionMoved:
+    """Build the error for an append at a position that others have moved."""
+    return PositionMoved(
+        f"session {claim.session_id} is at {head}, not at {expected_seq}: nothing was written; "
+        "read what is new and decide again"
+    )
+
+
+# ── SQLite: rows ─────────────────────────────────────────────────────────────────────────────────────────
+
+SEQ_MASK = 0xFFFFFFFF
+"""The bits of a fact's `place` that hold its seq. The session's number is in the bits above."""
+
+HEAD_SQL = f"(SELECT place & {SEQ_MASK} FROM facts WHERE place <= (num << 32 | {SEQ_MASK}) ORDER BY place DESC LIMIT 1)"
+"""The head of a row of `sessions`. Every session has a fact, so the last place up to its end is its own."""
+
+INFO_COLUMNS = f"""id, agent, status, {HEAD_SQL} AS head, created_at, updated_at, name, workspace, turns, cost, parent,
+    wake_at, owner, num"""
+
+UPDATE_COLUMNS = """updated_at = ?, turns = turns + ?, cost = cost + ?, status = coalesce(?, status),
+    agent = coalesce(?, agent), name = CASE WHEN named_by_user > ? THEN name ELSE coalesce(?, name) END,
+    named_by_user = named_by_user | ?"""
+"""The columns of a session that change when facts are added. `build_update_values` gives the values."""
+
+# The union has two halves, so that each uses its own small index instead of scanning all sessions.
+_DUE = f"""SELECT num, id, agent, {HEAD_SQL}, epoch FROM sessions WHERE num = (
+        SELECT num FROM (
+            SELECT num, agent, wake_at AS since FROM sessions WHERE wake_at <= ? AND owner = ''
+            UNION ALL
+            SELECT num, agent, lease FROM sessions WHERE owner <> '' AND (lease <= ? OR owner IN ({{gone}})))
+        {{agents}} ORDER BY since, num LIMIT 1)"""
+
+Candidate = tuple[int, str, str, int, int]
+"""A session that can be claimed: number, id, agent, head, epoch."""
+
+
+def fetch_row(db: sqlite3.Connection, sql: str, *values: object) -> tuple[Any, ...] | None:
+    """Fetch the first row of a query."""
+    return db.execute(sql, values).fetchone()
+
+
+def fetch_session(db: sqlite3.Connection, columns: str, session_id: str) -> tuple[Any, ...]:
+    """Fetch columns of a session; raises `NotFound`."""
+    row = db.execute(f"SELECT {columns} FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    if row is None:
+        raise build_not_found(session_id)
+    return row
+
+
+def insert_facts(db: sqlite3.Connection, num: int, facts: Sequence[AnyFact]) -> None:
+    """Store facts at the positions that they are stamped with."""
+    base = num << 32
+    db.executemany("INSERT INTO facts VALUES (?, ?)", [(base + fact.seq, serialize_event(fact)) for fact in facts])
+
+
+def append_facts(db: sqlite3.Connection, num: int, claim: Claim, facts: Sequence[AnyFact]) -> bool:
+    """Store an owner's facts in one statement. False means that the claim or the position has moved on.
+
+    The primary key guards the position: a place that is taken refuses the whole statement.
+    """
+    base = num << 32
+    values: list[object] = []
+    for fact in facts:
+        values += (base + fact.seq, serialize_event(fact))
+    values += (num, claim.epoch, claim.owner, base + facts[0].seq - 1)
+    try:
+        return db.execute(_build_append(len(facts)), values).rowcount == len(facts)
+    except sqlite3.IntegrityError:
+        return False
+
+
+@lru_cache(maxsize=64)
+def _build_append(count: int) -> str:
+    return f"""INSERT INTO facts SELECT * FROM (VALUES {", ".join(["(?, ?)"] * count)})
+        WHERE EXISTS (SELECT 1 FROM sessions WHERE num = ? AND epoch = ? AND owner = ?)
+        AND EXISTS (SELECT 1 FROM facts WHERE place = ?)"""
+
+
+def read_facts(db: sqlite3.Connection, num: int, after: int = 0, limit: int | None = None) -> list[AnyFact]:
+    """Read a session's facts after a position."""
+    base, after = num << 32, max(after, 0)  # a negative position would reach into the session before
+    rows = db.execute(
+        "SELECT body FROM facts WHERE place > ? AND place <= ? ORDER BY place LIMIT ?",
+        (base + after, base + SEQ_MASK, -1 if limit is None else limit),
+    )
+    facts: list[AnyFact] = []
+    try:
+        for (body,) in rows:
+            facts.append(decode_fact(body))
+    except msgspec.ValidationError as error:
+        raise StoreTooNew(
+            f"fact {after + len(facts) + 1} was written by a newer treadle ({error}); nothing was changed. Upgrade "
+            "treadle to read this session"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise StoreDamaged(
+            f"fact {after + len(facts) + 1} cannot be read ({error}); the facts before it can. Restore a backup"
+        ) from error
+    return facts
+
+
+def find_by_key(db: sqlite3.Connection, num: int, key: str) -> list[AnyFact] | None:
+    """Find the facts that were stored with this key; None when it is new."""
+    row = fetch_row(db, "SELECT first, last FROM keys WHERE session = ? AND key = ?", num, key)
+    return None if row is None else read_facts(db, num, row[0] - 1, row[1] - row[0] + 1)
+
+
+def save_key(db: sqlite3.Connection, num: int, key: str, head: int, count: int) -> None:
+    """Record that `count` facts after `head` were stored with this key."""
+    db.execute("INSERT INTO keys VALUES (?, ?, ?, ?)", (num, key, head + 1, head + count))
+
+
+def insert_session(db: sqlite3.Connection, info: SessionInfo, *, named_by_user: bool) -> int:
+    """Add a session to the list and return its number."""
+    num = db.execute(
+        """INSERT INTO sessions (id, agent, status, created_at, updated_at, name, workspace, turns,
+            cost, parent, named_by_user) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        (
+            *(info.id, info.agent, info.status, info.created_at, info.updated_at),
+            *(info.name, info.workspace, info.turns, info.cost),
+            msgspec.json.encode(info.parent) if info.parent is not None else None,
+            named_by_user,
+        ),
+    ).lastrowid
+    assert num is not None
+    return num
+
+
+def build_update_values(now: float, changes: SessionChanges) -> tuple[object, ...]:
+    """Build the values of `UPDATE_COLUMNS`. Only a user can change a name that a user gave."""
+    by_user = changes.named_by_user
+    return (now, changes.turns, changes.cost, changes.status, changes.agent, by_user, changes.name, by_user)
+
+
+def build_session_info(row: Sequence[Any]) -> SessionInfo:
+    """Build the list entry from a row of `INFO_COLUMNS`."""
+    return SessionInfo(
+        id=row[0],
+        agent=row[1],
+        status=row[2],
+        seq=row[3],
+        created_at=row[4],
+        updated_at=row[5],
+        name=row[6],
+        workspace=row[7],
+        turns=row[8],
+        cost=row[9],
+        parent=msgspec.json.decode(row[10], type=Parent) if row[10] is not None else None,
+        wake_at=row[11],
+        owner=row[12],
+    )
+
+
+def find_longest_due(db: sqlite3.Connection, now: float, agents: Sequence[str] | None = None) -> Candidate | None:
+    """Find the session that has been due for the longest time."""
+    owners: list[str] = [row[0] for row in db.execute("SELECT DISTINCT owner FROM sessions WHERE owner <> ''")]
+    gone = [owner for owner in owners if is_gone(owner)]
+    sql = _DUE.format(
+        gone=", ".join("?" * len(gone)),
+        agents="" if agents is None else f"WHERE agent IN ({', '.join('?' * len(agents))})",
+    )
+    return db.execute(sql, (now, now, *gone, *(agents or ()))).fetchone()

@@ -99,7 +99,7 @@ def request_cost(setup: Setup, length: int, turns: int = 300) -> float:
     found: list[float] = []
     for _ in range(3):
         state, projection = session_of(length), Projection()
-        projection.messages(state, setup.attachments)
+        projection.build_messages(state, setup.attachments)
         spent = 0.0
         for number in range(turns):
             for fact in (*turn_facts(10**6 + number), TurnStarted(turn=number)):
@@ -171,7 +171,7 @@ async def main() -> None:
         long = session_of(10_000)
         long.tokens = 4096
         found["plan_10000_ms"] = best(3, lambda: plan_compaction(long, compute_room(4096, long))) * 1e3
-        found["first_request_10000_ms"] = best(3, lambda: Projection().messages(long, setup.attachments)) * 1e3
+        found["first_request_10000_ms"] = best(3, lambda: Projection().build_messages(long, setup.attachments)) * 1e3
         knowledge, log = FileKnowledge(folder / "own"), SqliteLog(folder / "empty.db")
         await knowledge.build_preamble(folder, log.memories, 0.0)
         before = cpu()

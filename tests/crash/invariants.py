@@ -134,4 +134,4 @@ async def _check_artifacts(log: SqliteLog, session_id: str, facts: list[AnyFact]
 
 def _build_request(session_id: str, facts: list[AnyFact]) -> Request:
     tools = tuple(ToolSpec(name, name, {"type": "object"}) for name in (*sorted(UNSAFE), "look", "report"))
-    return Request("", Projection().messages(fold(facts)), tools, session_id=session_id)
+    return Request("", Projection().build_messages(fold(facts)), tools, session_id=session_id)

@@ -18,21 +18,8 @@ from tests.kit.sessions import (
     note,
     results,
 )
-from treadle import (
-    Agent,
-    AskUser,
-    Grant,
-    Limits,
-    Middleware,
-    Runtime,
-    ToolResult,
-    later,
-    tool,
-)
-from treadle.errors import (
-    BadInput,
-    ToolDefinitionError,
-)
+from treadle import Agent, AskUser, Grant, Limits, Middleware, Runtime, ToolResult, later, tool
+from treadle.errors import BadInput, ToolDefinitionError
 from treadle.testing import ScriptedModel, call
 from treadle.tools.base import ParsedArguments
 

@@ -21,7 +21,7 @@ from treadle.engine.compaction import (
     plan_compaction,
     plan_summary,
 )
-from treadle.engine.context import Projection, select_entries
+from treadle.engine.context import Projection, count_entries_through
 from treadle.engine.model_call import compact_or_note_failure
 from treadle.engine.state import State, Turn, apply, fold
 from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, next_step
@@ -100,10 +100,10 @@ def test_a_planned_compaction_of_any_log_is_valid_and_keeps_calls_with_their_res
         return
     check_request(build_summary_request(state, room, wanted))
     fact = build_compaction_fact(state, room, wanted, compose_summary(state, room, wanted, "so it was"))
-    whole = select_entries(state, fact.through)
+    whole = count_entries_through(state, fact.through)
     apply(state, msgspec.structs.replace(fact, seq=state.seq + 1))
     assert all(not isinstance(entry, Turn) or entry.is_settled for entry in state.entries[:whole])
-    check_request(Request(system="", messages=Projection().messages(state)))
+    check_request(Request(system="", messages=Projection().build_messages(state)))
 
 
 @settings(max_examples=150)
@@ -158,12 +158,12 @@ def test_a_compaction_at_any_position_keeps_the_users_words() -> None:
             after = fold(rich()[:length])
             fact = build_compaction_fact(state, room, wanted, compose_summary(state, room, wanted, "so"))
             apply(after, msgspec.structs.replace(fact, seq=length + 1))
-            request = Request(system="", messages=Projection().messages(after))
+            request = Request(system="", messages=Projection().build_messages(after))
             check_request(request)
             assert FIRST in shown_text(request)
             for later in rich()[length:]:
                 apply(after, msgspec.structs.replace(later, seq=after.seq + 1))
-                check_request(Request(system="", messages=Projection().messages(after)))
+                check_request(Request(system="", messages=Projection().build_messages(after)))
     assert tried > 20
 
 
@@ -180,7 +180,7 @@ def test_a_summary_does_not_separate_an_answer_from_its_question() -> None:
     wanted = plan_summary(state, compute_room(900, state))
     assert wanted is not None
     apply(state, ContextCompacted(kind="summary", through=wanted.through, summary="so", seq=state.seq + 1))
-    shown = shown_text(Request(system="", messages=Projection().messages(state)))
+    shown = shown_text(Request(system="", messages=Projection().build_messages(state)))
     assert "answer 2" not in shown and "question 2" not in shown and "question 3" in shown
 
 
@@ -196,7 +196,7 @@ def test_the_last_results_are_never_pruned_or_summarized() -> None:
         wanted = plan_compaction(state, compute_room(most, state))
         assert wanted is not None
         apply(state, ContextCompacted(kind=wanted.kind, through=wanted.through, summary="so", seq=state.seq + 1))
-        assert large in shown_text(Request(system="", messages=Projection().messages(state))), (most, wanted)
+        assert large in shown_text(Request(system="", messages=Projection().build_messages(state))), (most, wanted)
 
 
 def test_an_unanswered_message_is_never_summarized() -> None:
@@ -205,7 +205,7 @@ def test_an_unanswered_message_is_never_summarized() -> None:
     wanted = plan_summary(state, compute_room(100, state))
     assert wanted is not None
     apply(state, ContextCompacted(kind="summary", through=wanted.through, summary="so", seq=9))
-    assert any(isinstance(part, ImagePart) for message in Projection().messages(state)
+    assert any(isinstance(part, ImagePart) for message in Projection().build_messages(state)
                if isinstance(message, UserMessage) for part in message.parts)  # fmt: skip
 
 
@@ -315,10 +315,10 @@ def test_an_undone_compaction_restores_all_messages() -> None:
     pruned = ContextCompacted(kind="prune", through=7, tokens_before=900, tokens_after=100)
     undo = ContextCompacted(kind="undo")
     state = fold_story(*rich(), pruned, undo)
-    assert list(Projection().messages(state)) == list(Projection().messages(fold(rich())))
+    assert list(Projection().build_messages(state)) == list(Projection().build_messages(fold(rich())))
     assert (state.tokens, state.compacted) == (900, [])
     one, two = fold_story(*rich(), pruned, pruned, undo), fold_story(*rich(), pruned)
-    assert list(Projection().messages(one)) == list(Projection().messages(two))
+    assert list(Projection().build_messages(one)) == list(Projection().build_messages(two))
 
 
 # ── any actions of model, tools and people ───────────────────────────────────────────────────────────────────

@@ -15,13 +15,7 @@ from treadle import Agent, CallFinished, Limits, ToolContext, tool
 from treadle.engine.context import Projection
 from treadle.engine.token_estimate import estimate_messages, estimate_text, estimate_tools
 from treadle.errors import Conflict, ModelError
-from treadle.events import (
-    ContextCompacted,
-    MessageReceived,
-    ModelFailed,
-    SignalDetected,
-    TextDelta,
-)
+from treadle.events import ContextCompacted, MessageReceived, ModelFailed, SignalDetected, TextDelta
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Reply, Request, Usage
@@ -369,7 +363,7 @@ async def test_the_breakdown_is_right_after_an_undo_a_rewind_and_a_regeneration(
         async def is_known() -> bool:
             """Whether the reported tokens are close to the size of the next request."""
             shown = await session.context()
-            messages = estimate_messages(Projection().messages(await session.state()))
+            messages = estimate_messages(Projection().build_messages(await session.state()))
             really = estimate_tools(tool.spec for tool in (page, todo)) + messages
             return abs(shown.used - really) < really // 5
 

@@ -59,7 +59,7 @@ def ended(call: Call, output: str = "seen", status: CallStatus = "ok") -> CallFi
 
 
 def shown(*story: AnyFact | float) -> list[Message]:
-    return list(Projection().messages(fold_story(*story)))
+    return list(Projection().build_messages(fold_story(*story)))
 
 
 def note(message: Message) -> str:
@@ -68,7 +68,7 @@ def note(message: Message) -> str:
 
 
 def build_request(projection: Projection, history: list[AnyFact]) -> Request:
-    return Request(system="", messages=projection.messages(fold(history)))
+    return Request(system="", messages=projection.build_messages(fold(history)))
 
 
 # ── any log ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -94,7 +94,7 @@ def test_one_projection_is_valid_after_each_of_any_facts(history: list[AnyFact])
     state, projection = fold([]), Projection()
     for fact in history:
         apply(state, fact)
-        check_request(Request(system="", messages=projection.messages(state)))
+        check_request(Request(system="", messages=projection.build_messages(state)))
 
 
 @settings(max_examples=150)
@@ -119,7 +119,7 @@ def test_a_new_process_builds_the_same_messages_as_the_old_one(data: st.DataObje
     for fact in session.facts:
         apply(state, fact)
         # The projection has rendered unfinished entries after earlier facts. It must not keep them.
-        assert list(followed.messages(state)) == list(Projection().messages(state))
+        assert list(followed.build_messages(state)) == list(Projection().build_messages(state))
 
 
 @given(st.lists(facts, max_size=20))
@@ -127,10 +127,10 @@ def test_a_view_of_the_messages_does_not_change_later(new: list[AnyFact]) -> Non
     state, projection = fold_story(*START), Projection()
     views: list[tuple[Messages, list[Message]]] = []
     for fact in new:
-        view = projection.messages(state)
+        view = projection.build_messages(state)
         views.append((view, list(view)))
         apply(state, msgspec.structs.replace(fact, seq=state.seq + 1))
-    projection.messages(state)
+    projection.build_messages(state)
     assert all(list(view) == copy for view, copy in views)
 
 
@@ -254,7 +254,7 @@ def test_regenerating_hides_the_old_answer() -> None:
 
 def test_notes_stay_in_the_messages() -> None:
     state, projection = fold_story(*START), Projection()
-    seen = list(projection.messages(state))
+    seen = list(projection.build_messages(state))
     for fact in (
         ModelReplied(),
         SignalDetected(kind="empty_reply"),
@@ -263,7 +263,7 @@ def test_notes_stay_in_the_messages() -> None:
         TurnStarted(turn=3, wrap_up="turn_limit"),
     ):
         apply(state, fact)
-        request = Request(system="", messages=projection.messages(state))
+        request = Request(system="", messages=projection.build_messages(state))
         if isinstance(fact, TurnStarted):
             check_growth(seen, request)
             seen = list(request.messages)
@@ -322,14 +322,14 @@ def test_only_the_last_summary_is_shown() -> None:
 
 def test_only_a_compaction_replaces_the_render_cache() -> None:
     state, projection = fold_story(*START), Projection()
-    projection.messages(state)
+    projection.build_messages(state)
     cache = projection.render_cache
     for fact in (ModelReplied(calls=(A,)), ended(A), TurnStarted(turn=2)):
         apply(state, fact)
-        projection.messages(state)
+        projection.build_messages(state)
         assert projection.render_cache is cache
     apply(state, ContextCompacted(kind="prune", through=1))
-    projection.messages(state)
+    projection.build_messages(state)
     assert projection.render_cache is not cache
 
 

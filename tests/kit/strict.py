@@ -11,16 +11,7 @@ from typing import Any
 import msgspec
 
 from treadle.errors import ModelError
-from treadle.messages import (
-    Call,
-    Json,
-    Message,
-    ModelMessage,
-    Request,
-    ResultMessage,
-    TextPart,
-    UserMessage,
-)
+from treadle.messages import Call, Json, Message, ModelMessage, Request, ResultMessage, TextPart, UserMessage
 from treadle.models.base import Model, ModelEvent
 
 

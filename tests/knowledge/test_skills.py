@@ -289,7 +289,7 @@ def test_a_compaction_leaves_skills_out_but_for_the_message_at_hand(tmp_path: Pa
     def shown() -> int:
         for number, fact in enumerate(facts, 1):
             stamp_fact(fact, number, 0.0)
-        messages = Projection().messages(fold(facts), deploy)
+        messages = Projection().build_messages(fold(facts), deploy)
         return sum("make check" in render_parts(one.parts) for one in messages if isinstance(one, UserMessage))
 
     assert shown() == 1

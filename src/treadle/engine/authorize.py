@@ -117,7 +117,12 @@ async def _authorize_call(setup: Setup, state: State, call: CallState, blocked: 
     name = setup.aliases.get(call.call.tool, call.call.tool)
     tool = setup.tools.get(name)
     if tool is None:
-        return _close_call(call, "error", _describe_unknown_tool(name, setup))
+        import difflib
+
+        close = difflib.get_close_matches(name, setup.tools, n=1, cutoff=0.5)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        names = ", ".join(sorted(setup.tools)) or "none"
+        return _close_call(call, "error", f"There is no tool named {name!r}.{hint} The tools are: {names}.")
     try:
         tool, parsed = tool.resolve_call(tool.parse(call.call.arguments), state.notes)
     except ToolInputError as error:
@@ -145,14 +150,6 @@ async def _authorize_call(setup: Setup, state: State, call: CallState, blocked: 
     attempt = call.started.attempt + 1 if call.started is not None else 1
     ready = ReadyCall(call, tool, parsed, assessment.safety, verdict.why, attempt)
     return _apply_verdict(setup, ready, verdict, assessment)
-
-
-def _describe_unknown_tool(name: str, setup: Setup) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, setup.tools, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return f"There is no tool named {name!r}.{hint} The tools are: {', '.join(sorted(setup.tools)) or 'none'}."
 
 
 def _assess_call(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments) -> Assessment:

@@ -11,7 +11,7 @@ from typing import Literal, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from treadle.engine.context import Attachments, Projection, entry_position, select_entries
+from treadle.engine.context import Attachments, Projection, count_entries_through, find_entry_position
 from treadle.engine.state import Entry, State, Turn, estimate_entry_tokens
 from treadle.engine.token_estimate import (
     BYTES_PER_TOKEN,
@@ -108,13 +108,13 @@ def describe_full_window(state: State, window: int | None, said: str = "") -> st
 
 def plan_compaction(state: State, room: Room) -> CompactionPlan | None:
     """Prune if that is enough, or else summarize. None means that nothing can be shortened."""
-    prune = _plan_prune(state, room)
+    prune = plan_prune(state, room)
     if prune is not None and estimate_tokens_after(state, room, prune) <= AIM * room.window:
         return prune
     return plan_summary(state, room)
 
 
-def _plan_prune(state: State, room: Room) -> CompactionPlan | None:
+def plan_prune(state: State, room: Room) -> CompactionPlan | None:
     """Leave out the older results. The results of the last turn stay: the model has not seen them yet."""
     first = _count_summarized(state)
     turns = [entry for entry in state.entries[first:] if isinstance(entry, Turn) and entry.calls and entry.is_settled]
@@ -140,8 +140,8 @@ def plan_summary(state: State, room: Room) -> CompactionPlan | None:
         cut += 1  # without its question, the model would relate the answer to another one
     # A message stands where a turn promoted it, so newer facts may stand before it.
     for place in (*range(cut, first, -1), *range(cut + 1, end + 1)):
-        through = max((entry_position(entry) for entry in entries[:place]), default=0)
-        if place > first and select_entries(state, through) == place:
+        through = max((find_entry_position(entry) for entry in entries[:place]), default=0)
+        if place > first and count_entries_through(state, through) == place:
             return CompactionPlan("summary", through)
     return None
 
@@ -166,7 +166,7 @@ def _find_last_removable(state: State) -> int:
 def _count_summarized(state: State) -> int:
     """Count the entries that the current summary replaces."""
     through = [fact.through for fact in state.compacted if fact.kind == "summary"]
-    return select_entries(state, through[-1]) if through else 0
+    return count_entries_through(state, through[-1]) if through else 0
 
 
 def estimate_tokens_after(state: State, room: Room, plan: CompactionPlan, summary: str = "") -> int:
@@ -174,7 +174,8 @@ def estimate_tokens_after(state: State, room: Room, plan: CompactionPlan, summar
     fact = ContextCompacted(kind=plan.kind, through=plan.through, summary=summary, seq=state.seq + 1)
     afterwards = replace(state, compacted=[*state.compacted, fact])
     now, then = (
-        room.fixed + estimate_messages(Projection().messages(one, room.attachments)) for one in (state, afterwards)
+        room.fixed + estimate_messages(Projection().build_messages(one, room.attachments))
+        for one in (state, afterwards)
     )
     return state.tokens * then // max(now, 1)
 
@@ -218,7 +219,7 @@ def _render_entries(state: State, plan: CompactionPlan, cap: int) -> str:
         for title in (FAILED, TOUCHED, PLANNED, SAID):
             written = written.partition(f"\n\n{title}\n")[0]
         lines.append(f"Notes on what came before:\n{written.strip()}\n")
-    for entry in state.entries[_count_summarized(state) : select_entries(state, plan.through)]:
+    for entry in state.entries[_count_summarized(state) : count_entries_through(state, plan.through)]:
         if isinstance(entry, MessageReceived):
             lines.append(f"User: {_shorten(render_parts(entry.parts), cap)}")
         elif isinstance(entry, Turn) and entry.reply is not None:
@@ -251,7 +252,7 @@ def compose_summary(state: State, room: Room, plan: CompactionPlan, written: str
 
     The user's words come last, because small models follow the text that they read last.
     """
-    entries = state.entries[: select_entries(state, plan.through)]
+    entries = state.entries[: count_entries_through(state, plan.through)]
     words = room.shared * BYTES_PER_TOKEN
     sections = [
         (HAPPENED, _shorten(written.strip(), words // 6)),

@@ -12,23 +12,8 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, Entry, State, Turn
-from treadle.events import (
-    MessageReceived,
-    ModelFailed,
-    RunStarted,
-    SignalDetected,
-    TurnStarted,
-)
-from treadle.messages import (
-    Json,
-    Message,
-    Messages,
-    ModelMessage,
-    ResultMessage,
-    TextPart,
-    UserMessage,
-    render_parts,
-)
+from treadle.events import MessageReceived, ModelFailed, RunStarted, SignalDetected, TurnStarted
+from treadle.messages import Json, Message, Messages, ModelMessage, ResultMessage, TextPart, UserMessage, render_parts
 
 _NOTES: dict[str, str] = {
     "doom_loop": "You are repeating the same calls with the same arguments. Stop, say what you have learnt so "
@@ -83,7 +68,7 @@ class Projection:
         self._last: MessageReceived | None = None
         self.render_cache: dict[str, Json] = {}
 
-    def messages(self, state: State, attachments: Attachments | None = None) -> Messages:
+    def build_messages(self, state: State, attachments: Attachments | None = None) -> Messages:
         """Build the conversation of `state` in the form that providers accept."""
         self._attachments = attachments
         if state.generation != self._generation:
@@ -155,7 +140,7 @@ class Projection:
         self._last = next((entry for entry in messages if entry.seq <= self._compacted), None)
         self._done = 0
         if summaries:
-            self._done = select_entries(state, summaries[-1].through)
+            self._done = count_entries_through(state, summaries[-1].through)
             if self._done:
                 intro = "What happened before, in short (the full transcript is kept):"
                 self._messages.append(_build_note(f"{intro}\n\n{summaries[-1].summary}".strip()))
@@ -169,15 +154,15 @@ def find_own_text(message: UserMessage | ResultMessage) -> str:
     return render_parts(tuple(own))
 
 
-def select_entries(state: State, through: int) -> int:
+def count_entries_through(state: State, through: int) -> int:
     """Count the entries up to a position. Only whole entries count, so that no call loses its result."""
     for index, entry in enumerate(state.entries):
-        if entry_position(entry) > through or (isinstance(entry, Turn) and not entry.is_settled):
+        if find_entry_position(entry) > through or (isinstance(entry, Turn) and not entry.is_settled):
             return index
     return len(state.entries)
 
 
-def entry_position(entry: Entry) -> int:
+def find_entry_position(entry: Entry) -> int:
     """Return the position of the last fact of an entry."""
     return entry.last_seq if isinstance(entry, Turn) else entry.seq
 

@@ -40,7 +40,7 @@ def build_request(setup: Setup, state: State, projection: Projection) -> Request
     left = limits.tokens - run.usage.output_tokens if limits.tokens is not None else None
     return Request(
         system=setup.config.instructions,
-        messages=projection.messages(state, setup.attachments),
+        messages=projection.build_messages(state, setup.attachments),
         tools=setup.specs if turn.tools or wrap_up else (),
         tool_choice="none" if wrap_up else "auto",
         max_tokens=WRAP_UP_TOKENS if wrap_up else left,
@@ -99,7 +99,7 @@ def measure_room(setup: Setup, state: State) -> Room:
 
 def build_breakdown(setup: Setup, state: State) -> Breakdown:
     """Measure what fills the window of the session's model."""
-    messages = Projection().messages(state, setup.attachments)
+    messages = Projection().build_messages(state, setup.attachments)
     request = Request(setup.config.instructions, messages, setup.specs)
     return measure_context(state, request, setup.model.window)
 

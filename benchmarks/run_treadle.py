@@ -54,7 +54,7 @@ class Peer:
 
     async def close(self):
         await self.runtime.__aexit__(None, None, None)
-        await self.agent.resolved_model().close()
+        await self.agent.resolve_model().close()
 
 
 def cpu() -> float:

@@ -136,7 +136,7 @@ class Agent(Generic[T]):
         return SessionCreated(
             session_id=session_id,
             agent=self.config(),
-            model=self.resolved_model().name,
+            model=self.resolve_model().name,
             workspace=str(workspace.absolute()),
             limits=self.limits,
             grants=(self.grant, *grants),
@@ -146,7 +146,7 @@ class Agent(Generic[T]):
     async def setup(self, created: SessionCreated, gate: Gate | None) -> Setup:
         """What a session of this agent runs with; the grants that narrowed it when it was made still do."""
         return Setup(
-            model=self.resolved_model(),
+            model=self.resolve_model(),
             tools=self._tools,
             config=self.config(),
             limits=self.limits,
@@ -177,7 +177,7 @@ class Agent(Generic[T]):
             self._keyring = Keyring(self.secrets)
         return self._keyring
 
-    def resolved_model(self) -> Model:
+    def resolve_model(self) -> Model:
         """The model object; a name is looked up once, when it is first needed."""
         if self._model is None:
             if self.model is None or isinstance(self.model, str):

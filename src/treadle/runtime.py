@@ -61,7 +61,7 @@ class SessionHelpers:
         """Open a helper's session for the time of a call, with the gate of the session that the call belongs to."""
         coordinator = self._runtime.coordinator
         session = Session(coordinator, self.agents[agent_name], session_id)
-        with self._runtime.kept(session_id, self._setup.gate):
+        with self._runtime.keep_open(session_id, self._setup.gate):
             try:
                 yield session
             except asyncio.CancelledError:
@@ -103,7 +103,7 @@ class Runtime:
 
     async def __aenter__(self) -> Runtime:
         for agent in self.agents.values():
-            agent.resolved_model()
+            agent.resolve_model()
         self.log = open_log(self._store)
         clock = next((agent.clock for agent in self.agents.values()), None)
         self._coordinator = Coordinator(
@@ -145,11 +145,11 @@ class Runtime:
             raise BadInput(f"a session has no option {min(unknown)!r}; there are: {known}")
         agent = self._agent(agent_name)
         session_id = await self._find(agent, options) or await self._create(agent, options)
-        with self.kept(session_id, options.get("gate"), options.get("grant")):
+        with self.keep_open(session_id, options.get("gate"), options.get("grant")):
             yield Session(self.coordinator, agent, session_id)
 
     @contextmanager
-    def kept(self, session_id: str, gate: Gate | None = None, grant: Grant | None = None) -> Generator[None]:
+    def keep_open(self, session_id: str, gate: Gate | None = None, grant: Grant | None = None) -> Generator[None]:
         """Have a session's state at hand, with a gate and a narrower grant, for as long as somebody works with it."""
         entry = self._open.setdefault(session_id, SessionUse())
         entry.users += 1
@@ -315,8 +315,8 @@ class Runtime:
     def model(self, name: str) -> Model:
         """The model of that name: an agent's, or one that is looked up once and closed with the runtime."""
         for agent in self.agents.values():
-            if agent.resolved_model().name == name:
-                return agent.resolved_model()
+            if agent.resolve_model().name == name:
+                return agent.resolve_model()
         if name not in self._models:
             from treadle.models.catalog import resolve_model
 

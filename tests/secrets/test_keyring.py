@@ -89,9 +89,9 @@ def test_an_agent_resolves_its_model_with_the_keys_of_its_keyring(monkeypatch: p
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     keyring = Keyring()
     keyring.take(["OPENAI_API_KEY"])
-    assert Agent("openai:some-model", secrets=keyring).resolved_model().name == "openai:some-model"
+    assert Agent("openai:some-model", secrets=keyring).resolve_model().name == "openai:some-model"
     with pytest.raises(BadInput, match="OPENAI_API_KEY is not set"):
-        Agent("openai:some-model").resolved_model()
+        Agent("openai:some-model").resolve_model()
 
 
 def test_no_other_process_sees_the_keys_of_a_program_that_took_them() -> None:

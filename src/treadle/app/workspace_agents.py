@@ -59,7 +59,7 @@ def build_agents(
         if wanted and not agent.toolbox:
             problems.append(f"agent {agent.name} has no tools: none here is called {', '.join(map(repr, wanted))}")
         try:
-            agent.resolved_model()
+            agent.resolve_model()
         except BadInput as error:  # one that names a model without a key must not stop the others
             problems.append(f"agent {agent.name} is left out: {error}")
             without_model[agent.name] = agent

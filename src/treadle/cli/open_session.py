@@ -69,9 +69,9 @@ async def open_session(
     notes = [*loaded.ignored, *opened.notes]
     if opened.model_reason:
         notes.append(f"model: {opened.model.name} ({opened.model_reason})")
-    notes += _find_useless_limits(settings, agent.resolved_model())
+    notes += _find_useless_limits(settings, agent.resolve_model())
     notes += _find_unknown_tools(args, runtime)
-    return OpenSession(session, runtime, agent, settings, agent.resolved_model(), tuple(notes), info is None)
+    return OpenSession(session, runtime, agent, settings, agent.resolve_model(), tuple(notes), info is None)
 
 
 async def _find_last_model(log: Log, info: SessionInfo) -> str:

@@ -166,7 +166,7 @@ async def list_agents(service: CurrentService, token: Viewer) -> list[AgentView]
         AgentView(
             name=agent.name,
             description=about.get(agent.name, ""),
-            model=agent.resolved_model().name,
+            model=agent.resolve_model().name,
             tools=sorted(agent.toolbox),
             max_iterations=agent.limits.turns,
         )
@@ -178,7 +178,7 @@ async def list_agents(service: CurrentService, token: Viewer) -> list[AgentView]
 async def get_config(service: CurrentService, token: Viewer) -> ConfigView:
     """Show the configuration, without secrets."""
     agent = service.default_agent
-    name = agent.resolved_model().name
+    name = agent.resolve_model().name
     provider, colon, _ = name.partition(":")
     return ConfigView(
         provider=provider if colon or name == "local" else "custom",

@@ -168,13 +168,13 @@ class Service:
 
     def list_model_names(self) -> list[str]:
         """The names of the models that requests may use."""
-        own = [agent.resolved_model().name for agent in self.runtime.agents.values()]
+        own = [agent.resolve_model().name for agent in self.runtime.agents.values()]
         return list(dict.fromkeys((*own, *self.config.models)))
 
     def get_model(self, name: str) -> Model:
         """Get a model that requests may use. `default` is the default agent's model."""
         if name in ("", "default"):
-            name = self.default_agent.resolved_model().name
+            name = self.default_agent.resolve_model().name
         if name not in self.list_model_names():
             raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
         if name in self.unloaded_models:
@@ -183,7 +183,7 @@ class Service:
 
     async def check_model(self, agent: Agent) -> None:
         """Raise when the agent has no model that can answer."""
-        model = agent.resolved_model()
+        model = agent.resolve_model()
         if model.name in self.unloaded_models:
             raise build_no_model_error()
         choose: Any = getattr(model, "chosen", None)
@@ -210,7 +210,7 @@ class Service:
 
     async def get_window(self, session: Session) -> int | None:
         """The size of the session's model window in tokens, if it is known."""
-        name = (await session.state()).model or session.agent.resolved_model().name
+        name = (await session.state()).model or session.agent.resolve_model().name
         return None if self._is_missing(name) else self.runtime.model(name).window
 
     def list_tool_classes(self, agent: Agent) -> Mapping[str, str]:

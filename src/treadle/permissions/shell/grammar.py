@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _JOINED_LINES = re.compile(rb"[^\s\\](\\\\)*\\\n\S")
 _SUBSTITUTION = re.compile(rb"\\.|(`|\$[(\[]|\$\{[^}]*@[A-Z]\})", re.DOTALL)
+_BEFORE_COMMENT = re.compile(rb"(^|^[\s;&|()]|[^\\][\s;&|()])$")
 _STATEMENTS = frozenset(
     ("program", "list", "pipeline", "redirected_statement", "command", "subshell", "compound_statement", "do_group")
 )
@@ -63,7 +64,7 @@ def is_misread(root: Node) -> bool:
         if node.type in ("$(", "$((", "$[", "`"):
             seen.add(start)
         elif (
-            (node.type == "comment" and not _starts_word(source, start))
+            (node.type == "comment" and not _BEFORE_COMMENT.search(source[:start][-2:]))
             or (node.type == "heredoc_end" and not _is_whole_line(node, source, start, end))
             or (node.type in _STATEMENTS and _has_lost_text(node))
             or (node.type in ("number", "word") and _is_descriptor(node, source, end))
@@ -119,11 +120,6 @@ def _has_lost_text(node: Node) -> bool:
             return True
         position = child.end_byte
     return False
-
-
-def _starts_word(source: bytearray, start: int) -> bool:
-    """Whether a `#` here starts a comment for bash as well."""
-    return re.search(rb"(^|^[\s;&|()]|[^\\][\s;&|()])$", source[:start][-2:]) is not None
 
 
 def _is_descriptor(node: Node, source: bytearray, end: int) -> bool:

@@ -35,7 +35,7 @@ def serve_treadle(port: str, model: str, store: str) -> None:
     from treadle.models.catalog import resolve_model
     from treadle.server.app import create_app
     from treadle.server.config import ServerConfig
-    from treadle.server.serve_app import serve_app
+    from treadle.server.serve import serve_app
     from treadle.server.tokens import Token
 
     @tool(safety="safe")

@@ -17,8 +17,7 @@ from treadle.errors import BadInput
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
 from treadle.server.guard import COOKIE_NAME, Guard, Tokens, is_too_deep
-from treadle.server.serve import ServeOptions, serve
-from treadle.server.serve_app import is_loopback, serve_app
+from treadle.server.serve import ServeOptions, is_loopback, serve, serve_app
 from treadle.server.tokens import Token, load_tokens
 from treadle.testing import call
 

@@ -19,7 +19,7 @@ from treadle import Agent, Grant, Limits, Runtime, tool
 from treadle.models.catalog import resolve_model
 from treadle.server.app import create_app
 from treadle.server.config import ServerConfig
-from treadle.server.serve_app import serve_app
+from treadle.server.serve import serve_app
 
 ROOT = Path(__file__).parents[2]
 ASKED = 3

@@ -1,28 +1,35 @@
-"""A server from settings: store, model, agents, runtime and application, served until a signal comes."""
+"""Serves the application with uvicorn until a signal comes. The first signal drains the server, the second stops it."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import logging
 import os
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+
+import uvicorn
 
 from treadle.app.compose import open_keyring, open_runtime, open_store
 from treadle.app.settings import Settings, data_folder
 from treadle.errors import BadInput
-from treadle.server.app import create_app
+from treadle.server.app import ServerApp, create_app
 from treadle.server.config import ServerConfig
-from treadle.server.serve_app import is_loopback, serve_app
 from treadle.server.tokens import load_tokens
 
 GRACE_SECONDS = 10.0
+MAX_FRAME_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What only a server needs to know. `names` are those it may be called by, with the port where it differs."""
+    """Options of the server alone. `names` are its host names, with a port if it differs from `port`."""
 
     host: str = "127.0.0.1"
     port: int = 8420
@@ -36,10 +43,10 @@ class ServeOptions:
 
 
 async def serve(settings: Settings, options: ServeOptions) -> None:
-    """Serve these settings; what is unfinished in the store goes on, and what waits can be answered."""
+    """Serve with these settings. Unfinished runs of the store continue, and open questions can be answered."""
     if os.geteuid() == 0 and not options.allow_root:
-        raise BadInput("serving as root gives a mistake the whole machine; use another user, or --allow-root")
-    file, config = _config(settings, options)
+        raise BadInput("serving as root puts the whole machine at risk; use another user, or --allow-root")
+    file, config = _build_config(settings, options)
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(open_store(settings))
         opened = await open_runtime(stack, settings, log, open_keyring(settings), grace=options.grace)
@@ -63,14 +70,14 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
         await serve_app(app, options.host, options.port, announce)
 
 
-def _config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConfig]:
-    """The operator's word, and the file that its tokens are in."""
+def _build_config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConfig]:
+    """Build the configuration. Returns it with the file of its tokens."""
     file = Path(options.token_file).expanduser() if options.token_file else data_folder() / "tokens.json"
     config = ServerConfig(
         tokens=load_tokens(file),
-        hosts=_hosts(options),
+        hosts=_list_hosts(options),
         origins=tuple(options.origins),
-        roots=tuple(map(_root, options.roots)) or (settings.folder,),
+        roots=tuple(map(_resolve_root, options.roots)) or (settings.folder,),
         models=tuple(options.models),
         agent=settings.agent or "default",
         skill_autogen=settings.skill_autogen,
@@ -78,14 +85,98 @@ def _config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConf
     return file, config
 
 
-def _root(given: str) -> Path:
+def _resolve_root(given: str) -> Path:
     folder = Path(given).expanduser().resolve()
     if not folder.is_dir():
-        raise BadInput(f"--root {given} is no folder; name one that workspaces lie in")
+        raise BadInput(f"--root {given} is no folder; name a folder that holds workspaces")
     return folder
 
 
-def _hosts(options: ServeOptions) -> tuple[str, ...]:
-    """The names that a request may call this server by, beside those of loopback."""
+def _list_hosts(options: ServeOptions) -> tuple[str, ...]:
+    """The host names of this server besides those of loopback."""
     own = () if is_loopback(options.host) or options.host in ("0.0.0.0", "::") else (options.host,)
     return tuple(name.lower() if ":" in name else f"{name.lower()}:{options.port}" for name in (*own, *options.names))
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn with our own shutdown."""
+
+    def __init__(self, config: uvicorn.Config, app: ServerApp, on_started: Callable[[str], None] | None) -> None:
+        super().__init__(config)
+        self._app, self._on_started = app, on_started
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started and self._on_started is not None and sockets:
+            self._on_started(format_address(sockets[0]))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:  # the log is complete at any instant, so an abrupt end loses nothing
+            os._exit(128 + sig)
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._app.state.service.drain)
+
+
+def format_address(listening: socket.socket) -> str:
+    """The address of a listening socket."""
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to this host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def serve_app(
+    app: ServerApp, host: str = "127.0.0.1", port: int = 8420, on_started: Callable[[str], None] | None = None
+) -> None:
+    """Serve until a signal comes. `on_started` gets the address when the server is ready."""
+    if not is_loopback(host) and not app.state.service.tokens.has_tokens:
+        raise BadInput(f"{host} can be reached by others, so a token is needed; nothing was started")
+    listening = _open_socket(host, port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # any client could send such headers
+        date_header=False,
+        ws="websockets-sansio",
+        ws_max_size=MAX_FRAME_BYTES,
+        lifespan="on",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+        backlog=4096,
+    )
+    # uvicorn warns about an unfinished handshake when a WebSocket is refused with a status.
+    logging.getLogger("uvicorn.error").addFilter(_is_not_about_refusal)
+    with listening:
+        await DrainingServer(config, app, on_started).serve([listening])
+
+
+def _is_not_about_refusal(record: logging.LogRecord) -> bool:
+    return "without completing handshake" not in record.getMessage()
+
+
+def _open_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        why = error.strerror if isinstance(error, OSError) else "ports are numbers from 0 to 65535"
+        raise BadInput(f"{host}:{port} cannot be listened on: {why}; choose another --host or --port") from None
+    listening.listen(4096)
+    return listening

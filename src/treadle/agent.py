@@ -48,8 +48,8 @@ class Agent(Generic[T]):
     that works is taken (a key in the environment, a server on this machine, the embedded one). `grant` says what
     may run and what is asked, `gate` how a question reaches a person (none: denied, and the model is told).
     `on_error` is what follows a failed call. `output` is the type that the answer must have. `knowledge` is what its
-    sessions are told besides: see `treadle.knowledge.library`. `secrets` are values that must not appear in any result
-    of a tool, besides those in the environment under names such as `…_KEY` and `…_TOKEN`; a `Keyring` also
+    sessions are told besides: see `treadle.app.workspace_knowledge`. `secrets` are values that must not appear in any
+    result of a tool, besides those in the environment under names such as `…_KEY` and `…_TOKEN`; a `Keyring` also
     holds the keys of models.
     """
 

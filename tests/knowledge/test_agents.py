@@ -8,9 +8,9 @@ import pytest
 from tests.kit.sessions import ended, go, wait_for
 from tests.kit.strict import StrictModel
 from treadle import Grant, Limits, RunFinished, Runtime, later, tool
+from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.errors import NotFound
 from treadle.knowledge.agents import read_agent, read_sections
-from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
 from treadle.messages import Request
 from treadle.testing import ScriptedModel, call
 

@@ -12,6 +12,7 @@ from tests.kit.counting_model import CountingModel
 from tests.kit.sessions import ended, of
 from tests.kit.strict import StrictModel
 from treadle import Grant, Runtime, later, tool
+from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.engine.compaction import measure_context
 from treadle.engine.state import State
 from treadle.engine.token_estimate import estimate_text
@@ -20,7 +21,6 @@ from treadle.knowledge.agents import read_sections
 from treadle.knowledge.base import Skill
 from treadle.knowledge.bounded_read import read_beneath
 from treadle.knowledge.instructions import find_nested
-from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
 from treadle.knowledge.prompt_frames import frame_text
 from treadle.knowledge.skills import MAX_TRIGGERS, find_triggered, read_skill
 from treadle.memory.base import Memory

@@ -8,10 +8,10 @@ import pytest
 from tests.kit.sessions import ended, results, said
 from tests.kit.strict import StrictModel
 from treadle import tool
+from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.engine.context import find_own_text
 from treadle.events import serialize_event
 from treadle.knowledge.instructions import list_instruction_folders, read_instructions
-from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
 from treadle.models.local.chat_prompt import split_conversation
 from treadle.testing import ScriptedModel, call
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kit.sessions import ended, said
 from tests.kit.strict import StrictModel
+from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.engine.context import Projection
 from treadle.engine.state import fold
 from treadle.engine.token_estimate import estimate_text
@@ -27,7 +28,6 @@ from treadle.events import (
     stamp_fact,
 )
 from treadle.knowledge.base import Skill
-from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
 from treadle.knowledge.skills import find_triggered, frame_skill, read_skill, render_skill_index
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import ResultMessage, TextPart, UserMessage, render_parts

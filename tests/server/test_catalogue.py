@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.kit.server import Client, listening, served
 from tests.kit.sessions import Tables, agent_of, note
 from treadle import Agent, Runtime
-from treadle.knowledge.library import WorkspaceKnowledge
+from treadle.app.workspace_knowledge import WorkspaceKnowledge
 from treadle.models.catalog import resolve_model
 from treadle.server.app import create_app
 from treadle.testing import ScriptedModel, call

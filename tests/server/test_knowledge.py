@@ -13,7 +13,7 @@ from tests.kit.server import Client, served, until
 from tests.kit.sessions import PATIENCE, agent_of
 from tests.kit.terminal import Place, place_in
 from tests.server.test_processes import Real
-from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
+from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.messages import Call, Reply
 from treadle.testing import ScriptedModel
 

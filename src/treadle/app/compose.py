@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treadle.models.base import Model
     from treadle.runtime import Runtime
     from treadle.tools.base import Tool
+    from treadle.tools.mcp.connection import McpHealth
 
 _KEY_VARIABLE = "TREADLE_API_KEY"
 
@@ -70,7 +71,7 @@ async def open_runtime(
 
         runtime.after_answer.append(name_session)
     if follow_up and settings.skill_autogen:
-        from treadle.knowledge.skill_drafts import SkillDrafter
+        from treadle.app.skill_drafts import SkillDrafter
 
         runtime.after_answer.append(SkillDrafter(built.library))
     return OpenRuntime(runtime, model, reason, built, (*down, *built.problems))
@@ -87,6 +88,23 @@ async def _open_mcp_tools(stack: AsyncExitStack, settings: Settings) -> tuple[li
     tools = await servers.list_tools()
     down = [one for one in servers.get_health() if one.state == "down"]
     return tools, [f"mcp {one.server} is down, so its tools are not there: {one.error}" for one in down]
+
+
+async def check_mcp_servers(settings: Settings) -> list[McpHealth]:
+    """Start the MCP servers that the settings name, look at their health, and stop them again."""
+    from treadle.tools.mcp.server_config import read_mcp_servers
+    from treadle.tools.mcp.servers import McpServers
+
+    async with McpServers(read_mcp_servers(settings.mcp)) as servers:
+        await servers.list_tools()
+        return servers.get_health()
+
+
+def find_default_tools() -> dict[str, Tool]:
+    """Build the ready-made tools by name, to describe a call of one."""
+    from treadle.tools.builtin import build_default_tools
+
+    return {tool.name: tool for tool in build_default_tools()}
 
 
 def open_store(settings: Settings) -> Log:

@@ -281,7 +281,7 @@ def _narrowing(
 
 def _is_trusted(agent: str, workspace: Path) -> bool:
     """Whether an agent has more rights than another would have: that is for the user to choose."""
-    from treadle.knowledge.library import WorkspaceKnowledge
+    from treadle.app.workspace_knowledge import WorkspaceKnowledge
 
     written = WorkspaceKnowledge(workspace, config_folder()).agents.get(agent)
     return written is not None and written.posture == "trusting"

@@ -15,7 +15,7 @@ from treadle.secrets.keyring import Keyring
 
 if TYPE_CHECKING:
     from treadle.agent import Agent
-    from treadle.knowledge.library import WorkspaceKnowledge
+    from treadle.app.workspace_knowledge import WorkspaceKnowledge
     from treadle.models.base import Model
     from treadle.tools.base import Tool
 
@@ -33,7 +33,7 @@ def build_agents(
     settings: Settings, model: str | Model, more: Sequence[Tool] = (), keyring: Keyring | None = None
 ) -> BuiltAgents:
     """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
-    from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
+    from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
     from treadle.tools.builtin import build_default_tools
     from treadle.tools.shell import Shell
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, InputRequested, Session, Tool
+from treadle.app.compose import find_default_tools
 from treadle.app.settings import data_folder
 from treadle.cli.find_session import iterate_sessions, open_command_store
 from treadle.cli.options import Parser, add_actions, add_store_options, create_parser
@@ -91,9 +92,8 @@ def _forget(pattern: str) -> int:
 
 async def _list(args: argparse.Namespace) -> int:
     from treadle import Agent, Runtime
-    from treadle.tools.builtin import build_default_tools
 
-    tools = {tool.name: tool for tool in build_default_tools()}
+    tools = find_default_tools()
     shown: set[tuple[str, str]] = set()
     async with open_command_store(args) as log, Runtime(log, [], recover=False) as runtime:
         for status in ("running", "waiting"):  # it may be asked while another call of the same reply runs

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from treadle import ApprovalRequested, InputRequested
+from treadle.app.compose import find_default_tools
 from treadle.app.settings import data_folder
 from treadle.cli.console import TerminalConsole
 from treadle.cli.options import Parser, add_store_options, create_parser
@@ -110,11 +111,10 @@ class AttachedTerminal:
     def __init__(self, link: SessionLink, folder: Path) -> None:
         from treadle.cli.prompt import PromptCompleter, PromptConsole
         from treadle.cli.questions import QuestionQueue
-        from treadle.tools.builtin import build_default_tools
 
         self._link, self._folder = link, folder
         link.on_notice = self._say
-        self._tools = {tool.name: tool for tool in build_default_tools()}
+        self._tools = find_default_tools()
         self._asking = QuestionQueue()
         self._line = PromptConsole(
             sys.stdout, data_folder() / "history", PromptCompleter(COMMANDS, folder), {"c-c": self._leave}

@@ -6,10 +6,10 @@ import argparse
 import sys
 
 from treadle.app.settings import config_folder
+from treadle.app.skill_drafts import accept_proposal, decline_proposal, list_proposals
+from treadle.app.workspace_knowledge import WorkspaceKnowledge
 from treadle.cli.options import Parser, add_actions, add_run_options, create_parser, load_command_settings
 from treadle.cli.terminal_text import format_table, is_terminal, print_line, print_note, terminal_width
-from treadle.knowledge.library import WorkspaceKnowledge
-from treadle.knowledge.skill_drafts import accept_proposal, decline_proposal, list_proposals
 
 EXAMPLES = """\
   treadle skills list

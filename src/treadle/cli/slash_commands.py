@@ -27,7 +27,7 @@ from treadle.messages import render_parts
 
 if TYPE_CHECKING:
     from treadle.cli.chat import ChatTerminal
-    from treadle.history.rewind import Rewind, RewindChange, RewindTarget
+    from treadle.session import Rewind, RewindChange, RewindTarget
 
 COMMANDS = {
     "help": "what can be typed here",

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Mapping
 
+from treadle.app.compose import check_mcp_servers
 from treadle.app.settings import Settings
 from treadle.app.workspace_agents import build_agents
 from treadle.cli.open_session import DEFAULT_AGENT
@@ -38,7 +39,10 @@ def main(args: argparse.Namespace) -> int:
     for tool in tools.values():
         print_line(f"{tool.name:<14}{truncate_line(tool.spec.description, room - 15)}")
     if settings.mcp:
-        asyncio.run(_servers(settings))
+        for health in asyncio.run(check_mcp_servers(settings)):
+            why = f": {health.error}" if health.error else ""
+            print_line(f"{health.server + '__*':<14}{health.state}{why}, {health.tools} tools")
+        print_note("the servers were started to look at them, and are stopped again")
     return 0
 
 
@@ -60,15 +64,3 @@ def _one(tools: Mapping[str, Tool], name: str) -> int:
     print_line(tool.spec.description + "\n")
     print_line(json.dumps(tool.spec.parameters, indent=2, ensure_ascii=False))
     return 0
-
-
-async def _servers(settings: Settings) -> None:
-    from treadle.tools.mcp.server_config import read_mcp_servers
-    from treadle.tools.mcp.servers import McpServers
-
-    async with McpServers(read_mcp_servers(settings.mcp)) as servers:
-        await servers.list_tools()
-        for health in servers.get_health():
-            why = f": {health.error}" if health.error else ""
-            print_line(f"{health.server + '__*':<14}{health.state}{why}, {health.tools} tools")
-    print_note("the servers were started to look at them, and are stopped again")

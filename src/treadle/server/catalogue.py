@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from treadle.app.workspace_knowledge import FileKnowledge
 from treadle.errors import NotFound, TreadleError
-from treadle.knowledge.library import FileKnowledge
 from treadle.memory.base import MAX_MEMORY_LENGTH, Memory, MemoryKind
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, Viewer

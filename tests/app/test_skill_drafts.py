@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from tests.kit.sessions import ended, wait_for
 from tests.kit.strict import StrictModel
 from treadle import Runtime, tool
+from treadle.app.skill_drafts import SkillDrafter, accept_proposal, decline_proposal, list_proposals
+from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.errors import NotFound
 from treadle.events import Custom, Parent, SessionCreated
-from treadle.knowledge.library import AgentOptions, WorkspaceKnowledge
-from treadle.knowledge.skill_drafts import SkillDrafter, accept_proposal, decline_proposal, list_proposals
 from treadle.knowledge.skills import find_triggered
 from treadle.messages import Request, UserMessage
 from treadle.testing import ScriptedModel, call

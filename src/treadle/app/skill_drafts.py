@@ -15,13 +15,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from treadle.app.workspace_knowledge import WorkspaceKnowledge
 from treadle.engine.model_call import ask_quietly
 from treadle.engine.setup import Setup
 from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
 from treadle.events import AnyFact, CallFinished, MessageReceived, ModelReplied, RunFinished, RunStarted, TurnStarted
 from treadle.knowledge.base import Skill
-from treadle.knowledge.library import WorkspaceKnowledge
 from treadle.knowledge.skills import SKILL_FILE, find_triggered, read_skill, read_skills
 from treadle.log.base import SessionQuery
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates

@@ -17,12 +17,12 @@ from treadle.engine.coordinator import Coordinator
 from treadle.engine.state import State, fold
 from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
 from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, SessionCreated, validate_fact
+from treadle.history.call_notes import FILE_NOTE_PREFIX, FOLDER_NOTE, FileNote, read_file_note
 from treadle.history.kept_files import ContentStore, hash_content
 from treadle.history.snapshot import LEFT, FileTree, hash_workspace
 from treadle.log.owner import make_owner_name
 from treadle.messages import Json
 from treadle.tools.base import ToolError
-from treadle.tools.files.change import NOTE_PREFIX, FileNote, read_note
 from treadle.workspace.encoding import render_diff
 from treadle.workspace.folder import FileContent, Folder
 from treadle.workspace.worker_threads import run_in_thread
@@ -117,10 +117,10 @@ class FileHistory:
                 self.left[file.path] = {then.before, file.before}
 
     def _noted(self, name: str, data: Any) -> None:
-        if name.startswith(NOTE_PREFIX):
-            noted = read_note(data)
+        if name.startswith(FILE_NOTE_PREFIX):
+            noted = read_file_note(data)
             if noted is not None and noted.left:
-                self.left[name.removeprefix(NOTE_PREFIX)] = {noted.digest}
+                self.left[name.removeprefix(FILE_NOTE_PREFIX)] = {noted.digest}
         elif name == LEFT:
             try:
                 self.left.update((path, {name}) for path, name in msgspec.convert(data, dict[str, str]).items())
@@ -259,21 +259,19 @@ def _check_idle(state: State, busy: Conflict) -> None:
 
 def _notes_then(facts: Sequence[AnyFact], fact: Rewound) -> list[Custom]:
     """Notes as they were then, since that is what the model remembers: where commands start, what it saw of files."""
-    from treadle.tools.shell import FOLDER_NOTE
-
     if fact.what == "files":
         return []
     now, then = (fold(some).notes for some in (facts, facts[: fact.to]))
-    names = [FOLDER_NOTE, *(name for name in now if name.startswith(NOTE_PREFIX))]
+    names = [FOLDER_NOTE, *(name for name in now if name.startswith(FILE_NOTE_PREFIX))]
     notes = [(name, _noted(name, now), _noted(name, then)) for name in names]
     return [Custom(name=name, data=before) for name, after, before in notes if before != after]
 
 
 def _noted(name: str, notes: Mapping[str, Json]) -> Json:
     """A note, of a file as something seen: what was left there the rewind itself tells."""
-    if not name.startswith(NOTE_PREFIX):
+    if not name.startswith(FILE_NOTE_PREFIX):
         return notes.get(name) or ""
-    noted = read_note(notes.get(name))
+    noted = read_file_note(notes.get(name))
     return msgspec.to_builtins(FileNote(noted.digest)) if noted is not None else ""
 
 

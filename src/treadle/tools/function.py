@@ -1,4 +1,4 @@
-"""`@tool`: a plain function, sync or async, becomes a tool; its schema comes from its hints and docstring."""
+"""`@tool` makes a tool of a plain function, sync or async. Its schema comes from its hints and docstring."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Function = Callable[..., Any]  # a function of the user: it may take and return 
 ClassifySafety = Callable[[Mapping[str, Json]], Safety]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SAFETIES: tuple[Safety, ...] = get_args(Safety)
-_PROBLEMS = 5
+_MAX_PROBLEMS = 5
 
 
 class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `@tool(...)` may be told; see the fields of `Tool`."""
+    """The options of `@tool(...)`; see the fields of `Tool`."""
 
     name: str = ""
     description: str = ""
@@ -49,7 +49,7 @@ class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionTool(Tool):
-    """A function as a tool. It can still be called as the function it is."""
+    """A function as a tool. It can still be called as a function."""
 
     def __init__(self, function: Function, options: ToolOptions) -> None:
         self.function = function
@@ -68,20 +68,20 @@ class FunctionTool(Tool):
             raise ToolDefinitionError(f"{name}: safety={safety!r} is not one of {_SAFETIES}.")
         if options.on_error is not None and options.on_error not in get_args(Recovery):
             raise ToolDefinitionError(f"{name}: on_error={options.on_error!r} is not one of {get_args(Recovery)}.")
-        if options.timeout is not None and not _is_above_zero(options.timeout):
+        if options.timeout is not None and not _is_positive(options.timeout):
             raise ToolDefinitionError(f"{name}: timeout={options.timeout!r} is no number of seconds; None is no limit.")
-        if not _is_above_zero(options.cap):
+        if not _is_positive(options.cap):
             raise ToolDefinitionError(f"{name}: cap={options.cap!r} is no number of bytes to show of its output.")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ToolDefinitionError(f"{name}: it yields; return the result, and show what comes with context.output.")
-        text, about = _docstring(function)
-        self._context_parameter, model = _arguments_model(name, function, about)
+            raise ToolDefinitionError(f"{name}: it yields; return the result, and show output with context.output.")
+        text, about = _read_docstring(function)
+        self._context_parameter, model = _build_model(name, function, about)
         self._validate, self._dump = model.__pydantic_validator__.validate_json, model.__pydantic_serializer__.to_python
-        self._fields = [(about.alias or field, field) for field, about in model.model_fields.items()]
+        self._fields = [(info.alias or field, field) for field, info in model.model_fields.items()]
         self.spec = ToolSpec(
             name=name,
             description=options.description or text or name.replace("_", " "),
-            parameters=_schema(name, model),
+            parameters=_build_schema(name, model),
             examples=tuple(options.examples),
         )
 
@@ -91,7 +91,7 @@ class FunctionTool(Tool):
     def assess_safety(self, arguments: Mapping[str, Json]) -> Safety:
         try:
             safety = self._classify(arguments)
-        except Exception:  # who cannot say how dangerous a call is has not said that it is harmless
+        except Exception:  # when the danger is unknown, the call is not harmless
             return "destructive"
         return safety if safety in _SAFETIES else "destructive"
 
@@ -100,7 +100,7 @@ class FunctionTool(Tool):
             model = self._validate(arguments or "{}")
             parsed = self._dump(model, mode="json", by_alias=True, warnings=False)
         except Exception as error:
-            raise ToolInputError(_problem(self.name, error, self.spec.parameters)) from None
+            raise ToolInputError(_describe_problem(self.name, error, self.spec.parameters)) from None
         return ParsedArguments(parsed, {parameter: getattr(model, field) for parameter, field in self._fields})
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
@@ -120,8 +120,8 @@ def tool(**options: Any) -> Callable[[Function], FunctionTool]: ...
 def tool(function: Function | None = None, /, **options: Any) -> FunctionTool | Callable[[Function], FunctionTool]:
     """Make a tool of a function: `@tool`, or `@tool(safety="safe", timeout=10)` with the fields of `ToolOptions`.
 
-    The name, the parameters and their description come from the function itself. A parameter annotated
-    with `ToolContext` is filled in by the runtime and not shown to the model.
+    The name, the parameters and their descriptions come from the function. The runtime fills in a parameter of type
+    `ToolContext`; the model does not see it.
     """
     try:
         chosen = ToolOptions(**options)
@@ -129,29 +129,29 @@ def tool(function: Function | None = None, /, **options: Any) -> FunctionTool | 
         known = ", ".join(ToolOptions.__struct_fields__)
         raise ToolDefinitionError(f"@tool: {error}. It takes {known}.") from None
     if function is not None:
-        return FunctionTool(_function(function), chosen)
+        return FunctionTool(_check_function(function), chosen)
 
     def decorate(function: Function) -> FunctionTool:
-        return FunctionTool(_function(function), chosen)
+        return FunctionTool(_check_function(function), chosen)
 
     return decorate
 
 
-def _is_above_zero(given: object) -> bool:
-    return isinstance(given, int | float) and given > 0
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and value > 0
 
 
-def _function(given: object) -> Function:
-    """What was given as a function, if it is one: a class would become a tool that makes objects."""
-    if isinstance(given, type):
-        raise ToolDefinitionError(f"{given.__name__} is a class: pass {given.__name__}(), or a function.")
-    if not callable(given):
-        raise ToolDefinitionError(f"{given!r} cannot be a tool: pass a function, or an object of a Tool class.")
-    return given
+def _check_function(function: object) -> Function:
+    """Return a function; raises when it is none. A class would become a tool that creates objects."""
+    if isinstance(function, type):
+        raise ToolDefinitionError(f"{function.__name__} is a class: pass {function.__name__}(), or a function.")
+    if not callable(function):
+        raise ToolDefinitionError(f"{function!r} cannot be a tool: pass a function, or an object of a Tool class.")
+    return function
 
 
-def _arguments_model(name: str, function: Function, about: Mapping[str, str]) -> tuple[str, type[BaseModel]]:
-    """The pydantic model of a function's parameters, and the name of the parameter that takes the context."""
+def _build_model(name: str, function: Function, about: Mapping[str, str]) -> tuple[str, type[BaseModel]]:
+    """Return the name of the parameter that takes the context, and a pydantic model of the others."""
     from pydantic import ConfigDict, Field, create_model
     from pydantic.errors import PydanticUserError
     from pydantic.fields import FieldInfo
@@ -177,11 +177,11 @@ def _arguments_model(name: str, function: Function, about: Mapping[str, str]) ->
                 f"{name}: parameter {parameter.name!r} has no type hint; add one, such as `{parameter.name}: str`."
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        if isinstance(default, FieldInfo):  # `count: int = Field(1, ge=1)` says what the hint could have said
+        if isinstance(default, FieldInfo):  # `count: int = Field(1, ge=1)` means the same as in the hint
             hint, default = Annotated[hint, default], PydanticUndefined
-        said: dict[str, Any] = {"description": about[parameter.name]} if parameter.name in about else {}
-        # As an alias a parameter can have any name, also one that a pydantic model has a use for, such as `json`.
-        fields[f"p{number}"] = (hint, Field(default, alias=parameter.name, **said))
+        described: dict[str, Any] = {"description": about[parameter.name]} if parameter.name in about else {}
+        # As an alias, a parameter can have any name, even one that pydantic models use, such as `json`.
+        fields[f"p{number}"] = (hint, Field(default, alias=parameter.name, **described))
     try:
         return context, create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     except (PydanticUserError, TypeError, ValueError, NameError) as error:
@@ -189,13 +189,13 @@ def _arguments_model(name: str, function: Function, about: Mapping[str, str]) ->
 
 
 def _wants_context(hint: object) -> bool:
-    """Whether it is the context, also as `ToolContext | None` in a function that is called by hand as well."""
+    """Tell whether a hint is the context. `ToolContext | None` is for functions that are also called by hand."""
     if get_origin(hint) in (Annotated, Union, UnionType):
         return any(map(_wants_context, get_args(hint)))
     return hint is ToolContext
 
 
-def _schema(name: str, model: type[BaseModel]) -> dict[str, Json]:
+def _build_schema(name: str, model: type[BaseModel]) -> dict[str, Json]:
     from pydantic.errors import PydanticUserError
     from pydantic.json_schema import PydanticJsonSchemaWarning
 
@@ -212,8 +212,8 @@ def _schema(name: str, model: type[BaseModel]) -> dict[str, Json]:
     return schema
 
 
-def _problem(name: str, error: Exception, schema: Mapping[str, Json]) -> str:
-    """What is wrong with a call's arguments, in words that a model can act on."""
+def _describe_problem(name: str, error: Exception, schema: Mapping[str, Json]) -> str:
+    """Say what is wrong with a call's arguments, so that a model can correct them."""
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):  # a validator of the tool's author
@@ -226,8 +226,8 @@ def _problem(name: str, error: Exception, schema: Mapping[str, Json]) -> str:
         given = "" if detail["type"] == "missing" else f" (got {str(detail['input'])[:80]!r})"
         problems.append(f"{where or 'arguments'}: {detail['msg']}{given}")
     takes = ", ".join(schema.get("properties", {})) or "none"
-    more = f" and {len(problems) - _PROBLEMS} more" if len(problems) > _PROBLEMS else ""
-    return f"The arguments of {name} do not fit: {'; '.join(problems[:_PROBLEMS])}{more}. Its parameters: {takes}."
+    more = f" and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+    return f"The arguments of {name} do not fit: {'; '.join(problems[:_MAX_PROBLEMS])}{more}. Its parameters: {takes}."
 
 
 _SECTION = re.compile(r"^(args|arguments|parameters|returns?|raises|yields|examples?|notes?):?\s*$", re.IGNORECASE)
@@ -235,8 +235,8 @@ _ITEM = re.compile(r"^\s+\*?(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
 _FIELD = re.compile(r"^:(?:param\s+(?:\S+\s+)?(\w+)|[^:]*)\s*:\s*(.*)$")
 
 
-def _docstring(function: Function) -> tuple[str, dict[str, str]]:
-    """The description of a function and of its parameters (Google style `Args:` or `:param name:`)."""
+def _read_docstring(function: Function) -> tuple[str, dict[str, str]]:
+    """Read the description of a function and of its parameters (Google style `Args:` or `:param name:`)."""
     description: list[str] = []
     about: dict[str, str] = {}
     section, last = "", ""

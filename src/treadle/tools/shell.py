@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
+from treadle.history.call_notes import FOLDER_NOTE
 from treadle.history.kept_files import ContentStore
 from treadle.history.snapshot import record_changes
 from treadle.messages import Json, ToolSpec
@@ -37,9 +38,6 @@ from treadle.tools.base import (
     build_parameters,
     decode_arguments,
 )
-
-FOLDER_NOTE = "treadle.folder"
-"""The note that names the folder of the workspace in which the last command ended."""
 
 MAX_TIMEOUT = 600.0
 _MAX_CHARACTERS = 100_000

@@ -63,7 +63,7 @@ async def test_a_name_of_two_lines_is_not_listed_as_two_names(bench: Bench) -> N
 async def test_a_long_list_is_cut_and_says_how_much_more_there_is(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "_TOLD_EVERY", 100)
+    monkeypatch.setattr(listing, "_PROGRESS_INTERVAL", 100)
     for number in range(250):
         bench.put(f"{number:03}.txt", "")
     told = (await bench.call("list_files")).splitlines()

@@ -10,9 +10,10 @@ from treadle import Agent, Answer, CallStarted, RunFinished
 from treadle.cli.question_text import render_approval
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant
+from treadle.history.call_notes import FOLDER_NOTE
 from treadle.messages import Call, Reply
 from treadle.sandbox import backend as sandbox
-from treadle.tools.shell import FOLDER_NOTE, Shell
+from treadle.tools.shell import Shell
 
 CAREFUL = Grant(tier="full", cautious=True)
 """All commands that do more than read are asked. They run on the host: the sandbox is tested elsewhere."""
@@ -69,7 +70,7 @@ async def test_a_yes_holds_only_for_the_folder_that_was_shown(workspace: Path) -
         await session.approve("c1")
         await wait_for(session, RunFinished)
         done = (await finished_calls(session))["c1"]
-    assert done.status == "denied" and "the folder it would run in" in done.output
+    assert done.status == "denied" and "its folder" in done.output
     assert (workspace / "out" / "kept").exists() and (workspace / "sub" / "out" / "kept").exists()
 
 

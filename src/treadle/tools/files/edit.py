@@ -1,4 +1,4 @@
-"""`edit_file`: one piece of a file replaced. A piece that is not there to the letter is looked for, to say why not."""
+"""`edit_file`: replaces one piece of a file. When the piece is not there to the letter, the error says why."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from treadle.workspace.encoding import DecodedText, decode_text, find_block, spl
 from treadle.workspace.folder import MAX_FILE_BYTES, NoSuchFile
 from treadle.workspace.worker_threads import run_in_thread
 
-_PLACES = 10
-_SEARCHED_LINES = 20_000
-_COMPARED, _ASKED = 200, 50
-_NUMBERED = re.compile(r"^ *\d+\t", re.MULTILINE)
+_MAX_PLACES = 10
+_MAX_SEARCHED_LINES = 20_000
+_COMPARED_CHARACTERS, _COMPARED_LINES = 200, 50
+_LINE_NUMBER = re.compile(r"^ *\d+\t", re.MULTILINE)
 _QUOTES = str.maketrans("‘’‚‛“”„‟`´–—\u00a0", "''''\"\"\"\"''-- ")
 
 
-def build_edit_file_tool(files: FileToolSettings) -> Tool:
-    """The tool."""
+def build_edit_file_tool(settings: FileToolSettings) -> Tool:
+    """Build the tool."""
 
     async def edit_file(path: str, old: str, new: str, context: ToolContext, replace_all: bool = False) -> str:
         """Replace one piece of a text file. `old` must stand in the file exactly once, with its indentation.
@@ -42,10 +42,8 @@ def build_edit_file_tool(files: FileToolSettings) -> Tool:
             new: what stands there instead
             replace_all: replace every place, not only one
         """
-        change, count = await run_in_thread(
-            _planned, files=files, context=context, path=path, old=old, new=new, everywhere=replace_all
-        )
-        await apply_changes(files, context, [change])
+        change, count = await run_in_thread(_plan_change, settings, context, path, old, new, everywhere=replace_all)
+        await apply_changes(settings, context, [change])
         places = "" if count == 1 else f" in {count} places"
         return f"Edited {change.path}{places}.{await render_change(change)}"
 
@@ -56,13 +54,13 @@ def build_edit_file_tool(files: FileToolSettings) -> Tool:
             ("Change Monday to Friday in dates.md", {"path": "dates.md", "old": "Monday", "new": "Friday"}),
         ),
     )
-    return WritingTool(files, edit_file, options)
+    return WritingTool(settings, edit_file, options)
 
 
-def _planned(
-    files: FileToolSettings, context: ToolContext, path: str, old: str, new: str, everywhere: bool
+def _plan_change(
+    settings: FileToolSettings, context: ToolContext, path: str, old: str, new: str, *, everywhere: bool
 ) -> tuple[FileChange, int]:
-    with files.open_folder(context) as folder:
+    with settings.open_folder(context) as folder:
         name = folder.resolve_writable(path)
         held = folder.find(name)
     if held is None:
@@ -81,7 +79,7 @@ def _planned(
 
 
 def replace_text(text: DecodedText, old: str, new: str, *, everywhere: bool) -> tuple[str, int]:
-    """The text with `old` replaced, and in how many places; raises `ToolError` that says why it cannot be."""
+    """Replace `old` and count its places; raises `ToolError`, which says why it cannot be replaced."""
     if not old:
         raise ToolError(
             "old is empty: give the text to replace, or use write_file for a whole file. Nothing was changed."
@@ -95,27 +93,26 @@ def replace_text(text: DecodedText, old: str, new: str, *, everywhere: bool) -> 
         old, new = crlf, new.replace("\r\n", "\n").replace("\n", "\r\n")
     count = whole.count(old)
     if count == 0:
-        raise ToolError(f"Nothing was changed: {_why_not(whole, old)}")
+        raise ToolError(f"Nothing was changed: {_explain_miss(whole, old)}")
     if count > 1 and not everywhere:
         raise ToolError(
-            f"old stands in {count} places (lines {_lines_with(whole, old)}). Take in lines around the one you mean, "
+            f"old stands in {count} places (lines {_list_lines(whole, old)}). Take in lines around the one you mean, "
             "or set replace_all. Nothing was changed."
         )
     return whole.replace(old, new), count
 
 
-def _lines_with(whole: str, old: str) -> str:
+def _list_lines(whole: str, old: str) -> str:
     numbers: list[str] = []
-    at = whole.find(old)
-    while at >= 0 and len(numbers) < _PLACES:
-        numbers.append(str(whole.count("\n", 0, at) + 1))
-        at = whole.find(old, at + len(old))
-    return ", ".join(numbers) + (", …" if at >= 0 else "")
+    position = whole.find(old)
+    while position >= 0 and len(numbers) < _MAX_PLACES:
+        numbers.append(str(whole.count("\n", 0, position) + 1))
+        position = whole.find(old, position + len(old))
+    return ", ".join(numbers) + (", …" if position >= 0 else "")
 
 
-# ── a near miss ────────────────────────────────────────────────────────────────────────────────────────
-
-_LOOSER: tuple[tuple[str, Callable[[str], str]], ...] = (
+# Each comparison ignores more differences than the one before.
+_COMPARISONS: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("line ends differ (CRLF in one, LF in the other)", lambda line: line.rstrip("\r")),
     ("spaces at the ends of lines differ", str.rstrip),
     ("the indentation differs", str.strip),
@@ -125,50 +122,50 @@ _LOOSER: tuple[tuple[str, Callable[[str], str]], ...] = (
 )
 
 
-def _why_not(whole: str, old: str) -> str:
-    lines, wanted = split_lines(whole)[:_SEARCHED_LINES], split_lines(old)
-    stripped = _NUMBERED.sub("", old)
-    if stripped != old and stripped in whole:
+def _explain_miss(whole: str, old: str) -> str:
+    """Say why `old` is not in the file, and show the closest place."""
+    lines, wanted = split_lines(whole)[:_MAX_SEARCHED_LINES], split_lines(old)
+    without_numbers = _LINE_NUMBER.sub("", old)
+    if without_numbers != old and without_numbers in whole:
         return "old begins with line numbers, which are not part of the file: leave them out."
-    for reason, loosened in _LOOSER:
-        at = _find_block([loosened(line) for line in lines], [loosened(line) for line in wanted])
-        if at is not None:
-            return f"old is not in the file to the letter: {reason}. {_place(lines, at, len(wanted))}"
-    at = _closest(lines, wanted)
-    if at is None:
+    for reason, simplify in _COMPARISONS:
+        start = _find_lines([simplify(line) for line in lines], [simplify(line) for line in wanted])
+        if start is not None:
+            reason = f"old is not in the file to the letter: {reason}."
+            break
+    else:
+        start, reason = _find_closest(lines, wanted), "old is not in the file."
+    if start is None:
         return "old is not in the file, nor anything like it. Read the file again and take the text from there."
-    return f"old is not in the file. {_place(lines, at, len(wanted))}"
+    numbers = range(start + 1, min(start + len(wanted), len(lines)) + 1)
+    listed = "\n".join(f"{number:>5}\t{lines[number - 1]}" for number in numbers)
+    return f"{reason} The closest place is line {start + 1}:\n{listed}"
 
 
-def _find_block(lines: list[str], wanted: list[str]) -> int | None:
-    """Where the wanted lines stand together; one line alone may also be a part of a line."""
+def _find_lines(lines: list[str], wanted: list[str]) -> int | None:
+    """Find where the wanted lines stand together. A single line may also be a part of a line."""
     if not any(wanted):
         return None
     if len(wanted) == 1:
-        return next((at for at, line in enumerate(lines) if wanted[0] in line), None)
+        return next((index for index, line in enumerate(lines) if wanted[0] in line), None)
     return next(find_block(wanted, lines), None)
 
 
-def _closest(lines: list[str], wanted: list[str]) -> int | None:
-    """Where the file is most like the wanted lines, judged by the longest of them."""
+def _find_closest(lines: list[str], wanted: list[str]) -> int | None:
+    """Find where the file is most like the wanted lines, by the longest of them."""
     key = max(wanted, key=lambda line: len(line.strip()), default="")
     if not key.strip():
         return None
-    compared = difflib.SequenceMatcher(b=key[:_COMPARED])
-    places: dict[str, int] = {}
-    for at, line in enumerate(lines):
-        places.setdefault(line[:_COMPARED], at)
+    matcher = difflib.SequenceMatcher(b=key[:_COMPARED_CHARACTERS])
+    indexes: dict[str, int] = {}
+    for index, line in enumerate(lines):
+        indexes.setdefault(line[:_COMPARED_CHARACTERS], index)
 
-    def nearness(line: str) -> float:
-        compared.set_seq1(line)
-        return compared.quick_ratio()
+    def estimate(line: str) -> float:
+        matcher.set_seq1(line)
+        return matcher.quick_ratio()
 
-    # What order the letters are in takes time in their square, so only those lines are asked that have the same ones.
-    near = heapq.nlargest(_ASKED, places, nearness)
-    close = difflib.get_close_matches(key[:_COMPARED], near, n=1, cutoff=0.6)
-    return max(0, places[close[0]] - wanted.index(key)) if close else None
-
-
-def _place(lines: list[str], at: int, count: int) -> str:
-    listed = "\n".join(f"{number:>5}\t{lines[number - 1]}" for number in range(at + 1, min(at + count, len(lines)) + 1))
-    return f"The closest place is line {at + 1}:\n{listed}"
+    # A full comparison takes quadratic time, so it is made only for the lines with the most letters in common.
+    near = heapq.nlargest(_COMPARED_LINES, indexes, estimate)
+    close = difflib.get_close_matches(key[:_COMPARED_CHARACTERS], near, n=1, cutoff=0.6)
+    return max(0, indexes[close[0]] - wanted.index(key)) if close else None

@@ -1,4 +1,4 @@
-"""`list_files`: what is in the workspace, without what its ignore files leave out."""
+"""`list_files`: lists the workspace, without what its ignore files name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from treadle.workspace.folder import Folder
 from treadle.workspace.worker_threads import run_in_thread
 
 MAX_SHOWN = 200
-_GATHERED = 200_000
-_TOLD_EVERY = 10_000
-_SECONDS = 20.0
+_MAX_FOUND = 200_000
+_PROGRESS_INTERVAL = 10_000
+_TIMEOUT = 20.0
 
 
-def build_list_files_tool(files: FileToolSettings) -> Tool:
-    """The tool."""
+def build_list_files_tool(settings: FileToolSettings) -> Tool:
+    """Build the tool."""
 
     @tool(
         safety="safe",
@@ -42,33 +42,34 @@ def build_list_files_tool(files: FileToolSettings) -> Tool:
             depth: how many folders deep to show names; below that only counts
         """
         names: list[str] = []
-        with files.open_folder(context) as folder, folder.open_for_program(path) as (opened, real, kind):
+        with settings.open_folder(context) as folder, folder.open_for_program(path) as (descriptor, real, kind):
             if kind == "file":
                 return real
-            place = f"{build_descriptor_path(opened)}/".encode()
+            prefix = f"{build_descriptor_path(descriptor)}/".encode()
 
             def take(line: bytes) -> bool:
-                if not line.startswith(place):  # a name that goes on in the next line
+                if not line.startswith(prefix):  # the name has a line break
                     return True
-                names.append(line.removeprefix(place).decode("utf-8", "surrogateescape"))
-                if len(names) % _TOLD_EVERY == 0:
+                names.append(line.removeprefix(prefix).decode("utf-8", "surrogateescape"))
+                if len(names) % _PROGRESS_INTERVAL == 0:
                     context.progress(f"listing, {len(names)} files so far", len(names))
-                return len(names) < _GATHERED
+                return len(names) < _MAX_FOUND
 
-            ended = await run_ripgrep(["--files", *build_glob_flags(pattern)], opened, take, _SECONDS)
-            shown = await run_in_thread(
-                _shown, folder=folder, real=real, names=names, depth=99 if pattern else max(1, depth)
-            )
-        if not shown:
-            return _nothing(real, pattern)
-        return "\n".join(shown) + (
-            "" if ended.is_complete else "\n[It took too long or there is too much: not all was seen.]"
-        )
+            result = await run_ripgrep(["--files", *build_glob_flags(pattern)], descriptor, take, _TIMEOUT)
+            shown = await run_in_thread(_render_names, folder, real, names, 99 if pattern else max(1, depth))
+        if shown:
+            cut = "" if result.is_complete else "\n[It took too long or there is too much: not all was seen.]"
+            return "\n".join(shown) + cut
+        where = "the workspace" if real == "." else real
+        if pattern:
+            return f"No file in {where} fits {pattern}."
+        return f"No files in {where}, or only ones that ignore files leave out."
 
     return list_files
 
 
-def _shown(folder: Folder, real: str, names: list[str], depth: int) -> list[str]:
+def _render_names(folder: Folder, real: str, names: list[str], depth: int) -> list[str]:
+    """Write the names down to a depth. Below it, count the files of each folder."""
     below: Counter[str] = Counter()
     entries: set[str] = set()
     for name in names:
@@ -79,9 +80,9 @@ def _shown(folder: Folder, real: str, names: list[str], depth: int) -> list[str]
             entries.add(name)
     ordered = sorted([*entries, *below], key=lambda name: (posixpath.dirname(name), name))
     shown: list[str] = []
-    for place, name in enumerate(ordered):
+    for index, name in enumerate(ordered):
         if len(shown) == MAX_SHOWN:
-            shown.append(f"[… {len(ordered) - place} more; name a folder or a pattern to see them]")
+            shown.append(f"[… {len(ordered) - index} more; name a folder or a pattern to see them]")
             break
         path = name if real == "." else f"{real}/{name}"
         if folder.look_up(path) is None:  # gone meanwhile, or not really in the workspace
@@ -89,10 +90,3 @@ def _shown(folder: Folder, real: str, names: list[str], depth: int) -> list[str]
         count = below[name]
         shown.append(f"{path}/ ({count} {'file' if count == 1 else 'files'})" if name in below else path)
     return shown
-
-
-def _nothing(real: str, pattern: str) -> str:
-    where = "the workspace" if real == "." else real
-    if pattern:
-        return f"No file in {where} fits {pattern}."
-    return f"No files in {where}, or only ones that ignore files leave out."

@@ -1,4 +1,4 @@
-"""`apply_patch`: a unified diff over several files, made whole or not at all."""
+"""`apply_patch`: applies a unified diff to several files, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ _EXAMPLE = "--- a/greeting.txt\n+++ b/greeting.txt\n@@ -1,2 +1,2 @@\n Dear all,\
 
 
 class PatchTool(WritingTool):
-    """Tells the policy which files a patch touches, so that rules on paths hold for it too."""
+    """Names for the policy the files that a patch changes, so that rules about paths hold for it too."""
 
     def parse(self, arguments: str) -> ParsedArguments:
         parsed = super().parse(arguments)
-        return ParsedArguments({"files": _paths(str(parsed.arguments["patch"])), **parsed.arguments}, parsed.values)
+        try:
+            patches = read_patch(str(parsed.arguments["patch"]))
+        except ToolError:  # the call reports it when it runs; until then, nothing in the patch is known to be harmless
+            patches = []
+        names = sorted({name for patch in patches for name in (patch.source, patch.target) if name})
+        return ParsedArguments({"files": names, **parsed.arguments}, parsed.values)
 
     def list_paths(self, arguments: Mapping[str, Json]) -> list[str]:
         return msgspec.convert(arguments.get("files", []), list[str])
 
 
-def build_apply_patch_tool(files: FileToolSettings) -> Tool:
-    """The tool."""
+def build_apply_patch_tool(settings: FileToolSettings) -> Tool:
+    """Build the tool."""
 
     async def apply_patch(patch: str, context: ToolContext) -> str:
         """Change several files at once with a unified diff: all of it or nothing. It can make, delete and rename files.
@@ -42,44 +47,37 @@ def build_apply_patch_tool(files: FileToolSettings) -> Tool:
         Args:
             patch: the diff, as `git diff` writes it
         """
-        changes = await run_in_thread(_planned, files=files, context=context, patch=patch)
-        await apply_changes(files, context, changes)
-        return "\n".join(["Patched:", *map(_told, changes)])
+        changes = await run_in_thread(_plan_changes, settings, context, patch)
+        await apply_changes(settings, context, changes)
+        return "\n".join(["Patched:", *map(_describe_change, changes)])
 
     examples = (("apply this patch to greeting.txt", {"patch": _EXAMPLE}),)
-    return PatchTool(files, apply_patch, ToolOptions(timeout=60.0, examples=examples))
+    return PatchTool(settings, apply_patch, ToolOptions(timeout=60.0, examples=examples))
 
 
-def _paths(patch: str) -> list[str]:
-    try:
-        return sorted({name for one in read_patch(patch) for name in (one.source, one.target) if name})
-    except ToolError:  # it will be told when it runs; until then nothing in it can be trusted to be harmless
-        return []
-
-
-def _planned(files: FileToolSettings, context: ToolContext, patch: str) -> list[FileChange]:
+def _plan_changes(settings: FileToolSettings, context: ToolContext, patch: str) -> list[FileChange]:
     planned: dict[str, FileChange] = {}
-    with files.open_folder(context) as folder:
-        for one in read_patch(patch):
-            _plan(folder, context, one, planned)
-    changes = [change for change in planned.values() if _differs(change)]
+    with settings.open_folder(context) as folder:
+        for file_patch in read_patch(patch):
+            _plan_file(folder, context, file_patch, planned)
+    changes = [change for change in planned.values() if _changes_something(change)]
     if not changes:
         raise ToolError("The patch changes nothing: every file it names is already so.")
     return changes
 
 
-def _plan(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[str, FileChange]) -> None:
-    """Add what one file's patch does to what is planned; a file may be named more than once."""
+def _plan_file(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[str, FileChange]) -> None:
+    """Plan what the patch of one file does. A file may be named more than once."""
     source = folder.resolve_writable(patch.source) if patch.source else ""
     target = folder.resolve_writable(patch.target) if patch.target else ""
-    held = _now(folder, context, source, planned) if source else None
-    if source and held is None and target and target != source:  # `diff` names both sides as it was given them
-        source, held = target, _now(folder, context, target, planned)
+    held = _read_planned(folder, context, source, planned) if source else None
+    if source and held is None and target and target != source:  # `diff` writes both names as it was given them
+        source, held = target, _read_planned(folder, context, target, planned)
     if source and held is None:
         raise ToolError(f"{source}: there is no such file to patch. Nothing was changed in any file.")
-    if target and target != source and _now(folder, context, target, planned) is not None:
+    if target and target != source and _read_planned(folder, context, target, planned) is not None:
         raise ToolError(f"{target} is there already, so it cannot be made. Nothing was changed in any file.")
-    after = _patched(held, patch, source or target)
+    after = _patch_content(held, patch, source or target)
     if target != source and source:
         planned[source] = FileChange(source, folder.find(source), None)
     if target:
@@ -87,8 +85,10 @@ def _plan(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[
         planned[target] = FileChange(target, folder.find(target), after, mode)
 
 
-def _now(folder: Folder, context: ToolContext, path: str, planned: Mapping[str, FileChange]) -> FileContent | None:
-    """The file as it will be after what is planned already."""
+def _read_planned(
+    folder: Folder, context: ToolContext, path: str, planned: Mapping[str, FileChange]
+) -> FileContent | None:
+    """Return a file as it will be after the changes planned so far."""
     if path in planned:
         change = planned[path]
         mode = change.mode if change.mode is not None else 0o644
@@ -98,16 +98,12 @@ def _now(folder: Folder, context: ToolContext, path: str, planned: Mapping[str, 
     return held
 
 
-def _patched(held: FileContent | None, patch: FilePatch, path: str) -> bytes:
-    if held is None:
-        text = DecodedText("")
-    elif not patch.hunks:
+def _patch_content(held: FileContent | None, patch: FilePatch, path: str) -> bytes:
+    if held is not None and not patch.hunks:
         return held.data
-    else:
-        found = decode_text(held.data)
-        if found is None:
-            raise ToolError(f"{path} is not text, so it cannot be patched. Nothing was changed in any file.")
-        text = found
+    text = DecodedText("") if held is None else decode_text(held.data)
+    if text is None:
+        raise ToolError(f"{path} is not text, so it cannot be patched. Nothing was changed in any file.")
     after = apply_hunks(text.text, patch.hunks, path)
     if not patch.target and after:
         raise ToolError(f"{path} would be deleted, but the patch leaves lines of it. Nothing was changed in any file.")
@@ -117,13 +113,13 @@ def _patched(held: FileContent | None, patch: FilePatch, path: str) -> bytes:
     return data
 
 
-def _differs(change: FileChange) -> bool:
+def _changes_something(change: FileChange) -> bool:
     before = change.before.data if change.before is not None else None
-    same_mode = change.mode is None or change.before is None or change.mode == change.before.mode
-    return before != change.after or not same_mode
+    is_same_mode = change.mode is None or change.before is None or change.mode == change.before.mode
+    return before != change.after or not is_same_mode
 
 
-def _told(change: FileChange) -> str:
+def _describe_change(change: FileChange) -> str:
     if change.after is None:
         return f"- {change.path}: deleted"
     text = decode_text(change.after)

@@ -1,4 +1,4 @@
-"""`read_file`: a text file with line numbers, or an image. Remembers what it showed, so that edits notice changes."""
+"""`read_file`: shows a text file with line numbers, or an image. It notes what it showed, so edits notice changes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import base64
 import difflib
 import posixpath
 
+from treadle.history.call_notes import FILE_NOTE_PREFIX, build_file_note, read_file_note
 from treadle.history.kept_files import hash_content
 from treadle.messages import ImagePart
 from treadle.tools.base import Tool, ToolContext, ToolResult
-from treadle.tools.files.change import NOTE_PREFIX, FileTool, FileToolSettings, build_note, read_note
+from treadle.tools.files.change import FileTool, FileToolSettings
 from treadle.tools.function import ToolOptions
 from treadle.workspace.encoding import DecodedText, decode_text, split_lines
-from treadle.workspace.folder import FileContent, Folder, NoSuchFile
+from treadle.workspace.folder import FileContent, NoSuchFile
 from treadle.workspace.worker_threads import run_in_thread
 
 MAX_LINES = 2000
@@ -27,8 +28,8 @@ _IMAGES = (
 )
 
 
-def build_read_file_tool(files: FileToolSettings) -> Tool:
-    """The tool."""
+def build_read_file_tool(settings: FileToolSettings) -> Tool:
+    """Build the tool."""
 
     async def read_file(path: str, context: ToolContext, offset: int = 1, limit: int = MAX_LINES) -> str | ToolResult:
         """Read a file of the workspace. Text comes with line numbers, which are not part of the file; images are shown.
@@ -40,12 +41,12 @@ def build_read_file_tool(files: FileToolSettings) -> Tool:
             offset: the first line to show, counted from 1
             limit: how many lines to show at most
         """
-        held = await run_in_thread(_read, files=files, context=context, path=path)
-        name = NOTE_PREFIX + held.path
-        known = read_note(context.notes.get(name))
+        held = await run_in_thread(_read, settings, context, path)
+        name = FILE_NOTE_PREFIX + held.path
+        known = read_file_note(context.notes.get(name))
         if known is None or known.digest != hash_content(held.data):
-            await context.services.save_note(name, build_note(held.data, left=False))
-        return _shown(held, max(1, offset), max(1, limit))
+            await context.services.save_note(name, build_file_note(held.data, left=False))
+        return _render_file(held, max(1, offset), max(1, limit))
 
     options = ToolOptions(
         safety="safe",
@@ -60,24 +61,19 @@ def build_read_file_tool(files: FileToolSettings) -> Tool:
     return FileTool(read_file, options)
 
 
-def _read(files: FileToolSettings, context: ToolContext, path: str) -> FileContent:
-    with files.open_folder(context) as folder:
+def _read(settings: FileToolSettings, context: ToolContext, path: str) -> FileContent:
+    with settings.open_folder(context) as folder:
         try:
             return folder.read(path)
         except NoSuchFile as error:
-            close = _close_names(folder, folder.resolve_path(path))
-            raise NoSuchFile(f"{error}{close}") from None
+            parent, last = posixpath.split(folder.resolve_path(path))
+            close = difflib.get_close_matches(last, folder.list_names(parent or "."), n=3, cutoff=0.6)
+            meant = " or ".join(posixpath.join(parent, name) for name in close)
+            hint = f"Did you mean {meant}?" if meant else "list_files shows what there is."
+            raise NoSuchFile(f"{error} {hint}") from None
 
 
-def _close_names(folder: Folder, name: str) -> str:
-    parent, last = posixpath.split(name)
-    close = difflib.get_close_matches(last, folder.list_names(parent or "."), n=3, cutoff=0.6)
-    if close:
-        return f" Did you mean {' or '.join(posixpath.join(parent, one) for one in close)}?"
-    return " list_files shows what there is."
-
-
-def _shown(held: FileContent, offset: int, limit: int) -> str | ToolResult:
+def _render_file(held: FileContent, offset: int, limit: int) -> str | ToolResult:
     media = next((kind for mark, kind in _IMAGES if held.data.startswith(mark)), "")
     if media == "image/webp" and held.data[8:12] != b"WEBP":
         media = ""
@@ -89,10 +85,10 @@ def _shown(held: FileContent, offset: int, limit: int) -> str | ToolResult:
     text = decode_text(held.data)
     if text is None:
         return f"{held.path} is not text: {len(held.data)} bytes, beginning with {held.data[:16].hex(' ')}."
-    return _numbered(held.path, text, offset, limit)
+    return _number_lines(held.path, text, offset, limit)
 
 
-def _numbered(path: str, text: DecodedText, offset: int, limit: int) -> str:
+def _number_lines(path: str, text: DecodedText, offset: int, limit: int) -> str:
     lines = split_lines(text.text)
     if not lines:
         return f"{path} is empty."

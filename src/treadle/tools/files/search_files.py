@@ -1,6 +1,6 @@
-"""`search_files`: ripgrep finds the places, and the lines shown are read from the workspace itself.
+"""`search_files`: ripgrep finds the places, and the lines that are shown come from the workspace itself.
 
-So a folder that is swapped for a link while ripgrep looks can make it find something, but never show it.
+If a folder is exchanged for a link during the search, ripgrep may find something outside, but it is never shown.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from treadle.workspace.folder import Folder
 from treadle.workspace.worker_threads import run_in_thread
 
 MAX_SHOWN = 100
-_SECONDS = 25.0
-_LINE_CHARACTERS = 300
-_MOST_AROUND = 10
+_TIMEOUT = 25.0
+_MAX_LINE_CHARACTERS = 300
+_MAX_AROUND = 10
 
 
-class _Words(Struct):
+class _Text(Struct):
     text: str | None = None
     bytes: str = ""
 
-    def raw(self) -> bytes:
+    def decode(self) -> bytes:
         return self.text.encode() if self.text is not None else base64.b64decode(self.bytes)
 
 
-class _Found(Struct):
-    path: _Words
-    lines: _Words
+class _Match(Struct):
+    path: _Text
+    lines: _Text
     line_number: int | None = None
 
 
-class _Line(Struct):
+class _Event(Struct):
     type: str
     data: msgspec.Raw
 
@@ -50,12 +50,12 @@ class _Place(Struct, frozen=True):
     line: str
 
 
-_decode_line = msgspec.json.Decoder(_Line).decode
-_decode_found = msgspec.json.Decoder(_Found).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_match = msgspec.json.Decoder(_Match).decode
 
 
-def build_search_files_tool(files: FileToolSettings) -> Tool:
-    """The tool."""
+def build_search_files_tool(settings: FileToolSettings) -> Tool:
+    """Build the tool."""
 
     async def search_files(
         pattern: str, context: ToolContext, path: str = ".", glob: str = "", ignore_case: bool = False, around: int = 0
@@ -75,32 +75,32 @@ def build_search_files_tool(files: FileToolSettings) -> Tool:
         if not pattern:
             raise ToolError("The pattern is empty: say what to look for.")
         places: list[_Place] = []
-        with files.open_folder(context) as folder, folder.open_for_program(path) as (opened, real, _):
-            start = len(build_descriptor_path(opened)) + 1
+        with settings.open_folder(context) as folder, folder.open_for_program(path) as (descriptor, real, _):
+            prefix = len(build_descriptor_path(descriptor)) + 1
 
             def take(line: bytes) -> bool:
-                event = _decode_line(line)
+                event = _decode_event(line)
                 if event.type == "begin":
                     context.progress(f"searching, {len(places)} places so far", len(places))
                 elif event.type == "match":
-                    place = _place(_decode_found(event.data), real, start)
-                    if not is_secret_path(place.path, files.granted):
+                    place = _read_place(_decode_match(event.data), real, prefix)
+                    if not is_secret_path(place.path, settings.granted):
                         places.append(place)
                 return len(places) <= MAX_SHOWN
 
             case = ["--ignore-case"] if ignore_case else []
             options = ["--json", "--sort=path", "--crlf", "--max-filesize=10M", *case, f"--regexp={pattern}"]
-            ended = await run_ripgrep([*options, *build_glob_flags(glob)], opened, take, _SECONDS)
-            if ended.code == 2 and not places and ended.error:
-                raise ToolError(f"ripgrep does not take this pattern:\n{ended.error}")
-            around = min(max(0, around), _MOST_AROUND)
-            shown = await run_in_thread(_shown, folder=folder, places=places[:MAX_SHOWN], around=around)
-        if not shown and ended.is_complete:
+            result = await run_ripgrep([*options, *build_glob_flags(glob)], descriptor, take, _TIMEOUT)
+            if result.code == 2 and not places and result.error:
+                raise ToolError(f"ripgrep does not take this pattern:\n{result.error}")
+            around = min(max(0, around), _MAX_AROUND)
+            shown = await run_in_thread(_render_places, folder, places[:MAX_SHOWN], around)
+        if not shown and result.is_complete:
             return f"Nothing in {'the workspace' if real == '.' else real} fits {pattern}."
         if len(places) > MAX_SHOWN:
             shown.append(f"[… there are more than {MAX_SHOWN} places; narrow the pattern, the path or the glob]")
-        elif not ended.is_complete:
-            shown.append(f"[Stopped after {_SECONDS:g} s: there may be more.]")
+        elif not result.is_complete:
+            shown.append(f"[Stopped after {_TIMEOUT:g} s: there may be more.]")
         return "\n".join(shown)
 
     options = ToolOptions(
@@ -116,49 +116,42 @@ def build_search_files_tool(files: FileToolSettings) -> Tool:
     return FileTool(search_files, options)
 
 
-def _place(found: _Found, real: str, start: int) -> _Place:
-    inside = found.path.raw().decode("utf-8", "surrogateescape")[start:]
+def _read_place(match: _Match, real: str, prefix: int) -> _Place:
+    inside = match.path.decode().decode("utf-8", "surrogateescape")[prefix:]
     path = inside if real == "." else f"{real}/{inside}" if inside else real
-    return _Place(path, found.line_number or 0, _line_of(found.lines.raw()))
+    text = decode_text(match.lines.decode())
+    return _Place(path, match.line_number or 0, text.text.rstrip("\r\n") if text is not None else "")
 
 
-def _line_of(data: bytes) -> str:
-    text = decode_text(data)
-    return text.text.rstrip("\r\n") if text is not None else ""
-
-
-def _shown(folder: Folder, places: list[_Place], around: int) -> list[str]:
+def _render_places(folder: Folder, places: list[_Place], around: int) -> list[str]:
+    """Write the places with lines around them. A place is left out when its line is not what ripgrep saw."""
     by_path: dict[str, list[_Place]] = {}
     for place in places:
         by_path.setdefault(place.path, []).append(place)
     shown: list[str] = []
     for path, found in by_path.items():
-        lines = _lines_in(folder, path)
-        hits = {one.number for one in found if _holds(lines, one)}
+        lines = _read_lines(folder, path)
+        hits = {
+            place.number
+            for place in found
+            if 1 <= place.number <= len(lines) and lines[place.number - 1].rstrip("\r") == place.line
+        }
         wanted = {near for hit in hits for near in range(hit - around, hit + around + 1) if 1 <= near <= len(lines)}
         last = 0
         for number in sorted(wanted):
             if around and shown and number != last + 1:
                 shown.append("--")
-            mark = ":" if number in hits else "-"
-            shown.append(f"{path}{mark}{number}{mark} {_cut(lines[number - 1])}")
+            mark, line = ":" if number in hits else "-", lines[number - 1].rstrip("\r")
+            if len(line) > _MAX_LINE_CHARACTERS:
+                line = f"{line[:_MAX_LINE_CHARACTERS]} […]"
+            shown.append(f"{path}{mark}{number}{mark} {line}")
             last = number
     return shown
 
 
-def _lines_in(folder: Folder, path: str) -> list[str]:
+def _read_lines(folder: Folder, path: str) -> list[str]:
     try:
         text = decode_text(folder.read(path).data)
     except ToolError:  # gone, masked, or not really in the workspace
         return []
     return split_lines(text.text) if text is not None else []
-
-
-def _holds(lines: list[str], place: _Place) -> bool:
-    """Whether the line that ripgrep saw is the line that is there."""
-    return 1 <= place.number <= len(lines) and lines[place.number - 1].rstrip("\r") == place.line
-
-
-def _cut(line: str) -> str:
-    line = line.rstrip("\r")
-    return line if len(line) <= _LINE_CHARACTERS else f"{line[:_LINE_CHARACTERS]} […]"

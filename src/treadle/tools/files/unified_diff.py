@@ -1,4 +1,4 @@
-"""Unified diffs read and applied in memory. Line numbers may be off; the lines themselves must be there. Pure."""
+"""Reads and applies unified diffs in memory. Line numbers may be wrong; the lines must be there. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from treadle.tools.base import ToolError
 from treadle.workspace.encoding import find_block, split_lines
 
 _HUNK = re.compile(r"@@(?: -(\d{1,9})(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@.*|.*)")
-_NO_END = "\\ No newline at end of file"
-_NOTHING = "/dev/null"
+_NO_NEWLINE = "\\ No newline at end of file"
 
 
 class Hunk(Struct):
-    """Lines to be found and what stands there instead. `start` is where the diff says, from 1; 0 is nowhere."""
+    """Lines to find and the lines that replace them. `start` is the line number in the diff, from 1; 0 means none."""
 
     start: int
     old: list[str] = []
@@ -25,7 +24,7 @@ class Hunk(Struct):
 
 
 class FilePatch(Struct):
-    """What a diff does to one file. An empty `source` makes a file, an empty `target` takes one away."""
+    """What a diff does to one file. An empty `source` creates a file, an empty `target` deletes one."""
 
     source: str = ""
     target: str = ""
@@ -34,9 +33,8 @@ class FilePatch(Struct):
 
 
 def read_patch(text: str) -> list[FilePatch]:
-    """The files a diff is about; raises `ToolError` for what is not a unified diff."""
-    reader = _Reader(text)
-    patches = reader.patches()
+    """Read the patches of a diff, one for each file; raises `ToolError` when it is not a unified diff."""
+    patches = _Reader(text).read()
     if not patches:
         raise ToolError(
             "This is not a unified diff: no line begins with --- and is followed by one with +++. Write it as "
@@ -47,53 +45,56 @@ def read_patch(text: str) -> list[FilePatch]:
 
 class _Reader:
     def __init__(self, text: str) -> None:
-        text = text.replace("\r\n", "\n")
-        self._lines = split_lines(text)
-        self._at = 0
+        self._lines = split_lines(text.replace("\r\n", "\n"))
+        self._index = 0
 
-    def patches(self) -> list[FilePatch]:
+    def read(self) -> list[FilePatch]:
         found: list[FilePatch] = []
         current: FilePatch | None = None
-        while self._at < len(self._lines):
-            line = self._lines[self._at]
+        while self._index < len(self._lines):
+            line = self._lines[self._index]
             if line.startswith("diff --git "):
-                current = FilePatch(*_git_names(line))
+                source, _, target = line.removeprefix("diff --git ").partition(" b/")
+                current = FilePatch(source.removeprefix("a/"), target)
                 found.append(current)
             elif self._is_header():
                 if current is None or current.hunks:
                     current = FilePatch()
                     found.append(current)
-                current.source, current.target = _name(line[4:], "a/"), _name(self._lines[self._at + 1][4:], "b/")
-                self._at += 1
+                self._index += 1
+                current.source, current.target = _read_name(line, "a/"), _read_name(self._lines[self._index], "b/")
             elif current is not None and line.startswith("@@"):
-                current.hunks.append(self._hunk(line))
+                current.hunks.append(self._read_hunk(line))
                 continue
             elif current is not None and not current.hunks:
-                _extended(current, line)
-            self._at += 1
+                _read_extended_header(current, line)
+            self._index += 1
         return found
 
     def _is_header(self, *, unsure: bool = False) -> bool:
-        """Changed lines can look like a header. It is one only when a hunk follows, and if `unsure`, git's prefix."""
-        first, second, third = [*self._lines[self._at : self._at + 3], "", "@@"][:3]
+        """Tell whether a file header starts here. Changed lines can look like one, so a hunk must follow.
+
+        Inside a hunk that may not be over (`unsure`), it must also have git's prefix.
+        """
+        first, second, third = [*self._lines[self._index : self._index + 3], "", "@@"][:3]
         plus = ("+++ b/", "+++ /dev/null") if unsure else "+++ "
         return first.startswith("--- ") and second.startswith(plus) and third.startswith("@@")
 
-    def _hunk(self, line: str) -> Hunk:
+    def _read_hunk(self, line: str) -> Hunk:
         match = _HUNK.fullmatch(line)
         start, *counts = match.groups() if match is not None else (None, None, None)
         hunk = Hunk(int(start or 0))
         old, new = (1 if count is None and start else int(count or 0) for count in counts)
-        self._at += 1
+        self._index += 1
         last = ""
-        while self._at < len(self._lines):
-            line = self._lines[self._at]
+        while self._index < len(self._lines):
+            line = self._lines[self._index]
             if line.startswith(("@@", "diff --git ")) or self._is_header(
-                unsure=len(hunk.old) < old or len(hunk.new) < new  # models often miscount, so this is no proof
+                unsure=len(hunk.old) < old or len(hunk.new) < new  # models often count wrong, so this proves nothing
             ):
                 break
-            sign, rest = line[:1] or " ", line[1:]  # an empty line of context often comes without its blank
-            if line == _NO_END:
+            sign, rest = line[:1] or " ", line[1:]  # an empty context line often lacks its space
+            if line == _NO_NEWLINE:
                 hunk.old_ends, hunk.new_ends = hunk.old_ends and last == "+", hunk.new_ends and last == "-"
             elif sign == " ":
                 hunk.old.append(rest)
@@ -104,51 +105,46 @@ class _Reader:
                 hunk.new.append(rest)
             else:
                 raise ToolError(
-                    f"Line {self._at + 1} of the patch begins with {sign!r}; in a hunk every line begins with a blank, "
-                    "- or +. Nothing was changed."
+                    f"Line {self._index + 1} of the patch begins with {sign!r}; in a hunk every line begins with a "
+                    "space, - or +. Nothing was changed."
                 )
             last = sign
-            self._at += 1
+            self._index += 1
         return hunk
 
 
-def _git_names(line: str) -> tuple[str, str]:
-    source, _, target = line.removeprefix("diff --git ").partition(" b/")
-    return source.removeprefix("a/"), target
+def _read_name(line: str, prefix: str) -> str:
+    name = line[4:].split("\t")[0].strip().strip('"')
+    return "" if name == "/dev/null" else name.removeprefix(prefix)
 
 
-def _name(text: str, prefix: str) -> str:
-    name = text.split("\t")[0].strip().strip('"')
-    return "" if name == _NOTHING else name.removeprefix(prefix)
-
-
-def _extended(patch: FilePatch, line: str) -> None:
-    """The lines that git adds: new, deleted, renamed."""
+def _read_extended_header(patch: FilePatch, line: str) -> None:
+    """Read a line that git adds: new, deleted, renamed."""
     if line.startswith("rename from "):
         patch.source = line.removeprefix("rename from ")
     elif line.startswith("rename to "):
         patch.target = line.removeprefix("rename to ")
     elif line.startswith("new file mode "):
-        patch.source, patch.mode = "", _mode(line)
+        patch.source, patch.mode = "", _read_mode(line)
     elif line.startswith("deleted file mode "):
         patch.target = ""
     elif line.startswith("new mode "):
-        patch.mode = _mode(line)
+        patch.mode = _read_mode(line)
     elif line.startswith(("GIT binary patch", "Binary files ")):
         raise ToolError("The patch has binary files, which cannot be patched. Nothing was changed.")
 
 
-def _mode(line: str) -> int:
+def _read_mode(line: str) -> int:
     return 0o755 if line.endswith("755") else 0o644
 
 
 def apply_hunks(text: str, hunks: list[Hunk], path: str) -> str:
-    """The text with all hunks applied, in order; raises `ToolError` for one whose lines are not there."""
+    """Apply all hunks to a text, in order; raises `ToolError` for one whose lines are not there."""
     lines = split_lines(text)
     ends = text.endswith("\n") or not text
     done, shift = 0, 0
     for number, hunk in enumerate(hunks, 1):
-        at = _find(lines, hunk, done, shift)
+        at = _find_hunk(lines, hunk, done, shift)
         if at is None:
             wanted = "\n".join(hunk.old[:6])
             raise ToolError(
@@ -165,10 +161,10 @@ def apply_hunks(text: str, hunks: list[Hunk], path: str) -> str:
     return "\n".join(lines) + ("\n" if ends and lines else "")
 
 
-def _find(lines: list[str], hunk: Hunk, done: int, shift: int) -> int | None:
-    """The place nearest to where the diff says; without a line number it must be the only one."""
+def _find_hunk(lines: list[str], hunk: Hunk, done: int, shift: int) -> int | None:
+    """Find the place nearest to the line number. Without a number, there must be only one place."""
     expected = max(done, hunk.start - 1 + shift) if hunk.start else done
-    if not hunk.old:  # nothing to go by but the number: the diff counts the line it stands after
+    if not hunk.old:  # there is only the number: it is that of the line before
         return min(expected + (1 if hunk.start else 0), len(lines)) if lines else 0
     if hunk.start and lines[expected : expected + len(hunk.old)] == hunk.old:
         return expected

@@ -1,4 +1,4 @@
-"""`write_file`: a whole file, new or replaced. The old content is kept, and the result shows what changed."""
+"""`write_file`: writes a whole file, new or replaced. The old content is kept, and the result shows what changed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from treadle.workspace.folder import MAX_FILE_BYTES
 from treadle.workspace.worker_threads import run_in_thread
 
 
-def build_write_file_tool(files: FileToolSettings) -> Tool:
-    """The tool."""
+def build_write_file_tool(settings: FileToolSettings) -> Tool:
+    """Build the tool."""
 
     async def write_file(path: str, content: str, context: ToolContext) -> str:
         """Write a whole text file in the workspace: a new one, or in place of the old one. Folders are made.
@@ -29,11 +29,11 @@ def build_write_file_tool(files: FileToolSettings) -> Tool:
             path: the file, relative to the workspace
             content: all that the file shall hold
         """
-        change = await run_in_thread(_planned, files=files, context=context, path=path, content=content)
+        change = await run_in_thread(_plan_change, settings, context, path, content)
         size = f"{len(change.after or b'')} bytes, {describe_line_count(content)}"
         if change.before is not None and change.before.data == change.after:
             return f"{change.path} holds exactly that already ({size})."
-        await apply_changes(files, context, [change])
+        await apply_changes(settings, context, [change])
         done = "Made" if change.before is None else "Replaced"
         return f"{done} {change.path} ({size}).{await render_change(change) if change.before is not None else ''}"
 
@@ -45,17 +45,17 @@ def build_write_file_tool(files: FileToolSettings) -> Tool:
             ("Create names.md with the text Ann and Bob", {"path": "names.md", "content": "Ann and Bob"}),
         ),
     )
-    return WritingTool(files, write_file, options)
+    return WritingTool(settings, write_file, options)
 
 
-def _planned(files: FileToolSettings, context: ToolContext, path: str, content: str) -> FileChange:
+def _plan_change(settings: FileToolSettings, context: ToolContext, path: str, content: str) -> FileChange:
     try:
         data = content.encode()
     except UnicodeEncodeError as error:
         raise ToolError(f"The content has {content[error.start]!r}, which cannot be written as UTF-8.") from None
     if len(data) > MAX_FILE_BYTES:
         raise ToolError(f"The content has {len(data)} bytes, and {MAX_FILE_BYTES} is the most; nothing was written.")
-    with files.open_folder(context) as folder:
+    with settings.open_folder(context) as folder:
         name = folder.resolve_writable(path)
         before = folder.find(name)
     refuse_if_changed(context, name, before)

@@ -140,7 +140,7 @@ texts = st.builds(lambda some, end: "\n".join(some) + end, lines, st.sampled_fro
 
 @given(texts, texts)
 def test_what_difflib_writes_is_applied_exactly(old: str, new: str) -> None:
-    made = render_diff(old.encode(), new.encode(), "f", max_lines=None)
+    made = render_diff(old.encode(), new.encode(), "f", limit=None)
     if not made:
         assert old == new
         return

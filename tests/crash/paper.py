@@ -22,7 +22,7 @@ from treadle.log.sqlite import SqliteLog
 
 @dataclass(frozen=True)
 class Paper:
-    """A folder with one store and append-only notes. One that a kill has torn has no end, and does not count."""
+    """A folder with one store and append-only notes. A note that a kill has cut off has no end mark and is ignored."""
 
     folder: Path
 
@@ -47,12 +47,12 @@ class Paper:
 
 
 def mark(fact: AnyFact) -> str:
-    """What a fact is, whenever it is stored and read."""
+    """Compute a digest of a fact without its position and time."""
     return hashlib.blake2b(serialize_event(msgspec.structs.replace(fact, seq=0, at=0.0)), digest_size=8).hexdigest()
 
 
 class TellingLog(SqliteLog):
-    """A log that notes what was acknowledged, after it was, and what was refused.
+    """A log that writes down acknowledged facts and refused writes.
 
     With `dies_at` it kills its process right before (at n - 0.5) or right after (at n) the nth write.
     """
@@ -69,7 +69,7 @@ class TellingLog(SqliteLog):
             self._paper.write("refused", os.getpid(), claim.session_id, claim.epoch, "append")
             raise
         self._may_die()
-        self._acknowledged(claim.session_id, facts)
+        self._write_acknowledged(claim.session_id, facts)
 
     async def renew(self, claim: Claim) -> None:
         try:
@@ -82,7 +82,7 @@ class TellingLog(SqliteLog):
         self._may_die()
         posted = await super().post(session_id, facts, key, wake=wake)
         self._may_die()
-        self._acknowledged(session_id, posted.facts)
+        self._write_acknowledged(session_id, posted.facts)
         return posted
 
     def _may_die(self) -> None:
@@ -90,7 +90,7 @@ class TellingLog(SqliteLog):
         if self._writes == self._dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _acknowledged(self, session_id: str, facts: Sequence[AnyFact]) -> None:
+    def _write_acknowledged(self, session_id: str, facts: Sequence[AnyFact]) -> None:
         for fact in facts:
             self._paper.write("acknowledged", session_id, fact.seq, mark(fact))
 
@@ -106,7 +106,7 @@ class _Trouble(logging.Handler):
 
 
 def note_trouble(paper: Paper) -> None:
-    """Write down every error that is only logged: nobody reads a dead process's standard error."""
+    """Write down every logged error, because nobody reads the standard error of a killed process."""
     for name in ("treadle", "asyncio"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)

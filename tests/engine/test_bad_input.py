@@ -82,7 +82,7 @@ class Odd(FakeModel):
 
 
 @pytest.mark.parametrize(
-    ("events", "told"),
+    ("events", "problem"),
     [
         (("not an event",), "TypeError"),
         ((Reply(text=5),), "Expected `str`, got `int` - at `$.text`"),  # type: ignore[arg-type]
@@ -91,11 +91,11 @@ class Odd(FakeModel):
     ],
     ids=["no event", "text of a wrong type", "arguments of a wrong type", "unknown finish"],
 )
-async def test_a_malformed_reply_ends_the_run_as_failed(store: Store, events: Any, told: str) -> None:
+async def test_a_malformed_reply_ends_the_run_as_failed(store: Store, events: Any, problem: str) -> None:
     async with Agent(Odd(*events)).session(store.open()) as session:
         outcome = await ended(session)
         check_settled(await session.facts())
-    assert outcome.reason == "failed" and told in outcome.error
+    assert outcome.reason == "failed" and problem in outcome.error
 
 
 async def test_a_reply_with_lone_surrogates_is_repaired_and_the_session_stays_usable(on_file: Store) -> None:

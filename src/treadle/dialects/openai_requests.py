@@ -178,9 +178,16 @@ def build_responses_request(body: ResponsesBody) -> Request:
             messages.append(_read_item(item, names))
     tools = [_read_responses_tool(tool) for tool in body.tools or ()]
     given = (body.text or {}).get("format")
+    joined: list[Message] = []  # Responses lists the text and the calls of one reply as separate items
+    for message in messages:
+        last = joined[-1] if joined else None
+        if isinstance(message, ModelMessage) and isinstance(last, ModelMessage) and not message.text:
+            joined[-1] = ModelMessage(last.text, (*last.calls, *message.calls))
+        else:
+            joined.append(message)
     return _build_request(
         "\n\n".join(system),
-        _join_replies(messages),
+        joined,
         _apply_tool_choice(tools, body.tool_choice),
         body.max_output_tokens,
         Sampling(body.temperature, body.top_p),
@@ -276,18 +283,6 @@ def _read_item(item: dict[str, Json], names: dict[str, str]) -> Message:
             raise BadInput(f"input: items of type {other!r} are not understood here")
 
 
-def _join_replies(messages: list[Message]) -> list[Message]:
-    """Join the text and the calls of one reply, which Responses lists as separate items."""
-    joined: list[Message] = []
-    for message in messages:
-        last = joined[-1] if joined else None
-        if isinstance(message, ModelMessage) and isinstance(last, ModelMessage) and not message.text:
-            joined[-1] = ModelMessage(last.text, (*last.calls, *message.calls))
-        else:
-            joined.append(message)
-    return joined
-
-
 def _read_text(content: Json) -> str:
     if content is None:
         return ""
@@ -313,7 +308,14 @@ def _read_part(piece: Json) -> Part:
         case "text" | "input_text" | "output_text" | "refusal":
             return TextPart(str(part.get("text", part.get("refusal", ""))))
         case "image_url" | "input_image":
-            return _read_image(part.get("image_url"))
+            given = part.get("image_url")
+            url = str(_get_object(given).get("url", "") if isinstance(given, dict) else given or "")
+            if url.startswith("data:"):
+                media, data = _read_inline_data(url, "image_url")
+                return ImagePart(data=data, media_type=media or "image/png")
+            if not url.startswith(("http://", "https://")):
+                raise BadInput("image_url: must be a data: or an http(s): address")
+            return ImagePart(url=url)
         case "file" | "input_file":
             given = _get_object(part.get("file", part))
             media, data = _read_inline_data(str(given.get("file_data", "")), "file_data")
@@ -327,16 +329,6 @@ def _read_inline_data(text: str, field: str) -> tuple[str, str]:
     head, comma, data = text.partition(",")
     media = head.removeprefix("data:").removesuffix(";base64") if comma else ""
     return media, check_base64(data if comma else text, field)
-
-
-def _read_image(given: Json) -> ImagePart:
-    url = str(_get_object(given).get("url", "") if isinstance(given, dict) else given or "")
-    if url.startswith("data:"):
-        media, data = _read_inline_data(url, "image_url")
-        return ImagePart(data=data, media_type=media or "image/png")
-    if not url.startswith(("http://", "https://")):
-        raise BadInput("image_url: must be a data: or an http(s): address")
-    return ImagePart(url=url)
 
 
 def _get_object(value: Json) -> dict[str, Json]:

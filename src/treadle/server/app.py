@@ -80,16 +80,12 @@ def _add_documentation(app: ServerApp) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs(token: Viewer) -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
-        return HTMLResponse(_render_page(app.openapi()))
-
-
-def _render_page(schema: dict[str, Any]) -> str:
-    """Render the routes as a page without scripts or other files."""
-    rows: list[str] = []
-    for path, methods in schema["paths"].items():
-        for method, about in methods.items():
-            text = html.escape(about.get("description", ""))
-            rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
-    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>treadle: the API</title>'
-    link = '<p>For programs: <a href="openapi.json">openapi.json</a></p>'
-    return f"{head}<h1>The API</h1>{link}<dl>{''.join(rows)}</dl></html>"
+        schema = app.openapi()
+        rows: list[str] = []
+        for path, methods in schema["paths"].items():
+            for method, about in methods.items():
+                text = html.escape(about.get("description", ""))
+                rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
+        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>treadle: the API</title>'
+        link = '<p>For programs: <a href="openapi.json">openapi.json</a></p>'
+        return HTMLResponse(f"{head}<h1>The API</h1>{link}<dl>{''.join(rows)}</dl></html>")

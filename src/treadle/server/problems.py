@@ -111,7 +111,12 @@ def build_refusal(error: Exception) -> Refusal:
         case StoreError():
             return Refusal(503, "store", str(error), "nothing that was recorded is lost", retry_after=5)
         case msgspec.ValidationError():
-            return _explain_decoding(str(error))
+            # The field goes first here. msgspec names the place last, as in "… - at `$.messages[0]`".
+            what, _, place = str(error).partition(" - at `$")
+            where = place.rstrip("`").replace("[", ".").replace("]", "")
+            if missing := _MISSING.search(what):
+                where, what = f"{where}.{missing[1]}", "Field required"
+            return build_field_error(where.strip(".") or "the body", what)
         case msgspec.DecodeError():
             return Refusal(400, "malformed", str(error))
         case TreadleError():
@@ -119,15 +124,6 @@ def build_refusal(error: Exception) -> Refusal:
         case _:
             _logger.exception("a request failed with an internal error", exc_info=error)
             return Refusal(500, "internal", "an internal error; nothing that was recorded is lost")
-
-
-def _explain_decoding(text: str) -> Refusal:
-    """Put the field first. msgspec names the place last, as in "… - at `$.messages[0]`"."""
-    what, _, place = text.partition(" - at `$")
-    where = place.rstrip("`").replace("[", ".").replace("]", "")
-    if missing := _MISSING.search(what):
-        where, what = f"{where}.{missing[1]}", "Field required"
-    return build_field_error(where.strip(".") or "the body", what)
 
 
 def build_error_body(refusal: Refusal) -> dict[str, dict[str, str | None]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SessionOptions(TypedDict, total=False):
-    """Which session to open and how. Without `id`, `name` or `new` it is the store's latest, or a new one."""
+    """Which session to open, and how. Without `id`, `name` or `new` the latest session is opened, or a new one."""
 
     id: str
     name: str
@@ -44,12 +44,12 @@ class SessionOptions(TypedDict, total=False):
 class Agent(Generic[T]):
     """Give it a model and tools; it runs the loop.
 
-    `model` is a name such as "local" or "openai:gpt-4o", any object with the model port, or nothing: then the first
-    that works is taken (a key in the environment, a server on this machine, the embedded one). `grant` says what
-    may run and what is asked, `gate` how a question reaches a person (none: denied, and the model is told).
-    `on_error` is what follows a failed call. `output` is the type that the answer must have. `knowledge` is what its
-    sessions are told besides: see `treadle.app.workspace_knowledge`. `secrets` are values that must not appear in any
-    result of a tool, besides those in the environment under names such as `…_KEY` and `…_TOKEN`; a `Keyring` also
+    `model` is a name such as "local" or "openai:gpt-4o", or any object with the model port. Without it the first model
+    that works is used (a key in the environment, a server on this machine, the embedded one). `grant` says what may
+    run and what is asked. `gate` brings a question to a person; without one the call is denied, and the model is told.
+    `on_error` is what follows a failed call. `output` is the type that the answer must have. `knowledge` is added to
+    the instructions: see `treadle.app.workspace_knowledge`. `secrets` are values that must not appear in any result
+    of a tool, besides those in the environment under names such as `…_KEY` and `…_TOKEN`; a `Keyring` also
     holds the keys of models.
     """
 
@@ -73,9 +73,9 @@ class Agent(Generic[T]):
     _keyring: Keyring | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.output is str:  # the answer's text, as it is without
+        if self.output is str:  # the same as no type: the answer is its text
             self.output = None
-        _check_kinds(self)
+        _check_types(self)
         for given in self.tools:
             one = given if isinstance(given, Tool) else tool(given)
             if one.name in self._tools:
@@ -93,21 +93,21 @@ class Agent(Generic[T]):
     def session(
         self, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]
     ) -> AbstractAsyncContextManager[Session[T]]:
-        """Open a session: `async with agent.session("words.db") as session`. A path keeps it, and resumes it."""
+        """Open a session: `async with agent.session("words.db") as session`. A path stores it, and resumes it later."""
         from treadle.runtime import Runtime
 
         @asynccontextmanager
-        async def opened() -> AsyncGenerator[Session[T]]:
+        async def open_session() -> AsyncGenerator[Session[T]]:
             async with (
                 Runtime(store, [self], recover=False) as runtime,
                 runtime.session(self.name, **options) as session,
             ):
                 yield session
 
-        return opened()
+        return open_session()
 
     async def ask(self, content: Content, store: str | Path | Log = ":memory:", **options: Unpack[SessionOptions]) -> T:
-        """The answer, in one call: opens a session, runs it, closes it. Raises `NotAnswered` if there is none."""
+        """Get an answer in one call: open a session, run it, close it. Raises `NotAnswered` when there is no answer."""
         async with self.session(store, **options) as session:
             return await session.ask(content)
 
@@ -144,7 +144,7 @@ class Agent(Generic[T]):
         )
 
     async def setup(self, created: SessionCreated, gate: Gate | None) -> Setup:
-        """What a session of this agent runs with; the grants that narrowed it when it was made still do."""
+        """Build what a session of this agent runs with. The narrower grants of its creation still hold."""
         return Setup(
             model=self.resolve_model(),
             tools=self._tools,
@@ -178,7 +178,7 @@ class Agent(Generic[T]):
         return self._keyring
 
     def resolve_model(self) -> Model:
-        """The model object; a name is looked up once, when it is first needed."""
+        """The model object. A name is looked up once, when the model is first needed."""
         if self._model is None:
             if self.model is None or isinstance(self.model, str):
                 from treadle.models.catalog import resolve_model
@@ -190,7 +190,7 @@ class Agent(Generic[T]):
         return self._model
 
     async def close(self) -> None:
-        """Give up the connections of a model that was looked up by name."""
+        """Close a model that was looked up by name."""
         if self._model is not None and self._model is not self.model:
             await self._model.close()
             self._model = None
@@ -200,8 +200,8 @@ class Agent(Generic[T]):
         return cast("T", text) if self.output is None else parse_output(self.output, text)
 
 
-def _check_kinds(agent: Agent[Any]) -> None:
-    """Refuse what has the wrong shape when the agent is made, rather than when it first matters."""
+def _check_types(agent: Agent[Any]) -> None:
+    """Refuse wrong types when the agent is made, not at their first use."""
     kinds: dict[str, type] = {"limits": Limits, "grant": Grant, "sampling": Sampling}
     for name, kind in kinds.items():
         given = getattr(agent, name)

@@ -1,4 +1,4 @@
-"""A store with agents on it: opens sessions, runs many at once, and takes up what a crash left behind."""
+"""A store with agents: opens sessions, runs many of them at once, and resumes those that a crash interrupted."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class SessionHelpers:
 class Runtime:
     """`async with Runtime("work.db", [agent]) as runtime:` runs every session of these agents in one store.
 
-    On entering, unfinished sessions go on where they stopped, and from then on those that others post to;
-    `recover=False` leaves them alone. On leaving, what runs stops at a fact and can be resumed.
+    When the block is entered, unfinished sessions go on, and from then on every session that others post to.
+    `recover=False` switches this off. When the block is left, a run stops at a fact and can be resumed.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class Runtime:
     ) -> None:
         self.agents = {agent.name: agent for agent in agents}
         if len(self.agents) < len(agents):
-            raise BadInput("two agents have the same name; names tell whose a stored session is")
+            raise BadInput("two agents have the same name; a stored session finds its agent by the name")
         self._store, self._recover, self._lease, self._grace = store, recover, lease, grace
         self._open: dict[str, SessionUse] = {}
         self._models: dict[str, Model] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._coordinator: Coordinator | None = None
         self.gate: Gate | None = None
-        """How a question reaches a person where neither the session nor its agent says."""
+        """The gate of sessions that have none, and whose agent has none."""
         self.after_answer: list[AfterAnswer] = []
-        """What is done in the background after every answer, such as `treadle.engine.session_name.name_session`."""
-        self._afterwards: set[asyncio.Task[None]] = set()
+        """Functions that are called in the background after every answer, such as `name_session`."""
+        self._background: set[asyncio.Task[None]] = set()
         self.log: Log
 
     async def __aenter__(self) -> Runtime:
@@ -107,20 +107,20 @@ class Runtime:
         self.log = open_log(self._store)
         clock = next((agent.clock for agent in self.agents.values()), None)
         self._coordinator = Coordinator(
-            self.log, self._setup_for, make_owner_name(), agents=tuple(self.agents), ttl=self._lease, clock=clock
+            self.log, self._build_setup, make_owner_name(), agents=tuple(self.agents), ttl=self._lease, clock=clock
         )
-        self._coordinator.on_rest = self._rested
+        self._coordinator.on_rest = self._handle_rest
         if self._recover:
             await self._coordinator.recover()
-            await self._ask_again()
+            await self._reopen_questions()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave_off()
+        await self._stop_background()
         await self.coordinator.close(self._grace)
-        await self._leave_off()  # what follows the answers that were given meanwhile
+        await self._stop_background()  # for the answers that were given meanwhile
         if not isinstance(self._store, Log):
             await self.log.close()
         for agent in self.agents.values():
@@ -130,27 +130,27 @@ class Runtime:
 
     @property
     def coordinator(self) -> Coordinator:
-        """The engine underneath; it exists inside the block."""
+        """The engine. It exists inside the block."""
         if self._coordinator is None:
             raise BadInput("use `async with Runtime(...) as runtime:`")
         return self._coordinator
 
     @asynccontextmanager
     async def session(self, agent_name: str = "", **options: Unpack[SessionOptions]) -> AsyncGenerator[Session[Any]]:
-        """Open a session of one of the agents; see `SessionOptions` for which. An id says by itself whose it is."""
+        """Open a session of one of the agents, as `SessionOptions` say. An id needs no agent name."""
         if not agent_name and options.get("id"):
             agent_name = (await self.log.get_info(options.get("id", ""))).agent
         if unknown := options.keys() - SessionOptions.__annotations__.keys():
             known = ", ".join(SessionOptions.__annotations__)
             raise BadInput(f"a session has no option {min(unknown)!r}; there are: {known}")
-        agent = self._agent(agent_name)
-        session_id = await self._find(agent, options) or await self._create(agent, options)
+        agent = self._get_agent(agent_name)
+        session_id = await self._find_session(agent, options) or await self._create(agent, options)
         with self.keep_open(session_id, options.get("gate"), options.get("grant")):
             yield Session(self.coordinator, agent, session_id)
 
     @contextmanager
     def keep_open(self, session_id: str, gate: Gate | None = None, grant: Grant | None = None) -> Generator[None]:
-        """Have a session's state at hand, with a gate and a narrower grant, for as long as somebody works with it."""
+        """Keep a session's state in memory for the time of the block, with a gate and a narrower grant."""
         entry = self._open.setdefault(session_id, SessionUse())
         entry.users += 1
         if gate is not None:
@@ -175,11 +175,11 @@ class Runtime:
         grants: Sequence[Grant] = (),
         configured: SessionConfigured | None = None,
     ) -> Session[Any]:
-        """A new session that lives by its log alone: nothing is held for it here, and it needs no closing.
+        """Create a session. Nothing is held for it here, so it needs no closing.
 
-        Each of `grants` can only narrow what the agent may do; `configured` is what it has instead of the agent's.
+        Each of `grants` can only narrow what the agent may do. `configured` replaces settings of the agent.
         """
-        agent = self._agent(agent_name)
+        agent = self._get_agent(agent_name)
         session_id = generate_session_id()
         facts: list[AnyFact] = [agent.build_created_fact(session_id, Path(workspace), grants)]
         if name:
@@ -190,8 +190,8 @@ class Runtime:
         return Session(self.coordinator, agent, session_id)
 
     async def open(self, session_id: str) -> Session[Any]:
-        """A session by its id, which needs no closing; raises `NotFound`. Those opened last are kept at hand."""
-        session = Session(self.coordinator, self._agent((await self.log.get_info(session_id)).agent), session_id)
+        """Get a session by its id, or raise `NotFound`. It needs no closing; the last ones are kept in memory."""
+        session = Session(self.coordinator, self._get_agent((await self.log.get_info(session_id)).agent), session_id)
         if session_id not in self._recent:
             self.coordinator.keep_state(session_id)
         self._recent[session_id] = None
@@ -202,38 +202,38 @@ class Runtime:
         return session
 
     async def sessions(self, query: SessionQuery | None = None) -> SessionPage:
-        """The sessions of this store, the last changed first."""
+        """List the sessions of this store, the last changed first."""
         return await self.log.list_sessions(query or SessionQuery())
 
     async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
-        """Where the transcripts of this store hold all the words of `text`."""
+        """Find the places where a transcript of this store holds all the words of `text`."""
         return await self.log.search(text, limit)
 
-    def _rested(self, state: State, setup: Setup) -> None:
+    def _handle_rest(self, state: State, setup: Setup) -> None:
         created = state.created
         if not self.after_answer or created is None or state.last is None or state.last.reason != "answered":
             return
         if created.parent is None or not created.parent.call_id:
-            task = asyncio.create_task(self._follow_up(created.session_id, setup))
-            self._afterwards.add(task)
-            task.add_done_callback(self._afterwards.discard)
+            task = asyncio.create_task(self._call_after_answer(created.session_id, setup))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
 
-    async def _leave_off(self) -> None:
-        """Stop what is done in the background."""
-        for task in self._afterwards:
+    async def _stop_background(self) -> None:
+        """Cancel the functions that run in the background after an answer."""
+        for task in self._background:
             task.cancel()
-        await asyncio.gather(*self._afterwards, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
 
-    async def _follow_up(self, session_id: str, setup: Setup) -> None:
-        for follow in self.after_answer:
+    async def _call_after_answer(self, session_id: str, setup: Setup) -> None:
+        for function in self.after_answer:
             try:
                 session = await self.open(session_id)
-                await follow(session, await session.state(), setup)
-            except Exception:  # nobody waits for it, and the answer is given
-                _logger.exception("what should follow an answer failed; session %s is as it was", session_id)
+                await function(session, await session.state(), setup)
+            except Exception:  # nobody waits for it, and the answer is stored
+                _logger.exception("a function of after_answer failed; session %s is unchanged", session_id)
 
-    async def _ask_again(self) -> None:
-        """Bring the questions that a restart interrupted to people again, where the agent has a gate of its own."""
+    async def _reopen_questions(self) -> None:
+        """Bring open questions to people again after a restart, where the agent has a gate of its own."""
         for agent in self.agents.values():
             if agent.gate is None or agent.gate is later:
                 continue
@@ -244,14 +244,14 @@ class Runtime:
                     await self.coordinator.wake(info.id)
                 query = msgspec.structs.replace(query, cursor=page.cursor) if page.cursor else None
 
-    def _agent(self, name: str) -> Agent:
+    def _get_agent(self, name: str) -> Agent:
         if not name and len(self.agents) == 1:
             return next(iter(self.agents.values()))
         if name not in self.agents:
             raise NotFound(f"no agent named {name!r} here; there are: {', '.join(self.agents) or 'none'}")
         return self.agents[name]
 
-    async def _find(self, agent: Agent, options: SessionOptions) -> str:
+    async def _find_session(self, agent: Agent, options: SessionOptions) -> str:
         if session_id := options.get("id", ""):
             info = await self.log.get_info(session_id)
             if info.agent != agent.name:
@@ -280,10 +280,10 @@ class Runtime:
         )
         return session.id
 
-    async def _setup_for(self, state: State) -> Setup:
+    async def _build_setup(self, state: State) -> Setup:
         created = state.created
         assert created is not None
-        agent, configured = self._agent(state.agent), state.configured
+        agent, configured = self._get_agent(state.agent), state.configured
         opened = self._open.get(created.session_id) or SessionUse()
         setup = await agent.setup(created, opened.gate or agent.gate or self.gate)
         if configured is not None:
@@ -299,9 +299,9 @@ class Runtime:
             setup = replace(setup, grants=(*setup.grants, *narrower))
         if state.model:
             setup = replace(setup, model=self.model(state.model))
-        return await self._with_knowledge(agent, created, replace(setup, helpers=SessionHelpers(self, created, setup)))
+        return await self._add_knowledge(agent, created, replace(setup, helpers=SessionHelpers(self, created, setup)))
 
-    async def _with_knowledge(self, agent: Agent, created: SessionCreated, setup: Setup) -> Setup:
+    async def _add_knowledge(self, agent: Agent, created: SessionCreated, setup: Setup) -> Setup:
         if agent.knowledge is None:
             return setup
         known = await agent.knowledge.build_preamble(setup.workspace, self.log.memories, created.at, setup.model.window)
@@ -313,7 +313,7 @@ class Runtime:
         )
 
     def model(self, name: str) -> Model:
-        """The model of that name: an agent's, or one that is looked up once and closed with the runtime."""
+        """The model of that name: an agent's model, or one that is looked up once and closed with the runtime."""
         for agent in self.agents.values():
             if agent.resolve_model().name == name:
                 return agent.resolve_model()

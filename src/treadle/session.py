@@ -1,4 +1,4 @@
-"""A session as its user sees it: send, run, ask, answer, cancel, fork, go back in time. All of it is the log's."""
+"""A session as its user sees it: send, run, ask, answer, cancel, fork, go back in time. The log holds all of it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ Content: TypeAlias = str | Part | Sequence[str | Part]
 
 
 class Checkpoint(Struct, frozen=True):
-    """A position worth going back to."""
+    """A position to go back to."""
 
     seq: int
     kind: Literal["after_user_input", "before_llm", "before_tool_calls", "after_tool_calls"]
 
 
 class Session(Generic[T]):
-    """One conversation: its log, and the agent that goes on with it."""
+    """One conversation: its log, and the agent that continues it."""
 
     def __init__(self, coordinator: Coordinator, agent: Agent[T], session_id: str) -> None:
         self.id = session_id
@@ -77,7 +77,7 @@ class Session(Generic[T]):
         return run
 
     async def ask(self, content: Content, *, key: str = "") -> T:
-        """The answer to a message: text, or what the agent's `output` type makes of it.
+        """Send a message and get the answer: text, or a value of the agent's `output` type.
 
         Raises `NotAnswered` when the run ends without an answer or waits for somebody.
         """
@@ -86,7 +86,7 @@ class Session(Generic[T]):
         if outcome is None:
             names = ", ".join(getattr(question, "tool", "a question") for question in run.pending)
             if not names:
-                raise NotAnswered("nobody works on this message now; session.continue_() takes it up", self.id)
+                raise NotAnswered("nobody works on this message now; session.continue_() goes on with it", self.id)
             raise NotAnswered(f"the run waits for somebody: {names}", self.id)
         if outcome.reason != "answered":
             why = f": {outcome.error}" if outcome.error else ""
@@ -95,13 +95,13 @@ class Session(Generic[T]):
         return self.agent.parse_output(outcome.answer)
 
     async def send(self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = "") -> str:
-        """Leave a message without watching; its id. While a run is under way it steers it, or interrupts it."""
+        """Send a message without watching, and get its id. It steers a run that is under way, or interrupts it."""
         return (await self.post(content, mode=mode, key=key)).id
 
     async def post(
         self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = ""
     ) -> MessageReceived:
-        """`send`, giving the message as it was stored: a repeat with the same key gives the first one again."""
+        """Like `send`, but returns the message as it was stored. The same key returns the first message again."""
         fact = await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}")
         await self._coordinator.wake(self.id)
         return fact
@@ -111,17 +111,17 @@ class Session(Generic[T]):
         return self._request("continue", limits)
 
     def regenerate(self, limits: Limits | None = None) -> Run:
-        """Answer the last message again; what came after it is no longer shown to the model."""
+        """Answer the last message again. The model does not see the earlier answer."""
         return self._request("regenerate", limits)
 
     async def go_on(self, trigger: Trigger = "continue", limits: Limits | None = None, *, key: str = "") -> int:
-        """`continue_` or `regenerate` without watching: the position of the request. A key can be used once."""
+        """`continue_` or `regenerate` without watching. Returns the position of the request. A key can be used once."""
         position = await self._post_request(trigger, limits, key)
         await self._coordinator.wake(self.id)
         return position
 
     def resume(self) -> Run:
-        """Go on with what is unfinished after a crash or a failure; nothing to do ends at once."""
+        """Go on with an unfinished run after a crash or a failure. Without one the run ends at once."""
 
         async def begin() -> int:
             state = await self._coordinator.load_state(self.id)
@@ -141,15 +141,15 @@ class Session(Generic[T]):
         return Run(self._coordinator, self.id, None, message_id, after=position)
 
     async def approve(self, call_id: str, answer: Answer | None = None, *, digest: str = "") -> None:
-        """Answer an approval: once by default, or as `answer` says. Anyone with the log may do it, at any time.
+        """Answer an approval: allow it once, or as `answer` says. Anyone with the log may answer, at any time.
 
-        This process goes on with the session if it stays; one that leaves at once leaves that to `resume`, or to a
-        runtime elsewhere. With the `digest` of the question that was shown, the answer counts for nothing else.
+        This process goes on with the session while it lives. After that, `resume` or another runtime does. With the
+        `digest` of the question that was shown, the answer counts only for that question.
         """
         await self._coordinator.answer(self.id, call_id, answer or Answer(), digest)
 
     async def deny(self, call_id: str, comment: str = "", *, by: str = "user") -> None:
-        """Say no to a call; the model is told, with your comment, and goes on."""
+        """Refuse a call. The model is told, with your comment, and goes on."""
         await self._coordinator.answer(self.id, call_id, Answer("deny", comment=comment, by=by))
 
     async def answer(self, call_id: str, *answers: str, by: str = "user") -> None:
@@ -157,47 +157,47 @@ class Session(Generic[T]):
         await self._coordinator.answer(self.id, call_id, Answer(answers=answers, by=by))
 
     async def cancel(self, by: str = "user", why: str = "") -> RunFinished | None:
-        """Stop the run, its model call and its tools; returns when that is recorded."""
+        """Stop the run, its model call and its tools. Returns when that is recorded."""
         return await self._coordinator.cancel(self.id, by, why)
 
     async def rename(self, name: str, *, by: Literal["user", "auto"] = "user") -> None:
-        """Give the session a name; one given by a user is never overwritten automatically."""
+        """Name the session. A name given by a user is never replaced automatically."""
         await self._log.post(self.id, [validate_fact(SessionRenamed(name=name, by=by))], wake=False)
 
     @property
     def log(self) -> Log:
-        """The log that this session is in, with all others of its store."""
+        """The log of the store that holds this session."""
         return self._log
 
     async def configure(
         self, *, agent: str = "", model: str = "", limits: Limits | None = None, by: str = "user"
     ) -> None:
-        """Go on with another agent of this runtime, another model or other limits, from the next run on.
+        """Use another agent of this runtime, another model or other limits, from the next run on.
 
-        Raises `NotFound` for an agent or a model that is not there, and `BadInput` for a model without its key.
+        Raises `NotFound` for an unknown agent or model, and `BadInput` for a model without its key.
         """
         fact = validate_fact(SessionConfigured(agent=agent, model=model, limits=limits, by=by))
         if agent and agent not in self._coordinator.agents:
             names = ", ".join(self._coordinator.agents)
             raise NotFound(f"no agent named {agent!r} here; there are: {names or 'none'}")
-        if model:  # one that cannot be had would stop the session at its next message
+        if model:  # a model that cannot be used would stop the session at its next message
             wanted = copy(await self._coordinator.load_state(self.id))
             wanted.agent, wanted.model = agent or wanted.agent, model
             await self._coordinator.build_setup(wanted)
         await self._log.post(self.id, [fact], wake=False)
 
     async def note(self, name: str, data: Json = None) -> None:
-        """Put something of your own into the log, under a namespaced name such as `acme.audit`."""
+        """Store your own data in the log, under a namespaced name such as `acme.audit`."""
         if "." not in name:
             raise BadInput(f"{name!r}: a custom fact needs a namespaced name, such as acme.audit")
         await self._log.post(self.id, [validate_fact(Custom(name=name, data=data))], wake=False)
 
     async def state(self) -> State:
-        """What the log amounts to now. Look, do not touch."""
+        """The state of the session now. Do not change it."""
         return await self._coordinator.load_state(self.id)
 
     async def at(self, seq: int) -> State:
-        """What the log amounted to at a position."""
+        """The state of the session at a position."""
         facts = await self._log.read(self.id, limit=max(seq, 0))
         if not 1 <= seq <= len(facts):
             raise BadInput(f"session {self.id} has positions 1 to {(await self._log.get_info(self.id)).seq}, not {seq}")
@@ -208,17 +208,17 @@ class Session(Generic[T]):
         return await self._log.read(self.id, after)
 
     def watch(self, after: int = 0) -> Watch:
-        """Every fact after a position and then live, with deltas, for as long as you like. Never slows a run."""
+        """Watch every fact after a position, then live events with deltas, until you stop. It never slows a run."""
         return self._log.watch(self.id, after)
 
     async def spans(self) -> list[Span]:
-        """The session as tracing spans: what took how long, and how it went."""
+        """The session as tracing spans: each step with its duration and result."""
         from treadle.export.spans import build_spans
 
         return build_spans(await self._log.read(self.id))
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """Positions to look at with `at`, or to go on from with `fork`."""
+        """List the positions for `at` and `fork`."""
         found: list[Checkpoint] = []
         open_calls: set[str] = set()
         for fact in await self._log.read(self.id):
@@ -236,14 +236,14 @@ class Session(Generic[T]):
         return found
 
     async def fork(self, after: int | None = None) -> Session[T]:
-        """A new session that shares this one's past up to a position (default: all of it). Both live on."""
+        """Create a session with a copy of this one's log up to a position (default: all of it)."""
         facts = await self._log.read(self.id, limit=after)
         if not facts or (after is not None and not 1 <= after <= len(facts)):
             raise BadInput(f"session {self.id} has no position {after} to fork from; it starts with 1")
         first = facts[0]
         assert isinstance(first, SessionCreated)
         fork_id = generate_session_id()
-        first = replace(first, session_id=fork_id, parent=Parent(self.id, len(facts)), at=0.0)  # it is made now
+        first = replace(first, session_id=fork_id, parent=Parent(self.id, len(facts)), at=0.0)
         await self._log.create(fork_id, [first, *facts[1:]])
         for fact in facts:
             if isinstance(fact, CallFinished) and fact.truncation is not None and fact.truncation.artifact:
@@ -252,33 +252,33 @@ class Session(Generic[T]):
         return Session(self._coordinator, self.agent, fork_id)
 
     async def changes(self, after: int = 0) -> list[RewindChange]:
-        """How files differ from what they were at a position, as far as this session's calls changed them."""
-        return await self._rewinder().list_changes(after)
+        """How files that this session's calls changed differ from their content at a position."""
+        return await self._build_rewinder().list_changes(after)
 
     async def rewind(
         self, seq: int, what: RewindTarget = "both", *, dry_run: bool = False, force: bool = False
     ) -> Rewind:
-        """Go back to a position: files, conversation or both. `dry_run` only shows the diffs; nothing is ever lost.
+        """Go back to a position: files, conversation or both. `dry_run` only returns the diffs. Nothing is lost.
 
-        Files that somebody else changed since are left alone unless `force`. Raises `Conflict` during a run.
+        Files that somebody else changed since are skipped unless `force`. Raises `Conflict` during a run.
         """
-        return await self._rewinder().rewind(seq, what, dry_run=dry_run, force=force)
+        return await self._build_rewinder().rewind(seq, what, dry_run=dry_run, force=force)
 
     async def undo_rewind(self, *, dry_run: bool = False, force: bool = False) -> Rewind:
-        """Take the last rewind back; done twice, it is there again."""
-        return await self._rewinder().undo(dry_run=dry_run, force=force)
+        """Undo the last rewind. Calling it twice restores the rewind."""
+        return await self._build_rewinder().undo(dry_run=dry_run, force=force)
 
-    def _rewinder(self) -> Rewinder:
+    def _build_rewinder(self) -> Rewinder:
         from treadle.history.rewind import Rewinder, find_content_store
 
         return Rewinder(self._coordinator, self.id, find_content_store(self.agent.tools))
 
     async def artifact(self, artifact_id: str) -> Artifact:
-        """Output that was too large for the model, whole."""
+        """The whole of an output that was too large for the model."""
         return await load_output(self._log, self.id, artifact_id)
 
     async def compact(self) -> ContextCompacted | None:
-        """Sum up the older turns for the model, to make room; None when that gains nothing. The log keeps it all."""
+        """Summarize older turns to make room in the context. None when that gains nothing. The log keeps all turns."""
         state = await self._coordinator.load_state(self.id)
         fact = await compact_context(await self._coordinator.build_setup(state), state, asked=True)
         if fact is None or fact.tokens_after >= fact.tokens_before:
@@ -287,31 +287,31 @@ class Session(Generic[T]):
         return fact
 
     async def undo_compaction(self) -> None:
-        """Show the model again what the last compaction left out; due again when the context is still as full."""
+        """Show the model again what the last compaction removed. A context that is still full is compacted again."""
         if not (await self._coordinator.load_state(self.id)).compacted:
-            raise Conflict(f"session {self.id} has no compaction in effect; there is nothing to take back")
+            raise Conflict(f"session {self.id} has no compaction in effect; there is nothing to undo")
         await self._log.post(self.id, [ContextCompacted(kind="undo")], wake=False)
 
     async def context(self) -> Breakdown:
-        """What fills the model's window, in tokens: system, tools, skills, files, history, and what is free."""
+        """How many tokens of the model's window are used, and by what: system, tools, skills, files, history."""
         state = await self._coordinator.load_state(self.id)
         return build_breakdown(await self._coordinator.build_setup(state), state)
 
     async def delete(self) -> None:
-        """Remove the session and all it has. Refused while it runs."""
+        """Delete the session and everything it holds. Refused while it runs."""
         await self._log.delete(self.id)
 
     async def _post_message(
         self, content: Content, mode: Literal["queue", "interrupt"], key: str, message_id: str
     ) -> MessageReceived:
         self._coordinator.check_open()
-        parts = _parts(content)
+        parts = _build_parts(content)
         for middleware in self.agent.middleware:
             parts = await middleware.on_user_message(self.id, parts)
             parts = check_returned_type(
                 tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message"
             )
-        fact = validate_fact(MessageReceived(id=message_id, parts=_mended(parts), mode=mode, key=key))
+        fact = validate_fact(MessageReceived(id=message_id, parts=_replace_surrogates(parts), mode=mode, key=key))
         posted = await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")
         stored = posted.facts[0]
         assert isinstance(stored, MessageReceived)
@@ -337,11 +337,11 @@ class Session(Generic[T]):
 
 
 def generate_session_id() -> str:
-    """128 random bits: not to be guessed, never used twice."""
+    """128 random bits, so that an id cannot be guessed and never repeats."""
     return os.urandom(16).hex()
 
 
-def _parts(content: Content) -> tuple[Part, ...]:
+def _build_parts(content: Content) -> tuple[Part, ...]:
     several = isinstance(content, Sequence) and not isinstance(content, str)
     parts: list[Part] = []
     for piece in cast("Sequence[object]", content if several else [content]):
@@ -357,5 +357,5 @@ def _parts(content: Content) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _mended(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def _replace_surrogates(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(TextPart(replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts)

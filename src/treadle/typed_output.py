@@ -1,4 +1,4 @@
-"""Typed answers: the schema of a pydantic-friendly type, and an answer's text checked against it."""
+"""Typed answers: the schema of a type that pydantic knows, and the check of an answer against it."""
 
 from __future__ import annotations
 
@@ -23,48 +23,41 @@ else:
 _FENCE = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL | re.IGNORECASE)
 
 
+def _get_adapter(wanted: Any) -> TypeAdapter[Any]:
+    """The adapter of a type. Those of hashable types are kept."""
+    try:
+        hash(wanted)
+    except TypeError:
+        return _build_adapter.__wrapped__(wanted)
+    return _build_adapter(wanted)
+
+
 @lru_cache(maxsize=64)
-def _kept(wanted: Any) -> TypeAdapter[Any]:
-    return _made(wanted)
-
-
-def _made(wanted: Any) -> TypeAdapter[Any]:
+def _build_adapter(wanted: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(wanted)
 
 
-def _adapter(wanted: Any) -> TypeAdapter[Any]:
-    return _kept(wanted) if _hashable(wanted) else _made(wanted)
-
-
-def _hashable(wanted: Any) -> bool:
-    try:
-        hash(wanted)
-    except TypeError:
-        return False
-    return True
-
-
 def build_output_schema(wanted: Any) -> dict[str, Json]:
-    """The JSON schema that an answer must fit; raises `BadInput` where there is none."""
+    """The JSON schema that an answer must fit. Raises `BadInput` when the type has no schema."""
     from pydantic.errors import PydanticUserError
 
     try:
-        return _adapter(wanted).json_schema()
+        return _get_adapter(wanted).json_schema()
     except PydanticUserError as error:
         why = str(error).splitlines()[0]
         raise BadInput(f"output={wanted!r} cannot be made into a schema: {why}") from None
 
 
 def parse_output(wanted: Any, text: str) -> Any:
-    """An answer as the wanted type; a code fence around it is taken off."""
+    """Read an answer as the wanted type. A code fence around it is removed."""
     fenced = _FENCE.fullmatch(text.strip())
-    return _adapter(wanted).validate_json(fenced[1] if fenced else text)
+    return _get_adapter(wanted).validate_json(fenced[1] if fenced else text)
 
 
 def check_output(wanted: Any, text: str) -> str:
-    """What is wrong with an answer, in words for the model; empty when it fits."""
+    """Describe to the model what is wrong with an answer. Empty when it fits."""
     from pydantic import ValidationError
 
     try:

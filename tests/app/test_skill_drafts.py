@@ -51,8 +51,8 @@ async def work(folder: Path, model: Writer, asks: list[str]) -> WorkspaceKnowled
         for ask in asks:
             async with runtime.session("default", new=True, workspace=folder) as session:
                 await ended(session, ask)
-                while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
-                    await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+                while runtime._background:  # pyright: ignore[reportPrivateUsage]
+                    await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
     return library
 
 
@@ -100,8 +100,8 @@ async def test_what_was_only_talked_about_is_no_skill(tmp_path: Path) -> None:
         async with runtime.session("default", workspace=tmp_path) as session:
             for ask in ASKS:
                 await ended(session, ask)
-            while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
-                await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+            while runtime._background:  # pyright: ignore[reportPrivateUsage]
+                await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
     assert len(model.requests) == 3 and list_proposals(library) == []
 
 
@@ -124,8 +124,8 @@ async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(t
         for ask in ASKS[1:]:
             async with runtime.session("default", new=True, workspace=here) as session:
                 await ended(session, ask)
-                while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
-                    await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+                while runtime._background:  # pyright: ignore[reportPrivateUsage]
+                    await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
     assert model.drafts == [] and list_proposals(library) == []
 
 

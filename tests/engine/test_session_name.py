@@ -51,8 +51,8 @@ async def test_a_name_that_a_person_gave_is_not_replaced(store: Store) -> None:
         runtime.after_answer.append(name_session)
         async with runtime.session(name="mine") as session:
             await ended(session, "tea please")
-            while runtime._afterwards:  # pyright: ignore[reportPrivateUsage]
-                await next(iter(runtime._afterwards))  # pyright: ignore[reportPrivateUsage]
+            while runtime._background:  # pyright: ignore[reportPrivateUsage]
+                await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
             assert model.asked == 0
             await session.rename("theirs", by="auto")
             assert (await session.state()).name == "mine" and (await runtime.log.get_info(session.id)).name == "mine"

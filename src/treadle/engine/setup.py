@@ -1,4 +1,4 @@
-"""What a session runs with: model, tools, grants, gate, middleware, clock. Live objects, never stored."""
+"""What a session runs with: model, tools, grants, gate, middleware, clock, lease. Live objects, never stored."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _logger = logging.getLogger("treadle")
 
 
 class Answer(Struct, frozen=True):
-    """What a person says to a question: a decision on an approval, or `answers` to `ask_user`."""
+    """A person's answer to a question: a decision on an approval, or `answers` to `ask_user`."""
 
     decision: Decision = "allow"
     scope: Scope = "call"
@@ -55,11 +55,11 @@ class Answer(Struct, frozen=True):
 
 
 Gate = Callable[[ApprovalRequested | InputRequested], Awaitable[Answer | None]]
-"""A way to bring a question to a person. None leaves the question in the log, for anyone to answer later."""
+"""Brings a question to a person. None leaves the question open in the log, for anyone to answer later."""
 
 
 async def later(question: ApprovalRequested | InputRequested) -> None:
-    """The gate that asks nobody here: the question waits in the log until any surface answers it."""
+    """The gate that asks nobody: the question stays open in the log until somebody answers it."""
 
 
 def build_answer_fact(call: CallState, answer: Answer) -> AnyFact:
@@ -108,27 +108,27 @@ def build_expired_error(call_id: str) -> Expired:
 
 
 class Middleware:
-    """Rewrites what passes, or says no. Override what you need; each method gets and returns the thing itself."""
+    """Rewrites messages, requests and replies, or refuses calls. Override the methods you need."""
 
     async def on_user_message(self, session_id: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """Before a message is stored."""
+        """Called before a message is stored."""
         return parts
 
     async def on_pre_llm(self, request: Request) -> Request:
-        """Before a model call; a rewritten request is not stored."""
+        """Called before a model call. A rewritten request is not stored."""
         return request
 
     async def on_post_llm(self, reply: Reply) -> Reply:
-        """Before a reply is stored."""
+        """Called before a reply is stored."""
         return reply
 
     async def may_run(self, tool: str, safety: Safety, arguments: Mapping[str, Json]) -> Verdict | None:
-        """Whether a call may run; it can make the policy's verdict stricter, never laxer."""
+        """Decide whether a call may run. The result can make the policy's verdict stricter, never weaker."""
         return None
 
 
 def check_returned_type(value: Value, kind: type, by: Middleware, point: str) -> Value:
-    """What middleware returned, if it is that: to forget the `return` is the easiest of mistakes."""
+    """Check what middleware returned: a forgotten `return` is an easy mistake."""
     if not isinstance(value, kind):
         what = type(value).__name__
         raise BadInput(
@@ -138,7 +138,7 @@ def check_returned_type(value: Value, kind: type, by: Middleware, point: str) ->
 
 
 class Clock:
-    """The time, and waiting for it. Tests put a stepping one in its place."""
+    """Tells the time and waits. Tests replace it with a clock that they move themselves."""
 
     def now(self) -> float:
         return time.time()
@@ -167,11 +167,11 @@ class Lease:
 
 
 RecoveryStrategy = Callable[[str, str, int], Recovery]
-"""(tool, error, attempt) -> what to do about a failed call."""
+"""(tool, error, attempt) -> what follows a failed call."""
 
 
 class Setup(Struct, frozen=True):
-    """Everything one session's loop needs beside its log."""
+    """Everything that the loop of a session needs, except the log."""
 
     model: Model
     tools: Mapping[str, Tool]
@@ -193,22 +193,22 @@ class Setup(Struct, frozen=True):
     helpers: HelperHost | None = None
 
     def choose_recovery(self, tool: Tool, error: str, attempt: int) -> Recovery:
-        """What to do about a call that failed; running it again is tried twice at most."""
+        """Decide what follows a failed call. A call is retried twice at most."""
         chosen = tool.on_error or self.on_error
         try:
-            what = chosen(tool.name, error, attempt) if callable(chosen) else chosen
+            recovery = chosen(tool.name, error, attempt) if callable(chosen) else chosen
         except Exception:
-            _logger.exception("on_error failed, so the run stops after the failed call of %s", tool.name)
+            _logger.exception("on_error raised an error; the run stops after the failed call of %s", tool.name)
             return "stop"
-        return "tell" if what == "retry" and attempt >= TOOL_ATTEMPTS else what
+        return "tell" if recovery == "retry" and attempt >= TOOL_ATTEMPTS else recovery
 
 
 SetupBuilder = Callable[[State], Awaitable[Setup]]
-"""Says what a session in some state runs with."""
+"""Builds what a session in a given state runs with."""
 
 
 def compute_backoff(attempt: int, retry_after: float | None) -> float | None:
-    """Seconds before the next attempt, with jitter; None when the provider asks for longer than is sensible."""
+    """Seconds before the next attempt, with jitter. None when the provider asks for too long a wait."""
     import random
 
     if retry_after is not None:

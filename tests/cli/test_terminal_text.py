@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 from treadle import ApprovalRequested, ImagePart, TextPart
 from treadle.app.compose import set_progress_listener
 from treadle.cli import run
-from treadle.cli.console import TerminalConsole
-from treadle.cli.drive import RunOutput
-from treadle.cli.message_content import build_message
-from treadle.cli.question_text import parse_decision, parse_reply, preview_diff, render_approval, render_choices
-from treadle.cli.report import ReportBuilder
-from treadle.cli.screen import MarkdownStyler, Screen, describe_ending, render_call
-from treadle.cli.terminal_text import (
+from treadle.cli.console import (
+    TerminalConsole,
     escape_controls,
     escape_hidden,
     format_age,
@@ -28,6 +23,11 @@ from treadle.cli.terminal_text import (
     measure_width,
     truncate_line,
 )
+from treadle.cli.drive import RunOutput
+from treadle.cli.message_content import build_message
+from treadle.cli.question_text import parse_decision, parse_reply, preview_diff, render_approval, render_choices
+from treadle.cli.report import ReportBuilder
+from treadle.cli.screen import MarkdownStyler, Screen, describe_ending, render_call
 from treadle.errors import BadInput
 from treadle.events import (
     CallFinished,

@@ -7,8 +7,8 @@ import sys
 
 from treadle.app.settings import config_folder
 from treadle.app.workspace_knowledge import WorkspaceKnowledge
+from treadle.cli.console import format_table, is_terminal, print_line, print_note, terminal_width
 from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings
-from treadle.cli.terminal_text import format_table, is_terminal, print_line, print_note, terminal_width
 from treadle.errors import NotFound
 
 EXAMPLES = """\

@@ -12,10 +12,7 @@ from pathlib import Path
 from treadle import Answer, ApprovalRequested, InputRequested, Session, Tool
 from treadle.app.compose import find_default_tools
 from treadle.app.settings import data_folder
-from treadle.cli.find_session import iterate_sessions, open_command_store
-from treadle.cli.options import Parser, add_actions, add_store_options, create_parser
-from treadle.cli.question_text import render_approval
-from treadle.cli.terminal_text import (
+from treadle.cli.console import (
     escape_hidden,
     is_terminal,
     print_line,
@@ -24,6 +21,9 @@ from treadle.cli.terminal_text import (
     terminal_width,
     wants_colour,
 )
+from treadle.cli.find_session import iterate_sessions, open_command_store
+from treadle.cli.options import Parser, add_actions, add_store_options, create_parser
+from treadle.cli.question_text import render_approval
 from treadle.errors import BadInput
 from treadle.log.base import SessionInfo, SessionQuery
 from treadle.permissions.saved_rules import forget_rule, load_all_rules

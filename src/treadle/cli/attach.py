@@ -13,12 +13,18 @@ from pathlib import Path
 from treadle import ApprovalRequested, InputRequested
 from treadle.app.compose import find_default_tools
 from treadle.app.settings import data_folder
-from treadle.cli.console import TerminalConsole
+from treadle.cli.console import (
+    TerminalConsole,
+    escape_controls,
+    handle_signals,
+    is_dumb_terminal,
+    is_terminal,
+    print_note,
+    style_text,
+)
 from treadle.cli.options import Parser, add_store_options, create_parser
 from treadle.cli.screen import STEER_NOTE, TICK_SECONDS, Screen
 from treadle.cli.session_link import ServerUnreachable, SessionLink, StoreLink, open_http_link
-from treadle.cli.signals import handle_signals
-from treadle.cli.terminal_text import escape_controls, is_dumb_terminal, is_terminal, print_note, style_text
 from treadle.errors import TreadleError
 from treadle.events import (
     AnyFact,

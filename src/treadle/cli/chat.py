@@ -14,18 +14,25 @@ from typing import Any
 from treadle import Run
 from treadle.app.compose import open_keyring, open_store, set_progress_listener
 from treadle.app.settings import LoadedSettings, Settings, data_folder
-from treadle.cli.console import Console, Notifier
+from treadle.cli.console import (
+    Console,
+    Notifier,
+    capture_warnings,
+    escape_controls,
+    handle_signals,
+    is_dumb_terminal,
+    is_terminal,
+    print_note,
+    style_text,
+)
 from treadle.cli.find_session import iterate_sessions
-from treadle.cli.log_capture import capture_warnings
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.options import Parser, SeveralValues, add_run_options, create_parser, load_command_settings
 from treadle.cli.prompt import ANSWER, PROMPT, PromptCompleter, PromptConsole, PromptInterrupted
 from treadle.cli.questions import INERT_SECONDS, OpenQuestion, QuestionQueue
 from treadle.cli.screen import STEER_NOTE, TICK_SECONDS, Screen
-from treadle.cli.signals import handle_signals
 from treadle.cli.slash_commands import COMMANDS, run_slash_command
-from treadle.cli.terminal_text import escape_controls, is_dumb_terminal, is_terminal, print_note, style_text
 from treadle.engine.state import State
 from treadle.errors import BadInput, Conflict, TreadleError
 from treadle.events import (

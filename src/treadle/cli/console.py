@@ -1,23 +1,28 @@
-"""Where lines go. Finished text goes to the scrollback and stays; only the tail, one line, is drawn again and again."""
+"""The terminal of a command: text that is safe to show, the consoles that show it, signals and warnings."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+import re
+import signal
+import sys
 import time
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Protocol, TextIO
-
-from treadle.cli.terminal_text import (
-    is_terminal,
-    measure_width,
-    silence_stream,
-    style_text,
-    terminal_width,
-    truncate_line,
-    wants_colour,
-)
 
 LineStyler = Callable[[str], str]
 """Puts colour into a whole line."""
+# Control characters but line feed and tab; what reorders text; what is not seen at all.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+_COLOURS = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
 class Console(Protocol):
@@ -163,3 +168,191 @@ def _kind(how: str) -> str:
         return how
     program, term = os.environ.get("TERM_PROGRAM", ""), os.environ.get("TERM", "")
     return "osc9" if program in ("iTerm.app", "WezTerm", "ghostty") or "kitty" in term else "bell"
+
+
+def escape_controls(text: str) -> str:
+    """Prose or output for the screen: escape sequences and the like are spelled out, emoji stay whole."""
+    return _UNSAFE.sub(_spelled, text.replace("\r\n", "\n"))
+
+
+def escape_hidden(text: str) -> str:
+    """What a person is asked to approve: every character that could hide or disguise something is spelled out."""
+    return _HIDDEN.sub(_spelled, text)
+
+
+def _spelled(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def measure_width(text: str) -> int:
+    """How many columns the text covers."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns(character) for character in text)
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Cf", "Me", "Mn"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def truncate_line(text: str, columns: int) -> str:
+    """The text on one line of so many columns; what does not fit becomes an ellipsis."""
+    text = " ".join(text.split())
+    if measure_width(text) <= columns:
+        return text
+    kept, used = "", 0
+    for character in text:
+        used += _columns(character)
+        if used > columns - 1:
+            break
+        kept += character
+    return kept + "…"
+
+
+def wrap_rows(text: str, columns: int) -> list[str]:
+    """The rows that a line covers on a terminal of so many columns."""
+    if text.isascii():
+        return [text[at : at + columns] for at in range(0, len(text), columns)]
+    rows, used = [""], 0
+    for character in text:
+        wide = _columns(character)
+        if used + wide > columns:
+            rows.append("")
+            used = 0
+        rows[-1] += character
+        used += wide
+    return rows
+
+
+def style_text(text: str, style: str, colour: bool) -> str:
+    """The text in a style such as `dim` or `bold red`, where colours are wanted."""
+    if not colour or not text:
+        return text
+    codes = ";".join(_COLOURS[word] for word in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m"
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at it."""
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether escape codes may be written: to a terminal that can, and unless NO_COLOR is set."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and not is_dumb_terminal()
+
+
+def is_dumb_terminal() -> bool:
+    """Whether the terminal says of itself that it can do no more than print."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
+def terminal_width() -> int:
+    """How wide the terminal is."""
+    import shutil
+
+    return max(20, shutil.get_terminal_size((80, 24)).columns)
+
+
+def print_line(text: str) -> None:
+    """A line on stdout."""
+    sys.stdout.write(escape_controls(text) + "\n")
+
+
+def print_note(text: str) -> None:
+    """A line for the person, beside what the command gives."""
+    sys.stderr.write(escape_controls(text) + "\n")
+    sys.stderr.flush()
+
+
+def describe_bug(error: BaseException) -> str:
+    """What is said of an error that should not have come this far."""
+    what = f"{type(error).__name__}: {error}"
+    return f"a mistake of treadle's own ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows more"
+
+
+def silence_stream(stream: TextIO) -> None:
+    """What is still written to a stream whose reader has gone leads nowhere, also at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def format_age(seconds: float) -> str:
+    """How long ago, in one unit."""
+    for size, unit in ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def format_time_since(at: float) -> str:
+    return format_age(time.time() - at)
+
+
+def format_duration(seconds: float) -> str:
+    """How long something took."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def format_count(number: int) -> str:
+    """A number of tokens, as people read it."""
+    return f"{number / 1000:.1f}k" if number >= 1000 else str(number)
+
+
+def format_table(rows: list[list[str]], heads: list[str], width: int) -> list[str]:
+    """Rows under heads; the last column takes what room is left."""
+    cells = [heads, *([" ".join(escape_controls(cell).split()) for cell in row] for row in rows)]
+    wide = [max(measure_width(row[at]) for row in cells) for at in range(len(heads) - 1)]
+    lines: list[str] = []
+    for row in cells:
+        left = "  ".join(cell + " " * (wide[at] - measure_width(cell)) for at, cell in enumerate(row[:-1]))
+        last = truncate_line(row[-1], max(10, width - measure_width(left) - 2)) if width else row[-1]
+        lines.append(f"{left}  {last}".rstrip())
+    return lines
+
+
+@contextmanager
+def handle_signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Generator[None]:
+    """Do something when a signal comes, for as long as the block."""
+    loop = asyncio.get_running_loop()
+    heeded = [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heeded:
+        loop.add_signal_handler(number, handlers[number])
+    try:
+        yield
+    finally:
+        for number in heeded:
+            loop.remove_signal_handler(number)
+
+
+class _Words(logging.Handler):
+    def __init__(self, put: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._put = put
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._put(record.getMessage())
+
+
+@contextmanager
+def capture_warnings(put: Callable[[str], None]) -> Generator[None]:
+    """Warnings of treadle go to `put`, and to nobody else, for as long as the block."""
+    logger, words = logging.getLogger("treadle"), _Words(put)
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(words)
+    try:
+        yield
+    finally:
+        logger.removeHandler(words)
+        logger.propagate = before

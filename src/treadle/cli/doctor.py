@@ -7,8 +7,8 @@ import asyncio
 import sys
 
 from treadle.app.diagnose import run_checks
+from treadle.cli.console import escape_controls, style_text, wants_colour
 from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings
-from treadle.cli.terminal_text import escape_controls, style_text, wants_colour
 
 EXAMPLES = """\
   treadle doctor

@@ -14,14 +14,20 @@ from typing import Literal, Protocol, TextIO
 from treadle import Agent, Answer, ApprovalRequested, InputRequested, Run, RunFinished, Session, later
 from treadle.app.compose import open_keyring, set_progress_listener
 from treadle.app.settings import LoadedSettings, Settings
-from treadle.cli.console import Notifier, TerminalConsole
-from treadle.cli.log_capture import capture_warnings
+from treadle.cli.console import (
+    Notifier,
+    TerminalConsole,
+    capture_warnings,
+    escape_controls,
+    handle_signals,
+    is_terminal,
+    silence_stream,
+    style_text,
+)
 from treadle.cli.open_session import Gate, OpenSession, open_session
 from treadle.cli.questions import QuestionQueue, TerminalReader, refuse_question
 from treadle.cli.report import Report, ReportBuilder, build_failure_report
 from treadle.cli.screen import TICK_SECONDS, Screen
-from treadle.cli.signals import handle_signals
-from treadle.cli.terminal_text import escape_controls, is_terminal, silence_stream, style_text
 from treadle.errors import BadInput, TreadleError
 from treadle.events import Event, MessageReceived, Progress, SessionCreated, serialize_event
 from treadle.messages import Json, render_parts

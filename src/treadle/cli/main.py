@@ -82,7 +82,7 @@ def _opened() -> None:
 
 
 def _silenced(*streams: TextIO) -> int:
-    from treadle.cli.terminal_text import silence_stream
+    from treadle.cli.console import silence_stream
 
     for stream in streams:
         silence_stream(stream)
@@ -130,13 +130,13 @@ def _told(error: Exception) -> tuple[str, int]:
         return str(error), 1
     if os.environ.get("TREADLE_DEBUG"):
         raise error
-    from treadle.cli.terminal_text import describe_bug
+    from treadle.cli.console import describe_bug
 
     return describe_bug(error), 1
 
 
 def _complain(words: list[str], text: str, code: int) -> int:
-    from treadle.cli.terminal_text import print_note
+    from treadle.cli.console import print_note
 
     if "--json" in words and (words[0] == "run" or words[1:2] in (["resume"], ["continue"])):
         from treadle.cli.report import build_failure_report

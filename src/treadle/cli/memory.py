@@ -8,15 +8,8 @@ import sys
 
 from treadle.app.compose import build_embedding, open_store
 from treadle.app.settings import Settings
+from treadle.cli.console import format_table, format_time_since, is_terminal, print_line, print_note, terminal_width
 from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
-from treadle.cli.terminal_text import (
-    format_table,
-    format_time_since,
-    is_terminal,
-    print_line,
-    print_note,
-    terminal_width,
-)
 from treadle.memory.base import Memories, Memory
 
 EXAMPLES = """\

@@ -9,8 +9,8 @@ import sys
 from treadle.app.compose import choose_model
 from treadle.app.diagnose import find_model_sources
 from treadle.app.settings import Settings, data_folder, save_setting
+from treadle.cli.console import escape_controls, is_terminal, print_line, print_note, style_text, wants_colour
 from treadle.cli.options import Parser, add_actions, create_parser
-from treadle.cli.terminal_text import escape_controls, is_terminal, print_line, print_note, style_text, wants_colour
 
 EXAMPLES = """\
   treadle models list

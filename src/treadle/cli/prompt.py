@@ -19,11 +19,11 @@ from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from treadle.cli.console import LineStyler
-from treadle.cli.signals import handle_signals
-from treadle.cli.terminal_text import (
+from treadle.cli.console import (
+    LineStyler,
     describe_bug,
     escape_controls,
+    handle_signals,
     style_text,
     terminal_width,
     truncate_line,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from treadle import Answer, ApprovalRequested, Tool
 from treadle.app.settings import data_folder
+from treadle.cli.console import escape_hidden, style_text
 from treadle.cli.screen import render_diff
-from treadle.cli.terminal_text import escape_hidden, style_text
 from treadle.errors import BadInput
 from treadle.events import Question
 from treadle.messages import Json

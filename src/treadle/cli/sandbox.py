@@ -9,9 +9,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from treadle.cli.console import handle_signals, print_note
 from treadle.cli.options import Parser, add_actions, create_parser
-from treadle.cli.signals import handle_signals
-from treadle.cli.terminal_text import print_note
 from treadle.errors import BadInput
 from treadle.sandbox.backend import probe, run_in_sandbox
 from treadle.sandbox.base import Bounds, CommandResult, Job

@@ -8,8 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from treadle.cli.console import Console, NullConsole
-from treadle.cli.terminal_text import escape_controls, format_count, format_duration, style_text, truncate_line
+from treadle.cli.console import (
+    Console,
+    NullConsole,
+    escape_controls,
+    format_count,
+    format_duration,
+    style_text,
+    truncate_line,
+)
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,

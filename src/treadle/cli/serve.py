@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from treadle.cli.console import print_note
 from treadle.cli.options import add_run_options, create_parser, load_command_settings
-from treadle.cli.terminal_text import print_note
 
 EXAMPLES = """\
   treadle serve                                  on this machine only, with the first model that works

@@ -8,17 +8,7 @@ import sys
 from pathlib import Path
 
 from treadle.app.compose import is_abandoned
-from treadle.cli.find_session import find_session, iterate_sessions, open_command_store
-from treadle.cli.options import (
-    Parser,
-    add_actions,
-    add_output_options,
-    add_run_options,
-    add_store_options,
-    create_parser,
-    load_command_settings,
-)
-from treadle.cli.terminal_text import (
+from treadle.cli.console import (
     escape_controls,
     format_table,
     format_time_since,
@@ -28,6 +18,16 @@ from treadle.cli.terminal_text import (
     style_text,
     terminal_width,
     wants_colour,
+)
+from treadle.cli.find_session import find_session, iterate_sessions, open_command_store
+from treadle.cli.options import (
+    Parser,
+    add_actions,
+    add_output_options,
+    add_run_options,
+    add_store_options,
+    create_parser,
+    load_command_settings,
 )
 from treadle.errors import BadInput, Conflict
 from treadle.log.base import SessionInfo, SessionQuery

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from treadle.cli.screen import render_diff
-from treadle.cli.sessions import describe_status
-from treadle.cli.terminal_text import (
+from treadle.cli.console import (
     escape_controls,
     format_count,
     format_table,
@@ -19,6 +17,8 @@ from treadle.cli.terminal_text import (
     style_text,
     truncate_line,
 )
+from treadle.cli.screen import render_diff
+from treadle.cli.sessions import describe_status
 from treadle.errors import BadInput
 from treadle.events import MessageReceived
 from treadle.export.transcript import Form, render_transcript

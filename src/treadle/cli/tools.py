@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from treadle.app.compose import check_mcp_servers
 from treadle.app.settings import Settings
 from treadle.app.workspace_agents import build_agents
+from treadle.cli.console import is_terminal, print_line, print_note, terminal_width, truncate_line
 from treadle.cli.open_session import DEFAULT_AGENT
 from treadle.cli.options import Parser, add_run_options, create_parser, load_command_settings
-from treadle.cli.terminal_text import is_terminal, print_line, print_note, terminal_width, truncate_line
 from treadle.errors import NotFound
 from treadle.tools.base import Tool
 

@@ -118,7 +118,8 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
                 repositories.append(folder)
                 continue
             for entry in here:
-                if f"{entry.name}-wal" in names and _is_open_log(folder / entry.name):
+                wal = f"{entry.name}-wal"
+                if wal in names and any(is_log_file(_read_head(folder / name)) for name in (entry.name, wal)):
                     parts = [f"{entry.name}{suffix}" for suffix in LOG_FILE_SUFFIXES]
                     own_files += [folder / part for part in parts if part in names]
                 if is_env_file(entry.name):
@@ -129,10 +130,6 @@ def find_guarded_paths(workspace: Path) -> GuardedPaths:
                     if Path(entry.path) not in own_files:
                         folders.append(Path(entry.path))
     return GuardedPaths(tuple(env_files), tuple(own_files), tuple(dict.fromkeys(repositories)))
-
-
-def _is_open_log(path: Path) -> bool:
-    return any(is_log_file(_read_head(part)) for part in (path, path.with_name(f"{path.name}-wal")))
 
 
 def _read_head(path: Path) -> bytes:

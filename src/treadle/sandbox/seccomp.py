@@ -1,6 +1,6 @@
-"""The system calls that no sandboxed command needs and many escapes do, as a program for the kernel's filter.
+"""A filter program for the kernel that denies system calls which escapes need and ordinary commands do not.
 
-Pure: it assembles classic BPF and loads nothing. A deny-list: what is not named here is allowed.
+Pure: it assembles classic BPF and loads nothing. It is a deny-list: calls that are not named are allowed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NUMBER, _ARCH = 0, 4
 _AUDIT: dict[Machine, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _NEWEST = 471
-"""One past the last call known here: what is newer is answered as if the kernel did not have it yet."""
+"""One past the last known call. Newer calls fail as if the kernel did not have them."""
 
 _NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
@@ -91,7 +91,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238),
 }
 
-# Programs ask for these and do without when the kernel has none. clone3 and openat2 hide their flags from a filter; a
+# Programs try these and do without when the kernel has none. clone3 and openat2 hide their flags from a filter. A
 # memory file that is not mapped belongs to no process, so nobody could count it.
 _MISSING: dict[str, tuple[int | None, int | None]] = {
     "clone3": (435, 435),
@@ -103,7 +103,7 @@ _MISSING: dict[str, tuple[int | None, int | None]] = {
     "memfd_secret": (447, 447),
 }
 
-# Calls that give a file its mode: their numbers, and which argument is the mode and which, if any, the flags.
+# Calls that set the mode of a file: their numbers, and the positions of the mode and of the flags, if any.
 _MODES: dict[str, tuple[tuple[int | None, int | None], int, int | None]] = {
     "chmod": ((90, None), 1, None),
     "fchmod": ((91, 52), 1, None),
@@ -116,13 +116,13 @@ _MODES: dict[str, tuple[tuple[int | None, int | None], int, int | None]] = {
     "openat": ((257, 56), 3, 2),
 }
 _SET_ID = 0o6000
-_CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: without them the mode is not looked at
+_CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: without them the mode is ignored
 
 _CLONE, _IOCTL, _SOCKET, _SOCKETPAIR, _SHMGET = (56, 220), (16, 29), (41, 198), (53, 199), (29, 194)
 
 
 class Instruction(Struct, frozen=True):
-    """One step of the program: what to do, how far to jump when true and when false, and its operand."""
+    """One step of the program: its code, how far to jump when true and when false, and its operand."""
 
     code: int
     jump_true: int
@@ -132,7 +132,7 @@ class Instruction(Struct, frozen=True):
 
 @lru_cache(maxsize=4)
 def build_program(machine: Machine, *, sockets: bool = True) -> bytes:
-    """The filter for a machine, as the kernel takes it. Without `sockets` only pairs of them can be made."""
+    """Build the filter for a machine in the kernel's format. Without `sockets`, only socket pairs can be created."""
     return b"".join(
         struct.pack("<HBBI", step.code, step.jump_true, step.jump_false, step.operand)
         for step in build_instructions(machine, sockets=sockets)
@@ -140,7 +140,7 @@ def build_program(machine: Machine, *, sockets: bool = True) -> bytes:
 
 
 def build_instructions(machine: Machine, *, sockets: bool = True) -> list[Instruction]:
-    """The same program, step by step."""
+    """Build the same program as a list of steps."""
     column = 0 if machine == "x86_64" else 1
     steps = [
         _step(_LOAD, _ARCH),
@@ -156,66 +156,68 @@ def build_instructions(machine: Machine, *, sockets: bool = True) -> list[Instru
             call = pair[column]
             if call is not None:
                 steps += _answer(Instruction(_EQUAL, 0, 1, call), _error(number))
-    steps += _when(
-        _CLONE[column], [_argument(0), *_answer(Instruction(_ANY_BIT, 0, 1, _NAMESPACES), _error(errno.EPERM))]
+    steps += _check_call(
+        _CLONE[column], [_load_argument(0), *_answer(Instruction(_ANY_BIT, 0, 1, _NAMESPACES), _error(errno.EPERM))]
     )
-    steps += _when(_IOCTL[column], _terminal())
-    steps += _when(_SOCKET[column], _families(_AF_UNIX, _AF_INET, _AF_INET6) if sockets else _families())
-    steps += _when(_SOCKETPAIR[column], _families(_AF_UNIX))
-    steps += _when(_SHMGET[column], _small())
+    steps += _check_call(_IOCTL[column], _deny_terminal_input())
+    steps += _check_call(
+        _SOCKET[column], _allow_families(_AF_UNIX, _AF_INET, _AF_INET6) if sockets else _allow_families()
+    )
+    steps += _check_call(_SOCKETPAIR[column], _allow_families(_AF_UNIX))
+    steps += _check_call(_SHMGET[column], _deny_large_memory())
     for pair, mode, flags in _MODES.values():
         call = pair[column]
         if call is not None:
-            steps += _when(call, _plain_mode(mode, flags))
+            steps += _check_call(call, _deny_set_id(mode, flags))
     return [*steps, _step(_RETURN, ALLOW)]
 
 
-def _terminal() -> list[Instruction]:
-    """Typing into a terminal. The kernel looks at 32 bits of the request, so the upper half is not compared."""
+def _deny_terminal_input() -> list[Instruction]:
+    """Deny typing into a terminal. The kernel reads 32 bits of the request, so the upper half is not compared."""
     return [
-        _argument(1),
+        _load_argument(1),
         *_answer(Instruction(_EQUAL, 0, 1, _TIOCSTI), _error(errno.EPERM)),
         *_answer(Instruction(_EQUAL, 0, 1, _TIOCLINUX), _error(errno.EPERM)),
     ]
 
 
-def _families(*allowed: int) -> list[Instruction]:
-    """These, and with those of the internet the part of netlink that lists addresses and routes."""
+def _allow_families(*allowed: int) -> list[Instruction]:
+    """Allow these families. Those of the internet include the part of netlink that lists addresses and routes."""
     refused = _error(errno.EAFNOSUPPORT)
-    steps = [_argument(0)]
+    steps = [_load_argument(0)]
     steps += [step for family in allowed for step in _answer(Instruction(_EQUAL, 0, 1, family), ALLOW)]
     if _AF_INET in allowed:
         steps += [
             Instruction(_EQUAL, 1, 0, _AF_NETLINK),
             _step(_RETURN, refused),
-            _argument(2),
+            _load_argument(2),
             *_answer(Instruction(_EQUAL, 0, 1, 0), ALLOW),
         ]
     return [*steps, _step(_RETURN, refused)]
 
 
-def _small() -> list[Instruction]:
-    """Shared memory that outlives its processes is not counted either: what databases lock with is far smaller."""
+def _deny_large_memory() -> list[Instruction]:
+    """Deny large shared memory that outlives its processes: nobody counts it. Databases need far less for locks."""
     refused = _error(errno.EPERM)
     return [
-        _argument(1, upper=True),
+        _load_argument(1, upper=True),
         Instruction(_EQUAL, 1, 0, 0),
         _step(_RETURN, refused),
-        _argument(1),
+        _load_argument(1),
         *_answer(Instruction(_ABOVE, 0, 1, _SHARED_MEMORY), refused),
     ]
 
 
-def _plain_mode(mode: int, flags: int | None) -> list[Instruction]:
-    """A file in the workspace belongs to the user outside too: anybody who ran a set-id one would be that user."""
-    refuse = [_argument(mode), *_answer(Instruction(_ANY_BIT, 0, 1, _SET_ID), _error(errno.EPERM))]
+def _deny_set_id(mode: int, flags: int | None) -> list[Instruction]:
+    """Deny set-id files. They belong to the user outside the sandbox too: anybody who ran one would be that user."""
+    refuse = [_load_argument(mode), *_answer(Instruction(_ANY_BIT, 0, 1, _SET_ID), _error(errno.EPERM))]
     if flags is None:
         return refuse
-    return [_argument(flags), Instruction(_ANY_BIT, 0, len(refuse), _CREATES), *refuse]
+    return [_load_argument(flags), Instruction(_ANY_BIT, 0, len(refuse), _CREATES), *refuse]
 
 
-def _when(call: int, body: list[Instruction]) -> list[Instruction]:
-    """Look at a call's arguments, then have its number at hand again."""
+def _check_call(call: int, body: list[Instruction]) -> list[Instruction]:
+    """Check the arguments of a call, then load its number again."""
     return [Instruction(_EQUAL, 0, len(body) + 1, call), *body, _step(_LOAD, _NUMBER)]
 
 
@@ -223,7 +225,7 @@ def _answer(test: Instruction, result: int) -> list[Instruction]:
     return [test, _step(_RETURN, result)]
 
 
-def _argument(index: int, *, upper: bool = False) -> Instruction:
+def _load_argument(index: int, *, upper: bool = False) -> Instruction:
     return _step(_LOAD, 16 + 8 * index + (4 if upper else 0))
 
 

@@ -40,6 +40,7 @@ def format_moment(moment: datetime, zone: str = "") -> str:
 
 
 def _find_zone(name: str) -> tzinfo:
+    import difflib
     from zoneinfo import ZoneInfo, available_timezones
 
     if name.upper() in ("UTC", "GMT", "Z"):
@@ -53,14 +54,7 @@ def _find_zone(name: str) -> tzinfo:
     for zone in zones:
         if wanted == zone.lower():
             return ZoneInfo(zone)
-    hint = _suggest_zones(wanted, zones)
-    raise ToolError(f"There is no time zone {name!r}.{hint} Give one such as Europe/Paris, UTC or +02:00.")
-
-
-def _suggest_zones(wanted: str, zones: list[str]) -> str:
-    """Suggest zones of the same city, or with a similar name."""
-    import difflib
-
     cities = {zone.lower(): zone for zone in zones} | {zone.lower().rpartition("/")[2]: zone for zone in zones}
     close = difflib.get_close_matches(wanted.rpartition("/")[2], cities, n=3, cutoff=0.7)
-    return f" Did you mean {' or '.join(dict.fromkeys(cities[name] for name in close))}?" if close else ""
+    hint = f" Did you mean {' or '.join(dict.fromkeys(cities[name] for name in close))}?" if close else ""
+    raise ToolError(f"There is no time zone {name!r}.{hint} Give one such as Europe/Paris, UTC or +02:00.")

@@ -23,12 +23,12 @@ _LINES = re.compile(r"br|li|tr")
 
 def convert_html(source: str, base: str) -> str:
     """Return the text of a page. Links are completed with `base`, the page's own address."""
-    reader = _Reader(source, base)
+    reader = _PageReader(source, base)
     reader.read()
     return reader.build_text()
 
 
-class _Reader:
+class _PageReader:
     """Reads a page once, from one tag to the next."""
 
     def __init__(self, source: str, base: str) -> None:

@@ -25,7 +25,7 @@ _MAX_LINE_CHARACTERS = 300
 _MAX_AROUND = 10
 
 
-class _Text(Struct):
+class _RipgrepText(Struct):
     text: str | None = None
     bytes: str = ""
 
@@ -33,13 +33,13 @@ class _Text(Struct):
         return self.text.encode() if self.text is not None else base64.b64decode(self.bytes)
 
 
-class _Match(Struct):
-    path: _Text
-    lines: _Text
+class _RipgrepMatch(Struct):
+    path: _RipgrepText
+    lines: _RipgrepText
     line_number: int | None = None
 
 
-class _Event(Struct):
+class _RipgrepEvent(Struct):
     type: str
     data: msgspec.Raw
 
@@ -50,8 +50,8 @@ class _Place(Struct, frozen=True):
     line: str
 
 
-_decode_event = msgspec.json.Decoder(_Event).decode
-_decode_match = msgspec.json.Decoder(_Match).decode
+_decode_event = msgspec.json.Decoder(_RipgrepEvent).decode
+_decode_match = msgspec.json.Decoder(_RipgrepMatch).decode
 
 
 def build_search_files_tool(settings: FileToolSettings) -> Tool:
@@ -116,7 +116,7 @@ def build_search_files_tool(settings: FileToolSettings) -> Tool:
     return FileTool(search_files, options)
 
 
-def _read_place(match: _Match, real: str, prefix: int) -> _Place:
+def _read_place(match: _RipgrepMatch, real: str, prefix: int) -> _Place:
     inside = match.path.decode().decode("utf-8", "surrogateescape")[prefix:]
     path = inside if real == "." else f"{real}/{inside}" if inside else real
     text = decode_text(match.lines.decode())

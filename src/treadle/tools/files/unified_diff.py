@@ -34,7 +34,7 @@ class FilePatch(Struct):
 
 def read_patch(text: str) -> list[FilePatch]:
     """Read the patches of a diff, one for each file; raises `ToolError` when it is not a unified diff."""
-    patches = _Reader(text).read()
+    patches = _PatchReader(text).read()
     if not patches:
         raise ToolError(
             "This is not a unified diff: no line begins with --- and is followed by one with +++. Write it as "
@@ -43,7 +43,7 @@ def read_patch(text: str) -> list[FilePatch]:
     return patches
 
 
-class _Reader:
+class _PatchReader:
     def __init__(self, text: str) -> None:
         self._lines = split_lines(text.replace("\r\n", "\n"))
         self._index = 0

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from treadle.history.kept_files import ContentStore
+from treadle.history.content_store import ContentStore
 from treadle.history.snapshot import Snapshot
 from treadle.tools.base import ToolContext
 from treadle.tools.builtin import build_file_tools

@@ -10,7 +10,7 @@ from typing import Any
 from treadle import Agent
 from treadle.engine.tool_call import LogToolServices
 from treadle.events import KeptFile
-from treadle.history.kept_files import ContentStore
+from treadle.history.content_store import ContentStore
 from treadle.testing import ScriptedModel, call
 from treadle.tools.builtin import build_file_tools
 

@@ -18,7 +18,7 @@ from treadle.engine.coordinator import Coordinator
 from treadle.engine.tool_call import LogToolServices
 from treadle.errors import BadInput, Conflict
 from treadle.events import CallFinished, CallStarted, Custom, FilesKept, MessageReceived, Rewound
-from treadle.history.kept_files import ContentStore
+from treadle.history.content_store import ContentStore
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.testing import call, crash_points

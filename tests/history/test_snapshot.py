@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from tests.kit.file_tools import Bench, some_bench
 from treadle.errors import NotFound, StoreDamaged, StoreError
 from treadle.events import KeptFile
-from treadle.history import kept_files as kept_module
+from treadle.history import content_store as kept_module
 from treadle.history import snapshot as snapshot_module
-from treadle.history.kept_files import ContentStore, SeenFile
-from treadle.history.snapshot import Snapshot, record_changes, snapshot
+from treadle.history.content_store import ContentStore, SeenFile
+from treadle.history.snapshot import Snapshot, record_changes
 from treadle.tools.base import ToolContext
 
 bench = some_bench
@@ -43,10 +43,10 @@ def test_contents_survive_the_process_that_kept_them(bench: Bench) -> None:
 
 
 def test_a_missing_content_and_a_damaged_one_are_told_apart(bench: Bench) -> None:
-    with pytest.raises(NotFound, match="cannot be brought back"):
+    with pytest.raises(NotFound, match="cannot be restored"):
         bench.kept.get("0" * 64)
     (name,) = bench.kept.put(b"kept")
-    with bench.kept._database() as db:
+    with bench.kept._open() as db:
         db.execute("UPDATE contents SET data = ? WHERE id = ?", (b"junk", name))
     with pytest.raises(StoreDamaged, match="damaged"):
         bench.kept.get(name)
@@ -91,7 +91,7 @@ async def test_a_file_is_not_changed_when_its_old_content_cannot_be_kept(bench: 
 async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(bench: Bench) -> None:
     for name in ("same", "changed", "deleted", "touched"):
         bench.put(f"sub/{name}.txt", name)
-    taken = snapshot(bench.kept, bench.workspace)
+    taken = Snapshot(bench.kept, bench.workspace)
     assert await taken.take_first() and taken.left_out == ()
     bench.put("sub/changed.txt", "Changed")
     bench.put("made/new.txt", "new")
@@ -157,7 +157,7 @@ async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: Benc
         bench.put(path, "changed")
     (outside / "victim.txt").write_text("changed")
     assert await taken.find_changes() == []
-    with bench.kept._database() as db:
+    with bench.kept._open() as db:
         assert db.execute("SELECT id FROM contents").fetchall() == [(taken.tree,)]
     assert b"canary" not in bench.kept.get(taken.tree)
 
@@ -186,7 +186,7 @@ async def test_what_is_too_large_or_too_many_is_said(bench: Bench, monkeypatch: 
     bench.put("huge.bin", "small now")
     assert await taken.find_changes() == [] and taken.left_out == ("huge.bin",)
     bench.put("sub/b.txt", "b")
-    monkeypatch.setattr(snapshot_module, "MOST_FILES", 1)
+    monkeypatch.setattr(snapshot_module, "MAX_FILES", 1)
     taken = Snapshot(bench.kept, bench.workspace)
     await taken.take_first()
     assert "beyond the first 1 files" in taken.left_out[-1]
@@ -218,7 +218,7 @@ async def test_a_name_that_is_not_utf_8_is_left_out_and_said_and_hinders_nothing
     bench.put("plain.txt", "old")
     odd = bench.workspace / os.fsdecode(b"odd\xff.txt")
     odd.write_text("old")
-    taken = snapshot(bench.kept, bench.workspace)
+    taken = Snapshot(bench.kept, bench.workspace)
     assert await taken.take_first() and taken.left_out == ("odd\ufffd.txt",)
     odd.unlink()
     folder = bench.workspace / os.fsdecode(b"made\xfe")

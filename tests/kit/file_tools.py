@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treadle.events import KeptFile
-from treadle.history.kept_files import ContentStore
+from treadle.history.content_store import ContentStore
 from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
 from treadle.tools.builtin import build_file_tools
 

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.sessions import Store, agent_of, of
 from treadle import Agent, Session, ToolContext, tool
 from treadle.events import MessageReceived
-from treadle.history.kept_files import ContentStore
+from treadle.history.content_store import ContentStore
 from treadle.history.snapshot import record_changes
 from treadle.testing import call
 from treadle.tools.builtin import build_file_tools

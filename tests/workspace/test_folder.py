@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.kit.sessions import PATIENCE
 from treadle.tools.base import ToolError
-from treadle.workspace import beneath
+from treadle.workspace import folder as folder_module
 from treadle.workspace.folder import Folder, PathRefused
 
 CANARY = "canary: this lies outside"
@@ -56,8 +56,8 @@ class Ground:
 def ground(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
     """The traps, on a system with openat2 and on one without."""
     if request.param == "parts":
-        monkeypatch.setattr(beneath, "_opener", lambda: beneath.open_by_parts)
-    elif beneath._opener() is beneath.open_by_parts:
+        monkeypatch.setattr(folder_module, "_choose_opener", lambda: folder_module.open_by_parts)
+    elif folder_module._choose_opener() is folder_module.open_by_parts:
         pytest.skip("this system has no openat2")
     return Ground(tmp_path)
 

@@ -57,11 +57,11 @@ async def test_what_means_something_to_the_event_loop_is_only_an_error_of_the_to
 
 @pytest.mark.usefixtures("no_idle_threads")
 async def test_calls_do_not_wait_for_each_other_and_few_threads_are_kept() -> None:
-    count = threads._KEPT + 6
+    count = threads._MAX_IDLE + 6
     barrier = threading.Barrier(count, timeout=500)
     workers = [thread for thread in threading.enumerate() if thread.name == "treadle-tool"]
     await asyncio.gather(*(run_in_thread(barrier.wait) for _ in range(count)))
-    assert len(threads._idle) == threads._KEPT
+    assert len(threads._idle) == threads._MAX_IDLE
     new = [one for one in threading.enumerate() if one.name == "treadle-tool" and one not in workers]
     spare = [one for one in new if one not in threads._idle]
     for one in spare:
@@ -112,7 +112,7 @@ def no_threads(threads_at_rest: None, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(threads, "_threads", set())
     monkeypatch.setattr(threads, "_idle", deque())
     monkeypatch.setattr(threads, "_waiting", deque())
-    monkeypatch.setattr(threads, "_MOMENT", 500)
+    monkeypatch.setattr(threads, "_PATIENCE", 500)
     yield
     for one in [*threads._threads]:
         one.jobs.put(None)
@@ -122,13 +122,13 @@ def no_threads(threads_at_rest: None, monkeypatch: pytest.MonkeyPatch) -> Iterat
 @pytest.mark.usefixtures("no_threads")
 async def test_many_short_calls_at_once_share_a_few_threads() -> None:
     used = await asyncio.gather(*(run_in_thread(threading.current_thread) for _ in range(300)))
-    assert len(set(used)) <= threads._AT_ONCE
+    assert len(set(used)) <= threads._MAX_SHARED
 
 
 @pytest.mark.usefixtures("no_threads")
 async def test_a_call_that_is_cancelled_before_a_thread_took_it_never_runs() -> None:
     began, release, ran = threading.Event(), threading.Event(), threading.Event()
-    barrier = threading.Barrier(threads._AT_ONCE, action=began.set, timeout=500)
+    barrier = threading.Barrier(threads._MAX_SHARED, action=began.set, timeout=500)
 
     def waits() -> None:
         barrier.wait()

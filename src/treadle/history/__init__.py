@@ -1,1 +1,1 @@
-"""History: file contents before each change, and how a session is rewound to them."""
+"""History: file contents from before each change, and rewinding a session to them."""

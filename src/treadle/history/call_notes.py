@@ -5,14 +5,17 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from treadle.history.kept_files import hash_content
 from treadle.messages import Json
+from treadle.workspace.folder import hash_content
 
 FOLDER_NOTE = "treadle.folder"
 """The note that names the folder of the workspace in which the last command ended."""
 
 FILE_NOTE_PREFIX = "treadle.file:"
 """The note about a file has this name and the file's path."""
+
+LEFT_NOTE = "treadle.left"
+"""A command notes under this name the hash of each file that it changed, empty where it left no file."""
 
 
 class FileNote(Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""A workspace before and after a command, where nobody can say beforehand which files it will change.
+"""Snapshots of a workspace before and after a command, because nobody can tell beforehand which files it will change.
 
-Use `async with keeping(kept, context):` around the command. Links are neither followed nor kept, and what is too much,
-too large, secret or made by machines is left out; git is never touched.
+Use `async with record_changes(store, context):` around the command. Links are neither followed nor stored. Files that
+are too many, too large, secret or generated are left out. Git repositories are never touched.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ import msgspec
 from msgspec import Struct
 
 from treadle.events import KeptFile
-from treadle.history.kept_files import MAX_KEPT_BYTES, ContentStore, SeenFile, hash_content
+from treadle.history.call_notes import LEFT_NOTE
+from treadle.history.content_store import MAX_KEPT_BYTES, ContentStore, SeenFile
 from treadle.permissions.paths import is_secret_folder, is_secret_name
 from treadle.tools.base import ToolContext
-from treadle.workspace.beneath import O_PATH, open_beneath
+from treadle.workspace.folder import O_PATH, hash_content, open_beneath
 from treadle.workspace.worker_threads import run_in_thread
 
-LEFT = "treadle.left"
-"""Under this a command's call notes what each file it changed held when it ended (empty: no file)."""
-
-MOST_FILES = 20_000
-MOST_BYTES = 64 * 1024 * 1024
-_BATCH = 4 * 1024 * 1024
-_NAMED = 50
-_SETTLED = 2_000_000_000  # ns: a file changed this shortly before it is looked at may change again under the same stamp
-_BESIDE = ("-wal", "-shm", "-journal")
-_SKIPPED = frozenset(
+MAX_FILES = 20_000
+MAX_BYTES = 64 * 1024 * 1024
+_BATCH_BYTES = 4 * 1024 * 1024
+_MAX_LISTED = 50
+_SETTLED_NS = 2_000_000_000  # a file that changed later than this ago may change again with the same stamp
+_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal")
+_SKIPPED_FOLDERS = frozenset(
     (
         ".git",
         ".treadle",
@@ -56,7 +54,7 @@ _SKIPPED = frozenset(
 
 
 class TreeFile(Struct, frozen=True, array_like=True):
-    """A file in a tree; without `id` only that it was there is known."""
+    """A file in a tree. Without `id` only its existence is known."""
 
     path: str
     id: str
@@ -64,65 +62,68 @@ class TreeFile(Struct, frozen=True, array_like=True):
 
 
 class FileTree(Struct, frozen=True):
-    """All files of a workspace at one time; not `whole` when there were too many. `nonce` keeps each tree apart."""
+    """All files of a workspace at one time; not `whole` when there were too many. `nonce` makes each tree unique."""
 
     files: list[TreeFile]
     whole: bool
     nonce: str
 
 
-class _Stat(Struct, frozen=True):
+class _FileStat(Struct, frozen=True):
     size: int
     mode: int
     stamp: str
-    newest: int
+    changed_ns: int
 
 
 class _Walk(Struct):
-    """What a walk found; `live` are databases that somebody has open, which must not be put back under their feet.
+    """The files of a workspace. `in_use` are databases that somebody has open: they must not be restored.
 
-    `odd` is what has no name in UTF-8, so that no record can name it.
+    `undecodable` are names that are not UTF-8, so that no record can hold them.
     """
 
-    found: dict[str, _Stat] = {}
-    live: set[str] = set()
-    odd: set[str] = set()
-    whole: bool = True
+    found: dict[str, _FileStat] = {}
+    in_use: set[str] = set()
+    undecodable: set[str] = set()
+    is_whole: bool = True
 
 
 class Snapshot:
-    """One look before and one after; `left_out` cannot be brought back, `left` is what changed files hold now."""
+    """One look before a command and one after it.
 
-    def __init__(self, kept: ContentStore, workspace: Path) -> None:
-        self.kept, self.workspace = kept, workspace
+    `left_out` are files that cannot be restored. `left` has the hash of each changed file after the command.
+    """
+
+    def __init__(self, store: ContentStore, workspace: Path) -> None:
+        self.store, self.workspace = store, workspace
         self.tree = ""
         self.left_out: tuple[str, ...] = ()
         self.left: dict[str, str] = {}
         self._first = _Walk()
         self._ids: dict[str, str] = {}
-        self._settled = 0
+        self._settled_before = 0
 
     async def take_first(self) -> str:
-        """Keep what the workspace holds; the name of the list of it, for `desk.keep(tree=...)`."""
-        return await run_in_thread(self._before)
+        """Store the contents of the workspace and return the name of the list of its files."""
+        return await run_in_thread(self._store_workspace)
 
     async def find_changes(self) -> list[KeptFile]:
-        """What has changed since, with what it held before."""
-        return await run_in_thread(self._after)
+        """Find the files that have changed since, with their old contents."""
+        return await run_in_thread(self._compare_workspace)
 
     async def drop_tree(self) -> None:
-        """Drop the list of what was there before, once what has changed is recorded."""
-        await run_in_thread(self.kept.drop, name=self.tree)
+        """Delete the list of files, once the changes are recorded."""
+        await run_in_thread(self.store.drop, self.tree)
 
-    def _before(self) -> str:
+    def _store_workspace(self) -> str:
         place = os.path.realpath(self.workspace)
-        known = self.kept.load_seen(place)
-        self._settled = time.time_ns() - _SETTLED
-        with _Root(self.workspace) as root:
-            self._first = root.walk(MOST_FILES)
+        known = self.store.load_seen(place)
+        self._settled_before = time.time_ns() - _SETTLED_NS
+        with _OpenWorkspace(self.workspace) as root:
+            self._first = root.walk(MAX_FILES)
             stats = self._first.found
-            chosen, left_out = _affordable(stats)
-            left_out += self._first.odd
+            chosen, left_out = _choose_files(stats)
+            left_out += self._first.undecodable
             fresh: dict[str, SeenFile] = {}
             batch: list[bytes] = []
             size = 0
@@ -131,145 +132,139 @@ class Snapshot:
                 if seen is not None and seen.stamp == about.stamp:
                     self._ids[path] = seen.id
                     continue
-                data = root.content(path)
+                data = root.read_file(path)
                 if data is None:
                     left_out.append(path)
                     continue
                 self._ids[path] = hash_content(data)
-                if self._is_old(about):
+                if self._is_settled(about):
                     fresh[path] = SeenFile(about.stamp, self._ids[path])
                 batch.append(data)
                 size += len(data)
-                if size > _BATCH:
-                    self.kept.put(*batch)
+                if size > _BATCH_BYTES:
+                    self.store.put(*batch)
                     batch, size = [], 0
-        listed = [TreeFile(path, self._ids.get(path, ""), about.mode) for path, about in stats.items()]
-        listed += [TreeFile(path, "", 0) for path in self._first.live]
-        tree = msgspec.json.encode(FileTree(listed, self._first.whole, os.urandom(8).hex()))
-        self.tree = self.kept.put(*batch, tree)[-1]
+        files = [TreeFile(path, self._ids.get(path, ""), about.mode) for path, about in stats.items()]
+        files += [TreeFile(path, "", 0) for path in self._first.in_use]
+        tree = msgspec.json.encode(FileTree(files, self._first.is_whole, os.urandom(8).hex()))
+        self.tree = self.store.put(*batch, tree)[-1]
         if fresh or known.keys() - stats.keys():
-            self.kept.save_seen(place, fresh, known.keys() - stats.keys())
-        self.left_out = _told(left_out, whole=self._first.whole)
+            self.store.save_seen(place, fresh, known.keys() - stats.keys())
+        self.left_out = _shorten_list(left_out, is_whole=self._first.is_whole)
         return self.tree
 
-    def _after(self) -> list[KeptFile]:
+    def _compare_workspace(self) -> list[KeptFile]:
         changed: list[KeptFile] = []
-        stats, whole = self._first.found, self._first.whole
-        with _Root(self.workspace) as root:
-            walk = root.walk(2 * MOST_FILES)
-            now, unknown = walk.found, [*walk.odd ^ self._first.odd]
+        stats, is_whole = self._first.found, self._first.is_whole
+        with _OpenWorkspace(self.workspace) as root:
+            walk = root.walk(2 * MAX_FILES)
+            now, unknown = walk.found, [*walk.undecodable ^ self._first.undecodable]
             for path, about in now.items():
                 old = stats.get(path)
-                if path in self._first.live or (old is not None and old.stamp == about.stamp and self._is_old(old)):
+                is_same = old is not None and old.stamp == about.stamp and self._is_settled(old)
+                if path in self._first.in_use or is_same:
                     continue
-                if old is None and not whole and self._is_old(about):
-                    continue  # one that the first look did not reach
-                if path not in self._ids and (old is not None or not whole):
+                if old is None and not is_whole and self._is_settled(about):
+                    continue  # the first walk did not reach it
+                if path not in self._ids and (old is not None or not is_whole):
                     if old is None or old.stamp != about.stamp:
                         unknown.append(path)
                     continue
-                data = root.content(path)
+                data = root.read_file(path)
                 digest = hash_content(data) if data is not None else "?"
                 if old is None or digest != self._ids[path] or old.mode != about.mode:
-                    changed.append(_kept(path, self._ids.get(path, ""), old))
+                    changed.append(KeptFile(path, self._ids[path], old.mode) if old is not None else KeptFile(path))
                     self.left[path] = digest
             for path, name in self._ids.items():
-                if path not in now and not root.has(path):
-                    changed.append(_kept(path, name, stats[path]))
+                if path not in now and not root.has_file(path):
+                    changed.append(KeptFile(path, name, stats[path].mode))
                     self.left[path] = ""
-        self.left_out = _told(unknown, whole=True)
+        self.left_out = _shorten_list(unknown, is_whole=True)
         return sorted(changed, key=lambda file: file.path)
 
-    def _is_old(self, about: _Stat) -> bool:
-        """Whether a file had been left alone for long enough that its stamp tells any later change."""
-        return about.newest < self._settled
-
-
-def _kept(path: str, name: str, old: _Stat | None) -> KeptFile:
-    return KeptFile(path, name, old.mode) if old is not None else KeptFile(path)
-
-
-def snapshot(kept: ContentStore, workspace: Path) -> Snapshot:
-    """A snapshot to be taken."""
-    return Snapshot(kept, workspace)
+    def _is_settled(self, about: _FileStat) -> bool:
+        """Whether a file was unchanged for so long that any later change shows in its stamp."""
+        return about.changed_ns < self._settled_before
 
 
 @asynccontextmanager
-async def record_changes(kept: ContentStore, context: ToolContext) -> AsyncGenerator[Snapshot]:
-    """Around a command: what it changes in the workspace can be rewound, also when it is cut off half-way."""
-    taken = Snapshot(kept, context.workspace)
-    await context.services.record_kept_files((), tree=await taken.take_first(), left_out=taken.left_out)
+async def record_changes(store: ContentStore, context: ToolContext) -> AsyncGenerator[Snapshot]:
+    """Record the changes of a command in the workspace, so that they can be rewound even if it is cut off."""
+    snapshot = Snapshot(store, context.workspace)
+    await context.services.record_kept_files((), tree=await snapshot.take_first(), left_out=snapshot.left_out)
     try:
-        yield taken
+        yield snapshot
     finally:
-        files = await taken.find_changes()
-        await context.services.record_kept_files(files, left_out=taken.left_out)
-        if taken.left:
-            await context.services.save_note(LEFT, taken.left)
-        await taken.drop_tree()
+        files = await snapshot.find_changes()
+        await context.services.record_kept_files(files, left_out=snapshot.left_out)
+        if snapshot.left:
+            await context.services.save_note(LEFT_NOTE, snapshot.left)
+        await snapshot.drop_tree()
 
 
 def hash_workspace(workspace: Path) -> dict[str, str]:
-    """What the workspace holds now, as a snapshot would see it: path -> digest."""
-    with _Root(workspace) as root:
-        contents = ((path, root.content(path)) for path in root.walk(2 * MOST_FILES).found)
+    """Hash the present files of a workspace as a snapshot would see them, by path."""
+    with _OpenWorkspace(workspace) as root:
+        contents = ((path, root.read_file(path)) for path in root.walk(2 * MAX_FILES).found)
         return {path: hash_content(data) for path, data in contents if data is not None}
 
 
-def _affordable(stats: dict[str, _Stat]) -> tuple[list[str], list[str]]:
-    """Which files are kept, the smallest first, and which are left out."""
+def _choose_files(stats: dict[str, _FileStat]) -> tuple[list[str], list[str]]:
+    """Choose the files to store, the smallest first, and those to leave out."""
     chosen: list[str] = []
     left_out: list[str] = []
     total = 0
     for path, about in sorted(stats.items(), key=lambda item: item[1].size):
         total += about.size
-        (chosen if about.size <= MAX_KEPT_BYTES and total <= MOST_BYTES else left_out).append(path)
+        (chosen if about.size <= MAX_KEPT_BYTES and total <= MAX_BYTES else left_out).append(path)
     return chosen, left_out
 
 
-def _told(left_out: Iterable[str], *, whole: bool) -> tuple[str, ...]:
+def _shorten_list(left_out: Iterable[str], *, is_whole: bool) -> tuple[str, ...]:
     names = sorted(left_out)
-    more = [f"… and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    cut = [] if whole else [f"… and what lies beyond the first {MOST_FILES} files"]
-    return (*names[:_NAMED], *more, *cut)
+    more = [f"… and {len(names) - _MAX_LISTED} more"] if len(names) > _MAX_LISTED else []
+    cut = [] if is_whole else [f"… and everything beyond the first {MAX_FILES} files"]
+    return (*names[:_MAX_LISTED], *more, *cut)
 
 
-class _Root:
-    """A workspace opened to be walked."""
+class _OpenWorkspace:
+    """A workspace that is open for a walk."""
 
     def __init__(self, workspace: Path) -> None:
         self._fd = os.open(workspace, (O_PATH or os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def __enter__(self) -> _Root:
+    def __enter__(self) -> _OpenWorkspace:
         return self
 
     def __exit__(self, *ignored: object) -> None:
         os.close(self._fd)
 
-    def walk(self, most: int) -> _Walk:
-        """Every ordinary file, the upper folders first."""
+    def walk(self, limit: int) -> _Walk:
+        """Find every regular file, upper folders first."""
         walk = _Walk()
         folders = deque([""])
         while folders:
-            if len(walk.found) >= most:
-                walk.whole = False
+            if len(walk.found) >= limit:
+                walk.is_whole = False
                 break
             folder = folders.popleft()
             try:
                 opened = open_beneath(self._fd, folder or ".", os.O_RDONLY | os.O_DIRECTORY)
-            except OSError:  # gone meanwhile, or not ours to read
+            except OSError:  # deleted in the meantime, or not readable
                 continue
             try:
-                here = _files_in(opened, folder, folders, walk.odd)
+                files = _list_files(opened, folder, folders, walk.undecodable)
             finally:
                 os.close(opened)
-            beside = [(path, path.removesuffix(end)) for end in _BESIDE for path in here if path.endswith(end)]
-            walk.live.update(path for pair in beside for path in pair)
-            walk.found.update((path, about) for path, about in here.items() if path not in walk.live)
+            for suffix in _DATABASE_SUFFIXES:
+                for path in files:
+                    if path.endswith(suffix):
+                        walk.in_use.update((path, path.removesuffix(suffix)))
+            walk.found.update((path, about) for path, about in files.items() if path not in walk.in_use)
         return walk
 
-    def content(self, path: str) -> bytes | None:
-        """What a file holds, or None when it cannot be read or is too large."""
+    def read_file(self, path: str) -> bytes | None:
+        """Read a file; None when it cannot be read or is too large."""
         try:
             opened = open_beneath(self._fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
@@ -282,8 +277,8 @@ class _Root:
                 data += more
         return data if len(data) <= MAX_KEPT_BYTES else None
 
-    def has(self, path: str) -> bool:
-        """Whether there is an ordinary file at a path that a walk did not reach."""
+    def has_file(self, path: str) -> bool:
+        """Whether a regular file is at a path that the walk did not reach."""
         try:
             opened = open_beneath(self._fd, path, O_PATH or os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
@@ -294,33 +289,23 @@ class _Root:
             os.close(opened)
 
 
-def _files_in(opened: int, folder: str, folders: deque[str], odd: set[str]) -> dict[str, _Stat]:
-    """The ordinary files in a folder; its own folders are added to those still to be looked at, others to the odd."""
-    found: dict[str, _Stat] = {}
+def _list_files(opened: int, folder: str, folders: deque[str], undecodable: set[str]) -> dict[str, _FileStat]:
+    """List the regular files in a folder. Its subfolders are added to `folders`."""
+    found: dict[str, _FileStat] = {}
     with os.scandir(opened) as entries:
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
-            if not entry.name.isascii() and (plain := _readable(path)) != path:
-                odd.add(plain)
+            if not entry.name.isascii() and (readable := os.fsencode(path).decode("utf-8", "replace")) != path:
+                undecodable.add(readable)
             elif entry.is_dir(follow_symlinks=False):
-                if entry.name not in _SKIPPED and not is_secret_folder(entry.name):
+                if entry.name not in _SKIPPED_FOLDERS and not is_secret_folder(entry.name):
                     folders.append(path)
             elif entry.is_file(follow_symlinks=False) and not is_secret_name(entry.name):
-                about = _stat(entry)
-                if about is not None:
-                    found[path] = about
+                try:
+                    about = entry.stat(follow_symlinks=False)
+                except OSError:  # deleted in the meantime
+                    continue
+                changed_ns = max(about.st_mtime_ns, about.st_ctime_ns)
+                stamp = f"{about.st_size}:{about.st_mtime_ns}:{about.st_ctime_ns}:{about.st_ino}"
+                found[path] = _FileStat(about.st_size, about.st_mode & 0o777, stamp, changed_ns)
     return found
-
-
-def _readable(path: str) -> str:
-    return os.fsencode(path).decode("utf-8", "replace")
-
-
-def _stat(entry: os.DirEntry[str]) -> _Stat | None:
-    try:
-        about = entry.stat(follow_symlinks=False)
-    except OSError:
-        return None
-    newest = max(about.st_mtime_ns, about.st_ctime_ns)
-    stamp = f"{about.st_size}:{about.st_mtime_ns}:{about.st_ctime_ns}:{about.st_ino}"
-    return _Stat(about.st_size, about.st_mode & 0o777, stamp, newest)

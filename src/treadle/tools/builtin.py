@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from treadle.history.kept_files import ContentStore
+    from treadle.history.content_store import ContentStore
     from treadle.tools.base import Tool
 
 
@@ -27,7 +27,7 @@ def build_default_tools(
     `*.example.org`, `*` for all public hosts). `kept` is the folder for old contents of changed files; the default is
     in the user's data folder. `granted` names secret files that the tools may read and change.
     """
-    from treadle.history.kept_files import ContentStore
+    from treadle.history.content_store import ContentStore
     from treadle.tools.ask_user import AskUser
     from treadle.tools.calculate import calculate
     from treadle.tools.current_time import current_time

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
 from treadle.history.call_notes import FOLDER_NOTE
-from treadle.history.kept_files import ContentStore
+from treadle.history.content_store import ContentStore
 from treadle.history.snapshot import record_changes
 from treadle.messages import Json, ToolSpec
 from treadle.permissions.data_flow import Trait

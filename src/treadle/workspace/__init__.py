@@ -1,1 +1,1 @@
-"""The workspace: how tools and history open files beneath it."""
+"""The workspace: its files, their encodings, and threads for slow work on them."""

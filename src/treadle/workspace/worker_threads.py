@@ -1,7 +1,7 @@
-"""Plain functions off the event loop, in daemon threads: one that never returns cannot keep the process alive.
+"""Threads for blocking functions. They are daemons, so a function that never returns cannot keep the process alive.
 
-Not a general executor: no call waits long for another. A few threads serve many short calls; a call that finds all
-of them busy for more than a moment gets one of its own.
+This is not a general executor: no call waits long for another. A few threads serve many short calls. A call that
+finds all of them busy for more than a moment gets a thread of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from treadle.errors import describe_error
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _Job:
-    """One call, and who waits for it."""
+    """One call, and the future that its caller awaits."""
 
     __slots__ = ("context", "function", "future", "loop")
 
@@ -33,16 +33,16 @@ class _Job:
         self.future: asyncio.Future[Any] = self.loop.create_future()
 
 
-_AT_ONCE = 8
-_KEPT = 64
-_MOMENT = 0.02
+_MAX_SHARED = 8
+_MAX_IDLE = 64
+_PATIENCE = 0.02
 _idle: deque[_Worker] = deque()
 _waiting: deque[_Job] = deque()
 _threads: set[_Worker] = set()
 
 
 class _Worker(Thread):
-    """A thread that takes one job after another, and is idle when none waits."""
+    """A thread that runs one job after another, and is idle when no job waits."""
 
     def __init__(self) -> None:
         super().__init__(name="treadle-tool", daemon=True)
@@ -53,20 +53,20 @@ class _Worker(Thread):
     def run(self) -> None:
         while job := self.jobs.get():
             while job is not None:
-                job = self._work(job)  # and nothing of it is held while there is none
+                job = self._run_job(job)  # nothing of a job is held while the thread is idle
         _threads.discard(self)
 
-    def _work(self, job: _Job) -> _Job | None:
-        """Do a job and tell its loop; the next one, when one waits."""
+    def _run_job(self, job: _Job) -> _Job | None:
+        """Run a job, deliver its result, and return the next job that waits."""
         result, error = None, None
         try:
             result = job.context.run(job.function)
         except BaseException as raised:
             error = raised
-        following = _next()
-        if following is None:  # here and not in the loop, which may end before it hears of this
+        following = _take_waiting()
+        if following is None:  # here and not in the loop, which may end before it gets the result
             _idle.append(self)
-            if len(_idle) > _KEPT:
+            if len(_idle) > _MAX_IDLE:
                 with suppress(IndexError):
                     _idle.popleft().jobs.put(None)
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -74,8 +74,8 @@ class _Worker(Thread):
         return following
 
 
-def _next() -> _Job | None:
-    """The job that waits longest, if any does."""
+def _take_waiting() -> _Job | None:
+    """Take the job that has waited longest, if any."""
     try:
         return _waiting.popleft() if _waiting else None
     except IndexError:  # another thread was faster
@@ -83,7 +83,7 @@ def _next() -> _Job | None:
 
 
 def _deliver(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-    if _waiting and _idle and (job := _next()):  # it came when the last thread had just looked for one
+    if _waiting and _idle and (job := _take_waiting()):  # it arrived just after the last thread had looked for one
         _start(job)
     if future.done():
         return
@@ -91,20 +91,18 @@ def _deliver(future: asyncio.Future[Any], result: object, error: BaseException |
         future.set_result(result)
     elif isinstance(error, Exception) and not isinstance(error, StopIteration):
         future.set_exception(error)
-    else:  # means something of its own to an event loop
+    else:  # these have a special meaning to an event loop
         future.set_exception(RuntimeError(f"the tool raised {describe_error(error)}"))
 
 
-async def run_in_thread(
-    function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
-) -> Result:
-    """Call the function in a thread and wait for it; cancelling stops the waiting, not a thread that is at it."""
-    job = _Job(partial(function, *arguments, **named))
-    if _idle or len(_threads) < _AT_ONCE:
+async def run_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function in a thread and await its result. Cancelling stops the waiting, not a thread that has begun."""
+    job = _Job(partial(function, *args, **kwargs))
+    if _idle or len(_threads) < _MAX_SHARED:
         _start(job)
     else:
         _waiting.append(job)
-        job.loop.call_later(_MOMENT, _hurry, job)
+        job.loop.call_later(_PATIENCE, _start_if_waiting, job)
     try:
         return await job.future
     except asyncio.CancelledError:
@@ -113,8 +111,8 @@ async def run_in_thread(
         raise
 
 
-def _hurry(job: _Job) -> None:
-    """Nobody took the job in a moment: those at work may be at it for long."""
+def _start_if_waiting(job: _Job) -> None:
+    """Start a job that no thread took in time: the busy ones may take long."""
     with suppress(ValueError):
         _waiting.remove(job)
         _start(job)

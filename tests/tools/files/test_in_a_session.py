@@ -9,7 +9,7 @@ from tests.kit.sessions import Store, agent_of, either_store, ended, finished_ca
 from treadle import Answer, CallFinished, Grant, later
 from treadle.errors import BadInput
 from treadle.events import CallStarted, FilesKept, fact_type
-from treadle.history.kept_files import ContentStore
+from treadle.history.content_store import ContentStore
 from treadle.testing import call
 from treadle.tools.builtin import build_file_tools
 

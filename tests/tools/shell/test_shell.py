@@ -12,7 +12,7 @@ from tests.kit.sandbox import until
 from tests.kit.sessions import let_pass
 from tests.kit.shell import Terminal, needs_bubblewrap, needs_walls, note_of
 from treadle.events import Tier
-from treadle.history.kept_files import ContentStore
+from treadle.history.content_store import ContentStore
 from treadle.sandbox import backend as sandbox
 from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput, ProbeResult, SandboxUnavailable
 from treadle.tools.base import ToolContext, ToolError, ToolInputError

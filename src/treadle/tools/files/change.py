@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from treadle.events import KeptFile, Safety, Tier
 from treadle.history.call_notes import FILE_NOTE_PREFIX, build_file_note, read_file_note
-from treadle.history.kept_files import ContentStore, hash_content
+from treadle.history.content_store import ContentStore
 from treadle.messages import Json
 from treadle.permissions.data_flow import Trait
 from treadle.permissions.paths import explain_write_risk, is_secret_path
@@ -21,7 +21,7 @@ from treadle.permissions.policy import Assessment
 from treadle.tools.base import ParsedArguments, ToolContext, ToolError
 from treadle.tools.function import Function, FunctionTool, ToolOptions
 from treadle.workspace.encoding import render_diff
-from treadle.workspace.folder import FileChanged, FileContent, Folder
+from treadle.workspace.folder import FileChanged, FileContent, Folder, hash_content
 from treadle.workspace.worker_threads import run_in_thread
 
 _HOME_DOUBT = "this is where the user's shell and desktop look for what they run, outside of the sandbox"

@@ -7,13 +7,12 @@ import difflib
 import posixpath
 
 from treadle.history.call_notes import FILE_NOTE_PREFIX, build_file_note, read_file_note
-from treadle.history.kept_files import hash_content
 from treadle.messages import ImagePart
 from treadle.tools.base import Tool, ToolContext, ToolResult
 from treadle.tools.files.change import FileTool, FileToolSettings
 from treadle.tools.function import ToolOptions
 from treadle.workspace.encoding import DecodedText, decode_text, split_lines
-from treadle.workspace.folder import FileContent, NoSuchFile
+from treadle.workspace.folder import FileContent, NoSuchFile, hash_content
 from treadle.workspace.worker_threads import run_in_thread
 
 MAX_LINES = 2000

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.kit.sessions import ended, wait_for
 from tests.kit.strict import StrictModel
 from treadle import Runtime, tool
-from treadle.app.skill_drafts import SkillDrafter, accept_proposal, decline_proposal, list_proposals
+from treadle.app.skill_drafter import SkillDrafter
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.errors import NotFound
 from treadle.events import Custom, Parent, SessionCreated
@@ -63,14 +63,15 @@ async def test_the_third_time_a_skill_is_proposed_and_nothing_is_active_yet(tmp_
     model = Writer(DRAFT)
     library = await work(tmp_path, model, ASKS)
     assert len(model.drafts) == 1
-    [proposal] = list_proposals(library)
+    [proposal] = library.proposals.list()
     assert proposal.name == "release-notes" and "+1. Read the log." in proposal.diff
     library.refresh()
     assert library.skills == {}
-    path = accept_proposal(library, "release-notes")
+    path = library.proposals.accept("release-notes")
+    library.refresh()
     assert path == tmp_path / "own" / "skills" / "release-notes" / "SKILL.md"
     skill = library.skills["release-notes"]
-    assert skill.description == "Writes the release notes. Use it before a release." and list_proposals(library) == []
+    assert skill.description == "Writes the release notes. Use it before a release." and library.proposals.list() == []
     assert find_triggered(library.skills, "Write the release notes for version 9")
     assert not find_triggered(library.skills, "water the garden")
 
@@ -81,15 +82,16 @@ async def test_the_public_validator_accepts_a_drafted_skill(tmp_path: Path) -> N
         'A "quoted": thing! #1\nDoes it: \'all\' --- & {more} \\ [x] *y.\n1. Read: the log.\n---\n2. Write "notes".\n'
     )
     library = await work(tmp_path, Writer(draft), ASKS)
-    [proposal] = list_proposals(library)
-    assert validator.validate(accept_proposal(library, proposal.name).parent) == []
+    [proposal] = library.proposals.list()
+    assert validator.validate(library.proposals.accept(proposal.name).parent) == []
+    library.refresh()
     assert library.skills[proposal.name].body.endswith('2. Write "notes".') and library.problems == ()
 
 
 async def test_twice_or_different_things_propose_nothing(tmp_path: Path) -> None:
     model = Writer(DRAFT)
     library = await work(tmp_path, model, [*ASKS[:2], "water the garden and feed the cat"])
-    assert model.drafts == [] and list_proposals(library) == []
+    assert model.drafts == [] and library.proposals.list() == []
 
 
 async def test_what_was_only_talked_about_is_no_skill(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ async def test_what_was_only_talked_about_is_no_skill(tmp_path: Path) -> None:
                 await ended(session, ask)
             while runtime._background:  # pyright: ignore[reportPrivateUsage]
                 await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
-    assert len(model.requests) == 3 and list_proposals(library) == []
+    assert len(model.requests) == 3 and library.proposals.list() == []
 
 
 async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(tmp_path: Path) -> None:
@@ -126,19 +128,19 @@ async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(t
                 await ended(session, ask)
                 while runtime._background:  # pyright: ignore[reportPrivateUsage]
                     await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
-    assert model.drafts == [] and list_proposals(library) == []
+    assert model.drafts == [] and library.proposals.list() == []
 
 
 async def test_what_a_skill_is_for_already_is_not_drafted_again(tmp_path: Path) -> None:
     model = Writer(DRAFT)
-    accept_proposal(await work(tmp_path, model, ASKS), "release-notes")
+    (await work(tmp_path, model, ASKS)).proposals.accept("release-notes")
     library = await work(tmp_path, model, ["write the release notes for version 4"])
-    assert len(model.drafts) == 1 and list_proposals(library) == []
+    assert len(model.drafts) == 1 and library.proposals.list() == []
 
 
 @pytest.mark.parametrize("draft", ["", "no steps", "# \n", "# x\nThe password is hunter22.\nlog in", "# ../../etc\n\n"])
 async def test_a_bad_draft_is_thrown_away(tmp_path: Path, draft: str) -> None:
-    assert list_proposals(await work(tmp_path, Writer(draft), ASKS)) == []
+    assert (await work(tmp_path, Writer(draft), ASKS)).proposals.list() == []
 
 
 async def test_three_times_in_one_session_are_three_times(tmp_path: Path) -> None:
@@ -150,24 +152,24 @@ async def test_three_times_in_one_session_are_three_times(tmp_path: Path) -> Non
             for ask in ASKS:
                 await ended(session, ask)
             await wait_for(session, Custom, lambda fact: fact.name == "treadle.skill_proposed")
-    assert [one.name for one in list_proposals(library)] == ["release-notes"]
+    assert [one.name for one in library.proposals.list()] == ["release-notes"]
 
 
 async def test_while_a_proposal_waits_nobody_is_asked_for_another(tmp_path: Path) -> None:
     model = Writer(DRAFT)
     library = await work(tmp_path, model, [*ASKS, "write the release notes for version 4"])
-    assert len(model.drafts) == 1 and len(list_proposals(library)) == 1
+    assert len(model.drafts) == 1 and len(library.proposals.list()) == 1
 
 
 async def test_a_proposal_can_be_declined_and_is_not_made_again(tmp_path: Path) -> None:
     model = Writer(DRAFT)
     library = await work(tmp_path, model, ASKS)
-    decline_proposal(library, "release-notes")
-    assert list_proposals(library) == []
+    library.proposals.decline("release-notes")
+    assert library.proposals.list() == []
     library = await work(tmp_path, model, ["write the release notes for version 4"])
-    assert list_proposals(library) == [] and library.skills == {} and len(model.drafts) == 1
+    assert library.proposals.list() == [] and library.skills == {} and len(model.drafts) == 1
     with pytest.raises(NotFound):
-        accept_proposal(library, "release-notes")
+        library.proposals.accept("release-notes")
 
 
 async def test_the_session_tells_of_the_proposal(tmp_path: Path) -> None:

@@ -108,14 +108,14 @@ async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(benc
 async def test_a_change_of_the_same_size_within_the_same_tick_is_found(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stat_of = snapshot_module._stat
+    stat_of = snapshot_module._read_stat
 
-    def coarse(entry: os.DirEntry[str]) -> snapshot_module._Stat | None:
+    def coarse(entry: os.DirEntry[str]) -> snapshot_module._FileStat | None:
         """As on a file system whose clock stood still."""
         about = stat_of(entry)
         return about and replace(about, stamp=str(about.size))
 
-    monkeypatch.setattr(snapshot_module, "_stat", coarse)
+    monkeypatch.setattr(snapshot_module, "_read_stat", coarse)
     bench.put("a.txt", "one")
     for old, new in (("one", "two"), ("two", "six")):
         taken = Snapshot(bench.kept, bench.workspace)
@@ -127,16 +127,16 @@ async def test_a_change_of_the_same_size_within_the_same_tick_is_found(
 async def test_files_that_have_not_changed_are_not_read_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.put("a.txt", "a")
     bench.put("b.txt", "b")
-    monkeypatch.setattr(snapshot_module, "_SETTLED", 0)  # no need to wait until the files are old
+    monkeypatch.setattr(snapshot_module, "_SETTLED_NS", 0)  # no need to wait until the files are old
     await Snapshot(bench.kept, bench.workspace).take_first()
     reads: list[str] = []
-    content = snapshot_module._Root.content
+    content = snapshot_module._OpenWorkspace.read_file
 
-    def counted(self: snapshot_module._Root, path: str) -> bytes | None:
+    def counted(self: snapshot_module._OpenWorkspace, path: str) -> bytes | None:
         reads.append(path)
         return content(self, path)
 
-    monkeypatch.setattr(snapshot_module._Root, "content", counted)
+    monkeypatch.setattr(snapshot_module._OpenWorkspace, "read_file", counted)
     bench.put("b.txt", "changed")
     again = Snapshot(bench.kept, bench.workspace)
     await again.take_first()

@@ -8,8 +8,9 @@ import pytest
 from tests.kit.sessions import Store, either_store, ended, results
 from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished
-from treadle.app.workspace_knowledge import AgentOptions, FileKnowledge, WorkspaceKnowledge
+from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.errors import BadInput, NotFound
+from treadle.knowledge.file_knowledge import FileKnowledge
 from treadle.log.sqlite import SqliteLog
 from treadle.memory.base import Memory
 from treadle.memory.ranking import fuse_rankings, rank_by_similarity

@@ -71,7 +71,7 @@ async def open_runtime(
 
         runtime.after_answer.append(name_session)
     if follow_up and settings.skill_autogen:
-        from treadle.app.skill_drafts import SkillDrafter
+        from treadle.app.skill_drafter import SkillDrafter
 
         runtime.after_answer.append(SkillDrafter(built.library))
     return OpenRuntime(runtime, model, reason, built, (*down, *built.problems))

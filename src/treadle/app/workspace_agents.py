@@ -49,7 +49,7 @@ def build_agents(
         grant=build_grant(settings),
         limits=settings.build_limits(),
         instructions=_instructions(settings.system_prompt),
-        more={"secrets": keyring} if keyring is not None else {},
+        secrets=keyring if keyring is not None else (),
     )
     agents: dict[str, Agent] = {}
     without_model: dict[str, Agent] = {}

@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from treadle.app.settings import config_folder
-from treadle.app.skill_drafts import accept_proposal, decline_proposal, list_proposals
 from treadle.app.workspace_knowledge import WorkspaceKnowledge
 from treadle.cli.console import format_table, is_terminal, print_line, print_note, terminal_width
 from treadle.cli.options import Parser, add_actions, add_run_options, create_parser, load_command_settings
@@ -40,9 +39,9 @@ def main(args: argparse.Namespace) -> int:
         case "proposals":
             _proposals(library)
         case "accept":
-            print_note(f"{args.skill} is one of your skills now: {accept_proposal(library, args.skill)}")
+            print_note(f"{args.skill} is one of your skills now: {library.proposals.accept(args.skill)}")
         case "decline":
-            decline_proposal(library, args.skill)
+            library.proposals.decline(args.skill)
             print_note(f"{args.skill} is declined, and not drafted again")
         case _:
             library.enable_skill(args.skill, on=args.action == "enable")
@@ -51,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _proposals(library: WorkspaceKnowledge) -> None:
-    found = list_proposals(library)
+    found = library.proposals.list()
     for one in found:
         print_line(one.diff.rstrip("\n"))
         print_note(f"nothing of it is active. Take it with: treadle skills accept {one.name}")
@@ -70,5 +69,5 @@ def _list(library: WorkspaceKnowledge) -> None:
             print_line(line)
     for problem in library.problems:
         print_note(str(problem))
-    if waiting := len(list_proposals(library)):
+    if waiting := len(library.proposals.list()):
         print_note(f"{waiting} drafted from work done: treadle skills proposals")

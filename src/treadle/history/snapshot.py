@@ -301,11 +301,17 @@ def _list_files(opened: int, folder: str, folders: deque[str], undecodable: set[
                 if entry.name not in _SKIPPED_FOLDERS and not is_secret_folder(entry.name):
                     folders.append(path)
             elif entry.is_file(follow_symlinks=False) and not is_secret_name(entry.name):
-                try:
-                    about = entry.stat(follow_symlinks=False)
-                except OSError:  # deleted in the meantime
-                    continue
-                changed_ns = max(about.st_mtime_ns, about.st_ctime_ns)
-                stamp = f"{about.st_size}:{about.st_mtime_ns}:{about.st_ctime_ns}:{about.st_ino}"
-                found[path] = _FileStat(about.st_size, about.st_mode & 0o777, stamp, changed_ns)
+                about = _read_stat(entry)
+                if about is not None:
+                    found[path] = about
     return found
+
+
+def _read_stat(entry: os.DirEntry[str]) -> _FileStat | None:
+    try:
+        about = entry.stat(follow_symlinks=False)
+    except OSError:  # deleted in the meantime
+        return None
+    changed_ns = max(about.st_mtime_ns, about.st_ctime_ns)
+    stamp = f"{about.st_size}:{about.st_mtime_ns}:{about.st_ctime_ns}:{about.st_ino}"
+    return _FileStat(about.st_size, about.st_mode & 0o777, stamp, changed_ns)

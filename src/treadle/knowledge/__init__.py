@@ -1,1 +1,1 @@
-"""What people have written for agents: agents, skills and AGENTS.md as markdown, and what was remembered."""
+"""Knowledge: agents, skills and AGENTS.md files that people wrote. base.py is the port."""

@@ -1,6 +1,6 @@
-"""Agents as markdown: front matter and instructions, in files of their own or in `## Name` sections of an AGENTS.md.
+"""Agents in Markdown: front matter and instructions, in their own files or in `## Name` sections of an AGENTS.md.
 
-An agent of a workspace can narrow what its user allows; it can never widen it.
+An agent of a workspace can narrow what its user allows. It can never widen it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ POSTURES: tuple[Posture, ...] = get_args(Posture)
 MAX_STEPS = 200
 AGENT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?")
 _HEADING = re.compile(r"^#{1,2}[ \t]")
-_CODE = re.compile(r"^[ \t]*(```|~~~)")
+_CODE_FENCE = re.compile(r"^[ \t]*(```|~~~)")
 
 
 class AgentFile(Struct, frozen=True):
-    """An agent as somebody wrote it down. None leaves a setting as it is without an agent of that name."""
+    """An agent as its file describes it. A setting of None keeps the operator's value."""
 
     name: str
     instructions: str
@@ -43,25 +43,24 @@ class AgentFile(Struct, frozen=True):
 
 
 def read_agent(path: str, text: str, name: str, origin: Origin) -> tuple[AgentFile | None, list[Problem]]:
-    """The agent in a file, and what is wrong with it; one that cannot be understood is no agent."""
+    """Read the agent in a file, and its problems. A file that cannot be understood has no agent."""
     document = read_document(path, text)
     if isinstance(document, Problem):
         return None, [document]
     if not document.fields:
         return None, [Problem(path, 1, "an agent needs front matter: a line of ---, `description: …`, and --- again")]
-    return _agent(document, name, origin)
+    return _build_agent(document, name, origin)
 
 
-def _agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | None, list[Problem]]:
+def _build_agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | None, list[Problem]]:
     fields = Fields(document)
-    steps, calls = fields.read_integer("steps", 0, MAX_STEPS), fields.read_integer("max_calls", 0, 10_000)
     agent = AgentFile(
         name=fields.read_text("name", 64) or name,
         instructions=document.body,
         description=fields.read_text("description", MAX_FRONT_LENGTH),
         model=fields.read_text("model", 200),
-        steps=steps,
-        max_calls=calls,
+        steps=fields.read_integer("steps", 0, MAX_STEPS),
+        max_calls=fields.read_integer("max_calls", 0, 10_000),
         tools=fields.read_words("tools"),
         posture=cast("Posture", fields.read_choice("posture", POSTURES) or "balanced"),
         temperature=fields.read_number("temperature", 0, 2),
@@ -72,7 +71,7 @@ def _agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | N
     )
     if not AGENT_NAME.fullmatch(agent.name):
         fields.add_problem(
-            "name", f"{agent.name!r} cannot be an agent's name: use a to z, digits, blanks, dots, _ and -"
+            "name", f"{agent.name!r} cannot be an agent's name: use a to z, digits, spaces, dots, _ and -"
         )
     if fields.problems:
         return None, fields.problems
@@ -85,56 +84,53 @@ def _agent(document: Document, name: str, origin: Origin) -> tuple[AgentFile | N
     if agent.posture == "trusting":
         why = "a workspace cannot widen what its user allows: taken as balanced. Put the agent into your own folder"
         notes.append(document.build_problem("posture", why))
-    if agent.model:  # it would say who gets to read what is here
+    if agent.model:  # the model reads the user's files
         why = "a workspace cannot choose the model: ignored. Choose it yourself, or put the agent into your own folder"
         notes.append(document.build_problem("model", why))
     return replace(agent, posture="balanced" if agent.posture == "trusting" else agent.posture, model=""), notes
 
 
+def read_sections(path: str, text: str, origin: Origin) -> tuple[str, list[AgentFile], list[Problem]]:
+    """Read an AGENTS.md: the text without its agents, the agents, and their problems."""
+    rest, sections = split_sections(path, text)
+    agents: list[AgentFile] = []
+    problems: list[Problem] = []
+    for name, document in sections:
+        if isinstance(document, Problem):
+            problems.append(document)
+            continue
+        agent, found = _build_agent(document, name, origin)
+        problems.extend(found)
+        if agent is not None:
+            agents.append(agent)
+    return rest, agents, problems
+
+
 def split_sections(path: str, text: str) -> tuple[str, list[tuple[str, Document | Problem]]]:
-    """An AGENTS.md without the sections that are agents, and those: a `## Name` with front matter right below it."""
+    """Split an AGENTS.md into its text and the sections that are agents: a `## Name` with front matter below it."""
     lines, kept, found = text.split("\n"), list[str](), list[tuple[str, Document | Problem]]()
-    starts = list(_headings(lines))
+    starts = list(_find_headings(lines))
     kept.extend(lines[: starts[0]] if starts else lines)
     for start, end in pairwise((*starts, len(lines))):
-        title = _title(lines[start])
-        below = next((place for place in range(start + 1, end) if lines[place].strip()), end)
+        # No regular expression: one that backtracks could take forever.
+        heading = lines[start]
+        title = heading[2:].strip().rstrip("#").rstrip() if heading.startswith("##") else ""
+        below = next((number for number in range(start + 1, end) if lines[number].strip()), end)
         if not title or below == end or lines[below].rstrip() != "---":
             kept.extend(lines[start:end])
             continue
         document = read_document(path, "\n".join(lines[below:end]), below + 1)
-        if isinstance(document, Problem):  # perhaps only a rule below a heading: what people wrote is not lost
+        if isinstance(document, Problem):  # perhaps only a horizontal rule below a heading: keep the text
             kept.extend(lines[start:end])
         found.append((title, document))
     return "\n".join(kept).strip(), found
 
 
-def _title(line: str) -> str:
-    """The name in a `## Name` heading, or nothing. No expression: one that backtracks could take for ever."""
-    return line[2:].strip().rstrip("#").rstrip() if line.startswith("##") else ""
-
-
-def _headings(lines: list[str]) -> Iterator[int]:
-    """Where sections begin; a line of code is no heading."""
-    code = False
-    for place, line in enumerate(lines):
-        if _CODE.match(line):
-            code = not code
-        elif not code and _HEADING.match(line):
-            yield place
-
-
-def read_sections(path: str, text: str, origin: Origin) -> tuple[str, list[AgentFile], list[Problem]]:
-    """The instructions in an AGENTS.md, the agents in it, and what is wrong with them."""
-    rest, found = split_sections(path, text)
-    agents: list[AgentFile] = []
-    problems: list[Problem] = []
-    for name, document in found:
-        if isinstance(document, Problem):
-            problems.append(document)
-            continue
-        agent, wrong = _agent(document, name, origin)
-        problems.extend(wrong)
-        if agent is not None:
-            agents.append(agent)
-    return rest, agents, problems
+def _find_headings(lines: list[str]) -> Iterator[int]:
+    """Find the lines where sections begin. Lines of code are not headings."""
+    is_code = False
+    for number, line in enumerate(lines):
+        if _CODE_FENCE.match(line):
+            is_code = not is_code
+        elif not is_code and _HEADING.match(line):
+            yield number

@@ -1,6 +1,6 @@
-"""The knowledge port: what a session is told besides its agent's instructions. It says nothing about what may run.
+"""The knowledge port: text that a session gets besides its agent's instructions. It says nothing about permissions.
 
-Text of a workspace is of lower trust than the user's: it is framed as such, and no right ever comes from it.
+Text of a workspace is less trusted than the user's. It is framed as such, and it never grants a right.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.engine.context import Attachments
+from treadle.errors import NotFound
 from treadle.memory.base import Memories
 
 Origin = Literal["builtin", "user", "workspace"]
 
 
 class Problem(Struct, frozen=True):
-    """What is wrong with a file that people wrote, and where."""
+    """A mistake in a file that people wrote, and its line."""
 
     path: str
     line: int
     message: str
 
     def __str__(self) -> str:
-        path = "".join(letter if letter.isprintable() else "?" for letter in self.path)  # it goes to terminals
+        path = "".join(letter if letter.isprintable() else "?" for letter in self.path)  # terminals show it
         return f"{path}:{self.line}: {self.message}"
 
 
 class Skill(Struct, frozen=True):
-    """A skill as its SKILL.md has it. Only name and description are always shown, `body` when it is called for."""
+    """A skill from its SKILL.md. The prompt always has its name and description, and `body` when it is needed."""
 
     name: str
     description: str
@@ -45,25 +46,33 @@ class Skill(Struct, frozen=True):
 
 
 class Knowledge(ABC):
-    """What is known in a workspace. The same files give the same text, to the byte.
+    """The knowledge of a workspace. The same files give the same text, to the byte.
 
-    `window` is the model's, in tokens, where it is known: what others wrote must not fill it.
+    `window` is the size of the model's context in tokens, if known. Text that others wrote must not fill it.
     """
 
     @abstractmethod
     async def build_preamble(
         self, workspace: Path, memories: Memories, before: float, window: int | None = None
     ) -> str:
-        """What goes with the agent's instructions, of what was there `before` the session began."""
+        """Build the text that follows the agent's instructions, from memories older than `before`."""
 
     @abstractmethod
     def build_attachments(self, workspace: Path, window: int | None = None) -> Attachments:
-        """What is shown with a message or a result once it is called for."""
+        """Build the object that adds text to a message or a result that needs it."""
 
     @abstractmethod
     def load_skills(self, workspace: Path) -> Mapping[str, Skill]:
-        """The skills that can be used, by name."""
+        """Load the skills of a workspace and its user, by name."""
 
     @abstractmethod
     def read_resource(self, skill: Skill, path: str) -> str:
-        """A file in a skill's folder; raises `NotFound`. An empty path lists what is there."""
+        """Read a file in a skill's folder; raises `NotFound`. An empty path lists the files."""
+
+    def describe_agents(self, workspace: Path) -> Mapping[str, str]:
+        """Return the descriptions of the agents of a workspace and its user, by name."""
+        return {}
+
+    def enable_skill(self, name: str, *, on: bool) -> None:
+        """Enable or disable a skill for this user in every workspace; raises `NotFound` when that is not possible."""
+        raise NotFound(f"the skill {name!r} cannot be switched on or off here")

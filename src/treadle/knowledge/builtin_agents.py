@@ -1,4 +1,4 @@
-"""The agents that are always there. Written like anybody's, so that they can be copied and changed."""
+"""The built-in agents. They are written like any other, so that users can copy and change them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ works. You change nothing yourself.
 
 @cache
 def load_builtin_agents() -> dict[str, AgentFile]:
-    """The built-in agents by name."""
+    """Load the built-in agents by name."""
     found = {name: read_agent(f"<{name}>", text, name, "builtin")[0] for name, text in _AGENTS.items()}
     return {name: agent for name, agent in found.items() if agent is not None}

@@ -1,6 +1,6 @@
-"""Skills in the Agent Skills format: a folder with a SKILL.md. Reading them, and telling when one is called for.
+"""Skills in the Agent Skills format: a folder with a SKILL.md. Reading them, and finding those that a message needs.
 
-Triggers are not part of the format, so they stand in its `metadata`, as text; `triggers:` with lists is read as well.
+Triggers are not part of the format, so they are texts in its `metadata`. `triggers:` with lists is accepted too.
 """
 
 from __future__ import annotations
@@ -12,41 +12,40 @@ from functools import lru_cache
 from pathlib import Path
 
 from treadle.knowledge.base import Origin, Problem, Skill
-from treadle.knowledge.bounded_read import list_folders, read_beneath
 from treadle.knowledge.front_matter import Fields, read_document
-from treadle.knowledge.prompt_frames import frame_text
+from treadle.knowledge.untrusted_text import frame_text, list_folders, read_beneath
 
 SKILL_FILE = "SKILL.md"
 MAX_SKILLS = 200
 MAX_TRIGGERS = 50
 MAX_MESSAGE_LENGTH, MAX_MESSAGE_LINES = 20_000, 200
-"""So much of a message is looked at for what calls for a skill."""
+"""So much of a message is searched for triggers."""
 _NAME = re.compile(r"[^\W_]+(-[^\W_]+)*")
 _REGEX = re.compile(r"\\[bdswBDSW]|\(\?|\[\^?\w-\w|\.\*|\.\+")
 
 
 def read_skills(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[Skill], list[Problem]]:
-    """The skills in a folder, sorted by name; a link is followed only where the user put it."""
-    place, own = folder.joinpath(*parts), origin == "user"
+    """Read the skills in a folder, sorted by name. Links are followed only in the user's own folder."""
+    place, linked = folder.joinpath(*parts), origin == "user"
     skills: list[Skill] = []
     problems: list[Problem] = []
-    for name in list_folders(folder, parts, linked=own)[:MAX_SKILLS]:
-        for file in (SKILL_FILE, SKILL_FILE.lower()):  # as the public validator takes them
-            text = read_beneath(folder, (*parts, name, file), linked=own)
+    for name in list_folders(folder, parts, linked=linked)[:MAX_SKILLS]:
+        for file in (SKILL_FILE, SKILL_FILE.lower()):  # the public validator accepts both
+            text = read_beneath(folder, (*parts, name, file), linked=linked)
             if text is not None:
                 break
         else:
             continue
-        skill, wrong = read_skill(str(place / name / file), text, name, origin)
-        problems.extend(wrong)
+        skill, found = read_skill(str(place / name / file), text, name, origin)
+        problems.extend(found)
         if skill is not None:
             skills.append(skill)
     return skills, problems
 
 
-@lru_cache(maxsize=512)  # skills are read for every run, and hardly ever change
+@lru_cache(maxsize=512)  # skills are read for every run and hardly ever change
 def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill | None, list[Problem]]:
-    """The skill in a SKILL.md, and what is wrong with it."""
+    """Read the skill in a SKILL.md, and its problems."""
     document = read_document(path, text)
     if isinstance(document, Problem):
         return None, [document]
@@ -80,54 +79,52 @@ def read_skill(path: str, text: str, folder: str, origin: Origin) -> tuple[Skill
 
 
 def find_triggered(skills: Mapping[str, Skill], message: str) -> list[Skill]:
-    """The skills that a message calls for by a keyword or a pattern, sorted by name."""
-    text = _folded(message[:MAX_MESSAGE_LENGTH])
+    """Find the skills that a message needs by a keyword or a pattern, sorted by name."""
+    text = _fold(message[:MAX_MESSAGE_LENGTH])
     lines = text.splitlines()[:MAX_MESSAGE_LINES]
     return [
         skill
         for _, skill in sorted(skills.items())
         if skill.enabled
         and not skill.always
-        and (_has_word(skill.keywords, text) or _fits_one(skill.patterns, text, lines))
+        and (_has_keyword(skill.keywords, text) or any(_matches(pattern, text, lines) for pattern in skill.patterns))
     ]
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold()
 
 
-def _has_word(keywords: Iterable[str], text: str) -> bool:
-    words = (_folded(word) for word in keywords if word.strip())
+def _has_keyword(keywords: Iterable[str], text: str) -> bool:
+    words = (_fold(word) for word in keywords if word.strip())
     return any(word in text and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in words)
 
 
-def _fits_one(patterns: Iterable[str], text: str, lines: Sequence[str]) -> bool:
-    for pattern in patterns:
-        pieces = [piece for piece in _folded(pattern).split("*") if piece.strip()]
-        if pieces and all(piece in text for piece in pieces) and any(_fits(pieces, line) for line in lines):
+def _matches(pattern: str, text: str, lines: Sequence[str]) -> bool:
+    """Whether the pieces between a pattern's stars stand in one line, in order. Takes linear time."""
+    pieces = [piece for piece in _fold(pattern).split("*") if piece.strip()]
+    if not pieces or not all(piece in text for piece in pieces):
+        return False
+    for line in lines:
+        end = 0
+        for piece in pieces:
+            found = line.find(piece, end)
+            if found < 0:
+                break
+            end = found + len(piece)
+        else:
             return True
     return False
 
 
-def _fits(pieces: Sequence[str], line: str) -> bool:
-    """Whether the pieces between a pattern's stars stand in the line, in order. Linear time, whatever they are."""
-    place = 0
-    for piece in pieces:
-        found = line.find(piece, place)
-        if found < 0:
-            return False
-        place = found + len(piece)
-    return True
-
-
 def frame_skill(skill: Skill) -> str:
-    """A skill's text as the model is shown it."""
+    """Frame a skill's text for the model."""
     where = "the workspace" if skill.origin == "workspace" else "the user"
     return frame_text("skill", skill.body, name=skill.name, from_=where)
 
 
 def render_skill_index(skills: Mapping[str, Skill]) -> str:
-    """What is always said of skills: names and descriptions, and in full those that always apply."""
+    """Render the prompt's part about skills: names and descriptions, and the full text of those that always apply."""
     usable = [skill for _, skill in sorted(skills.items()) if skill.enabled]
     listed = [
         f"- {skill.name}{' (of the workspace)' if skill.origin == 'workspace' else ''}: "
@@ -137,6 +134,6 @@ def render_skill_index(skills: Mapping[str, Skill]) -> str:
     ]
     parts = [frame_skill(skill) for skill in usable if skill.always]
     if listed:
-        head = "Skills that can be read with use_skill when what is asked for is what they are for:"
-        parts.insert(0, frame_text("skills", "\n".join((head, *listed))))
+        heading = "Skills that can be read with use_skill when what is asked for is what they are for:"
+        parts.insert(0, frame_text("skills", "\n".join((heading, *listed))))
     return "\n\n".join(parts)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from treadle.app.workspace_knowledge import FileKnowledge
 from treadle.errors import NotFound, TreadleError
 from treadle.memory.base import MAX_MEMORY_LENGTH, Memory, MemoryKind
 from treadle.server.problems import build_field_error
@@ -149,7 +148,7 @@ async def switch_skill(service: CurrentService, token: Sender, skill_id: str, bo
     if skill_id not in {skill.id for skill in await list_skills(service, token)}:
         raise NotFound(f"there is no skill {skill_id[:200]!r} here; GET /v1/skills lists them")
     for agent in service.runtime.agents.values():
-        if isinstance(agent.knowledge, FileKnowledge):
+        if agent.knowledge is not None:
             agent.knowledge.enable_skill(skill_id, on=body.enabled)
     return next(skill for skill in await list_skills(service, token) if skill.id == skill_id)
 
@@ -160,8 +159,8 @@ async def list_agents(service: CurrentService, token: Viewer) -> list[AgentView]
     workspace = service.resolve_workspace("")
     about: dict[str, str] = {}
     for agent in service.runtime.agents.values():
-        if isinstance(agent.knowledge, FileKnowledge) and agent.name not in about:
-            about.update((one.name, one.description) for one in agent.knowledge.read_all(workspace).agents.values())
+        if agent.knowledge is not None and agent.name not in about:
+            about.update(agent.knowledge.describe_agents(workspace))
     return [
         AgentView(
             name=agent.name,

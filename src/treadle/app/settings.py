@@ -273,7 +273,8 @@ def _narrowing(
         why = "a workspace may not choose another than the user did" if "agent" in user else "it is trusted by the user"
         ignored.append(f"{file}: agent = {kept.pop('agent')!r} is left out: {why}; name it with --agent")
     for key in sorted(_LOWERED & kept.keys()):
-        most = _most(key, user)
+        usual = {"max_turns": Limits().turns, "max_calls": Limits().calls}
+        most = cast("float | None", user.get(key, usual.get(key)))
         if most is not None and kept[key] > most:
             ignored.append(f"{file}: {key} = {kept.pop(key)} is left out: a workspace may only lower it from {most:g}")
     return kept, tuple(ignored)
@@ -285,11 +286,6 @@ def _is_trusted(agent: str, workspace: Path) -> bool:
 
     written = WorkspaceKnowledge(workspace, config_folder()).agents.get(agent)
     return written is not None and written.posture == "trusting"
-
-
-def _most(key: str, user: Mapping[str, Json]) -> float | None:
-    usual = {"max_turns": Limits().turns, "max_calls": Limits().calls}
-    return cast("float | None", user.get(key, usual.get(key)))
 
 
 def _checked(settings: Settings) -> Settings:

@@ -65,29 +65,22 @@ def parser() -> Parser:
 
 def main(args: argparse.Namespace) -> int:
     if args.action == "rules":
-        return _rules()
+        found = load_all_rules(data_folder())
+        for rule in found:
+            print_line(f"{rule.decision:6} {escape_hidden(rule.pattern)}  {rule.workspace or 'everywhere'}")
+        if not found:
+            print_note("nothing was answered for good")
+        return 0
     if args.action == "forget":
-        return _forget(args.rule)
+        pattern = args.rule
+        known = [rule for rule in load_all_rules(data_folder()) if rule.pattern == pattern]
+        if not known:
+            raise BadInput(f"there is no rule {pattern!r}; `treadle approvals rules` shows those there are")
+        for rule in known:
+            forget_rule(data_folder(), rule)
+        print_note("forgotten; it is asked for again")
+        return 0
     return asyncio.run(_list(args) if args.action == "list" else _answer(args))
-
-
-def _rules() -> int:
-    found = load_all_rules(data_folder())
-    for rule in found:
-        print_line(f"{rule.decision:6} {escape_hidden(rule.pattern)}  {rule.workspace or 'everywhere'}")
-    if not found:
-        print_note("nothing was answered for good")
-    return 0
-
-
-def _forget(pattern: str) -> int:
-    known = [rule for rule in load_all_rules(data_folder()) if rule.pattern == pattern]
-    if not known:
-        raise BadInput(f"there is no rule {pattern!r}; `treadle approvals rules` shows those there are")
-    for rule in known:
-        forget_rule(data_folder(), rule)
-    print_note("forgotten; it is asked for again")
-    return 0
 
 
 async def _list(args: argparse.Namespace) -> int:

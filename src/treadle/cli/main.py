@@ -50,7 +50,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    _opened()
+    _reopen_closed_streams()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a sign that cannot be read or shown must not end the run
             stream.reconfigure(errors="replace")
@@ -59,18 +59,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return _complain(words, "cancelled", 130)
-    except BrokenPipeError:  # who read our output has gone
-        return _silenced(sys.stdout)
+        return _report_error(words, "cancelled", 130)
+    except BrokenPipeError:  # the reader of our output has gone
+        return _silence(sys.stdout)
     except Exception as error:
         try:
-            return _complain(words, *_told(error))
+            return _report_error(words, *_describe_error(error))
         except OSError:  # the terminal has gone
-            return _silenced(sys.stdout, sys.stderr)
+            return _silence(sys.stdout, sys.stderr)
 
 
-def _opened() -> None:
-    """Have a stream that came closed lead nowhere: no file gets its number, and then what is meant for the stream."""
+def _reopen_closed_streams() -> None:
+    """Reopen closed standard streams on /dev/null, so that no later file gets their descriptor."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -81,7 +81,7 @@ def _opened() -> None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
 
 
-def _silenced(*streams: TextIO) -> int:
+def _silence(*streams: TextIO) -> int:
     from treadle.cli.console import silence_stream
 
     for stream in streams:
@@ -101,7 +101,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] not in COMMANDS:
         from treadle.errors import BadInput
 
-        raise BadInput(_unknown(words[0]))
+        raise BadInput(_describe_unknown_command(words[0]))
     if words[0] in LIST_COMMANDS and (
         len(words) == 1 or (words[1].startswith("-") and words[1] not in ("-h", "--help"))
     ):
@@ -113,7 +113,7 @@ def _dispatch(words: list[str]) -> int:
         return int(stop.code or 0)
 
 
-def _unknown(word: str) -> str:
+def _describe_unknown_command(word: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(word, COMMANDS, 1)
@@ -121,7 +121,7 @@ def _unknown(word: str) -> str:
     return f"there is no command {word!r}; {hint} `treadle --help` lists them"
 
 
-def _told(error: Exception) -> tuple[str, int]:
+def _describe_error(error: Exception) -> tuple[str, int]:
     from treadle.errors import BadInput, TreadleError
 
     if isinstance(error, BadInput):
@@ -135,7 +135,7 @@ def _told(error: Exception) -> tuple[str, int]:
     return describe_bug(error), 1
 
 
-def _complain(words: list[str], text: str, code: int) -> int:
+def _report_error(words: list[str], text: str, code: int) -> int:
     from treadle.cli.console import print_note
 
     if "--json" in words and (words[0] == "run" or words[1:2] in (["resume"], ["continue"])):

@@ -16,7 +16,7 @@ from treadle.app.settings import LoadedSettings, Settings
 from treadle.cli.find_session import find_session, open_command_store
 from treadle.errors import BadInput, NotFound
 from treadle.events import SessionConfigured, SessionCreated
-from treadle.log.base import Log, SessionInfo
+from treadle.log.base import SessionInfo
 from treadle.models.base import Model
 from treadle.secrets.keyring import Keyring
 
@@ -53,7 +53,9 @@ async def open_session(
     log = await stack.enter_async_context(open_store(loaded.settings))
     info = await find_session(log, args.session) if args.session else None
     if info is not None:
-        loaded = _apply_session(args, loaded, info, await _find_last_model(log, info))
+        facts = await log.read(info.id)
+        models = [fact.model for fact in facts if isinstance(fact, SessionCreated | SessionConfigured)]
+        loaded = _apply_session(args, loaded, info, next(filter(None, reversed(models)), ""))
     settings = loaded.settings
     opened = await open_runtime(stack, settings, log, keyring, recover=False, follow_up=follow_up)
     agent = _choose_agent(opened, loaded, info)
@@ -65,25 +67,6 @@ async def open_session(
         options["new"], options["name"] = True, args.name
     runtime = await stack.enter_async_context(opened.runtime)
     session = await stack.enter_async_context(runtime.session(agent.name, **options))
-    await _configure_session(session, opened, settings, info, agent)
-    notes = [*loaded.ignored, *opened.notes]
-    if opened.model_reason:
-        notes.append(f"model: {opened.model.name} ({opened.model_reason})")
-    notes += _find_useless_limits(settings, agent.resolve_model())
-    notes += _find_unknown_tools(args, runtime)
-    return OpenSession(session, runtime, agent, settings, agent.resolve_model(), tuple(notes), info is None)
-
-
-async def _find_last_model(log: Log, info: SessionInfo) -> str:
-    facts = await log.read(info.id)
-    models = [fact.model for fact in facts if isinstance(fact, SessionCreated | SessionConfigured)]
-    return next(filter(None, reversed(models)), "")
-
-
-async def _configure_session(
-    session: Session, opened: OpenRuntime, settings: Settings, info: SessionInfo | None, agent: Agent
-) -> None:
-    """Let the session go on with the agent and the model of this command."""
     state, agents = await session.state(), opened.runtime.agents
     if state.agent not in agents:  # a run under way keeps the agent it began with
         default = opened.built.agents.get(settings.agent or DEFAULT_AGENT, agent)
@@ -92,6 +75,12 @@ async def _configure_session(
         await session.configure(agent=settings.agent)
     if state.model not in ("", settings.model, opened.model.name):
         await session.configure(model=opened.model.name)
+    notes = [*loaded.ignored, *opened.notes]
+    if opened.model_reason:
+        notes.append(f"model: {opened.model.name} ({opened.model_reason})")
+    notes += _find_useless_limits(settings, agent.resolve_model())
+    notes += _find_unknown_tools(args, runtime)
+    return OpenSession(session, runtime, agent, settings, agent.resolve_model(), tuple(notes), info is None)
 
 
 def _choose_agent(opened: OpenRuntime, loaded: LoadedSettings, info: SessionInfo | None) -> Agent:

@@ -13,7 +13,7 @@ from treadle.cli.console import handle_signals, print_note
 from treadle.cli.options import Parser, add_actions, create_parser
 from treadle.errors import BadInput
 from treadle.sandbox.backend import probe, run_in_sandbox
-from treadle.sandbox.base import Bounds, CommandResult, Job
+from treadle.sandbox.base import Bounds, Job
 
 EXAMPLES = """\
   treadle sandbox probe
@@ -73,7 +73,11 @@ async def _run(job: Job) -> int:
 
     with handle_signals({number: partial(end, number) for number in (signal.SIGTERM, signal.SIGHUP)}):
         try:
-            return _code(await run_in_sandbox(job, _put))
+            ended = await run_in_sandbox(job, _put)
+            if ended.code is not None:
+                return ended.code
+            print_note(f"killed after {ended.seconds:.1f} s: it went over its bound of {ended.reason}")
+            return 124 if ended.reason == "wall" else 137
         except asyncio.CancelledError:
             if not came:
                 raise
@@ -83,10 +87,3 @@ async def _run(job: Job) -> int:
 def _put(data: bytes) -> None:
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-
-
-def _code(ended: CommandResult) -> int:
-    if ended.code is not None:
-        return ended.code
-    print_note(f"killed after {ended.seconds:.1f} s: it went over its bound of {ended.reason}")
-    return 124 if ended.reason == "wall" else 137

@@ -157,7 +157,7 @@ def _print(found: list[SessionInfo], *, as_json: bool) -> None:
             info.id[:12],
             format_time_since(info.updated_at),
             str(info.turns),
-            _cost(info.cost),
+            f"${info.cost:.2f}" if info.cost >= 0.005 else "–",
             _short(info.workspace),
             info.name or "–",
         ]
@@ -176,10 +176,6 @@ def _print(found: list[SessionInfo], *, as_json: bool) -> None:
 def describe_status(info: SessionInfo) -> str:
     """The status as a person means it: what nobody runs any more is not running."""
     return "unfinished" if is_abandoned(info) else info.status
-
-
-def _cost(cost: float) -> str:
-    return f"${cost:.2f}" if cost >= 0.005 else "–"
 
 
 def _short(folder: str) -> str:

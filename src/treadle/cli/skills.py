@@ -37,7 +37,12 @@ def main(args: argparse.Namespace) -> int:
         case "list":
             _list(library)
         case "proposals":
-            _proposals(library)
+            found = library.proposals.list()
+            for one in found:
+                print_line(one.diff.rstrip("\n"))
+                print_note(f"nothing of it is active. Take it with: treadle skills accept {one.name}")
+            if not found:
+                print_note("no skill is proposed")
         case "accept":
             print_note(f"{args.skill} is one of your skills now: {library.proposals.accept(args.skill)}")
         case "decline":
@@ -47,15 +52,6 @@ def main(args: argparse.Namespace) -> int:
             library.enable_skill(args.skill, on=args.action == "enable")
             print_note(f"{args.skill} is {args.action}d")
     return 0
-
-
-def _proposals(library: WorkspaceKnowledge) -> None:
-    found = library.proposals.list()
-    for one in found:
-        print_line(one.diff.rstrip("\n"))
-        print_note(f"nothing of it is active. Take it with: treadle skills accept {one.name}")
-    if not found:
-        print_note("no skill is proposed")
 
 
 def _list(library: WorkspaceKnowledge) -> None:

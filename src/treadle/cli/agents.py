@@ -1,4 +1,4 @@
-"""`treadle agents`: the agents of this workspace, of the user, and those that are always there."""
+"""`treadle agents`: list the agents of the workspace, the agents of the user and the built-in agents."""
 
 from __future__ import annotations
 

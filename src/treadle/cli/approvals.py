@@ -1,4 +1,4 @@
-"""`treadle approvals`: what waits for a person, in any session of the store, and the answer to it."""
+"""`treadle approvals`: list and answer the open questions of all sessions in the store."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def _list(args: argparse.Namespace) -> int:
     tools = find_default_tools()
     shown: set[tuple[str, str]] = set()
     async with open_command_store(args) as log, Runtime(log, [], recover=False) as runtime:
-        for status in ("running", "waiting"):  # it may be asked while another call of the same reply runs
+        for status in ("running", "waiting"):  # a question can be open while another call of the same reply runs
             async for info in iterate_sessions(log, SessionQuery(status=status)):
                 session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
                 for question in (await session.state()).pending:

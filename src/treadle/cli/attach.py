@@ -1,4 +1,4 @@
-"""`treadle attach`: watch a session that another process runs, steer it, answer it. Leaving stops nothing."""
+"""`treadle attach`: watch, steer and answer a session that another process runs. Detaching does not stop it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def _link(args: argparse.Namespace) -> AsyncGenerator[SessionLink]:
 
 
 async def _watch(link: SessionLink, facts: list[AnyFact]) -> None:
-    """Without a terminal: show what happens until the run that is under way is over."""
+    """Show the events of the current run until it ends. Used without a terminal."""
     screen = Screen(TerminalConsole(sys.stdout))
     screen.show_history(facts)
     if not screen.is_running:
@@ -96,7 +96,7 @@ async def _watch(link: SessionLink, facts: list[AnyFact]) -> None:
 
 
 def find_open_questions(facts: Iterable[AnyFact]) -> list[ApprovalRequested | InputRequested]:
-    """What these facts leave unanswered."""
+    """Return the questions in these facts that have no answer yet."""
     found: dict[str, ApprovalRequested | InputRequested] = {}
     for fact in facts:
         match fact:
@@ -112,7 +112,7 @@ def find_open_questions(facts: Iterable[AnyFact]) -> list[ApprovalRequested | In
 
 
 class AttachedTerminal:
-    """A terminal on a session that runs elsewhere."""
+    """A terminal attached to a session that runs in another process."""
 
     def __init__(self, link: SessionLink, folder: Path) -> None:
         from treadle.cli.prompt import PromptCompleter, PromptConsole
@@ -137,8 +137,8 @@ class AttachedTerminal:
         self._line.leave()
 
     async def run(self, facts: list[AnyFact]) -> None:
-        """Until the person leaves."""
-        # Between two prompts Ctrl-C is a signal.
+        """Show the session and read input until the user leaves."""
+        # Ctrl-C arrives as a signal when no prompt is active.
         with (
             handle_signals(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._leave)),
             self._line.hold_terminal(),
@@ -161,10 +161,10 @@ class AttachedTerminal:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         if not watching.cancelled():
-            watching.result()  # what it broke with
+            watching.result()  # raises the error that ended the task
 
     async def _once(self) -> bool:
-        """Read one line and do what it says; False when it says to leave."""
+        """Read one line and execute it. Return False if the user wants to leave."""
         from treadle.cli.prompt import ANSWER, PROMPT, PromptInterrupted
         from treadle.cli.questions import INERT_SECONDS
 
@@ -203,7 +203,7 @@ class AttachedTerminal:
                 try:
                     await self._link.send(text)
                 except TreadleError:
-                    self._draft = text  # to be sent again
+                    self._draft = text  # keeps the text so that the user can send it again
                     raise
         return True
 
@@ -218,8 +218,8 @@ class AttachedTerminal:
                 try:
                     await self._link.answer(question, answer)
                 except ServerUnreachable as error:
-                    self._tell(error)  # and it is asked again
-                except TreadleError as error:  # somebody else was first
+                    self._tell(error)  # the loop asks again
+                except TreadleError as error:  # another client has answered already
                     self._tell(error)
                     return
                 else:

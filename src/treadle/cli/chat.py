@@ -1,4 +1,4 @@
-"""`treadle chat`: talk to an agent, steer it while it works, answer what it asks. The log is the only memory."""
+"""`treadle chat`: talk to an agent, steer it while it works and answer its questions. All state is in the log."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ EXAMPLES = """\
 While it works, what you type steers it. Esc or Ctrl-C stops it, a second Ctrl-C leaves; /help shows the rest."""
 
 POLL_SECONDS = 0.1
-"""Seconds between two looks whether a run that has ended is let go."""
+"""Seconds between two checks whether an ended run has been released."""
 
 RECAP_MESSAGES = 2
 POSTED_FACTS = (MessageReceived, RunRequested, ApprovalAnswered, InputAnswered)
@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
         raise BadInput('a chat needs a terminal; without one there is `treadle run "…"`')
     if is_dumb_terminal():
         raise BadInput("TERM says that this terminal only prints; a chat draws: use `treadle run --session`")
-    build_message("", Path(), args.image)  # what is no image is told before anything is said
+    build_message("", Path(), args.image)  # rejects invalid images before the chat starts
     return asyncio.run(_chat(args))
 
 
@@ -98,7 +98,7 @@ async def _chat(args: argparse.Namespace) -> int:
 
 
 async def _one(args: argparse.Namespace, loaded: LoadedSettings, keyring: Keyring) -> str:
-    """Chat in one session; the one to go on with, or nothing when the person left."""
+    """Chat in one session. Return the id of the next session, or an empty string if the user left."""
     asking = QuestionQueue()
     async with AsyncExitStack() as stack:
         session = await open_session(stack, args, loaded, lambda agent, settings: asking, keyring, follow_up=True)
@@ -114,14 +114,14 @@ async def _find_latest_session(settings: Settings) -> str:
     query = SessionQuery(workspace=str(settings.folder))
     async with open_store(settings) as log, aclosing(iterate_sessions(log, query)) as sessions:
         async for info in sessions:
-            if info.parent is None or not info.parent.call_id:  # nobody talks to a helper's session
+            if info.parent is None or not info.parent.call_id:  # skips the sessions of helpers
                 return info.id
     print_note(f"no session works in {settings.folder} yet; this is a new one")
     return ""
 
 
 class ChatTerminal:
-    """One session at the terminal."""
+    """An interactive chat with one session in the terminal."""
 
     def __init__(self, opened_: OpenSession, asking: QuestionQueue, images: list[str]) -> None:
         self.opened, self.session = opened_, opened_.session
@@ -151,26 +151,26 @@ class ChatTerminal:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it works, as the person sees it: a run whose end was shown may take a moment to be let go."""
+        """Whether the agent works, as the user sees it. The release of a run may follow shortly after its shown end."""
         return self.is_running and not self._has_ended
 
     def write_note(self, text: str) -> None:
-        """A line beside the conversation."""
+        """Write a line that is not part of the conversation."""
         self.console.write_aside(text if "\x1b[" in text and self.console.has_colour else escape_controls(text))
 
     def start_run(self, run: Run) -> None:
-        """Begin a run and show its events, in the background."""
+        """Start a run and show its events in the background."""
         self._run, self._has_ended = run, False
         self._rested.clear()
         if self._idle_watch is not None:
             self._idle_watch.close()
 
     def switch_session(self, session_id: str) -> None:
-        """Leave this session, for another or for good."""
+        """Leave this session and continue in another one. An empty id ends the chat."""
         self._next = session_id
 
     async def wait_until_idle(self, what: str) -> None:
-        """Refuse what cannot be done while it works. A run whose end is recorded is waited for until it is let go."""
+        """Raise `Conflict` while the agent works. If the end of the run is recorded, wait until the run is released."""
         while self.is_running and self._next is None and (await self.session.state()).run is None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._rested.wait(), POLL_SECONDS)
@@ -183,8 +183,8 @@ class ChatTerminal:
         return int(text)
 
     async def confirm(self, question: str) -> bool:
-        """Whether the person says yes; anything else is a no."""
-        if self._next is not None:  # told to leave while this was made ready
+        """Ask the user for confirmation. Every answer except `y` and `yes` means no."""
+        if self._next is not None:  # the user left before the question was ready
             return False
         try:
             text = await self._line.read(question, passing=True)
@@ -194,12 +194,12 @@ class ChatTerminal:
             return False
 
     def set_draft(self, text: str) -> None:
-        """Put a text on the line, to be changed and sent."""
+        """Put a text into the prompt, so that the user can edit and send it."""
         self._draft = text
 
     async def talk(self) -> str:
-        """Until the person leaves; the session to go on with, if it is another one."""
-        # Heeded before the terminal is taken in hand: whatever ends us, it is given back.
+        """Chat until the user leaves. Return the id of the next session, or an empty string."""
+        # Install the handlers before taking over the terminal, so that its state is restored after a signal.
         with handle_signals({signal.SIGTERM: self._go, signal.SIGHUP: self._go}), self._line.hold_terminal():
             return await self._talk()
 
@@ -212,7 +212,7 @@ class ChatTerminal:
             self.start_run(self.session.resume())
         background = [self._begun(self._follow()), self._begun(self._tick())]
         try:
-            # Between two prompts Ctrl-C is a signal.
+            # Ctrl-C arrives as a signal when no prompt is active.
             with handle_signals({signal.SIGINT: self._stop_or_leave}), capture_warnings(self.write_note):
                 while self._next is None:
                     await self._once()
@@ -228,7 +228,7 @@ class ChatTerminal:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """What a task broke with ends the chat and is told: without that task it would be blind or mute."""
+        """End the chat with the error of a failed background task. The chat cannot show events without these tasks."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._broken = error
@@ -241,7 +241,7 @@ class ChatTerminal:
         set_progress_listener(self.opened.model, tell)
 
     async def _recap(self) -> int:
-        """Say where we are, and show the end of what was said before; the position that was reached."""
+        """Show model, access and folder, then the latest messages. Return the position of the last fact."""
         settings = self.opened.settings
         for text in self.opened.notes:
             self.write_note(text)
@@ -259,7 +259,7 @@ class ChatTerminal:
         return facts[-1].seq
 
     async def _once(self) -> None:
-        """Read one line and do what it says."""
+        """Read one line and execute it."""
         question = self._asking.first
         if question is not None and not question.is_shown:
             self._bell.notify("treadle needs you")
@@ -308,11 +308,11 @@ class ChatTerminal:
             self.start_run(self.session.run(parts))
 
     def _echo(self, label: str, text: str) -> None:
-        """Leave what was typed in the scrollback, where no event does."""
+        """Write the typed text to the scrollback. Used where no event shows the text."""
         self.write_note(style_text(escape_controls(f"{label}{text}"), "dim", self.console.has_colour))
 
     async def _follow(self) -> None:
-        """Show every event of the session. There is one watch at a time: that of a run, or one between two runs."""
+        """Show every event of the session. Only one watch is open at a time: of a run, or of the idle session."""
         while True:
             if self._run is None:
                 self._rested.set()
@@ -321,19 +321,19 @@ class ChatTerminal:
                 self._run = await self._follow_run(self._run)
 
     async def _wait_for_post(self) -> None:
-        """Show what happens between two runs, until a run is to be begun."""
+        """Show the events of the idle session until the next run starts."""
         watch = self._idle_watch = self.session.watch(self._shown)
         try:
             async for event in watch:
                 self._show(event)
                 if isinstance(event, POSTED_FACTS) and self._run is None:
-                    self.start_run(self.session.resume())  # somebody else posted it, and nobody else runs it
+                    self.start_run(self.session.resume())  # another client posted it, and no other process runs it
         finally:
             self._idle_watch = None
             watch.close()
 
     async def _follow_run(self, run: Run) -> Run | None:
-        """Show a run until it ends or waits for somebody. The run to go on with, where work is left."""
+        """Show a run until it ends or waits for an answer. Return the next run if work is left."""
         try:
             run.watch_from(self._shown)
             async with run:
@@ -394,5 +394,5 @@ class ChatTerminal:
 
 
 def _has_work(state: State) -> bool:
-    """Whether a run is unfinished, or a message waits that nobody holds back."""
+    """Whether a run is unfinished or the queue has messages that are not held."""
     return state.run is not None or (bool(state.queue) and not state.held)

@@ -1,4 +1,4 @@
-"""`treadle completion`: a script that completes commands, actions and options in a shell."""
+"""`treadle completion`: print a shell script that completes commands, actions and options."""
 
 from __future__ import annotations
 

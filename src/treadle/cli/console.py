@@ -1,4 +1,4 @@
-"""The terminal of a command: text that is safe to show, the consoles that show it, signals and warnings."""
+"""Terminal output of the commands: safe text, consoles, formatting, signal handlers and captured warnings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 LineStyler = Callable[[str], str]
-"""Puts colour into a whole line."""
-# Control characters but line feed and tab; what reorders text; what is not seen at all.
+"""Adds colour to a whole line."""
+# Both match control characters except line feed and tab, and characters that reorder text.
+# `_HIDDEN` also matches invisible characters.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
@@ -26,24 +27,27 @@ _COLOURS = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33",
 
 
 class Console(Protocol):
-    """A place to show a run. `colour` says whether escape codes may be used."""
+    """Shows a run. `has_colour` says whether escape codes are allowed."""
 
     has_colour: bool
 
     def write(self, text: str, paint: LineStyler | None = None, *, dim: bool = False) -> None:
-        """Prose as it comes; it need not end with a line. It is dim at once, but painted a whole line at a time."""
+        """Write streamed text, which may end within a line.
+
+        `dim` applies immediately. `paint` applies to each line once it is complete.
+        """
         ...
 
     def write_line(self, text: str) -> None:
-        """A whole line, or several, of their own."""
+        """Write one or more whole lines. End an open line first."""
         ...
 
     def write_aside(self, text: str) -> None:
-        """The same, but it has nothing to do with the prose that is open, and does not end it where that can be."""
+        """Write whole lines that do not belong to the streamed text. Keep the open line open if possible."""
         ...
 
     def set_status(self, text: str) -> None:
-        """What stands below everything until the next tail; empty takes it away."""
+        """Set the status line below all output. An empty text removes it."""
         ...
 
     @property
@@ -51,7 +55,7 @@ class Console(Protocol):
 
 
 class NullConsole:
-    """A stage that nobody looks at."""
+    """A console that discards all output."""
 
     has_colour, width = False, 80
 
@@ -65,9 +69,9 @@ class NullConsole:
 
 
 class TerminalConsole:
-    """A terminal, or a plain stream: then there is no tail and no escape code.
+    """Writes to a terminal or to a plain stream. A plain stream gets no status line and no escape codes.
 
-    What is only `beside` an answer that goes elsewhere need not find anybody who reads it.
+    `beside` means that the answer goes to another stream. Write errors on this stream are then ignored.
     """
 
     def __init__(self, stream: TextIO, *, beside: bool = False) -> None:
@@ -102,7 +106,7 @@ class TerminalConsole:
         self.write_line(text)
 
     def _end(self) -> None:
-        """End the line that is open. It is painted where that means to draw one row again, and no more."""
+        """End the open line. Redraw it with its style only if it fits on one row."""
         painted = self._paint(self._current) if self._paint is not None else self._current
         if self.is_live and painted != self._current and measure_width(self._current) < terminal_width():
             self._put(f"\r\x1b[2K{painted}")
@@ -110,7 +114,7 @@ class TerminalConsole:
         self._current, self._open = "", False
 
     def end_input_line(self) -> None:
-        """The person has ended the line that was open, by pressing Enter."""
+        """Record that the user ended the open line by pressing Enter."""
         self._current, self._open = "", False
 
     def set_status(self, text: str) -> None:
@@ -133,14 +137,14 @@ class TerminalConsole:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError:  # its reader has gone, or its disk is full
+        except OSError:  # the reader has closed the stream, or the disk is full
             if not self._beside:
                 raise
             silence_stream(self._stream)
 
 
 class Notifier:
-    """Tells a person who looks elsewhere, once it has taken long enough that they may."""
+    """Notifies the user after a minimum time without activity, when they may no longer watch the terminal."""
 
     def __init__(self, stream: TextIO, how: str, after: float) -> None:
         self._stream, self._after = stream, after
@@ -148,11 +152,11 @@ class Notifier:
         self._since = time.monotonic()
 
     def mark_active(self) -> None:
-        """The person is here."""
+        """Record that the user is active."""
         self._since = time.monotonic()
 
     def notify(self, text: str) -> None:
-        """Something ended, or needs the person."""
+        """Notify the user that something ended or needs an answer."""
         if self._how == "off" or time.monotonic() - self._since < self._after:
             return
         plain = "".join(character for character in text if character.isprintable())
@@ -171,12 +175,12 @@ def _kind(how: str) -> str:
 
 
 def escape_controls(text: str) -> str:
-    """Prose or output for the screen: escape sequences and the like are spelled out, emoji stay whole."""
+    """Replace control and reordering characters by visible escapes. Emoji stay intact."""
     return _UNSAFE.sub(_spelled, text.replace("\r\n", "\n"))
 
 
 def escape_hidden(text: str) -> str:
-    """What a person is asked to approve: every character that could hide or disguise something is spelled out."""
+    """Replace every character that could hide or disguise text by a visible escape. Used for approval questions."""
     return _HIDDEN.sub(_spelled, text)
 
 
@@ -186,7 +190,7 @@ def _spelled(match: re.Match[str]) -> str:
 
 
 def measure_width(text: str) -> int:
-    """How many columns the text covers."""
+    """Return the number of columns that the text covers."""
     if text.isascii():
         return len(text)
     return sum(_columns(character) for character in text)
@@ -199,7 +203,7 @@ def _columns(character: str) -> int:
 
 
 def truncate_line(text: str, columns: int) -> str:
-    """The text on one line of so many columns; what does not fit becomes an ellipsis."""
+    """Shorten the text to one line of `columns` columns. An ellipsis replaces the rest."""
     text = " ".join(text.split())
     if measure_width(text) <= columns:
         return text
@@ -213,7 +217,7 @@ def truncate_line(text: str, columns: int) -> str:
 
 
 def wrap_rows(text: str, columns: int) -> list[str]:
-    """The rows that a line covers on a terminal of so many columns."""
+    """Split a line into the rows that it covers on a terminal of `columns` columns."""
     if text.isascii():
         return [text[at : at + columns] for at in range(0, len(text), columns)]
     rows, used = [""], 0
@@ -228,7 +232,7 @@ def wrap_rows(text: str, columns: int) -> list[str]:
 
 
 def style_text(text: str, style: str, colour: bool) -> str:
-    """The text in a style such as `dim` or `bold red`, where colours are wanted."""
+    """Apply a style such as `dim` or `bold red` if `colour` is true."""
     if not colour or not text:
         return text
     codes = ";".join(_COLOURS[word] for word in style.split())
@@ -236,56 +240,56 @@ def style_text(text: str, style: str, colour: bool) -> str:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it."""
+    """Whether the stream is a terminal."""
     try:
         return stream.isatty()
-    except ValueError:  # closed
+    except ValueError:  # the stream is closed
         return False
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether escape codes may be written: to a terminal that can, and unless NO_COLOR is set."""
+    """Whether the stream is a terminal that supports escape codes and NO_COLOR is not set."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and not is_dumb_terminal()
 
 
 def is_dumb_terminal() -> bool:
-    """Whether the terminal says of itself that it can do no more than print."""
+    """Whether TERM says that the terminal supports no escape codes."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def terminal_width() -> int:
-    """How wide the terminal is."""
+    """Return the width of the terminal in columns, at least 20."""
     import shutil
 
     return max(20, shutil.get_terminal_size((80, 24)).columns)
 
 
 def print_line(text: str) -> None:
-    """A line on stdout."""
+    """Print a line to stdout."""
     sys.stdout.write(escape_controls(text) + "\n")
 
 
 def print_note(text: str) -> None:
-    """A line for the person, beside what the command gives."""
+    """Print a line for the user to stderr, separate from the output of the command."""
     sys.stderr.write(escape_controls(text) + "\n")
     sys.stderr.flush()
 
 
 def describe_bug(error: BaseException) -> str:
-    """What is said of an error that should not have come this far."""
+    """Return the message for an unexpected error."""
     what = f"{type(error).__name__}: {error}"
     return f"a mistake of treadle's own ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows more"
 
 
 def silence_stream(stream: TextIO) -> None:
-    """What is still written to a stream whose reader has gone leads nowhere, also at exit."""
+    """Redirect a stream to /dev/null after its reader has closed it, so that later writes do not fail, even at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def format_age(seconds: float) -> str:
-    """How long ago, in one unit."""
+    """Format an age in one unit."""
     for size, unit in ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
@@ -297,7 +301,7 @@ def format_time_since(at: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """How long something took."""
+    """Format a duration."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 100:
@@ -306,12 +310,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(number: int) -> str:
-    """A number of tokens, as people read it."""
+    """Format a number of tokens, in thousands from 1000 on."""
     return f"{number / 1000:.1f}k" if number >= 1000 else str(number)
 
 
 def format_table(rows: list[list[str]], heads: list[str], width: int) -> list[str]:
-    """Rows under heads; the last column takes what room is left."""
+    """Format rows as a table below `heads`. The last column gets the remaining width."""
     cells = [heads, *([" ".join(escape_controls(cell).split()) for cell in row] for row in rows)]
     wide = [max(measure_width(row[at]) for row in cells) for at in range(len(heads) - 1)]
     lines: list[str] = []
@@ -324,7 +328,7 @@ def format_table(rows: list[list[str]], heads: list[str], width: int) -> list[st
 
 @contextmanager
 def handle_signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Generator[None]:
-    """Do something when a signal comes, for as long as the block."""
+    """Install signal handlers for the duration of the block. Signals that the process ignores stay ignored."""
     loop = asyncio.get_running_loop()
     heeded = [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heeded:
@@ -347,7 +351,7 @@ class _Words(logging.Handler):
 
 @contextmanager
 def capture_warnings(put: Callable[[str], None]) -> Generator[None]:
-    """Warnings of treadle go to `put`, and to nobody else, for as long as the block."""
+    """Send the log warnings of treadle only to `put` for the duration of the block."""
     logger, words = logging.getLogger("treadle"), _Words(put)
     before, logger.propagate = logger.propagate, False
     logger.addHandler(words)

@@ -1,4 +1,4 @@
-"""`treadle doctor`: model, sandbox, store, terminal, proxy: what works, what does not, what to do."""
+"""`treadle doctor`: check model, sandbox, store, terminal and proxy, and say how to fix each problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Driving a run for a one-shot command: events to the screen or as JSON lines, Ctrl-C, and what it all came to."""
+"""Run a one-shot command: show events on the screen or as JSON lines, handle Ctrl-C and report the result."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ MAX_NAME = 48
 
 
 class EventSink(Protocol):
-    """Something that is shown events."""
+    """Receives the events of a run."""
 
     def handle_event(self, event: Event) -> None: ...
 
 
 class JsonLinesSink:
-    """Every event as a line of JSON. Where they are only `beside` the document, nobody needs to read them."""
+    """Writes every event as a line of JSON.
+
+    `beside` means that the result goes to another stream. Write errors on this stream are then ignored.
+    """
 
     def __init__(self, stream: TextIO, *, beside: bool = False) -> None:
         self._stream, self._beside = stream.buffer, beside
@@ -52,28 +55,28 @@ class JsonLinesSink:
         try:
             self._stream.write(serialize_event(event) + b"\n")
             self._stream.flush()
-        except OSError:  # its reader has gone, or its disk is full
+        except OSError:  # the reader has closed the stream, or the disk is full
             if not self._beside:
                 raise
             silence_stream(sys.stderr)
 
 
 async def follow_run(run: Run, *sinks: EventSink) -> None:
-    """Show every event of a run. Where that fails, the run goes on to its end before the error is raised."""
+    """Show every event of a run. If a write fails, wait for the end of the run before raising the error."""
     try:
         async for event in run:
             for sink in sinks:
                 sink.handle_event(event)
-    except OSError:  # the reader of the events has gone, or its disk is full
+    except OSError:  # the reader has closed the event stream, or the disk is full
         await run.wait()
         raise
 
 
 @asynccontextmanager
 async def stop_on_signals(session: Session) -> AsyncGenerator[None]:
-    """Ctrl-C, SIGTERM and a terminal that goes away stop the run and wait until that is recorded.
+    """Stop the run on Ctrl-C, SIGTERM or SIGHUP, and wait until the stop is recorded.
 
-    A second Ctrl-C or SIGTERM leaves at once.
+    A second Ctrl-C or SIGTERM exits immediately.
     """
     task = asyncio.current_task()
     asked: list[asyncio.Task[RunFinished | None]] = []
@@ -83,7 +86,7 @@ async def stop_on_signals(session: Session) -> AsyncGenerator[None]:
             task.cancel()
         asked.append(asyncio.ensure_future(session.cancel(why="stopped at the terminal")))
 
-    def hang_up() -> None:  # it may come twice, from the terminal and from the shell
+    def hang_up() -> None:  # SIGHUP may arrive twice: from the terminal and from the shell
         if not asked:
             asked.append(asyncio.ensure_future(session.cancel(why="the terminal went away")))
 
@@ -95,7 +98,7 @@ async def stop_on_signals(session: Session) -> AsyncGenerator[None]:
 
 
 class RunOutput:
-    """How a one-shot command shows itself and how it asks, by its options and by who looks."""
+    """The output and the questions of a one-shot command. They depend on its options and on its terminals."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.mode: OutputMode = "json" if args.json else "jsonl" if args.jsonl else "screen"
@@ -108,7 +111,7 @@ class RunOutput:
         self._asks = self.mode == "screen" and is_terminal(self.stream) and is_terminal(sys.stdin)
 
     def build_gate(self, agent: Agent, settings: Settings) -> Gate:
-        """Where questions go: to the log for later, to the terminal, or nowhere, which is a no."""
+        """Return the gate for questions: leave them open in the log, ask in the terminal, or refuse."""
         self.notifier = Notifier(
             self.stream, settings.notify if self.mode == "screen" else "off", settings.notify_after
         )
@@ -121,11 +124,11 @@ class RunOutput:
         return self._questions
 
     async def _refuse(self, question: ApprovalRequested | InputRequested) -> Answer:
-        self.report_builder.refused.append(question)  # no event of the run tells what its helpers asked
+        self.report_builder.refused.append(question)  # the events of the run omit the questions of its helpers
         return await refuse_question(question)
 
     def build_sinks(self, session: OpenSession, message_id: str) -> list[EventSink]:
-        """Who is shown the events."""
+        """Return the sinks that receive the events."""
         if self.mode == "screen":
             apart = self.stream is not sys.stdout
             screen = Screen(self.console, window=session.model.window, own_message=message_id, hide_answer=apart)
@@ -134,7 +137,7 @@ class RunOutput:
         return [JsonLinesSink(sys.stdout) if self.mode == "jsonl" else JsonLinesSink(sys.stderr, beside=True)]
 
     def write_note(self, text: str) -> None:
-        """A word beside the run: on the screen, or among the events as a line of its own kind."""
+        """Write a note: as a line on the screen, or as a JSON line of type `log` on stderr."""
         if self.mode == "screen":
             self.console.write_line(style_text(escape_controls(text), "dim", self.console.has_colour))
         else:
@@ -142,7 +145,10 @@ class RunOutput:
             sys.stderr.flush()
 
     def build_progress_listener(self, sinks: list[EventSink]) -> Callable[[str, float, float], None]:
-        """Where a model tells what it does before it can answer: the tail, or a word once where there is none."""
+        """Return a callback for the progress of a model before it can answer.
+
+        The progress goes to the status line. Without a status line, each message is written once.
+        """
         loop, screen, told = asyncio.get_running_loop(), sinks[0], set[str]()
 
         def put(message: str, done: float, total: float) -> None:
@@ -158,13 +164,13 @@ class RunOutput:
         return tell
 
     def report_unsettled(self, report: Report) -> Report:
-        """Say why a run has no end in the log: no event tells it."""
+        """Write the reason why a run has no end in the log. No event contains this reason."""
         if self.mode != "json":
             self.write_note(report.error)
         return report
 
     def deliver_report(self, report: Report) -> int:
-        """Hand over what it came to; the exit code."""
+        """Write the result of the run and return the exit code."""
         if self.mode == "json":
             sys.stdout.buffer.write(report.encode())
         elif self.mode == "screen":
@@ -194,7 +200,7 @@ def _names(entries: Iterable[Mapping[str, Json]]) -> str:
 
 
 async def drive_run(args: argparse.Namespace, loaded: LoadedSettings, begin: Callable[[OpenSession], Run]) -> int:
-    """Open the session, begin a run in it, show it, and hand over what it came to."""
+    """Open the session, start a run, show it and write its result. Return the exit code."""
     show = RunOutput(args)
     with capture_warnings(show.write_note):
         async with AsyncExitStack() as stack:
@@ -225,7 +231,7 @@ async def _driven(opened_session: OpenSession, begin: Callable[[OpenSession], Ru
         sinks[0].restore_run(facts)
     elif after:
         assert isinstance(facts[0], SessionCreated)
-        sinks[0].handle_event(facts[0])  # the first line tells the session, whatever it is
+        sinks[0].handle_event(facts[0])  # the first line always describes the session
     ticking = asyncio.create_task(_tick(sinks))
     try:
         async with stop_on_signals(session), run:
@@ -241,12 +247,12 @@ async def _driven(opened_session: OpenSession, begin: Callable[[OpenSession], Ru
 
 
 async def _name(opened_session: OpenSession) -> None:
-    """Call a new session by its first words: nobody waits here for a model to find better ones."""
+    """Name an unnamed session after its first message. A one-shot command does not wait for a model to name it."""
     state = await opened_session.session.state()
     if state.name or not opened_session.settings.auto_name:
         return
     said = (fact for fact in await opened_session.session.facts() if isinstance(fact, MessageReceived))
-    words = " ".join(render_parts(next(said).parts[:1]).split())  # files go with it as parts of their own
+    words = " ".join(render_parts(next(said).parts[:1]).split())  # attached files are separate parts
     await opened_session.session.rename(words if len(words) <= MAX_NAME else f"{words[:MAX_NAME]}…", by="auto")
 
 

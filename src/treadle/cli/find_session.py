@@ -1,4 +1,4 @@
-"""The store of a command, and the session in it that a person means: by id, beginning of an id, or name."""
+"""Open the store of a command and find a session in it by id, prefix of an id, or name."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from treadle.errors import BadInput, NotFound
 from treadle.log.base import Log, SessionInfo, SessionQuery
 
 MIN_PREFIX = 3
-"""Characters that a beginning of an id must have: a slip of the finger names no session."""
+"""Minimum length of an id prefix, so that a typing error does not select a session."""
 
 _PAGE = 200
 
 
 def open_command_store(args: argparse.Namespace) -> Log:
-    """Open the store that the arguments and the settings of a command name."""
+    """Open the store that the arguments and settings of a command select."""
     return open_store(load_command_settings(args).settings)
 
 
 async def find_session(log: Log, reference: str) -> SessionInfo:
-    """The one session that is meant. Raises `NotFound`, or `BadInput` when it could be several."""
-    reference = reference.encode("utf-8", "replace").decode()  # what a shell gives may be no text at all
-    if not reference.strip():  # a variable that is not set must not mean the session that has no name
+    """Return the session that `reference` selects. Raise `NotFound`, or `BadInput` if several sessions match."""
+    reference = reference.encode("utf-8", "replace").decode()  # shell arguments may be invalid UTF-8
+    if not reference.strip():  # an unset shell variable must not select an unnamed session
         raise BadInput("which session? give an id, the beginning of one, or a name; `treadle sessions list` shows them")
     try:
         return await log.get_info(reference)
@@ -43,7 +43,7 @@ async def find_session(log: Log, reference: str) -> SessionInfo:
 
 
 async def iterate_sessions(log: Log, query: SessionQuery) -> AsyncGenerator[SessionInfo]:
-    """Every session that a query means, page by page."""
+    """Yield every session that matches the query. Read the store page by page."""
     query = replace(query, limit=_PAGE)
     while True:
         page = await log.list_sessions(query)

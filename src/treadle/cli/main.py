@@ -1,4 +1,4 @@
-"""The entry point: finds the command, loads only its module, and turns every error into words and an exit code."""
+"""The entry point: finds the command, imports only its module, and maps errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMANDS = {
 }
 
 LIST_COMMANDS = ("sessions", "approvals", "models", "skills", "memory")
-"""Commands whose first thing to do is to list."""
+"""Commands whose default action is `list`."""
 
 _TOP = """\
 usage: treadle COMMAND [OPTIONS]
@@ -48,11 +48,11 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code."""
+    """Run a command and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     _reopen_closed_streams()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a sign that cannot be read or shown must not end the run
+        if isinstance(stream, io.TextIOWrapper):  # a bad character must not end the run
             stream.reconfigure(errors="replace")
     try:
         code = _dispatch(words)
@@ -60,12 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return _report_error(words, "cancelled", 130)
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # the reader has closed our output
         return _silence(sys.stdout)
     except Exception as error:
         try:
             return _report_error(words, *_describe_error(error))
-        except OSError:  # the terminal has gone
+        except OSError:  # the terminal is closed
             return _silence(sys.stdout, sys.stderr)
 
 
@@ -109,7 +109,7 @@ def _dispatch(words: list[str]) -> int:
     command = importlib.import_module(f"treadle.cli.{words[0]}")
     try:
         return command.main(command.parser().parse_args(words[1:]))
-    except SystemExit as stop:  # --help has printed itself
+    except SystemExit as stop:  # argparse has printed the help
         return int(stop.code or 0)
 
 

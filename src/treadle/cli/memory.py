@@ -1,4 +1,4 @@
-"""`treadle memory`: what agents remember from one session to the next; to look at, add to, correct and forget."""
+"""`treadle memory`: show, add, correct and forget what agents remember across sessions."""
 
 from __future__ import annotations
 

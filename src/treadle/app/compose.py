@@ -1,4 +1,4 @@
-"""Composition: the one place that wires the adapters named by the settings into a runtime."""
+"""Compose a runtime from the adapters that the settings name. No other module does this."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RuntimeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class OpenRuntime:
-    """A runtime that is not started yet, and what it was composed of. `notes` tell a person what is missing."""
+    """A runtime that is not started yet, and its components. `notes` tell the user what is missing."""
 
     runtime: Runtime
     model: Model
@@ -51,10 +51,10 @@ async def open_runtime(
     follow_up: bool = True,
     **options: Unpack[RuntimeOptions],
 ) -> OpenRuntime:
-    """Compose a runtime of the log and of the model, the tools and the agents that the settings name.
+    """Compose a runtime from the log and from the model, tools and agents that the settings name.
 
     Entering its `runtime` starts it. `stack` closes the model and the MCP servers. With `follow_up` the runtime names
-    sessions and drafts skills after an answer, as far as the settings want that.
+    sessions and drafts skills after an answer, if the settings enable it.
     """
     from treadle.app.workspace_agents import build_agents
     from treadle.runtime import Runtime
@@ -115,14 +115,14 @@ def open_store(settings: Settings) -> Log:
 
 
 def is_abandoned(info: SessionInfo) -> bool:
-    """Whether a session that was being run is left behind: nobody has it, or the process that had it is gone."""
+    """Whether a session is marked as running, but has no owner or its owner process is gone."""
     from treadle.log.owner import is_gone
 
     return info.status == "running" and (not info.owner or is_gone(info.owner))
 
 
 async def choose_model(settings: Settings, keyring: Keyring | None = None) -> tuple[Model, str]:
-    """The model that the settings name, or the first that works, and why it is this one."""
+    """Choose the model that the settings name, or the first that works. Return it and the reason."""
     from treadle.models.catalog import resolve_model
     from treadle.models.default_model import DefaultModel
 
@@ -139,7 +139,7 @@ async def choose_model(settings: Settings, keyring: Keyring | None = None) -> tu
 
 
 def has_unknown_price(model: Model) -> bool:
-    """Whether a model may cost something, and nobody here knows what."""
+    """Whether a model may cost money and its price is unknown."""
     from urllib.parse import urlsplit
 
     from treadle.models.model_info import find_model_info
@@ -151,7 +151,7 @@ def has_unknown_price(model: Model) -> bool:
 
 
 def build_embedding(settings: Settings, model: Model | None = None, keyring: Keyring | None = None) -> Embed | None:
-    """What finds memories by their meaning, where the settings name it; the chosen `model` is not loaded twice."""
+    """Build the embedding that finds memories by meaning, if the settings name one. Reuse `model` if it is the same."""
     if not settings.embed_model:
         return None
     from treadle.models.embeddings import Embedding, resolve_embedding
@@ -168,7 +168,7 @@ def build_embedding(settings: Settings, model: Model | None = None, keyring: Key
 
 
 def set_progress_listener(model: Model, listener: Callable[[str, float, float], None]) -> None:
-    """Have a model tell what it does before it can answer, from any thread; only the embedded one has much to do."""
+    """Report the progress of loading a model to `listener`, from any thread. Only the embedded model reports any."""
     if model.name.partition(":")[0] == "local":
         from treadle.models.local.local_model import LocalModel
 
@@ -190,7 +190,7 @@ def open_keyring(settings: Settings) -> Keyring:
 
 
 def _find_key_variable(settings: Settings, keyring: Keyring) -> str:
-    """The variable that holds the key. A key from a file gets a variable that only the keyring knows."""
+    """Find the variable that holds the key. A key from a file gets a variable that only the keyring knows."""
     if not settings.api_key_file:
         return settings.api_key_env
     file = Path(settings.api_key_file).expanduser()

@@ -1,4 +1,4 @@
-"""What works here, what does not, and what to do about it. Looks only: it changes nothing and sends no prompt."""
+"""Diagnose what works here, what does not, and how to fix it. It changes nothing and sends no prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ANSWERS = 5.0
 
 
 class Check(Struct, frozen=True):
-    """One thing that was looked at. `advice` says what to do when it is not as it should be."""
+    """The result of one check. `advice` says how to fix a problem."""
 
     name: str
     state: Literal["ok", "warn", "bad"]
@@ -34,7 +34,7 @@ class Check(Struct, frozen=True):
 
 
 class ModelSource(Struct, frozen=True):
-    """One way to a model: whether it can be used now, and why or why not."""
+    """One source of models: whether it is usable now, and the reason."""
 
     name: str
     is_usable: bool
@@ -43,7 +43,7 @@ class ModelSource(Struct, frozen=True):
 
 
 async def run_checks(loaded: LoadedSettings) -> AsyncIterator[Check]:
-    """Everything that is worth looking at, one by one."""
+    """Run all checks, one after the other."""
     settings = loaded.settings
     yield _configuration(loaded)
     yield await _model(settings)
@@ -62,7 +62,7 @@ def _configuration(loaded: LoadedSettings) -> Check:
     where = str(file) if file.is_file() else f"none ({file} would be read)"
     if loaded.ignored:
         return Check("configuration", "warn", "; ".join(loaded.ignored), f"set it in {file} if you want it")
-    written = {"always": "approve"}  # as it is called in the file
+    written = {"always": "approve"}  # its name in the file
     named = ", ".join(f"{written.get(key, key)} from {source}" for key, source in sorted(loaded.sources.items()))
     return Check("configuration", "ok", f"{where}{f'; {named}' if named else ''}")
 
@@ -81,7 +81,7 @@ async def _model(settings: Settings) -> Check:
 
 
 async def _answering(model: Model, found: str) -> Check:
-    """Whether something answers for the model that was found, and takes the key; the embedded one has its weights."""
+    """Check that a remote model answers and accepts the key, or that the embedded model has its weights."""
     from treadle.models.local import weights
     from treadle.models.remote import RemoteModel
 
@@ -135,7 +135,7 @@ async def _store(settings: Settings) -> Check:
 
 
 def _unmade(where: str) -> Check:
-    """A store that is yet to be made: whether it could be, without making it."""
+    """Check whether a missing store could be created, without creating it."""
     near = next(folder for folder in Path(where).expanduser().absolute().parents if os.path.exists(folder))
     if near.is_dir() and os.access(near, os.W_OK | os.X_OK):
         return Check("store", "ok", f"{where} (made when it is first needed)")
@@ -211,7 +211,7 @@ def _server(name: str, loaded: LoadedSettings) -> Check:
 
 
 async def find_model_sources() -> AsyncIterator[ModelSource]:
-    """Every way to a model there is: the embedded one, servers on this machine, providers with a key."""
+    """Find all sources of models: the embedded model, servers on this machine, providers with a key."""
     from treadle.models.providers import PROVIDERS
 
     yield _embedded()
@@ -226,7 +226,7 @@ async def find_model_sources() -> AsyncIterator[ModelSource]:
 
 
 def has_local_runtime() -> bool:
-    """Whether what runs the embedded model is installed."""
+    """Whether the library that runs the embedded model is installed."""
     return importlib.util.find_spec("xllamacpp") is not None
 
 
@@ -260,7 +260,7 @@ async def _served(provider: str, path: str) -> ModelSource:
 
 
 def pull_weights(source: str, progress: Callable[[str, float, float], None]) -> Path:
-    """Bring weights into the user's data folder: `local`, or the URL or path of a GGUF file; the file."""
+    """Download weights to the user's data folder and return the file. `source` is `local`, or a GGUF URL or path."""
     from treadle.models.local import weights
 
     return weights.pull_weights(source, progress)

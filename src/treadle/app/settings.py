@@ -1,7 +1,7 @@
-"""Settings: flags over the environment over the workspace's file over the user's file; reading and writing them.
+"""Read and write settings. Precedence: flags, environment, workspace's file, user's file.
 
-A workspace's file comes with code that somebody else wrote: it may narrow rights and never widen them. Read by every
-command, so it must stay cheap to import. Secrets are named here (a variable, a file), never held.
+A workspace's file comes with code that somebody else wrote. It may narrow rights and never widen them. Every command
+imports this module, so the import must stay cheap. Settings name secrets (a variable, a file) and never hold them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORKSPACE_FILE = Path(".treadle") / "config.toml"
 WORKSPACE_KEYS = frozenset(
     ("agent", "access", "ask", "forbid", "max_turns", "max_calls", "max_tokens", "max_cost", "timeout")
 )
-"""What a workspace's file may set; the rest of it is left out, and that is said."""
+"""The keys that a workspace's file may set. Other keys are ignored, and the user gets a note."""
 
 _ADDED = frozenset(("approve", "ask", "forbid", "network"))
 _LOWERED = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout"))
@@ -41,14 +41,15 @@ _WANTED: dict[object, str] = {
     float | None: "a number",
     tuple[str, ...]: "a list of texts",
 }
-"""What a setting of such a type can be, as it is said to a person. The others are one of a few words."""
+"""The text that describes the values of each type in error messages. Other types are a choice of fixed values."""
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a command works with. Empty text and None mean: not set.
+    """The settings of a command. Empty text and None mean: not set.
 
-    `always` is what the user's file approves: it is written down for every run, so it covers nothing that must be asked
-    for each time, as `approve`, said for this run, does. `network` names the hosts that commands may reach.
+    `always` holds the approvals of the user's file. They apply to every run, so they do not cover calls that need
+    approval each time. `approve` applies to this run only and covers them. `network` names the hosts that commands may
+    reach.
     """
 
     model: str = ""
@@ -82,7 +83,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def folder(self) -> Path:
-        """The workspace, as a whole path."""
+        """The absolute path of the workspace."""
         return Path(self.workspace or ".").expanduser().absolute()
 
     @property
@@ -91,7 +92,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.store or str(data_folder() / "treadle.db")
 
     def build_limits(self) -> Limits:
-        """How much one run may use."""
+        """Build the limits of one run."""
         usual = Limits()
         return Limits(
             turns=usual.turns if self.max_turns is None else self.max_turns,
@@ -103,7 +104,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Sources(Struct, frozen=True):
-    """What was read for a command: the user's file, the environment, the flags, and the file of one workspace."""
+    """The sources of a command's settings: the user's file, the environment, the flags, and one workspace's file."""
 
     user_file: Path
     user: dict[str, Json]
@@ -114,7 +115,7 @@ class _Sources(Struct, frozen=True):
 
 
 class LoadedSettings(Struct, frozen=True):
-    """Settings, the source of each one that is set, and what a workspace's file asked for and did not get.
+    """Settings, the source of each one that is set, and the ignored settings of a workspace's file.
 
     `user_file` is the path of the user's file, whether it exists or not.
     """
@@ -126,7 +127,7 @@ class LoadedSettings(Struct, frozen=True):
     read: _Sources
 
     def apply_flags(self, **flags: Json) -> LoadedSettings:
-        """Add flags to those of the command line. Only the file of another workspace is read for it."""
+        """Add flags to those of the command line. This reads a file only if the workspace changes."""
         merged = {**self.read.flags, **_typed(flags, "command line")}
         folder = _find_workspace(merged, self.read.environment)
         file = folder / WORKSPACE_FILE
@@ -135,25 +136,25 @@ class LoadedSettings(Struct, frozen=True):
 
 
 def data_folder() -> Path:
-    """Where the store, weights and kept files of this user are."""
+    """The folder of the user's store, weights and kept files."""
     if chosen := os.environ.get("TREADLE_DATA_DIR"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "treadle"
 
 
 def config_folder() -> Path:
-    """Where the user's own config.toml is."""
+    """The folder of the user's config.toml."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "treadle"
 
 
 def config_file(chosen: str = "") -> Path:
-    """The user's file: the one that was named, or the usual one."""
+    """The path of the user's file: `chosen`, or the default path."""
     named = chosen or os.environ.get("TREADLE_CONFIG", "")
     return Path(named).expanduser() if named else config_folder() / "config.toml"
 
 
 def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> LoadedSettings:
-    """The settings for these flags, in this environment and workspace. Raises `BadInput` with file and key."""
+    """Load the settings for these flags, environment and workspace. Raises `BadInput` with the file and the key."""
     flags = {key: value for key, value in (flags or {}).items() if value is not None}
     user_file = config_file(config)
     if config and not user_file.is_file():
@@ -177,7 +178,7 @@ def _find_workspace(flags: Mapping[str, Json], environment: Mapping[str, Json]) 
 
 
 def _merge(read: _Sources, folder: Path) -> LoadedSettings:
-    """Let flags win over the environment over the workspace's file over the user's file."""
+    """Merge the sources. Precedence: flags, environment, workspace's file, user's file."""
     workspace, ignored = _narrowing(read.workspace, read.workspace_file, read.user, read.user_file)
     lasting = {"always" if key == "approve" else key: value for key, value in read.user.items()}
     layers = (
@@ -202,7 +203,7 @@ def _read(file: Path) -> dict[str, Json]:
     import tomllib
 
     try:
-        # A workspace may hold a pipe there, or a link to something without an end: opening it must not wait.
+        # The file may be a pipe, or a link to an endless device. Opening it must not block.
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as opened:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -260,7 +261,7 @@ def _converted(key: str, value: Json, where: str, *, strict: bool) -> Json:
 def _narrowing(
     values: Mapping[str, Json], file: Path, user: Mapping[str, Json], user_file: Path
 ) -> tuple[dict[str, Json], tuple[str, ...]]:
-    """What a workspace's file may have its way with, and what is left out of it and why."""
+    """Return the settings that a workspace's file may set, and a note for each ignored one."""
     ignored = [
         f"{file}: {key} is left out: a workspace may not set it; {user_file} may"
         for key in values
@@ -281,7 +282,7 @@ def _narrowing(
 
 
 def _is_trusted(agent: str, workspace: Path) -> bool:
-    """Whether an agent has more rights than another would have: that is for the user to choose."""
+    """Whether an agent has a trusting posture. Only the user may choose such an agent."""
     from treadle.app.workspace_knowledge import WorkspaceKnowledge
 
     written = WorkspaceKnowledge(workspace, config_folder()).agents.get(agent)
@@ -309,7 +310,7 @@ def save_setting(key: str, value: str, config: str = "") -> Path:
     import tomlkit
 
     file = config_file(config)
-    _read(file)  # refuses a file that cannot be read or is not TOML
+    _read(file)  # raises if the file is unreadable or not TOML
     document = tomlkit.parse(file.read_text("utf-8") if file.is_file() else "")
     document[key] = value
     file.parent.mkdir(parents=True, exist_ok=True)

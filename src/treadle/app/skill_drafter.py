@@ -1,4 +1,4 @@
-"""Drafting skills from work that was done: a request that was done three times becomes a proposal.
+"""Draft skills from finished work. A request that was done three times becomes a proposal.
 
 `runtime.after_answer.append(SkillDrafter(knowledge))` switches it on. A person has to accept a proposal.
 """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BuiltAgents(Struct, frozen=True):
-    """The agents of a workspace and its user on these settings, and what is wrong with files that describe them."""
+    """The agents of a workspace and its user, built with these settings, and the problems in their files."""
 
     agents: dict[str, Agent]
     library: WorkspaceKnowledge
@@ -32,7 +32,7 @@ class BuiltAgents(Struct, frozen=True):
 def build_agents(
     settings: Settings, model: str | Model, more: Sequence[Tool] = (), keyring: Keyring | None = None
 ) -> BuiltAgents:
-    """Every agent there is, on the model that `choose_model` gave; `more` are tools besides the ready-made ones."""
+    """Build every agent with the model from `choose_model`. `more` are tools besides the ready-made ones."""
     from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
     from treadle.tools.builtin import build_default_tools
     from treadle.tools.shell import Shell
@@ -60,7 +60,7 @@ def build_agents(
             problems.append(f"agent {agent.name} has no tools: none here is called {', '.join(map(repr, wanted))}")
         try:
             agent.resolve_model()
-        except BadInput as error:  # one that names a model without a key must not stop the others
+        except BadInput as error:  # an agent whose model has no key must not stop the others
             problems.append(f"agent {agent.name} is left out: {error}")
             without_model[agent.name] = agent
         else:
@@ -69,7 +69,7 @@ def build_agents(
 
 
 def build_grant(settings: Settings) -> Grant:
-    """What may run with these settings, and with what the user said for good."""
+    """Build the grant from these settings and the rules that the user saved."""
     from treadle.permissions.saved_rules import apply_rules, load_rules
 
     grant = Grant(
@@ -84,7 +84,7 @@ def build_grant(settings: Settings) -> Grant:
 
 
 def _instructions(chosen: str) -> str:
-    """Instructions as text, or from a file as `@FILE`."""
+    """Return the instructions. `@FILE` reads them from a file."""
     if not chosen.startswith("@"):
         return chosen
     file = Path(chosen[1:]).expanduser()

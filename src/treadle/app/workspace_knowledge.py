@@ -33,7 +33,10 @@ WEB_TOOLS = ("fetch_url", "web_*", "search_web")
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """What the operator gives every agent. A file can narrow it. `instructions` replace those of the default agent."""
+    """The options of the operator for every agent. An agent's file can narrow them.
+
+    `instructions` replace those of the default agent.
+    """
 
     model: str | Model | None = None
     tools: Sequence[Tool | Callable[..., object]] = ()

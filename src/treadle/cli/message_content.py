@@ -1,4 +1,4 @@
-"""What a person types as a message: text, `@path` for a file that goes with it, and images."""
+"""Build messages from what the user types: text, files attached with `@path`, and images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MENTION = re.compile(r"(?<!\S)@(?:\"([^\"]+)\"|(\S+))")
 
 
 def build_message(text: str, folder: Path, images: Iterable[str] = ()) -> list[Part]:
-    """The parts of a message; a mention of something that is no file stays what it is, text."""
+    """Build the parts of a message. An `@` mention that names no file stays plain text."""
     parts: list[Part] = [TextPart(text)]
     seen: set[Path] = set()
     for match in _MENTION.finditer(text):
@@ -36,7 +36,7 @@ def build_message(text: str, folder: Path, images: Iterable[str] = ()) -> list[P
 
 
 def _file(name: str, folder: Path) -> Path | None:
-    """The file that is meant, also when a comma or a full stop follows it."""
+    """Find the mentioned file. Ignore punctuation that follows its name."""
     for candidate in dict.fromkeys((name, name.rstrip(".,;:!?)"))):
         path = Path(candidate).expanduser()
         for file in (folder / path, path.absolute()):

@@ -1,4 +1,4 @@
-"""`treadle models`: what can be reached and why not, the default, and weights to bring here."""
+"""`treadle models`: list models and why some are unreachable, set the default, and download weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a session for a command: settings, store, model, agent, runtime; closed again in the right order."""
+"""Open a session for a command: settings, store, model, agent and runtime. Close them in the right order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_AGENT = "default"
 
 @dataclass(slots=True)
 class OpenSession:
-    """A session that is open, and what it runs with. `notes` are what the person should be told about that."""
+    """An open session and the objects it runs with. `notes` are messages for the user about this setup."""
 
     session: Session
     runtime: Runtime
@@ -49,7 +49,7 @@ async def open_session(
     *,
     follow_up: bool = False,
 ) -> OpenSession:
-    """Open the session that `--session` names, or a new one with the name of `--name`. `stack` closes it."""
+    """Open the session that `--session` names, or create one named by `--name`. `stack` closes it."""
     log = await stack.enter_async_context(open_store(loaded.settings))
     info = await find_session(log, args.session) if args.session else None
     if info is not None:
@@ -68,7 +68,7 @@ async def open_session(
     runtime = await stack.enter_async_context(opened.runtime)
     session = await stack.enter_async_context(runtime.session(agent.name, **options))
     state, agents = await session.state(), opened.runtime.agents
-    if state.agent not in agents:  # a run under way keeps the agent it began with
+    if state.agent not in agents:  # an active run keeps the agent it started with
         default = opened.built.agents.get(settings.agent or DEFAULT_AGENT, agent)
         agents[state.agent] = replace(default, name=state.agent)
     if info is not None and settings.agent and settings.agent != info.agent:
@@ -84,7 +84,7 @@ async def open_session(
 
 
 def _choose_agent(opened: OpenRuntime, loaded: LoadedSettings, info: SessionInfo | None) -> Agent:
-    """The agent that was asked for, or whose session it is; a flag has the last word on model and instructions."""
+    """Choose the requested agent, or the agent of the session. Flags override its model and instructions."""
     built, model = opened.built, opened.model
     wanted, flagged = loaded.settings.agent or DEFAULT_AGENT, loaded.sources.get("model") == "command line"
     agents = {**built.without_model, **built.agents} if flagged else built.agents
@@ -92,7 +92,7 @@ def _choose_agent(opened: OpenRuntime, loaded: LoadedSettings, info: SessionInfo
         why = "".join(f"\n  {problem}" for problem in built.problems if wanted in problem)
         raise NotFound(f"there is no agent {wanted!r}; there are: {', '.join(sorted(agents))}{why}")
     agent = agents[wanted]
-    if info is not None:  # an agent that is not known here is replaced by the one that is wanted
+    if info is not None:  # the requested agent replaces an unknown one
         agent = agents.get(info.agent) or replace(agent, name=info.agent)
     if flagged and agent.model is not model:
         agent = replace(agent, model=model)
@@ -108,14 +108,14 @@ def _find_useless_limits(settings: Settings, model: Model) -> Iterator[str]:
 
 
 def _find_unknown_tools(args: argparse.Namespace, runtime: Runtime) -> Iterator[str]:
-    """Name the patterns of the command line that match no tool: a typo leaves a tool allowed, or asked for."""
+    """Name the command-line patterns that match no tool. After a typo the tool stays allowed, or still asks."""
     tools = [tool for agent in runtime.agents.values() for tool in agent.toolbox.values()]
     names = {name for tool in tools for name in (tool.name, *tool.aliases)}
     for flag in ("approve", "forbid"):
         patterns: list[str] = getattr(args, flag) or []
         for pattern in patterns:
             name = pattern.partition("(")[0]
-            # The tools of an MCP server may be found only later, and a glob may be meant for another workspace.
+            # An MCP server may report its tools later, and a glob may be for another workspace.
             if name in names or any(sign in name for sign in ("__", "*", "?", "[")):
                 continue
             near = difflib.get_close_matches(name, names, 1)
@@ -124,7 +124,7 @@ def _find_unknown_tools(args: argparse.Namespace, runtime: Runtime) -> Iterator[
 
 @asynccontextmanager
 async def open_stored_session(args: argparse.Namespace, reference: str) -> AsyncGenerator[tuple[Session, SessionInfo]]:
-    """Open a session to look at or to post to. Nothing runs here: the process that runs it reads what is posted."""
+    """Open a session to read it or post to it. It does not run here: the process that runs it reads the posts."""
     async with open_command_store(args) as log:
         info = await find_session(log, reference)
         async with Runtime(log, [], recover=False) as runtime:
@@ -134,7 +134,7 @@ async def open_stored_session(args: argparse.Namespace, reference: str) -> Async
 def _apply_session(
     args: argparse.Namespace, loaded: LoadedSettings, info: SessionInfo, last_model: str
 ) -> LoadedSettings:
-    """The settings where the session lives: its own folder's file narrows it, and it keeps the model it had last."""
+    """Apply the settings of the session: the file of its own workspace, and the model it used last."""
     home = Path(info.workspace or ".")
     if args.workspace is not None and Path(args.workspace).expanduser().absolute() != home:
         raise BadInput(f"session {info.id[:12]} works in {home}; leave --workspace out, or start a new session")

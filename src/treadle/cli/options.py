@@ -1,4 +1,4 @@
-"""The options that run, chat and serve share, and the settings that they make."""
+"""The options that run, chat and serve share, and the settings built from them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from treadle.errors import BadInput
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are errors like all others, so that they can end in a JSON document.
+    """A parser that raises `BadInput` for usage errors, so that they can be reported as JSON.
 
-    Of `examples` its help shows those that are its own.
+    Its help shows the lines of `examples` that belong to this command.
     """
 
     def __init__(self, *, examples: str = "", **options: Any) -> None:
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{message}; {self._guess(message)}`{self.prog} --help` shows how it is used")
 
     def _guess(self, message: str) -> str:
-        """The option or the action that may be meant by a word that is none."""
+        """Suggest the option or action that is closest to an unknown one."""
         import difflib
         import re
 
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def iterate_arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every option and argument of a parser and of the parsers of its actions."""
+    """Iterate over the options and arguments of a parser and of its subparsers."""
     for argument in parser._actions:  # pyright: ignore[reportPrivateUsage]
         yield argument
         if isinstance(argument.choices, dict):
@@ -52,7 +52,7 @@ def iterate_arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Acti
 
 
 class SeveralValues(argparse.Action):
-    """An option with one value or several, once or again. What came together is kept together, in `groups`."""
+    """An option with one or more values that can be repeated. `groups` keeps the values of each use together."""
 
     def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         groups: list[list[str]] = [*getattr(namespace, "groups", ()), list(values)]
@@ -61,9 +61,9 @@ class SeveralValues(argparse.Action):
 
 
 def take_back_word(args: argparse.Namespace, *options: str, is_no_value: Callable[[str], bool]) -> str | None:
-    """The word that an option with several values swallowed although it was meant to stand alone, if there is one.
+    """Take back a positional argument that an option with several values consumed. Return None if there is none.
 
-    It is the last of a group; `unlike` says whether a word cannot be a value.
+    Only the last value of a group can be one. `is_no_value` says whether a text cannot be a value of the option.
     """
     for group in reversed(getattr(args, "groups", ())):
         if len(group) > 1 and is_no_value(group[-1]):
@@ -76,12 +76,12 @@ def take_back_word(args: argparse.Namespace, *options: str, is_no_value: Callabl
 
 
 def create_parser(name: str, about: str, examples: str) -> Parser:
-    """The parser of a command, with examples below its options."""
+    """Create the parser of a command. Its help shows the examples below the options."""
     return Parser(prog=f"treadle {name}", description=about, epilog=f"examples:\n{examples}")
 
 
 def add_actions(parser: Parser, examples: str) -> argparse._SubParsersAction[Parser]:  # pyright: ignore[reportPrivateUsage]
-    """Where the actions of a command are added."""
+    """Add subparsers for the actions of a command."""
     made = partial(Parser, examples=examples)
     return parser.add_subparsers(
         dest="action", metavar="ACTION", required=True, parser_class=cast("type[Parser]", made)
@@ -89,13 +89,13 @@ def add_actions(parser: Parser, examples: str) -> argparse._SubParsersAction[Par
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that only looks at the store."""
+    """Add the options of the commands that only read the store."""
     parser.add_argument("--store", metavar="PATH|URL", help="where sessions are kept (default: the user's data folder)")
     parser.add_argument("--config", metavar="FILE", default="", help="another file instead of the user's config.toml")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """The options of run, chat and serve."""
+    """Add the options of run, chat and serve."""
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="NAME", help="local, openai:NAME, anthropic:NAME, ollama:NAME, …")
     model.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible server")
@@ -121,7 +121,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the commands that run something to its end."""
+    """Add the options of the commands that wait for a run to finish."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one document on stdout; events as JSON lines on stderr")
     form.add_argument("--jsonl", action="store_true", help="every event as a line of JSON on stdout")

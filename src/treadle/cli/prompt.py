@@ -1,4 +1,4 @@
-"""The line a person types on while the agent works: prompt-toolkit below, the scrollback above."""
+"""The input line of the chat. prompt-toolkit draws it at the bottom, and output scrolls above it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from treadle.cli.console import (
 )
 
 MAX_UNFINISHED_ROWS = 6
-"""Rows of unfinished text that are drawn again and again; the rest of it shows once its line is whole."""
+"""Rows of an unfinished line that the prompt redraws. The whole line is shown once it is complete."""
 
 BATCH_SECONDS = 0.02
-"""Seconds in which text is gathered before the prompt is drawn anew below it."""
+"""Seconds to collect output before it is written and the prompt is redrawn below it."""
 
 REDRAW_SECONDS = 0.04
-"""Seconds between two drawings of the prompt, however fast a model writes."""
+"""Minimum seconds between two redraws of the prompt, however fast the model writes."""
 
 PROMPT, ANSWER = "› ", "answer> "
-"""What stands before a message, and before an answer."""
+"""The labels of the input line for a message and for an answer."""
 
 ESCAPE_SECONDS = 0.08
-"""Seconds after which an escape is the key itself, and not the beginning of another."""
+"""Seconds after which an escape byte counts as the Escape key, not as the start of a sequence."""
 
 
 class PromptInterrupted(Exception):
-    """The prompt gave way to something else; `draft` is what had been typed."""
+    """Something else needed the input line. `draft` is the text typed so far."""
 
     def __init__(self, draft: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class PromptInterrupted(Exception):
 
 
 class PromptConsole:
-    """A prompt at the bottom and a stage above it. Finished lines scroll away; the tail is part of the prompt."""
+    """A console with a prompt at the bottom. Finished lines scroll above it. The status line is part of the prompt."""
 
     def __init__(
         self, stream: TextIO, history: Path, completer: Completer, keys: dict[str, Callable[[], None]]
@@ -81,13 +81,13 @@ class PromptConsole:
         )
         self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE_SECONDS
         self._session.app.min_redraw_interval = REDRAW_SECONDS
-        self._session.app.renderer.cpr_not_supported_callback = None  # it would warn, and hand the terminal over
+        self._session.app.renderer.cpr_not_supported_callback = None  # the default warns and releases the terminal
         self._above: list[str] = []
         self._writing: asyncio.Task[None] | None = None
 
     @contextmanager
     def hold_terminal(self) -> Generator[None]:
-        """Keep the terminal from reading keys by itself, between two prompts too: no echo, no key lost but signals."""
+        """Control the terminal between two prompts too. It echoes nothing and loses no keys except signal keys."""
         fd = self._session.app.input.fileno()
         before = termios.tcgetattr(fd)
         _take(fd)
@@ -107,14 +107,14 @@ class PromptConsole:
                     termios.tcsetattr(fd, termios.TCSANOW, before)
 
     def _mistaken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What went wrong where nobody waits for it is said above the prompt, not across it."""
+        """Show the errors of background tasks above the prompt, so that they do not overwrite it."""
         error = context.get("exception")
         self.write_aside(escape_controls(describe_bug(error) if error is not None else str(context.get("message"))))
 
     def _suspend(self, before: list[Any]) -> None:
-        """Give the terminal back to the shell and stop, until the shell lets us go on."""
+        """Return the terminal to the shell and stop until the shell continues this process."""
         app, loop = self._session.app, asyncio.get_running_loop()
-        if not self._editing:  # an editor that is stopped with us has put the terminal right by itself
+        if not self._editing:  # an editor that stops too restores the terminal itself
             if app.is_running:
                 app.renderer.erase()
             termios.tcsetattr(app.input.fileno(), termios.TCSANOW, before)
@@ -124,21 +124,21 @@ class PromptConsole:
         self._take_up()
 
     def _take_up(self) -> None:
-        """Take the terminal again after a stop: the shell has used it meanwhile."""
+        """Set up the terminal again after a stop. The shell may have changed it."""
         app = self._session.app
         if self._editing:
             return
         _take(app.input.fileno())
         if app.is_running and not app.is_done:
-            app.input.raw_mode().__enter__()  # the one that is left later is the prompt's own
+            app.input.raw_mode().__enter__()  # never exited: the prompt exits its own raw mode later
             app.renderer.erase()
             app.renderer.render(app, app.layout)
 
     async def read(self, label: str, draft: str = "", *, inert: float = 0.0, passing: bool = False) -> str:
-        """What is typed next. Raises `EOFError` at Ctrl-D and `Interrupted` when something else needs the line.
+        """Read the next input. Raises `EOFError` at Ctrl-D and `PromptInterrupted` when something else needs the line.
 
-        For the first `inert` seconds nothing that is typed counts: it was meant for something else. What is
-        only `passing`, as a yes is, is not kept among what was typed before.
+        Input in the first `inert` seconds is dropped: the user typed it for something else. With `passing` the
+        input, such as a yes, is not added to the history.
         """
         self._write_out()
         self._passing = passing
@@ -161,7 +161,7 @@ class PromptConsole:
         self._redraw()
 
     def interrupt(self) -> None:
-        """Take the line away from whoever types on it; the draft is kept. An editor is let finish first."""
+        """Interrupt the current input and keep the draft. An open editor can finish first."""
         app = self._session.app
         if app.is_running and not app.is_done:
             self._ending = True
@@ -170,19 +170,19 @@ class PromptConsole:
 
     @property
     def draft(self) -> str:
-        """What is typed so far, and not yet entered."""
+        """The text that is typed but not entered yet."""
         return self._session.default_buffer.text if self._session.app.is_running else ""
 
     def clear(self) -> None:
         self._session.default_buffer.reset()
 
     def leave(self) -> None:
-        """As if Ctrl-D had been pressed."""
+        """End the input as Ctrl-D does."""
         app = self._session.app
         if app.is_running and not app.is_done:
             app.exit(exception=EOFError)
 
-    # --- the stage
+    # --- the console
 
     @property
     def width(self) -> int:
@@ -219,7 +219,7 @@ class PromptConsole:
         self._open = ""
 
     def _put(self, text: str) -> None:
-        """Text for the scrollback; while the prompt is drawn, what comes together is written together."""
+        """Add text to the scrollback. While the prompt is shown, text is collected and written in batches."""
         self._above.append(text)
         if not self._session.app.is_running:
             self._write_out()
@@ -227,21 +227,21 @@ class PromptConsole:
             self._writing = asyncio.create_task(self._write_above())
 
     async def _write_above(self) -> None:
-        """Take the prompt away, write, draw it again. The terminal stays in the prompt's hands: no key goes astray."""
+        """Erase the prompt, write, and redraw it. The prompt keeps control of the terminal, so no key is lost."""
         app = self._session.app
         await asyncio.sleep(BATCH_SECONDS)
         while self._above:
             if app.output.responds_to_cpr:
                 await app.renderer.wait_for_cpr_responses()
             if self._editing or app.is_done or not app.is_running:
-                return  # it is written out at the end of that
+                return  # the text is written when the editor or the prompt ends
             try:
                 app.renderer.erase()
                 self._write_out()
                 if not app.key_processor.input_queue:
                     app.renderer.request_absolute_cursor_position()
                 app.renderer.render(app, app.layout)
-            except OSError as gone:  # nobody waits for this task; whoever reads the line is told
+            except OSError as gone:  # nobody awaits this task: raise in `read` instead
                 app.exit(exception=gone)
 
     def _write_out(self) -> None:
@@ -269,10 +269,10 @@ class PromptConsole:
         return ANSI(above + style_text(self._label, "bold", self.has_colour))
 
     def _unfinished(self) -> list[str]:
-        """The end of the line that is being written, in the rows that it will cover: the prompt wraps nothing."""
+        """Wrap the end of the unfinished line into rows. The prompt does not wrap text itself."""
         wide = terminal_width()
         most = wide * MAX_UNFINISHED_ROWS
-        start = max(0, len(self._open) - most) // wide * wide  # so that rows stay where they are while it grows
+        start = max(0, len(self._open) - most) // wide * wide  # keeps the rows in place while the line grows
         shown = wrap_rows(self._open[start:].expandtabs(), wide)[-MAX_UNFINISHED_ROWS:]
         if start:
             shown[0] = f"…{shown[0][1:]}"
@@ -282,7 +282,7 @@ class PromptConsole:
         bindings = KeyBindings()
 
         @bindings.add("enter")
-        @bindings.add("c-j")  # what was typed while no prompt was there comes as line feeds
+        @bindings.add("c-j")  # Enter arrives as a line feed if no prompt was active
         def _(event: KeyPressEvent) -> None:
             if self._passing and not self._inert:
                 event.app.exit(result=event.current_buffer.text)
@@ -313,8 +313,8 @@ class PromptConsole:
 
 
 def _take(fd: int) -> None:
-    """Take the terminal in hand. A key that is a signal throws nothing away: neither other keys nor what is shown."""
-    tty.setcbreak(fd, termios.TCSANOW)  # any other moment to change it throws away what was typed ahead
+    """Set the terminal to cbreak mode. Signal keys discard neither pending input nor output."""
+    tty.setcbreak(fd, termios.TCSANOW)  # the other modes discard pending input
     mode = termios.tcgetattr(fd)
     mode[3] |= termios.NOFLSH
     termios.tcsetattr(fd, termios.TCSANOW, mode)
@@ -325,7 +325,7 @@ def _ignoring_the_event(act: Callable[[], None]) -> Callable[[KeyPressEvent], No
 
 
 class PromptCompleter(Completer):
-    """Completes slash commands at the beginning of a line, and `@path` anywhere."""
+    """Completes slash commands at the start of a line, and `@path` anywhere."""
 
     def __init__(self, commands: dict[str, str], folder: Path) -> None:
         self._commands, self._folder = commands, folder

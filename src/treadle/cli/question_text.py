@@ -1,4 +1,4 @@
-"""A question to a person in words: all that would run, why it is asked, and what can be answered. Reads no keys."""
+"""Render questions as text: what would run, why it needs approval, and the possible answers. Reads no keys."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _STYLES = {"safe": "green", "caution": "yellow", "destructive": "bold red"}
 def render_approval(
     question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path, room: int, *, colour: bool
 ) -> list[str]:
-    """What is asked, whole: tool, class, reason, every argument to the letter, and the diff it would make."""
+    """Render the whole question: tool, safety class, reason, every exact argument, and the resulting diff."""
     tool = style_text(escape_hidden(question.tool), "bold", colour)
     head = f"{style_text('?', 'bold yellow', colour)} {tool} wants to run  "
     head += style_text(f"[{question.safety}]", _STYLES[question.safety], colour)
     why = textwrap.wrap(
         escape_hidden(question.why), max(20, room - 16)
-    )  # words of ours: the rest is shown to the letter
+    )  # only our own text is wrapped: the rest is shown exactly
     lines = [head, f"  why asked: {why[0] if why else ''}", *(f"             {more}" for more in why[1:])]
     lines.append(f"  workspace: {escape_hidden(str(folder))}")
     for name, value in question.arguments.items():
@@ -51,11 +51,11 @@ def _argument(name: str, value: Json) -> list[str]:
 
 
 def _parts(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path) -> list[str]:
-    """The simple commands of a compound one, each on its own line."""
+    """List the simple commands of a compound command, one per line."""
     tool = tools.get(question.tool)
     if tool is None:
         return []
-    known = tool.spec.parameters.get("properties", {})  # the folder of a command is shown, but no parameter
+    known = tool.spec.parameters.get("properties", {})  # the folder of a command is shown but is not a parameter
     given = {name: value for name, value in question.arguments.items() if name in known}
     try:
         parts = tool.assess(tool.parse(json.dumps(given)), folder).commands or ()
@@ -65,7 +65,7 @@ def _parts(question: ApprovalRequested, tools: Mapping[str, Tool], folder: Path)
 
 
 def preview_diff(tool: str, arguments: Mapping[str, Json], folder: Path) -> list[str]:
-    """The diff that a call would make, where that can be told from its arguments."""
+    """Preview the diff of a call, if its arguments are enough to compute it."""
     path, content = arguments.get("path"), arguments.get("content")
     old, new = arguments.get("old"), arguments.get("new")
     if tool == "apply_patch" and isinstance(arguments.get("patch"), str):
@@ -95,7 +95,7 @@ def _diff(before: str, after: str, path: str) -> list[str]:
 
 
 def render_choices(question: ApprovalRequested) -> list[str]:
-    """The answers that can be given, each with what it means."""
+    """Render the possible answers and their meaning."""
     lines = ["  y  yes, once"]
     if not question.once:
         lines.append(f"  t  yes, and {question.tool} needs no asking in this session")
@@ -106,9 +106,9 @@ def render_choices(question: ApprovalRequested) -> list[str]:
 
 
 def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | None:
-    """The answer that was typed; None is later. Raises `BadInput` for anything else.
+    """Parse the typed answer. None means later. Raises `BadInput` for an unknown answer.
 
-    What is allowed for good is kept among the user's rules, for this folder.
+    A permanent approval is saved in the user's rules, for this folder only.
     """
     word, _, rest = line.strip().partition(" ")
     match word.lower():
@@ -135,13 +135,13 @@ def _has_rule(question: ApprovalRequested) -> bool:
 
 
 def render_input_question(question: Question, *, colour: bool) -> list[str]:
-    """A question of the agent, with its options."""
+    """Render a question of the agent and its options."""
     lines = [f"{style_text('?', 'bold yellow', colour)} {escape_hidden(question.text)}"]
     return lines + [f"  {number}  {escape_hidden(option)}" for number, option in enumerate(question.options, 1)]
 
 
 def parse_reply(line: str, question: Question) -> str:
-    """What was typed, or the option whose number was typed. Raises `BadInput` for what is no answer."""
+    """Return the typed text, or the option with the typed number. Raises `BadInput` for an invalid answer."""
     text = line.strip()
     if text.isdigit() and 1 <= int(text) <= len(question.options):
         return question.options[int(text) - 1]

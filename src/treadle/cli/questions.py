@@ -28,11 +28,11 @@ from treadle.errors import BadInput
 from treadle.events import ApprovalAnswered, CancelRequested, Event, InputAnswered
 
 INERT_SECONDS = 0.5
-"""Keys typed in this time do not count: a key that was meant for something else must not approve anything."""
+"""Seconds in which keys are ignored: a key typed for something else must not approve a call."""
 
 
 async def refuse_question(question: ApprovalRequested | InputRequested) -> Answer:
-    """Say no at once, because nobody can be asked. The comment tells the model what the user could do about it."""
+    """Deny at once, because no user can be asked. The comment tells the model what the user can change."""
     if isinstance(question, InputRequested):
         return Answer(
             "deny", comment="Nobody can be asked here. Decide yourself, and say what you assumed.", by=NOBODY_ASKED
@@ -44,7 +44,7 @@ async def refuse_question(question: ApprovalRequested | InputRequested) -> Answe
 
 @dataclass(slots=True, eq=False)
 class OpenQuestion:
-    """A question without an answer yet. `settled` gets the answer, or None when it is left for later."""
+    """A question without an answer yet. `settled` gets the answer, or None if the user answers later."""
 
     request: ApprovalRequested | InputRequested
     settled: asyncio.Future[Answer | None]
@@ -63,7 +63,7 @@ class OpenQuestion:
             console.write_line(line)
 
     def accept_answer(self, text: str, folder: Path) -> None:
-        """Take the text that was typed. Raises `BadInput` when it is no answer."""
+        """Accept the typed text as the answer. Raises `BadInput` if it is not a valid answer."""
         if isinstance(self.request, ApprovalRequested):
             self.settle(parse_decision(text, self.request, folder))
             return
@@ -170,7 +170,7 @@ class TerminalReader:
 
 
 def _pass_on_error(question: OpenQuestion, reading: asyncio.Task[None]) -> None:
-    """The error of a reader is the error of its gate."""
+    """Raise the error of a reader in its gate."""
     error = None if reading.cancelled() else reading.exception()
     if error is not None and not question.settled.done():
         question.settled.set_exception(error)
@@ -183,13 +183,13 @@ class Keyboard:
         self._fd, self._rest = fd, b""
 
     def discard_input(self) -> None:
-        """Drop the keys that were typed before they were asked for."""
+        """Drop the keys that were typed before the question was shown."""
         self._rest = b""
         if os.isatty(self._fd):
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
     async def read_line(self) -> str | None:
-        """The next line; None at the end of input."""
+        """Read the next line. Return None at the end of input."""
         loop = asyncio.get_running_loop()
         while b"\n" not in self._rest:
             ready: asyncio.Future[None] = loop.create_future()

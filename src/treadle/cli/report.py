@@ -1,4 +1,4 @@
-"""What a one-shot run comes to: the exit code and the JSON document. Pure: it is told events and asked once."""
+"""The result of a one-shot run: the exit code and the JSON document. Built from events, without I/O."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from treadle.events import (
 from treadle.messages import Json, Usage
 
 ANSWERED, FAILED, USAGE, STOPPED, UNANSWERED, CANCELLED = 0, 1, 2, 3, 4, 130
-"""The exit codes, as others rely on them."""
+"""The exit codes. Scripts rely on them."""
 
 NOBODY_ASKED = "the command line"
-"""Who says no where nobody can be asked; by this name the refusals are told from a person's."""
+"""The author of a denial when no user can be asked. It separates these denials from those of a user."""
 
 Status = Literal["answered", "stopped", "failed", "waiting", "denied", "cancelled"]
 
@@ -36,7 +36,7 @@ class CallReport(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """The document of `--json`."""
+    """The JSON document that `--json` prints."""
 
     session_id: str
     status: Status
@@ -58,13 +58,13 @@ class Report(Struct, frozen=True):
         return codes.get(self.status, UNANSWERED)
 
     def encode(self) -> bytes:
-        """The document as one line of UTF-8; every field of usage is there, also where it is zero."""
+        """Encode the document as one line of UTF-8. It contains every usage field, even if it is zero."""
         usage = {name: getattr(self.usage, name) for name in Usage.__struct_fields__ if name != "cost"}
         return msgspec.json.encode({**msgspec.structs.asdict(self), "usage": usage}) + b"\n"
 
 
 class ReportBuilder(Struct):
-    """Counts what a run does, event by event. `refused` is what nobody could be asked, also by its helpers."""
+    """Collects the events of a run. `refused` are the questions, also of helpers, that no user could answer."""
 
     calls: list[CallReport] = field(default_factory=list[CallReport])
     denied: dict[str, dict[str, Json]] = field(default_factory=dict[str, dict[str, Json]])
@@ -99,20 +99,20 @@ class ReportBuilder(Struct):
         question = self.asked.pop(answer.call_id, None)
         if question is None:
             return
-        if answer.by != NOBODY_ASKED:  # somebody else was first
+        if answer.by != NOBODY_ASKED:  # somebody else answered first
             self.refused = [one for one in self.refused if one != question]
             return
         self.refused.append(question)
         self.denied[answer.call_id] = _told(question)
 
     def build_report(self, session_id: str, outcome: RunFinished | None) -> Report:
-        """What it all came to; without an outcome the run waits for somebody."""
+        """Build the report. Without an outcome the run waits for an answer."""
         pending = tuple(_told(question) for question in self.asked.values()) if outcome is None else ()
         status: Status = "waiting" if outcome is None else _status(outcome)
         if status == "answered" and self.refused:
             status = "denied"
         denied = [*self.denied.values()]
-        denied.extend(told for told in map(_told, self.refused) if told not in denied)  # those of helpers
+        denied.extend(told for told in map(_told, self.refused) if told not in denied)  # the questions of helpers
         usage = outcome.usage if outcome is not None else self.usage
         return Report(
             session_id=session_id,
@@ -130,7 +130,7 @@ class ReportBuilder(Struct):
 
 
 def build_failure_report(reason: Literal["usage", "failed", "cancelled"], error: str, session_id: str = "") -> Report:
-    """The document of a run that did not come about."""
+    """Build the report of a run that did not start."""
     status: Status = "cancelled" if reason == "cancelled" else "failed"
     return Report(session_id, status, reason, "", 0, (), (), (), Usage(), 0.0, error)
 

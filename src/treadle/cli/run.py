@@ -1,4 +1,4 @@
-"""`treadle run`: one objective, one run, one outcome; at home in a terminal, a script and a cron job."""
+"""`treadle run`: run one objective to its outcome, in a terminal, a script or a cron job."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
     if args.session and args.name:
         raise BadInput("--name is for a new session; `treadle sessions rename` renames one")
     loaded = load_command_settings(args)
-    if objective is not None and not args.session:  # what cannot be sent is told before a session is made
+    if objective is not None and not args.session:  # report a bad message before creating a session
         build_message(objective, loaded.settings.folder, args.image)
 
     def begin(opened: OpenSession) -> Run:
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def find_objective(args: argparse.Namespace) -> str | None:
-    """The objective, also where it stands behind the values of an option: `treadle run --approve read_* "look"`."""
+    """Find the objective, even after the values of an option: `treadle run --approve read_* "look"`."""
     if args.objective is not None:
         return args.objective
     lists = ("approve", "forbid", "image")

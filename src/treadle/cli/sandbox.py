@@ -1,4 +1,4 @@
-"""`treadle sandbox exec`: run a command behind exactly the walls that the shell tool has."""
+"""`treadle sandbox exec`: run a command in the same sandbox as the shell tool."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _run(job: Job) -> int:
-    """Run it to its end; who ends us by a signal ends the command, and nothing of it stays in the workspace."""
+    """Run the job to its end. A signal that ends this process also ends the command and cleans up the workspace."""
     mine = asyncio.current_task()
     assert mine is not None
     came: list[signal.Signals] = []

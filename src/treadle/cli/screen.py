@@ -1,4 +1,4 @@
-"""A run as a person sees it: text as it comes, a line for each call, and the state of things at the bottom."""
+"""Show a run to the user: streamed text, a line for each call, and a status line at the bottom."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from treadle.events import (
 from treadle.messages import Json, Part, Usage, render_parts
 
 TICK_SECONDS = 0.5
-"""Seconds between two drawings of the tail in which nothing happens but time."""
+"""Seconds between two redraws of the status line while no event arrives."""
 
 STEER_NOTE = "  it reads this at its next turn:"
-"""What stands above a message that was sent while it works."""
+"""The note above a message that was sent during a run."""
 
 _SIGNALS = {
     "doom_loop": "the same calls again and again: the model is warned",
@@ -88,9 +88,9 @@ ENDING_TEXTS = {
 
 
 class Screen:
-    """Shows events on a stage. It keeps what the tail says, and nothing that is not in the log.
+    """Shows events on a console. It keeps only the state of the status line, and all of that is in the log.
 
-    With `apart` the answer is handed over elsewhere: only what the model says between calls is shown.
+    With `hide_answer` it shows only the text between calls, because the caller prints the answer itself.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Screen:
         self.usage, self.context_tokens = Usage(), 0
         self.is_running = False
         self.asks_here = False
-        """Whether questions are put to the person by somebody else, on the same stage."""
+        """Whether another object asks the questions on the same console."""
         self._mine = own_message
         self._waiting: set[str] = set()
         self._arguments: dict[str, dict[str, Json]] = {}
@@ -146,7 +146,7 @@ class Screen:
         self.redraw_status()
 
     def show_history(self, facts: Sequence[AnyFact], messages: int = 1) -> None:
-        """Show the end of what was, so many messages back, and all of the run that is under way if there is one."""
+        """Show the history from the last `messages` messages on, and the whole active run if there is one."""
         runs = [fact.seq for fact in facts if isinstance(fact, RunStarted)]
         began = runs[-1] if runs else 0
         said = [fact.seq for fact in facts if isinstance(fact, MessageReceived)]
@@ -156,7 +156,7 @@ class Screen:
                 self.handle_event(fact)
 
     def restore_run(self, facts: Sequence[AnyFact]) -> None:
-        """Know of a run under way what its tail and the lines of its calls say, and show nothing of it again."""
+        """Restore the status line and the open calls of an active run, without showing its events again."""
         began = max((at for at, fact in enumerate(facts) if isinstance(fact, RunStarted)), default=len(facts))
         if any(isinstance(fact, RunFinished) for fact in facts[began:]):
             return
@@ -166,7 +166,7 @@ class Screen:
         self.console = stage
 
     def redraw_status(self) -> None:
-        """Draw the tail again; time has passed."""
+        """Redraw the status line, to update the elapsed time."""
         self.console.set_status(self._status() if self.is_running else "")
 
     def _status(self) -> str:
@@ -205,14 +205,14 @@ class Screen:
             self.console.write(text, dim=True)
 
     def _close(self) -> None:
-        """End the prose that is open, with a line of its own after it."""
+        """End the open text and its line."""
         if self._kind:
             self.console.write_line("")
         self._kind = ""
 
     def _replied(self, fact: ModelReplied) -> None:
         if not self._written.strip() and fact.text.strip() and (fact.calls or not self._apart):
-            self._prose(fact.text, "text")  # nothing came live: it ran elsewhere, or before
+            self._prose(fact.text, "text")  # no live text: it ran in another process, or earlier
         self._close()
         self._written = ""
         self.usage += fact.usage
@@ -300,7 +300,7 @@ class Screen:
 
 
 def _said(parts: Sequence[Part]) -> str:
-    """What somebody wrote, and of what goes with it as much as tells what it is: a file is not for reading here."""
+    """Render the text of a message. Of each attachment, show only the first line and the number of lines."""
     lines = [render_parts(parts[:1])]
     for part in parts[1:]:
         first, _, rest = render_parts((part,)).strip().partition("\n")
@@ -309,7 +309,7 @@ def _said(parts: Sequence[Part]) -> str:
 
 
 def _since(fact: Fact) -> float:
-    """When it happened, on the clock that elapsed time is told by: it may have been before anybody looked."""
+    """Convert the time of a fact to the monotonic clock. The fact may be older than this screen."""
     return time.monotonic() - max(0.0, time.time() - fact.at) if fact.at else time.monotonic()
 
 
@@ -322,13 +322,13 @@ def _parsed(arguments: str) -> dict[str, Json]:
 
 
 class MarkdownStyler:
-    """Paints the lines of one text in their order: between fences everything is code."""
+    """Styles the lines of one text in order. Lines between fences are code."""
 
     def __init__(self) -> None:
         self._code = False
 
     def style_line(self, text: str) -> str:
-        """The line with escape codes; without them it has the same words."""
+        """Replace the Markdown marks of a line by escape codes. The words stay the same."""
         if _FENCE.match(text):
             self._code = not self._code
             return style_text(text, "dim", colour=True)
@@ -346,7 +346,7 @@ def _inline(match: re.Match[str]) -> str:
 
 
 def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
-    """The argument that tells what a call is about, on one line."""
+    """Return the main argument of a call on one line."""
     if plan := _plan(tool, arguments):
         return f"{sum(status == 'done' for status, _ in plan)} of {len(plan)} done"
     name = next((name for name in MAIN_ARGUMENTS if arguments.get(name)), next(iter(arguments), ""))
@@ -355,7 +355,7 @@ def summarize_arguments(tool: str, arguments: Mapping[str, Json]) -> str:
 
 
 def render_call(fact: CallFinished, arguments: Mapping[str, Json], room: int, *, colour: bool) -> list[str]:
-    """What came of a call: one line, and then its diff or the end of its output."""
+    """Render the result of a call: one line, then its diff or the end of its output."""
     mark, style = STATUS_MARKS.get(fact.status, ("✗", "red"))
     took = f" · {format_duration(fact.duration)}" if fact.duration >= 0.05 else ""
     status = "" if fact.status == "ok" else f" · {fact.status.replace('_', ' ')}"
@@ -370,7 +370,7 @@ def render_call(fact: CallFinished, arguments: Mapping[str, Json], room: int, *,
 
 
 def _plan(tool: str, arguments: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """The steps of a plan with their status, if the call is about one."""
+    """Return the steps of a plan with their status, if the call updates a plan."""
     items = arguments.get("items")
     if tool != "todo" or not isinstance(items, list):
         return []
@@ -394,7 +394,7 @@ def _shown(fact: CallFinished, room: int, *, colour: bool) -> list[str]:
 
 
 def render_diff(lines: list[str], room: int, *, colour: bool) -> list[str]:
-    """A unified diff, cut to a screenful."""
+    """Render a unified diff, shortened to fit the screen."""
     shown = [_diff_line(line, room, colour=colour) for line in lines[:DIFF_LINES]]
     left = len(lines) - DIFF_LINES
     return [*shown, style_text(f"… {left} more lines", "dim", colour)] if left > 0 else shown
@@ -409,7 +409,7 @@ def _diff_line(line: str, room: int, *, colour: bool) -> str:
 
 
 def describe_ending(outcome: RunFinished) -> str:
-    """How a run ended, when that is not with an answer."""
+    """Describe how a run ended if it ended without an answer."""
     words = ENDING_TEXTS.get(outcome.reason, outcome.reason)
     if outcome.error.startswith(words):
         return escape_controls(outcome.error)

@@ -1,4 +1,4 @@
-"""`treadle serve`: sessions over HTTP, with the web page. Everything it does is in treadle.server."""
+"""`treadle serve`: serve sessions over HTTP, with the web page. treadle.server implements it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = """\
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of this command."""
+    """Create the parser of this command."""
     made = create_parser(
         "serve", "Put sessions behind HTTP: REST, SSE, WebSocket, JSON-RPC and the web page.", EXAMPLES
     )
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Serve until a signal comes; the exit code."""
+    """Serve until a signal arrives. Return the exit code."""
     import asyncio
 
     from treadle.server.serve import ServeOptions, serve

@@ -1,4 +1,4 @@
-"""A way to a session that another process runs: over the store that both share, or over a server's HTTP interface."""
+"""Links to sessions that another process runs, over a shared store or over the HTTP interface of a server."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     import aiohttp
 
 RETRY_SECONDS = 1.0
-"""Seconds before a lost connection is tried again."""
+"""Seconds to wait before reconnecting."""
 
 
 class ServerUnreachable(TreadleError):
-    """The server does not answer, or does not want to."""
+    """The server does not answer, or refuses the request."""
 
 
 class SessionLink(Protocol):
-    """What can be done to a session from elsewhere. Letting go of it never stops a run.
+    """The operations on a session of another process. Closing the link never stops a run.
 
-    `tell` is called with what a person should know about the link itself.
+    The link calls `on_notice` with messages for the user about the connection.
     """
 
     session_id: str
@@ -43,7 +43,7 @@ class SessionLink(Protocol):
 
 
 class StoreLink:
-    """Over the store. Live fragments of text stay in the process that runs the session; every fact comes."""
+    """A link over the store. It delivers every fact. Live text stays in the process that runs the session."""
 
     def __init__(self, session: Session) -> None:
         self.session_id, self._session = session.id, session
@@ -74,7 +74,7 @@ class StoreLink:
 
 
 class HttpLink:
-    """Over a server, with live text. A connection that breaks is taken up again where it was."""
+    """A link over a server, with live text. After a lost connection it resumes at the last event."""
 
     def __init__(self, client: aiohttp.ClientSession, url: str, session_id: str) -> None:
         self.session_id, self._client = session_id, client
@@ -111,7 +111,7 @@ class HttpLink:
                     yield decode_event(line[5:].strip())
 
     async def send(self, text: str) -> None:
-        """Only until it is stored: what becomes of it is told by the stream."""
+        """Send a message and wait until it is stored. The event stream reports what happens next."""
         await self._post("messages?wait=0", {"content": text})
 
     async def answer(self, question: ApprovalRequested | InputRequested, answer: Answer) -> None:
@@ -163,7 +163,7 @@ async def _client(url: str, token_file: str) -> AsyncGenerator[aiohttp.ClientSes
 
 
 async def post_json(url: str, path: str, body: dict[str, Any], token_file: str) -> Any:
-    """What a server answers to one request."""
+    """Post one request to a server and return its response."""
     async with (
         _client(url, token_file) as client,
         client.post(f"{url.rstrip('/')}{path}", json=body) as response,
@@ -173,7 +173,7 @@ async def post_json(url: str, path: str, body: dict[str, Any], token_file: str) 
 
 
 async def _meant(client: aiohttp.ClientSession, url: str, reference: str) -> list[str]:
-    """The ids of the sessions that a person may mean."""
+    """Find the ids of the sessions that match a reference."""
     found: list[str] = []
     asked = {"limit": "200"}
     while True:
@@ -192,7 +192,7 @@ async def _meant(client: aiohttp.ClientSession, url: str, reference: str) -> lis
 
 @asynccontextmanager
 async def open_http_link(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpLink]:
-    """A link to a session of a server; a beginning of its id will do."""
+    """Open a link to a session of a server. `reference` is its id, the start of its id, or its name."""
     async with _client(url, token_file) as client:
         found = await _meant(client, url, reference)
         if len(found) > 1:
@@ -201,7 +201,7 @@ async def open_http_link(url: str, reference: str, token_file: str) -> AsyncGene
 
 
 def _token(name: str) -> str:
-    """The server's token: from the environment, or out of the file that the server made."""
+    """Read the server's token from the environment, or from the file that the server created."""
     file = Path(name).expanduser()
     if value := os.environ.get("TREADLE_TOKEN", "").strip():
         return value

@@ -1,4 +1,4 @@
-"""`treadle sessions`: every session of the store at hand: list, show, search, take up, fork, carry away, delete."""
+"""`treadle sessions`: list, show, search, resume, fork, export and delete the sessions of a store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EXAMPLES = """\
 SESSION is an id, the beginning of one, or a name."""
 
 NARROW_COLUMNS = 72
-"""Columns below which only what tells sessions apart is listed."""
+"""Terminal width below which the list shows only the columns that identify a session."""
 
 STATUSES = ("idle", "running", "waiting", "answered", "stopped", "failed", "cancelled")
 _STYLES = {"waiting": "yellow", "unfinished": "yellow", "running": "blue", "failed": "red", "answered": "green"}
@@ -174,7 +174,7 @@ def _print(found: list[SessionInfo], *, as_json: bool) -> None:
 
 
 def describe_status(info: SessionInfo) -> str:
-    """The status as a person means it: what nobody runs any more is not running."""
+    """Describe the status for the user. A session that no process runs any more is unfinished, not running."""
     return "unfinished" if is_abandoned(info) else info.status
 
 

@@ -1,4 +1,4 @@
-"""`treadle skills`: what agents here can look up when a task calls for it; switched off, or accepted when drafted."""
+"""`treadle skills`: list the skills that agents can use here, enable or disable them, and accept drafts."""
 
 from __future__ import annotations
 

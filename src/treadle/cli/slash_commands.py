@@ -1,4 +1,4 @@
-"""The slash commands of the chat: what can be done to a session beside talking to it."""
+"""The slash commands of the chat. They act on the session and send no message."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ COMMANDS = {
 
 
 async def run_slash_command(chat: ChatTerminal, line: str) -> None:
-    """Do what a slash command says. Raises `BadInput` for one that there is not."""
+    """Run a slash command. Raises `BadInput` for an unknown one."""
     name, _, rest = line[1:].strip().partition(" ")
     actions: dict[str, Callable[[ChatTerminal, str], Awaitable[None]]] = {
         "help": _help,

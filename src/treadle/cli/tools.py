@@ -1,4 +1,4 @@
-"""`treadle tools`: what an agent can call here, and whether the MCP servers are up."""
+"""`treadle tools`: list the tools that an agent can call here, and the state of the MCP servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parser() -> Parser:
 
 def main(args: argparse.Namespace) -> int:
     settings = load_command_settings(args).settings
-    agents = build_agents(settings, "llamacpp:any").agents  # a model that needs no key, and is not asked anything
+    agents = build_agents(settings, "llamacpp:any").agents  # this model needs no key and is never called
     name = settings.agent or DEFAULT_AGENT
     if name not in agents:
         raise NotFound(f"there is no agent {name!r}; there are: {', '.join(sorted(agents))}")

@@ -316,7 +316,7 @@ async def test_a_chat_that_breaks_says_so_and_gives_the_terminal_back(place: Pla
             screen.type("hello\r")
             assert await screen.end() == 1
             assert echoes(screen)
-    assert "a mistake of treadle's own (ZeroDivisionError: on purpose); nothing that was recorded is lost" in (
+    assert "a bug in treadle (ZeroDivisionError: on purpose); nothing that was recorded is lost" in (
         screen.text.replace("\n", "")
     )
     assert (await outcome(place)).reason == "answered"

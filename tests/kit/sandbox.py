@@ -121,7 +121,7 @@ async def collect(run: Run, job: Job) -> Ran:
 
 
 async def inside(job: Job) -> Ran:
-    """Run it behind the walls of this machine."""
+    """Run it in the sandbox of this machine."""
     return await collect(run_in_sandbox, job)
 
 

@@ -1,7 +1,7 @@
-"""Attempts to get out, each run for real: it must fail behind the walls and succeed without them.
+"""Attempts to get out, each run for real: it must fail in the sandbox and succeed without it.
 
 An attempt says ESCAPED when it got what it wanted. Where the machine itself forbids one, to everybody or to this user,
-it is still tried behind the walls, and then skipped with that reason.
+it is still tried in the sandbox, and then skipped with that reason.
 """
 
 import shutil

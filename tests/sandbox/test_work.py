@@ -1,4 +1,4 @@
-"""What people do in a shell all day must still work behind the walls."""
+"""What people do in a shell all day must still work in the sandbox."""
 
 import sys
 from pathlib import Path

@@ -46,7 +46,7 @@ def parser() -> Parser:
     kinds = add_actions(made, EXAMPLES)
     kinds.add_parser("list", help="all that is open")
     allow = kinds.add_parser("allow", help="let a call run")
-    deny = kinds.add_parser("deny", help="say no; the model is told, and goes on")
+    deny = kinds.add_parser("deny", help="deny it; the model is told and goes on")
     answer = kinds.add_parser("answer", help="answer a question of the agent")
     kinds.add_parser("rules", help="what was answered for good")
     forget = kinds.add_parser("forget", help="take an answer for good back, wherever it holds")

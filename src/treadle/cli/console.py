@@ -278,7 +278,7 @@ def print_note(text: str) -> None:
 def describe_bug(error: BaseException) -> str:
     """Return the message for an unexpected error."""
     what = f"{type(error).__name__}: {error}"
-    return f"a mistake of treadle's own ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows more"
+    return f"a bug in treadle ({what}); nothing that was recorded is lost. TREADLE_DEBUG=1 shows more"
 
 
 def silence_stream(stream: TextIO) -> None:
@@ -330,13 +330,13 @@ def format_table(rows: list[list[str]], heads: list[str], width: int) -> list[st
 def handle_signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Generator[None]:
     """Install signal handlers for the duration of the block. Signals that the process ignores stay ignored."""
     loop = asyncio.get_running_loop()
-    heeded = [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in heeded:
+    watched = [number for number in handlers if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in watched:
         loop.add_signal_handler(number, handlers[number])
     try:
         yield
     finally:
-        for number in heeded:
+        for number in watched:
             loop.remove_signal_handler(number)
 
 

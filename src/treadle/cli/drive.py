@@ -149,13 +149,13 @@ class RunOutput:
 
         The progress goes to the status line. Without a status line, each message is written once.
         """
-        loop, screen, told = asyncio.get_running_loop(), sinks[0], set[str]()
+        loop, screen, shown = asyncio.get_running_loop(), sinks[0], set[str]()
 
         def put(message: str, done: float, total: float) -> None:
             if isinstance(screen, Screen) and self.console.is_live:
                 screen.handle_event(Progress(message, done=done, total=total))
-            elif message not in told:
-                told.add(message)
+            elif message not in shown:
+                shown.add(message)
                 self.write_note(f"{message} …")
 
         def tell(message: str, done: float, total: float) -> None:

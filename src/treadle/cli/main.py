@@ -21,7 +21,7 @@ COMMANDS = {
     "skills": "what an agent can look up here",
     "agents": "the agents of this workspace and of yours",
     "memory": "what is remembered from one session to the next",
-    "sandbox": "run a command behind the walls of the shell tool",
+    "sandbox": "run a command in the sandbox of the shell tool",
     "doctor": "what works here, and what to do about what does not",
     "completion": "a script that completes all this in bash, zsh and fish",
 }

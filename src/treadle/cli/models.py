@@ -88,13 +88,13 @@ def _pull(source: str) -> int:
 
     live = is_terminal(sys.stderr)
 
-    def told(message: str, done: float, total: float) -> None:
+    def show_progress(message: str, done: float, total: float) -> None:
         if live:
             share = f" {done / total:.0%}" if total else ""
             sys.stderr.write(f"\r\x1b[2K{escape_controls(message)}{share}")
             sys.stderr.flush()
 
-    file = pull_weights(source, told)
+    file = pull_weights(source, show_progress)
     if live:
         sys.stderr.write("\r\x1b[2K")
     print_line(str(file))

@@ -102,7 +102,7 @@ def render_choices(question: ApprovalRequested) -> list[str]:
     if _has_rule(question):
         lines.append(f"  p  yes, and in this session also: {escape_hidden(question.rule)}")
         lines.append("  a  yes, and always in this workspace, the same as p")
-    return [*lines, "  n  no; what follows it is told to the model: n too risky", "  l  later: it waits in the log"]
+    return [*lines, "  n  no; the model sees the words after it: n too risky", "  l  later: it waits in the log"]
 
 
 def parse_decision(line: str, question: ApprovalRequested, folder: Path) -> Answer | None:

@@ -103,16 +103,18 @@ class ReportBuilder(Struct):
             self.refused = [one for one in self.refused if one != question]
             return
         self.refused.append(question)
-        self.denied[answer.call_id] = _told(question)
+        self.denied[answer.call_id] = _describe_denied(question)
 
     def build_report(self, session_id: str, outcome: RunFinished | None) -> Report:
         """Build the report. Without an outcome the run waits for an answer."""
-        pending = tuple(_told(question) for question in self.asked.values()) if outcome is None else ()
+        pending = tuple(_describe_denied(question) for question in self.asked.values()) if outcome is None else ()
         status: Status = "waiting" if outcome is None else _status(outcome)
         if status == "answered" and self.refused:
             status = "denied"
         denied = [*self.denied.values()]
-        denied.extend(told for told in map(_told, self.refused) if told not in denied)  # the questions of helpers
+        denied.extend(
+            entry for entry in map(_describe_denied, self.refused) if entry not in denied
+        )  # the questions of helpers
         usage = outcome.usage if outcome is not None else self.usage
         return Report(
             session_id=session_id,
@@ -142,8 +144,8 @@ def _status(outcome: RunFinished) -> Status:
     return "stopped"
 
 
-def _told(question: ApprovalRequested | InputRequested) -> dict[str, Json]:
+def _describe_denied(question: ApprovalRequested | InputRequested) -> dict[str, Json]:
     if isinstance(question, ApprovalRequested):
-        told = {"tool": question.tool, "call_id": question.call_id, "arguments": question.arguments}
-        return {**told, "why": question.why, "rule": question.rule}
+        entry = {"tool": question.tool, "call_id": question.call_id, "arguments": question.arguments}
+        return {**entry, "why": question.why, "rule": question.rule}
     return {"tool": "ask_user", "call_id": question.call_id, "questions": [one.text for one in question.questions]}

@@ -26,7 +26,7 @@ The command's exit code is passed on; 124 when its time was up, 137 when it went
 def parser() -> Parser:
     made = create_parser("sandbox", "The sandbox of the shell tool.", EXAMPLES)
     kinds = add_actions(made, EXAMPLES)
-    kinds.add_parser("probe", help="which walls hold on this machine")
+    kinds.add_parser("probe", help="which sandbox works on this machine")
     run = kinds.add_parser("exec", help="run a command as the shell tool would")
     usual = Bounds()
     run.add_argument("--workspace", metavar="DIR", default=".")
@@ -45,7 +45,7 @@ def parser() -> Parser:
 def main(args: argparse.Namespace) -> int:
     if args.action == "probe":
         found = probe()
-        sys.stdout.write(f"{found.level}: {found.why or 'all walls hold'}\n")
+        sys.stdout.write(f"{found.level}: {found.why or 'everything works'}\n")
         if found.hint:
             print_note(found.hint)
         return 0 if found.level != "none" else 1

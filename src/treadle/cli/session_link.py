@@ -139,11 +139,11 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     if response.status < 400:
         return
     try:
-        told = (await response.json())["error"]["message"]
+        message = (await response.json())["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        told = f"the server answered {response.status}"
+        message = f"the server answered {response.status}"
     kinds: dict[int, type[TreadleError]] = {404: NotFound, 409: Conflict, 400: BadInput, 422: BadInput}
-    raise kinds.get(response.status, ServerUnreachable)(str(told))
+    raise kinds.get(response.status, ServerUnreachable)(str(message))
 
 
 @asynccontextmanager

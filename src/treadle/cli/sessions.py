@@ -276,8 +276,8 @@ async def _import(args: argparse.Namespace) -> int:
 
     carried = parse_json_lines(_taken(args.file))
     if carried.yeses and not args.trust:
-        told = ", ".join(dict.fromkeys(carried.yeses))
-        raise BadInput(f"this session holds answers that allow more than one call: {told}; --trust takes them over")
+        patterns = ", ".join(dict.fromkeys(carried.yeses))
+        raise BadInput(f"this session holds answers that allow more than one call: {patterns}; --trust keeps them")
     async with open_command_store(args) as log:
         try:
             session_id = await import_session(log, carried, generate_session_id() if args.new_id else "")

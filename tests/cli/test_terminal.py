@@ -120,7 +120,7 @@ async def test_an_approval_shows_everything_and_a_yes_lets_it_run(place: Place) 
         assert await screen.end() == 0
     assert shown.startswith("? write_file wants to run  [destructive]\n")
     assert "workspace: WORK\n  path: AGENTS.md\n  content:\n    be kind\n" in shown
-    assert "+be kind" in shown and "  y  yes, once\n" in shown and "n  no; what follows it" in shown
+    assert "+be kind" in shown and "  y  yes, once\n" in shown and "n  no; the model sees the words" in shown
     assert (place.work / "AGENTS.md").read_text() == "be kind\n"
 
 

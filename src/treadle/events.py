@@ -304,7 +304,7 @@ class ContextCompacted(Fact, frozen=True):
     usage: Usage = NO_USAGE
 
     @property
-    def spared(self) -> int:
+    def saved_tokens(self) -> int:
         """The estimated tokens that each later request saves."""
         return self.tokens_before - self.tokens_after
 

@@ -32,6 +32,7 @@ def main(args: argparse.Namespace) -> int:
         commands.choices[name] = importlib.import_module(f"treadle.cli.{name}").parser()
     for argument in iterate_arguments(whole):
         if argument.choices is None and argument.nargs != 0:
+            # shtab reads this attribute; argparse does not declare it, so plain assignment fails the type check.
             setattr(argument, "complete", shtab.DIRECTORY if argument.metavar == "DIR" else shtab.FILE)  # noqa: B010
     sys.stdout.write(shtab.complete(whole, args.shell))
     return 0

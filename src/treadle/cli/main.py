@@ -78,6 +78,7 @@ def _reopen_closed_streams() -> None:
                 os.dup2(nowhere, number)
                 os.close(nowhere)
             os.set_inheritable(number, True)
+            # The stream stays open as long as the process.
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115
 
 

@@ -269,7 +269,7 @@ class Screen:
                 self._asked(event)
             case MessageReceived() if event.id != self._mine:
                 self.console.write_aside(
-                    style_text(escape_controls(f"› {_said(event.parts)}"), "blue", self.console.has_colour)
+                    style_text(escape_controls(f"› {_render_message(event.parts)}"), "blue", self.console.has_colour)
                 )
             case Rewound():
                 self._dim(f"back to position {event.to} ({event.what})")
@@ -299,7 +299,7 @@ class Screen:
         )
 
 
-def _said(parts: Sequence[Part]) -> str:
+def _render_message(parts: Sequence[Part]) -> str:
     """Render the text of a message. Of each attachment, show only the first line and the number of lines."""
     lines = [render_parts(parts[:1])]
     for part in parts[1:]:
@@ -366,7 +366,7 @@ def render_call(fact: CallFinished, arguments: Mapping[str, Json], room: int, *,
         return lines + [
             f"  {_STEPS.get(status, '☐')} {truncate_line(escape_controls(text), room - 4)}" for status, text in plan
         ]
-    return lines + [f"  {piece}" for piece in _shown(fact, room - 2, colour=colour)]
+    return lines + [f"  {piece}" for piece in _render_output(fact, room - 2, colour=colour)]
 
 
 def _plan(tool: str, arguments: Mapping[str, Json]) -> list[tuple[str, str]]:
@@ -381,7 +381,7 @@ def _plan(tool: str, arguments: Mapping[str, Json]) -> list[tuple[str, str]]:
     return steps
 
 
-def _shown(fact: CallFinished, room: int, *, colour: bool) -> list[str]:
+def _render_output(fact: CallFinished, room: int, *, colour: bool) -> list[str]:
     lines = escape_controls(fact.output).rstrip().splitlines()
     start = next((at for at, line in enumerate(lines) if _HUNK.match(line)), None)
     if start is not None and fact.status == "ok":

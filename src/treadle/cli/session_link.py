@@ -172,7 +172,7 @@ async def post_json(url: str, path: str, body: dict[str, Any], token_file: str) 
         return await response.json()
 
 
-async def _meant(client: aiohttp.ClientSession, url: str, reference: str) -> list[str]:
+async def _find_session_ids(client: aiohttp.ClientSession, url: str, reference: str) -> list[str]:
     """Find the ids of the sessions that match a reference."""
     found: list[str] = []
     asked = {"limit": "200"}
@@ -194,7 +194,7 @@ async def _meant(client: aiohttp.ClientSession, url: str, reference: str) -> lis
 async def open_http_link(url: str, reference: str, token_file: str) -> AsyncGenerator[HttpLink]:
     """Open a link to a session of a server. `reference` is its id, the start of its id, or its name."""
     async with _client(url, token_file) as client:
-        found = await _meant(client, url, reference)
+        found = await _find_session_ids(client, url, reference)
         if len(found) > 1:
             raise BadInput(f"{reference!r} could be {len(found)} sessions; write more of an id")
         yield HttpLink(client, url, found[0] if found else reference)

@@ -263,7 +263,7 @@ def _put(data: bytes, output: str) -> None:
     print_note(f"{len(data)} bytes to {output}")
 
 
-def _taken(file: str) -> bytes:
+def _read_input(file: str) -> bytes:
     try:
         return sys.stdin.buffer.read() if file == "-" else Path(file).expanduser().read_bytes()
     except OSError as error:
@@ -274,7 +274,7 @@ async def _import(args: argparse.Namespace) -> int:
     from treadle.export.transcript import import_session, parse_json_lines
     from treadle.session import generate_session_id
 
-    carried = parse_json_lines(_taken(args.file))
+    carried = parse_json_lines(_read_input(args.file))
     if carried.yeses and not args.trust:
         patterns = ", ".join(dict.fromkeys(carried.yeses))
         raise BadInput(f"this session holds answers that allow more than one call: {patterns}; --trust keeps them")

@@ -384,7 +384,7 @@ def _apply_compaction(state: State, fact: ContextCompacted) -> None:
         state.crowded += 1
         state.tokens = fact.tokens_after or fact.tokens_before or state.tokens
     elif state.compacted:
-        state.tokens += state.compacted.pop().spared
+        state.tokens += state.compacted.pop().saved_tokens
         state.crowded = 0
     state.counted = False
     state.generation += 1
@@ -415,8 +415,8 @@ def _apply_rewind(state: State, fact: Rewound) -> None:
 
 
 def _replace_entries(state: State, entries: list[Entry], compacted: list[ContextCompacted]) -> None:
-    removed = sum(map(estimate_entry_tokens, state.entries)) - sum(fact.spared for fact in state.compacted)
-    added = sum(map(estimate_entry_tokens, entries)) - sum(fact.spared for fact in compacted)
+    removed = sum(map(estimate_entry_tokens, state.entries)) - sum(fact.saved_tokens for fact in state.compacted)
+    added = sum(map(estimate_entry_tokens, entries)) - sum(fact.saved_tokens for fact in compacted)
     state.tokens, state.counted = max(0, state.tokens - removed + added), False
     state.entries, state.compacted, state.crowded = entries, compacted, 0
     state.generation += 1

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,6 +9,7 @@ from treadle.app.compose import choose_model, has_unknown_price
 from treadle.app.settings import Settings, config_file, load_settings, save_setting
 from treadle.app.workspace_agents import build_agents, build_grant
 from treadle.errors import BadInput
+from treadle.models.remote import RemoteModel
 from treadle.permissions.policy import Assessment, decide_call
 from treadle.permissions.saved_rules import save_rule
 from treadle.testing import ScriptedModel
@@ -257,7 +257,8 @@ async def test_a_key_from_a_file_reaches_the_model_and_no_longer_stands_in_the_e
     model, reason = await choose_model(
         Settings(model="m", base_url="http://127.0.0.1:9/v1", api_key_file=str(home / "key"))
     )
-    endpoint: Any = getattr(model, "endpoint")  # noqa: B009
+    assert isinstance(model, RemoteModel)
+    endpoint = model.endpoint
     assert endpoint.key.reveal() == "sk-from-file" and reason == ""
     assert "sk-from-file" not in os.environ.values()
 

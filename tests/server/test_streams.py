@@ -166,6 +166,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
                 comments += one.comment == "ping"
                 if comments == 3:
                     break
+        assert comments == 3, "the stream ended before its comments"
 
 
 async def test_streams_get_a_comment_at_shutdown() -> None:

@@ -22,19 +22,9 @@ from tests.kit.sessions import (
     said,
     wait_for,
 )
-from treadle import (
-    CallStarted,
-    RunFinished,
-    Runtime,
-    later,
-    tool,
-)
+from treadle import CallStarted, RunFinished, Runtime, later, tool
 from treadle.errors import BadInput, Conflict, ModelError, NotFound
-from treadle.events import (
-    ModelReplied,
-    SessionCreated,
-    TurnStarted,
-)
+from treadle.events import ModelReplied, SessionCreated, TurnStarted
 from treadle.export.transcript import import_session, parse_json_lines, render_transcript
 from treadle.messages import ModelMessage
 from treadle.testing import call

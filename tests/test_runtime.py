@@ -5,17 +5,7 @@ from typing import Any
 
 import pytest
 
-from treadle import (
-    Agent,
-    Answer,
-    ApprovalRequested,
-    Middleware,
-    ModelReplied,
-    RunFinished,
-    Runtime,
-    later,
-    tool,
-)
+from treadle import Agent, Answer, ApprovalRequested, Middleware, ModelReplied, RunFinished, Runtime, later, tool
 from treadle.errors import Conflict
 from treadle.log.in_memory import InMemoryLog
 from treadle.testing import ScriptedModel, call

@@ -21,26 +21,9 @@ from tests.kit.sessions import (
     said,
     wait_for,
 )
-from treadle import (
-    Agent,
-    CallStarted,
-    ImagePart,
-    Limits,
-    NotAnswered,
-    RunFinished,
-    Session,
-    TextDelta,
-    TextPart,
-)
+from treadle import Agent, CallStarted, ImagePart, Limits, NotAnswered, RunFinished, Session, TextDelta, TextPart
 from treadle.errors import BadInput
-from treadle.events import (
-    Custom,
-    MessageReceived,
-    RunStarted,
-    SessionCreated,
-    SessionRenamed,
-    TurnStarted,
-)
+from treadle.events import Custom, MessageReceived, RunStarted, SessionCreated, SessionRenamed, TurnStarted
 from treadle.messages import ModelMessage, Reply, Request, UserMessage
 from treadle.testing import call
 

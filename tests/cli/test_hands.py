@@ -324,10 +324,7 @@ async def test_a_chat_that_breaks_says_so_and_gives_the_terminal_back(place: Pla
 
 async def test_an_answer_is_not_kept_among_what_was_typed(place: Place) -> None:
     asked = calling("write_file", path="AGENTS.md", content="be kind\n")
-    async with (
-        StrictChat([asked, Reply(text="As you like.")]) as fake,
-        place.screen("chat", *model(fake)) as screen,
-    ):
+    async with StrictChat([asked, Reply(text="As you like.")]) as fake, place.screen("chat", *model(fake)) as screen:
         await screen.until("/help shows")
         screen.type("write it\r")
         await screen.until("answer>")
@@ -344,10 +341,7 @@ async def test_an_answer_is_not_kept_among_what_was_typed(place: Place) -> None:
 async def test_words_that_steer_do_not_cut_those_that_are_being_written(place: Place) -> None:
     going = asyncio.Event()
     reply = Odd(Reply(text="one line that is long enough to be cut in two"), split=100, held=going, held_after=700)
-    async with (
-        StrictChat([reply, Reply(text="I see.")]) as fake,
-        place.screen("chat", *model(fake)) as screen,
-    ):
+    async with StrictChat([reply, Reply(text="I see.")]) as fake, place.screen("chat", *model(fake)) as screen:
         await screen.until("/help shows")
         screen.type("write\r")
         await screen.until("one l")
@@ -362,10 +356,7 @@ async def test_words_that_steer_do_not_cut_those_that_are_being_written(place: P
 
 async def test_what_was_left_for_later_goes_on_when_it_is_allowed_elsewhere(place: Place) -> None:
     asked = calling("write_file", path="AGENTS.md", content="be kind\n")
-    async with (
-        StrictChat([asked, Reply(text="It is written.")]) as fake,
-        place.screen("chat", *model(fake)) as screen,
-    ):
+    async with StrictChat([asked, Reply(text="It is written.")]) as fake, place.screen("chat", *model(fake)) as screen:
         await screen.until("/help shows")
         screen.type("write it\r")
         await screen.until("answer>")

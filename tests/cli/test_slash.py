@@ -76,11 +76,7 @@ async def test_an_answer_is_asked_for_again_and_a_limit_is_gone_beyond(place: Pl
 async def test_a_rewind_takes_back_what_is_chosen_and_a_redo_brings_it_again(place: Place) -> None:
     file = place.work / "a.txt"
     file.write_text("one\n")
-    script = [
-        Reply(text="Hello."),
-        calling("write_file", path="a.txt", content="two\n"),
-        Reply(text="Changed."),
-    ]
+    script = [Reply(text="Hello."), calling("write_file", path="a.txt", content="two\n"), Reply(text="Changed.")]
     async with StrictChat(script) as fake, place.screen("chat", *model(fake)) as screen:
         await screen.until("/help shows")
         await ask(screen, place, "good morning", 1)

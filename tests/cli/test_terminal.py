@@ -110,10 +110,7 @@ async def test_text_is_shown_as_it_comes(place: Place) -> None:
 
 
 async def test_an_approval_shows_everything_and_a_yes_lets_it_run(place: Place) -> None:
-    async with (
-        StrictChat([ASKED, Reply(text="done")]) as fake,
-        place.screen("run", "write it", *model(fake)) as screen,
-    ):
+    async with StrictChat([ASKED, Reply(text="done")]) as fake, place.screen("run", "write it", *model(fake)) as screen:
         await screen.until("answer>")
         shown = plain(screen.text, place)
         screen.type("y\r")
@@ -185,10 +182,7 @@ async def test_a_command_cannot_disguise_itself(place: Place) -> None:
 
 
 async def test_later_leaves_the_question_in_the_log(place: Place) -> None:
-    async with (
-        StrictChat([ASKED, Reply(text="done")]) as fake,
-        place.screen("run", "write it", *model(fake)) as screen,
-    ):
+    async with StrictChat([ASKED, Reply(text="done")]) as fake, place.screen("run", "write it", *model(fake)) as screen:
         await screen.until("answer>")
         screen.type("l\r")
         assert await screen.end() == 4
@@ -266,10 +260,7 @@ async def test_ctrl_c_stops_a_run_and_is_130(place: Place) -> None:
 async def test_escape_in_a_chat_stops_a_command_and_its_children(place: Place) -> None:
     long = f"600.{os.getpid()}"  # seconds that nobody else sleeps
     script = [calling("shell", command=f"sleep {long} & sleep {long}"), Reply(text="And now?")]
-    async with (
-        StrictChat(script) as fake,
-        place.screen("chat", *model(fake)) as screen,
-    ):
+    async with StrictChat(script) as fake, place.screen("chat", *model(fake)) as screen:
         await screen.until("/help shows")
         screen.type("wait a bit\r")
         await until_running(long, there=True)
@@ -401,10 +392,7 @@ async def test_a_chat_that_was_killed_at_a_question_asks_it_again(place: Place) 
 
 
 async def test_slash_commands_show_the_state_of_things(place: Place) -> None:
-    async with (
-        StrictChat([Reply(text="Hello.")]) as fake,
-        place.screen("chat", *model(fake)) as screen,
-    ):
+    async with StrictChat([Reply(text="Hello.")]) as fake, place.screen("chat", *model(fake)) as screen:
         await screen.until("/help shows")
         screen.type("hello\r")
         await screen.until("Hello.")

@@ -30,13 +30,7 @@ STEER = "also sweep"
 UNSAFE = frozenset(("note", "jot", "careful", "sweep"))
 
 # Each row is one reply: calls that a model would make at once. `look` and `report` are safe.
-PLAN = (
-    ("look", "look", "note"),
-    ("note", "jot"),
-    ("careful", "look", "note"),
-    ("report", "look"),
-    ("jot",),
-)
+PLAN = (("look", "look", "note"), ("note", "jot"), ("careful", "look", "note"), ("report", "look"), ("jot",))
 
 
 class PlannedModel(FakeModel):

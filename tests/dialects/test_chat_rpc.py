@@ -102,14 +102,8 @@ def echo(item: RpcRequest | RpcFailure) -> RpcResult | RpcFailure | None:
 PARSE_ERROR = '{"jsonrpc":"2.0","error":{"code":-32700,"message":"Parse error"},"id":null}'
 INVALID = '{"jsonrpc":"2.0","error":{"code":-32600,"message":"Invalid Request"},"id":null}'
 EXAMPLES = [
-    (
-        '{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}',
-        '{"jsonrpc":"2.0","result":19,"id":1}',
-    ),
-    (
-        '{"jsonrpc": "2.0", "method": "subtract", "params": [23, 42], "id": 2}',
-        '{"jsonrpc":"2.0","result":-19,"id":2}',
-    ),
+    ('{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}', '{"jsonrpc":"2.0","result":19,"id":1}'),
+    ('{"jsonrpc": "2.0", "method": "subtract", "params": [23, 42], "id": 2}', '{"jsonrpc":"2.0","result":-19,"id":2}'),
     (
         '{"jsonrpc": "2.0", "method": "subtract", "params": {"subtrahend": 23, "minuend": 42}, "id": 3}',
         '{"jsonrpc":"2.0","result":19,"id":3}',

@@ -8,10 +8,7 @@ import pytest
 
 from tests.kit import recorded_runs as recordings
 from treadle.dialects.base import encode_frame
-from treadle.dialects.openai_chat import (
-    ChatChunkDialect,
-    TextChunkDialect,
-)
+from treadle.dialects.openai_chat import ChatChunkDialect, TextChunkDialect
 from treadle.dialects.openai_requests import (
     ChatBody,
     CompletionBody,
@@ -98,10 +95,7 @@ def test_images_come_as_data_or_by_address() -> None:
         {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
     ]
     (message,) = chat(messages=[{"role": "user", "content": content}]).messages
-    assert message.parts == (
-        ImagePart("AAAA", "image/jpeg"),
-        ImagePart(url="https://example.org/a.png"),
-    )
+    assert message.parts == (ImagePart("AAAA", "image/jpeg"), ImagePart(url="https://example.org/a.png"))
 
 
 @pytest.mark.parametrize(
@@ -208,12 +202,7 @@ def test_a_reply_is_streamed_with_a_role_first_and_usage_last() -> None:
 def test_calls_are_handed_to_the_client_whole() -> None:
     frames = written(ChatChunkDialect("id", "m", 1).feed(CALLS))
     (call,) = frames[0]["choices"][0]["delta"]["tool_calls"]
-    assert call == {
-        "id": "c1",
-        "type": "function",
-        "index": 0,
-        "function": {"name": "add", "arguments": '{"a":1}'},
-    }
+    assert call == {"id": "c1", "type": "function", "index": 0, "function": {"name": "add", "arguments": '{"a":1}'}}
     assert frames[-1]["choices"][0]["finish_reason"] == "tool_calls" and "usage" not in frames[-1]
     (whole,) = written([ChatChunkDialect("id", "m", 1).complete_reply(CALLS)])
     assert whole["choices"][0]["message"]["content"] is None

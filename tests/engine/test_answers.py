@@ -209,8 +209,7 @@ async def test_what_was_approved_runs_also_where_other_things_are_allowed_now(on
 
 
 @pytest.mark.parametrize(
-    ("grant", "told"),
-    [(Grant(tier="full"), "not what was approved"), (Grant(forbid=("drop",)), "forbidden by drop")],
+    ("grant", "told"), [(Grant(tier="full"), "not what was approved"), (Grant(forbid=("drop",)), "forbidden by drop")]
 )
 async def test_what_was_approved_does_not_run_without_walls_or_where_it_is_forbidden_now(
     on_file: Store, tables: Tables, grant: Grant, told: str

@@ -232,12 +232,7 @@ async def test_the_answer_that_loses_the_race_to_the_log_is_told_who_won(on_file
 
 @pytest.mark.parametrize(
     ("scope", "asked_again"),
-    [
-        ("call", ["users", "users", "orders"]),
-        ("tool", []),
-        ("pattern", ["orders"]),
-        ("session", []),
-    ],
+    [("call", ["users", "users", "orders"]), ("tool", []), ("pattern", ["orders"]), ("session", [])],
 )
 async def test_a_scope_is_remembered_after_a_restart(
     on_file: Store, tables: Tables, scope: Any, asked_again: list[str]

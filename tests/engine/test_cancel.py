@@ -36,11 +36,7 @@ from treadle import (
 )
 from treadle.engine.setup import Clock
 from treadle.errors import BadInput, ModelError
-from treadle.events import (
-    CancelRequested,
-    MessageReceived,
-    ModelReplied,
-)
+from treadle.events import CancelRequested, MessageReceived, ModelReplied
 from treadle.messages import Request
 from treadle.testing import call
 

@@ -42,9 +42,7 @@ def drop(table: str) -> str:
 # --- limits of every kind
 
 
-async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_budget(
-    store: Store,
-) -> None:
+async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_budget(store: Store) -> None:
     agent, model = agent_of(
         call("note", text="1"),
         call("note", text="2"),

@@ -23,20 +23,9 @@ from tests.kit.sessions import (
     said,
     wait_for,
 )
-from treadle import (
-    CallFinished,
-    CallStarted,
-    Grant,
-    RunFinished,
-    Runtime,
-    TextPart,
-    later,
-    tool,
-)
+from treadle import CallFinished, CallStarted, Grant, RunFinished, Runtime, TextPart, later, tool
 from treadle.errors import BadInput, Conflict, NotFound, StoreFull
-from treadle.events import (
-    MessageReceived,
-)
+from treadle.events import MessageReceived
 from treadle.log.base import Claim, SessionInfo, SessionQuery
 from treadle.messages import Request
 from treadle.testing import call

@@ -52,10 +52,7 @@ def paper(tmp_path: Path) -> Paper:
 async def beside(paper: Paper) -> AsyncIterator[Session]:
     """The session named `one` as this process, which is another than the one that runs it, sees it."""
     log = TellingLog(paper)
-    async with (
-        Runtime(log, [obedient_agent(paper)], recover=False) as runtime,
-        runtime.session(name="one") as session,
-    ):
+    async with Runtime(log, [obedient_agent(paper)], recover=False) as runtime, runtime.session(name="one") as session:
         yield session
     await log.close()
     assert paper.read("trouble") == []

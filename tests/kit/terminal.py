@@ -74,11 +74,7 @@ class Place:
     env: dict[str, str] = field(default_factory=dict)
 
     async def start(
-        self,
-        *words: str,
-        stdin: bool = False,
-        stderr: int = asyncio.subprocess.PIPE,
-        env: dict[str, str] | None = None,
+        self, *words: str, stdin: bool = False, stderr: int = asyncio.subprocess.PIPE, env: dict[str, str] | None = None
     ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,

@@ -4,15 +4,7 @@ import pytest
 
 from tests.log.conftest import claim
 from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved
-from treadle.events import (
-    Custom,
-    Limits,
-    MessageReceived,
-    Parent,
-    RunStarted,
-    SessionCreated,
-    TextDelta,
-)
+from treadle.events import Custom, Limits, MessageReceived, Parent, RunStarted, SessionCreated, TextDelta
 from treadle.log.base import Claim, Log, PostResult, SessionQuery
 
 
@@ -57,12 +49,7 @@ async def test_a_fork_takes_copies_and_leaves_the_facts_of_the_first_session_alo
     original = await log.read("s")
     fork = SessionCreated(session_id="t", parent=Parent("s", 3))
     await log.create("t", [fork, Custom(name="extra"), *original[1:]])
-    assert [(fact.seq, fact.at) for fact in await log.read("t")] == [
-        (1, 2000.0),
-        (2, 2000.0),
-        (3, 1000.0),
-        (4, 1000.0),
-    ]
+    assert [(fact.seq, fact.at) for fact in await log.read("t")] == [(1, 2000.0), (2, 2000.0), (3, 1000.0), (4, 1000.0)]
     assert [fact.seq for fact in original] == [1, 2, 3]
     assert [fact.seq for fact in await log.read("s")] == [1, 2, 3]
     assert (await log.get_info("t")).parent == Parent("s", 3)

@@ -13,14 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.log.workers import Start, filled, line, pragma
-from treadle.errors import (
-    StoreBusy,
-    StoreDamaged,
-    StoreError,
-    StoreFull,
-    StoreReadOnly,
-    StoreTooNew,
-)
+from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly, StoreTooNew
 from treadle.events import Custom, SessionCreated
 from treadle.log import schema
 from treadle.log import sqlite_file as store

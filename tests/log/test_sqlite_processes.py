@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.log.workers import Start, line, tell
-from treadle.errors import (
-    NotFound,
-    StoreTooNew,
-)
+from treadle.errors import NotFound, StoreTooNew
 from treadle.events import Custom, SessionCreated, TextDelta
 from treadle.log.base import Claim, SessionQuery
 from treadle.log.sqlite import SqliteLog

@@ -200,9 +200,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
 
-async def test_without_a_name_the_first_model_that_works_is_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_without_a_name_the_first_model_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere(monkeypatch)
     monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
     assert await choose.choose_model() == (

@@ -59,9 +59,7 @@ async def test_a_server_without_embeddings_is_an_error() -> None:
         await model.close()
 
 
-async def test_the_settings_choose_the_embedding_and_reuse_the_chosen_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_settings_choose_the_embedding_and_reuse_the_chosen_model(monkeypatch: pytest.MonkeyPatch) -> None:
     class Both(ScriptedModel):
         async def embed(self, texts: Any) -> list[list[float]]:
             return [[1.0] for _ in texts]

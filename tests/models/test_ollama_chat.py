@@ -6,16 +6,7 @@ from tests.kit.fakes.clients import TOOLS, ask, model_of, ollama_model, reply_of
 from tests.kit.fakes.ollama import FakeOllama
 from tests.kit.fakes.server import Odd
 from treadle.errors import ModelError
-from treadle.messages import (
-    Call,
-    ImagePart,
-    Reply,
-    Request,
-    ResultMessage,
-    Sampling,
-    TextPart,
-    UserMessage,
-)
+from treadle.messages import Call, ImagePart, Reply, Request, ResultMessage, Sampling, TextPart, UserMessage
 from treadle.models.ollama_chat import OllamaChat
 
 CALLS = (Call("", "add", '{"a":1,"b":2}'), Call("", "echo", '{"text":"größer"}'))

@@ -127,10 +127,7 @@ async def test_responses_are_read_as_the_openai_sdk_reads_them(reply: Reply, way
     assert [(call.id, call.tool, call.arguments) for call in ours.calls] == calls
     thoughts = [part.text for item in final.output if item.type == "reasoning" for part in item.summary]
     assert ours.reasoning == "".join(thoughts)
-    assert (ours.usage.input_tokens, ours.usage.output_tokens) == (
-        final.usage.input_tokens,
-        final.usage.output_tokens,
-    )
+    assert (ours.usage.input_tokens, ours.usage.output_tokens) == (final.usage.input_tokens, final.usage.output_tokens)
 
 
 @pytest.mark.parametrize(

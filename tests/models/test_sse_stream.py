@@ -118,12 +118,7 @@ def test_an_error_field_of_old_servers_is_a_message() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b'data: {"text": 7}\n\n',
-        b'data: {"text": \n\n',
-        b'data: {"text"\n\ndata: {"text":"b"}\n\n',
-        b"data: <html>\n\n",
-    ],
+    [b'data: {"text": 7}\n\n', b'data: {"text": \n\n', b'data: {"text"\n\ndata: {"text":"b"}\n\n', b"data: <html>\n\n"],
 )
 def test_an_invalid_message_is_quoted_in_the_error(data: bytes) -> None:
     with pytest.raises(MalformedStream, match=r"text|html"):

@@ -112,11 +112,7 @@ BOMBS = [
     Bomb("memory", "x = bytearray(300 << 20); print('EXPLODED')", Bounds(wall_s=120, memory_mb=150)),
     Bomb("memory in many processes", HEAPS, Bounds(wall_s=120, memory_mb=150), "memory"),
     Bomb("memory that is shared", SHARED, Bounds(wall_s=120, memory_mb=100), "memory"),
-    Bomb(
-        "a file",
-        "open('f', 'wb').write(b'x' * (32 << 20)); print('EXPLODED')",
-        Bounds(wall_s=120, file_mb=4),
-    ),
+    Bomb("a file", "open('f', 'wb').write(b'x' * (32 << 20)); print('EXPLODED')", Bounds(wall_s=120, file_mb=4)),
     Bomb("files", FILES, Bounds(wall_s=120, disk_mb=20), "disk"),
     Bomb("files without a name", NAMELESS, Bounds(wall_s=120, disk_mb=20), "disk"),
     Bomb("files too deep to be looked at", DEEP + FILES, Bounds(wall_s=120, disk_mb=20), "disk"),
@@ -141,11 +137,7 @@ PRIVATE = [
         f"open('/dev/shm/{NAME}', 'wb').write(b'x' * (16 << 20)); print('EXPLODED')",
         Bounds(wall_s=120, tmp_mb=8),
     ),
-    Bomb(
-        "the root folder",
-        f"import os; os.mkdir('/var/{NAME}'); os.rmdir('/var/{NAME}'); print('EXPLODED')",
-        SMALL,
-    ),
+    Bomb("the root folder", f"import os; os.mkdir('/var/{NAME}'); os.rmdir('/var/{NAME}'); print('EXPLODED')", SMALL),
     Bomb(
         "the device folder",
         f"import os; open('/dev/{NAME}', 'wb').write(b'x'); os.unlink('/dev/{NAME}'); print('EXPLODED')",

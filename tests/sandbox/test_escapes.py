@@ -133,11 +133,7 @@ READS = [
     Attempt("an env file by a hard link", "os.link('.env', 'copy'); " + reading("'copy'"), env_file),
     Attempt("the kernel's messages", "os.open('/dev/kmsg', os.O_RDONLY); escaped()", rights=True),
     Attempt("the kernel's memory", "os.open('/proc/kcore', os.O_RDONLY); escaped()", rights=True),
-    Attempt(
-        "the pages of the kernel",
-        "open('/proc/kpageflags', 'rb').read(8) and escaped()",
-        rights=True,
-    ),
+    Attempt("the pages of the kernel", "open('/proc/kpageflags', 'rb').read(8) and escaped()", rights=True),
     Attempt(
         "a disk by a node of one's own",
         "n = max(int(l.split()[0]) for l in open('/proc/partitions').read().splitlines()[2:])\n"

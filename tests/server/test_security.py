@@ -109,10 +109,7 @@ async def test_pages_of_other_origins_are_refused() -> None:
 async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
     agent, _ = agent_of()
     page = "https://app.example"
-    async with (
-        served(agent) as client,
-        client.request("OPTIONS", "/v1/sessions", headers={"origin": page}) as answer,
-    ):
+    async with served(agent) as client, client.request("OPTIONS", "/v1/sessions", headers={"origin": page}) as answer:
         assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
     async with served(agent, origins=(page,)) as client:
         asked = {"origin": page, "sec-fetch-site": "cross-site", "access-control-request-method": "POST"}

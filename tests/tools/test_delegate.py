@@ -22,18 +22,7 @@ from tests.kit.sessions import (
     wait_for,
 )
 from tests.kit.strict import StrictModel
-from treadle import (
-    Agent,
-    CallFinished,
-    CallStarted,
-    Limits,
-    RunFinished,
-    Runtime,
-    Session,
-    ToolContext,
-    later,
-    tool,
-)
+from treadle import Agent, CallFinished, CallStarted, Limits, RunFinished, Runtime, Session, ToolContext, later, tool
 from treadle.errors import ModelError
 from treadle.events import (
     AnyFact,

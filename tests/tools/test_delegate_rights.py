@@ -7,33 +7,11 @@ from typing import Any
 import pytest
 
 from tests.engine.test_authorize import Traited
-from tests.kit.sessions import (
-    PATIENCE,
-    Store,
-    either_store,
-    ended,
-    finished_calls,
-    gate_of,
-    of,
-    wait_for,
-)
+from tests.kit.sessions import PATIENCE, Store, either_store, ended, finished_calls, gate_of, of, wait_for
 from tests.kit.strict import StrictModel
 from tests.tools.test_delegate import Crew, child_of, children, crew
-from treadle import (
-    Agent,
-    Answer,
-    CallFinished,
-    Grant,
-    Limits,
-    Runtime,
-    Session,
-    later,
-    tool,
-)
-from treadle.events import (
-    ApprovalRequested,
-    RunStarted,
-)
+from treadle import Agent, Answer, CallFinished, Grant, Limits, Runtime, Session, later, tool
+from treadle.events import ApprovalRequested, RunStarted
 from treadle.log.base import SessionQuery
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Usage

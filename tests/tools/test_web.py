@@ -121,12 +121,7 @@ def body(result: ToolResult) -> str:
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [
-        ("/text", "plain /text"),
-        ("/json", '{"a": [1, "\\u00fc"]}'),
-        ("/latin", "schön"),
-        ("/meta", "schön"),
-    ],
+    [("/text", "plain /text"), ("/json", '{"a": [1, "\\u00fc"]}'), ("/latin", "schön"), ("/meta", "schön")],
 )
 async def test_text_comes_as_it_is(site: Site, path: str, expected: str) -> None:
     assert body(await fetched(FetchUrl(nothing_is_private), site.url(path))) == expected

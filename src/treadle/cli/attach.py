@@ -26,14 +26,7 @@ from treadle.cli.options import Parser, add_store_options, create_parser
 from treadle.cli.screen import STEER_NOTE, TICK_SECONDS, Screen
 from treadle.cli.session_link import ServerUnreachable, SessionLink, StoreLink, open_http_link
 from treadle.errors import TreadleError
-from treadle.events import (
-    AnyFact,
-    ApprovalAnswered,
-    CallFinished,
-    InputAnswered,
-    RunFinished,
-    SessionCreated,
-)
+from treadle.events import AnyFact, ApprovalAnswered, CallFinished, InputAnswered, RunFinished, SessionCreated
 
 EXAMPLES = """\
   treadle attach 3f2a91                                   over the store

@@ -164,10 +164,7 @@ async def _client(url: str, token_file: str) -> AsyncGenerator[aiohttp.ClientSes
 
 async def post_json(url: str, path: str, body: dict[str, Any], token_file: str) -> Any:
     """Post one request to a server and return its response."""
-    async with (
-        _client(url, token_file) as client,
-        client.post(f"{url.rstrip('/')}{path}", json=body) as response,
-    ):
+    async with _client(url, token_file) as client, client.post(f"{url.rstrip('/')}{path}", json=body) as response:
         await _check(response)
         return await response.json()
 

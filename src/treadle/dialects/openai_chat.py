@@ -329,9 +329,7 @@ def build_usage(kind: Callable[[int, int, int, dict[str, int], dict[str, int]], 
 def _build_calls(reply: Reply, *, indexed: bool = False) -> tuple[ToolCallOut, ...]:
     return tuple(
         ToolCallOut(
-            call.id or f"call_{index}",
-            FunctionOut(call.tool, call.arguments),
-            index=index if indexed else UNSET,
+            call.id or f"call_{index}", FunctionOut(call.tool, call.arguments), index=index if indexed else UNSET
         )
         for index, call in enumerate(reply.calls)
     )

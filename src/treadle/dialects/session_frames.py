@@ -11,14 +11,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import field
 
-from treadle.dialects.base import (
-    EventTracker,
-    Frame,
-    build_approval_id,
-    is_rejected,
-    list_options,
-    shorten_output,
-)
+from treadle.dialects.base import EventTracker, Frame, build_approval_id, is_rejected, list_options, shorten_output
 from treadle.events import (
     ApprovalRequested,
     CallFinished,

@@ -28,22 +28,8 @@ from treadle.engine.setup import (
 )
 from treadle.engine.state import State, apply, fold
 from treadle.engine.steps import Rest, build_answer_key
-from treadle.errors import (
-    BadInput,
-    ClaimLost,
-    Conflict,
-    NotFound,
-    StoreBusy,
-    StoreError,
-    TreadleError,
-)
-from treadle.events import (
-    ApprovalRequested,
-    CancelRequested,
-    InputRequested,
-    RunFinished,
-    validate_fact,
-)
+from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, StoreBusy, StoreError, TreadleError
+from treadle.events import ApprovalRequested, CancelRequested, InputRequested, RunFinished, validate_fact
 from treadle.log.base import Claim, Log, SessionInfo, Watch
 
 LEASE_SECONDS = 30.0

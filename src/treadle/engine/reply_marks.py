@@ -18,12 +18,7 @@ _STARTS = "|".join(sorted({name[:end] for name in _THINKING + _MARKS for end in 
 _TAG = re.compile(rf"<(/?)({_NAMES})((?:\s+[\w-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s<>\"']+))*)\s*(/?)>")
 _TAG_START = re.compile(rf"</?(?:{_STARTS}|(?:{_NAMES})(?:\s[^<>]*|/)?)\Z")
 _CONFIDENCE = re.compile(r"confidence\s*=\s*[\"']?([0-9.]+)")
-_KINDS: dict[str, SignalKind] = {
-    "answer": "answered",
-    "uncertain": "uncertain",
-    "stuck": "stuck",
-    "yield": "yielded",
-}
+_KINDS: dict[str, SignalKind] = {"answer": "answered", "uncertain": "uncertain", "stuck": "stuck", "yield": "yielded"}
 _LONGEST_TAG = 120
 
 

@@ -173,12 +173,7 @@ class Log(ABC):
 
     @abstractmethod
     async def release(
-        self,
-        claim: Claim,
-        expected_seq: int | None,
-        wake_at: float | None = None,
-        *,
-        waiting: bool = False,
+        self, claim: Claim, expected_seq: int | None, wake_at: float | None = None, *, waiting: bool = False
     ) -> bool:
         """Give the session back until a post or `wake_at` wakes it.
 

@@ -9,14 +9,7 @@ import re
 import unicodedata
 from itertools import pairwise
 
-from treadle.events import (
-    AnyFact,
-    CallFinished,
-    ContextCompacted,
-    MessageReceived,
-    ModelReplied,
-    SessionRenamed,
-)
+from treadle.events import AnyFact, CallFinished, ContextCompacted, MessageReceived, ModelReplied, SessionRenamed
 from treadle.messages import TextPart
 
 _UNSPACED = (

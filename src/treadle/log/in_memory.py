@@ -151,12 +151,7 @@ class InMemoryLog(HubLog):
         self._get_claimed(claim).lease = self._clock() + claim.ttl
 
     async def release(
-        self,
-        claim: Claim,
-        expected_seq: int | None,
-        wake_at: float | None = None,
-        *,
-        waiting: bool = False,
+        self, claim: Claim, expected_seq: int | None, wake_at: float | None = None, *, waiting: bool = False
     ) -> bool:
         session = self._get_claimed(claim)
         if expected_seq is None:

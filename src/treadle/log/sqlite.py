@@ -18,13 +18,7 @@ import msgspec
 from treadle.errors import ClaimLost, NotFound, PositionMoved, StoreError
 from treadle.events import AnyFact
 from treadle.log.base import Artifact, Claim, PostResult, SearchHit, SessionInfo, SessionPage, SessionQuery, Watch
-from treadle.log.full_text import (
-    build_match_query,
-    extract_text,
-    has_unspaced_script,
-    make_snippet,
-    prepare_for_index,
-)
+from treadle.log.full_text import build_match_query, extract_text, has_unspaced_script, make_snippet, prepare_for_index
 from treadle.log.hub import Channel, Hub, HubLog
 from treadle.log.owner import is_gone
 from treadle.log.records import (
@@ -187,12 +181,7 @@ class SqliteLog(HubLog):
                 raise self._explain_refusal(db, claim, None)
 
     async def release(
-        self,
-        claim: Claim,
-        expected_seq: int | None,
-        wake_at: float | None = None,
-        *,
-        waiting: bool = False,
+        self, claim: Claim, expected_seq: int | None, wake_at: float | None = None, *, waiting: bool = False
     ) -> bool:
         with self._file.connection as db:
             values = {
@@ -280,12 +269,7 @@ class SqliteLog(HubLog):
     async def list_sessions(self, query: SessionQuery) -> SessionPage:
         updated_at, num = parse_cursor(query.cursor) if query.cursor else (float("inf"), 0)
         with self._file.connection as db:
-            values = {
-                **msgspec.structs.asdict(query),
-                "updated_at": updated_at,
-                "num": num,
-                "limit": query.limit + 1,
-            }
+            values = {**msgspec.structs.asdict(query), "updated_at": updated_at, "num": num, "limit": query.limit + 1}
             rows = db.execute(_PAGE, values).fetchall()
         page = rows[: query.limit]
         cursor = format_cursor(page[-1][5], page[-1][13]) if len(rows) > len(page) and page else ""

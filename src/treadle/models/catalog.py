@@ -81,12 +81,7 @@ def open_embedded_model(path: str = "") -> Model:
 
 
 def _build_remote(
-    provider: str,
-    row: Provider,
-    model: str,
-    base_url: str | None,
-    api_key_env: str | None,
-    keyring: Keyring | None,
+    provider: str, row: Provider, model: str, base_url: str | None, api_key_env: str | None, keyring: Keyring | None
 ) -> RemoteModel:
     custom_url = base_url or (os.environ.get(row.url_variable) if row.url_variable else None)
     url = _normalize_url(custom_url, row) if custom_url else row.base_url

@@ -167,11 +167,7 @@ class ChatCompletions(WireFormat):
         calls: list[Json] = []
         for place, call in enumerate(message.calls):
             function = {"name": fit_tool_name(call.tool), "arguments": encode_arguments(call).decode()}
-            entry: dict[str, Json] = {
-                "id": self.quirks.id_rule.fit(call.id),
-                "type": "function",
-                "function": function,
-            }
+            entry: dict[str, Json] = {"id": self.quirks.id_rule.fit(call.id), "type": "function", "function": function}
             if place < len(extras) and bytes(extras[place]) != b"null":
                 entry["extra_content"] = extras[place]
             elif self.quirks.needs_thought_signatures and state is None and place == 0:

@@ -62,12 +62,7 @@ class OpenAIResponses(WireFormat):
     path = "/responses"
 
     def __init__(
-        self,
-        provider: str,
-        model: str,
-        info: ModelInfo = UNKNOWN_MODEL,
-        *,
-        asks_encrypted_reasoning: bool = True,
+        self, provider: str, model: str, info: ModelInfo = UNKNOWN_MODEL, *, asks_encrypted_reasoning: bool = True
     ) -> None:
         super().__init__(provider, model, info)
         self._asks_encrypted_reasoning = asks_encrypted_reasoning

@@ -194,10 +194,7 @@ def describe_function(tool: ToolSpec) -> dict[str, Json]:
 
 
 def add_tools(
-    fields: dict[str, Json],
-    request: Request,
-    describe: Callable[[ToolSpec], Json],
-    choose: Callable[[str], Json],
+    fields: dict[str, Json], request: Request, describe: Callable[[ToolSpec], Json], choose: Callable[[str], Json]
 ) -> None:
     """Add the tools to a request's fields. `choose` builds the choice of one tool by its name."""
     if request.tools:

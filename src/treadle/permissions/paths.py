@@ -23,16 +23,7 @@ LOG_HEAD_BYTES = 64 * 1024
 """How many bytes of a log and of its `-wal` are needed to recognise it: a new log has its mark only in the `-wal`."""
 
 _LOG_MARK = re.compile(rb"SQLite format 3\0.{52}trdl", re.DOTALL)
-_SECRET_FILES = (
-    ".netrc",
-    ".pgpass",
-    ".pypirc",
-    ".git-credentials",
-    "id_rsa",
-    "id_dsa",
-    "id_ecdsa",
-    "id_ed25519",
-)
+_SECRET_FILES = (".netrc", ".pgpass", ".pypirc", ".git-credentials", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
 _SECRET_FOLDERS = (".ssh", ".aws", ".azure", ".gcloud", ".gnupg", ".kube", ".docker", ".password-store")
 _FIRST_LETTERS = frozenset(".iI")
 """How the names of secret files begin."""

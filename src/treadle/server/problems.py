@@ -15,16 +15,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from treadle.errors import (
-    AlreadyAnswered,
-    BadInput,
-    Conflict,
-    Expired,
-    ModelError,
-    NotFound,
-    StoreError,
-    TreadleError,
-)
+from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, ModelError, NotFound, StoreError, TreadleError
 from treadle.server.guard import AsgiScope, Receive, Refusal, Send, send_refusal
 
 _logger = logging.getLogger("treadle.server")

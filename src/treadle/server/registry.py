@@ -8,15 +8,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from treadle import RunFinished
-from treadle.events import (
-    AnyFact,
-    CallFinished,
-    MessageReceived,
-    ModelFailed,
-    ModelReplied,
-    RunStarted,
-    TurnStarted,
-)
+from treadle.events import AnyFact, CallFinished, MessageReceived, ModelFailed, ModelReplied, RunStarted, TurnStarted
 from treadle.log.base import Log, SessionInfo, Status
 from treadle.messages import render_parts
 

@@ -179,11 +179,7 @@ class EventStream(Response):
     """A response that sends the events of a session or a run until they end, the client leaves or the server stops."""
 
     def __init__(
-        self,
-        streams: OpenStreams,
-        events: Watch | Run,
-        write: EventWriter,
-        tail: Callable[[], bytes] | None = None,
+        self, streams: OpenStreams, events: Watch | Run, write: EventWriter, tail: Callable[[], bytes] | None = None
     ) -> None:
         super().__init__()
         self._streams, self._events, self._write, self._tail = streams, events, write, tail

@@ -10,12 +10,7 @@ from treadle.tools.function import tool
 def build_skill_tool(knowledge: Knowledge) -> Tool:
     """Build the tool that reads the skills of `knowledge`."""
 
-    @tool(
-        safety="safe",
-        timeout=60,
-        cap=32 * 1024,
-        examples=[("use the skill for releases", {"name": "releases"})],
-    )
+    @tool(safety="safe", timeout=60, cap=32 * 1024, examples=[("use the skill for releases", {"name": "releases"})])
     def use_skill(context: ToolContext, name: str, file: str = "") -> str:
         """Read a skill: how to do something, as somebody wrote it down.
 

@@ -11,17 +11,7 @@ from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.ollama import FakeOllama
 from tests.kit.fakes.responses import StrictResponses
 from tests.kit.fakes.server import Strict
-from treadle.messages import (
-    Call,
-    Message,
-    ModelMessage,
-    Reply,
-    Request,
-    ResultMessage,
-    TextPart,
-    ToolSpec,
-    UserMessage,
-)
+from treadle.messages import Call, Message, ModelMessage, Reply, Request, ResultMessage, TextPart, ToolSpec, UserMessage
 from treadle.models.anthropic_messages import AnthropicMessages
 from treadle.models.base import Model, ModelEvent
 from treadle.models.chat_completions import ChatCompletions, Quirks
@@ -37,11 +27,7 @@ PLENTY = Timeouts(connect=30.0, first_byte=30.0, idle=30.0, total=120.0)
 ADD = ToolSpec(
     "add",
     "Add two integers.",
-    {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-        "required": ["a", "b"],
-    },
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]},
 )
 ECHO = ToolSpec("echo", "Say it again.", {"type": "object", "properties": {"text": {"type": "string"}}})
 

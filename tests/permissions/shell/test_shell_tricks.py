@@ -139,8 +139,7 @@ def test_control_characters_and_deep_nesting_are_unreadable(command: str) -> Non
     "command", ["[[ $(cat f) -eq 1 ]]", "echo $(( $(cat f) ))", "for x in $(cat f); do ((x)); done"]
 )
 @pytest.mark.parametrize(
-    "grant",
-    [Grant(tier="read-only", approve=("shell(cat *)", "shell(echo *)")), Grant(forbid=("shell(rm *)",))],
+    "grant", [Grant(tier="read-only", approve=("shell(cat *)", "shell(echo *)")), Grant(forbid=("shell(rm *)",))]
 )
 def test_a_number_that_comes_from_text_is_asked(command: str, grant: Grant) -> None:
     assert decide(command, grant).action == "ask"

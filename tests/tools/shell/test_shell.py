@@ -83,9 +83,7 @@ async def test_a_folder_outside_the_workspace_is_left_again(workspace: Path) -> 
     assert await terminal.says("pwd") == str(workspace)
 
 
-async def test_a_command_for_a_removed_folder_does_not_run(
-    workspace: Path,
-) -> None:
+async def test_a_command_for_a_removed_folder_does_not_run(workspace: Path) -> None:
     terminal = Terminal(workspace)
     await terminal.says("mkdir gone; cd gone")
     (workspace / "gone").rmdir()

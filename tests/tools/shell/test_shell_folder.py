@@ -38,9 +38,7 @@ def asking(*script: Reply, grant: Grant = CAREFUL) -> Agent:
     return agent
 
 
-async def test_a_command_is_asked_after_the_one_before_and_the_question_names_its_folder(
-    workspace: Path,
-) -> None:
+async def test_a_command_is_asked_after_the_one_before_and_the_question_names_its_folder(workspace: Path) -> None:
     agent = asking(commands("cd sub", "rm -rf out"))
     async with agent.session(workspace=workspace) as session:
         assert await go(session) is None

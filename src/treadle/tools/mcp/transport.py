@@ -116,10 +116,7 @@ async def _start_child(server: McpServer, gone: asyncio.Event, tail: StderrTail)
 async def _connect_http(server: McpServer, gone: asyncio.Event) -> AsyncGenerator[TransportStreams]:
     from mcp.client.streamable_http import streamable_http_client
 
-    async with (
-        _build_http_client(server) as client,
-        streamable_http_client(server.url, http_client=client) as streams,
-    ):
+    async with _build_http_client(server) as client, streamable_http_client(server.url, http_client=client) as streams:
         try:
             yield streams
         finally:

@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 
 from tests.kit.sessions import (
-    Held,
+    HeldTool,
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
     file_store,
-    finished_calls,
-    go,
-    kinds,
+    list_kinds,
+    list_user_texts,
     note,
-    of,
-    resumed,
-    said,
+    read_finished_calls,
+    resume_run,
+    run_message,
+    run_to_end,
+    select_events,
     wait_for,
 )
 from treadle import CallStarted, RunFinished, Runtime, later, tool
@@ -37,33 +37,37 @@ on_file = file_store
 
 
 async def test_regenerate_answers_the_last_message_again_without_the_old_answer(store: Store) -> None:
-    agent, model = agent_of("hello", call("note", id="a", text="x"), "bad answer", "better answer", "ok", tools=[note])
+    agent, model = build_agent(
+        "hello", call("note", id="a", text="x"), "bad answer", "better answer", "ok", tools=[note]
+    )
     async with agent.session(store.open()) as session:
-        await ended(session, "hi")
-        await ended(session, "question")
+        await run_to_end(session, "hi")
+        await run_to_end(session, "question")
         async with session.regenerate() as run:
             await run.wait()
         assert run.outcome is not None and run.outcome.answer == "better answer"
-        assert "bad answer" in [fact.text for fact in of(await session.facts(), ModelReplied)], "nothing is lost"
-        await ended(session, "thanks")
-    assert list(said(model.requests[3])) == ["hi", "question"]
+        assert "bad answer" in [fact.text for fact in select_events(await session.facts(), ModelReplied)], (
+            "nothing is lost"
+        )
+        await run_to_end(session, "thanks")
+    assert list(list_user_texts(model.requests[3])) == ["hi", "question"]
     spoken = [m.text for m in model.requests[4].messages if isinstance(m, ModelMessage)]
     assert spoken == ["hello", "better answer"]
 
 
 async def test_continue_and_regenerate_need_a_message_and_no_run(store: Store) -> None:
-    agent, _ = agent_of(call("note", text="x"), "done", tools=[note], gate=later)
+    agent, _ = build_agent(call("note", text="x"), "done", tools=[note], gate=later)
     async with agent.session(store.open()) as session:
         for again in (session.continue_, session.regenerate):
             with pytest.raises(Conflict, match="no message yet"):
                 async with again():
                     pass
-        assert kinds(await session.facts()) == ["session_created"]
+        assert list_kinds(await session.facts()) == ["session_created"]
 
 
 async def test_continue_is_refused_while_a_run_is_unfinished(store: Store) -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
     async with agent.session(store.open()) as session, session.run("go") as run:
         await wait_for(session, CallStarted)
         with pytest.raises(Conflict, match="unfinished run; wait for it, resume it or cancel it"):
@@ -74,24 +78,24 @@ async def test_continue_is_refused_while_a_run_is_unfinished(store: Store) -> No
 
 
 async def test_resume_goes_on_after_a_failure_and_does_nothing_when_all_is_done(store: Store) -> None:
-    agent, model = agent_of(ModelError("no route", kind="network"), "ok")
+    agent, model = build_agent(ModelError("no route", kind="network"), "ok")
     async with agent.session(store.open()) as session:
-        assert (await ended(session)).reason == "failed"
-        assert (outcome := await resumed(session)) and outcome.answer == "ok"
+        assert (await run_to_end(session)).reason == "failed"
+        assert (outcome := await resume_run(session)) and outcome.answer == "ok"
         before = await session.facts()
-        assert await resumed(session) is None and await session.facts() == before
-    assert "broke off" in said(model.requests[1])[-1]
+        assert await resume_run(session) is None and await session.facts() == before
+    assert "broke off" in list_user_texts(model.requests[1])[-1]
 
 
 # --- going back, and sideways
 
 
 async def test_checkpoints_are_positions_to_look_at_and_to_fork_from(store: Store) -> None:
-    agent, _model = agent_of(
+    agent, _model = build_agent(
         [call("note", id="a", text="1"), call("note", id="b", text="2")], "done", "other", tools=[note]
     )
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         points = await session.checkpoints()
         assert [point.kind for point in points] == [
             "after_user_input",
@@ -118,22 +122,22 @@ async def test_a_fork_from_any_checkpoint_goes_on_from_there_and_repeats_nothing
         return f"did {name}"
 
     lines = [[call("act", id="a", name="1"), call("act", id="b", name="2")], "done"]
-    agent, _ = agent_of(*lines, tools=[act])
+    agent, _ = build_agent(*lines, tools=[act])
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         whole = await session.facts()
         point = (await session.checkpoints())[place]
         ran.clear()
-        replies = list(of(whole[: point.seq], ModelReplied))
+        replies = list(select_events(whole[: point.seq], ModelReplied))
         agent.model.inner._script = iter(lines[len(replies) :])
         fork = await session.fork(point.seq)
-        outcome = await resumed(fork)
+        outcome = await resume_run(fork)
         forked = await fork.facts()
         check_settled(forked)
         assert outcome is not None and outcome.answer == "done"
-        finished_before = {fact.arguments["name"] for fact in of(whole[: point.seq], CallStarted)}
+        finished_before = {fact.arguments["name"] for fact in select_events(whole[: point.seq], CallStarted)}
         assert Counter(ran) == Counter({"1", "2"} - finished_before)
-        assert [fact.turn for fact in of(forked, TurnStarted)] == [1, 2], "no turn is counted twice"
+        assert [fact.turn for fact in select_events(forked, TurnStarted)] == [1, 2], "no turn is counted twice"
         assert await session.facts() == whole, "the first session is as it was"
         first = forked[0]
         assert isinstance(first, SessionCreated) and first.parent is not None
@@ -146,13 +150,13 @@ async def test_a_fork_lives_on_its_own_and_has_its_own_artifacts(store: Store) -
     def dump() -> str:
         return "x" * 50_000
 
-    agent, _ = agent_of(call("dump", id="a"), "done", "in the fork", "in the first", tools=[dump])
+    agent, _ = build_agent(call("dump", id="a"), "done", "in the fork", "in the first", tools=[dump])
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         fork = await session.fork()
-        assert (await ended(fork, "and?")).answer == "in the fork"
-        assert (await ended(session, "and?")).answer == "in the first"
-        truncation = (await finished_calls(fork))["a"].truncation
+        assert (await run_to_end(fork, "and?")).answer == "in the fork"
+        assert (await run_to_end(session, "and?")).answer == "in the first"
+        truncation = (await read_finished_calls(fork))["a"].truncation
         assert truncation is not None
         await session.delete()
         assert (await fork.artifact(truncation.artifact)).data == b"x" * 50_000
@@ -171,28 +175,28 @@ async def test_a_fork_of_a_session_that_waits_asks_its_own_question(store: Store
         ran.append("dropped")
         return "dropped"
 
-    agent, _ = agent_of(call("drop", id="a"), "done", "done", tools=[drop], gate=later)
+    agent, _ = build_agent(call("drop", id="a"), "done", "done", tools=[drop], gate=later)
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         fork = await session.fork()
         await session.approve("a")
         await wait_for(session, RunFinished)
         assert [question.call_id for question in (await fork.state()).pending] == ["a"]
         await fork.deny("a")
         await wait_for(fork, RunFinished)
-        assert (await finished_calls(fork))["a"].status == "denied"
+        assert (await read_finished_calls(fork))["a"].status == "denied"
     assert ran == ["dropped"]
 
 
 async def test_a_fork_is_listed_as_made_now_and_keeps_the_times_of_its_past(store: Store) -> None:
     clock = store.stepping()
-    agent, _ = agent_of("one", "two", clock=clock)
+    agent, _ = build_agent("one", "two", clock=clock)
     async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session(new=True) as session:
-        await ended(session)
+        await run_to_end(session)
         past = await session.facts()
         clock.step(3600)
         async with runtime.session(new=True) as other:
-            await ended(other)
+            await run_to_end(other)
         clock.step(60)
         fork = await session.fork()
         listed = (await runtime.sessions()).sessions
@@ -204,9 +208,9 @@ async def test_a_fork_is_listed_as_made_now_and_keeps_the_times_of_its_past(stor
 
 async def test_a_session_that_is_imported_keeps_its_times(store: Store) -> None:
     clock = store.stepping()
-    agent, _ = agent_of("one", clock=clock)
+    agent, _ = build_agent("one", clock=clock)
     async with Runtime(store.open(), [agent], recover=False) as runtime, runtime.session(new=True) as session:
-        await ended(session)
+        await run_to_end(session)
         before = await runtime.log.get_info(session.id)
         data = await render_transcript(runtime.log, session.id, "jsonl")
         clock.step(3600)

@@ -14,19 +14,19 @@ from msgspec.structs import replace
 from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
     file_store,
-    finished_calls,
-    go,
-    kinds,
-    of,
-    questions,
-    results,
-    resumed,
-    said,
+    list_kinds,
+    list_user_texts,
+    read_finished_calls,
+    read_questions,
+    resume_run,
+    run_message,
+    run_to_end,
+    select_events,
+    select_results,
     wait_for,
 )
 from treadle import (
@@ -76,13 +76,13 @@ async def test_seed_01_text_is_cut_on_characters_and_what_was_dropped_is_said(st
     def poem() -> str:
         return whole
 
-    agent, model = agent_of(call("poem", id="a"), "ok", tools=[poem])
+    agent, model = build_agent(call("poem", id="a"), "ok", tools=[poem])
     async with agent.session(store.open()) as session:
-        await ended(session)
-        done = (await finished_calls(session))["a"]
+        await run_to_end(session)
+        done = (await read_finished_calls(session))["a"]
         assert done.truncation is not None
         artifact = (await session.artifact(done.truncation.artifact)).data
-    shown = results(model.requests[1])["a"].text
+    shown = select_results(model.requests[1])["a"].text
     head, _, rest = shown.partition("\n[… ")
     dropped, _, tail = rest.partition(" …]\n")
     assert whole.startswith(head) and whole.endswith(tail) and head and tail
@@ -125,24 +125,24 @@ async def test_seed_02_cancel_stops_the_model_and_the_tools_and_is_final(store: 
         facts = await session.facts()
         assert facts[-1] == second and (first.reason, second.reason) == ("cancelled", "cancelled")
         check_settled(facts)
-        assert await resumed(session) is None and await session.facts() == facts
+        assert await resume_run(session) is None and await session.facts() == facts
 
 
 async def test_seed_03_nothing_depends_on_a_watcher_and_none_can_stall_a_run(store: Store) -> None:
     script = [call("note", text=str(n)) for n in range(20)]
     log = store.open()
-    agent, _ = agent_of(*script, "done", tools=[note])
+    agent, _ = build_agent(*script, "done", tools=[note])
     async with Runtime(log, [agent]) as runtime, runtime.session(new=True) as session:
         await session.send("go")
         await runtime.coordinator.wait_until_idle(session.id)  # nobody watches
         assert (await log.get_info(session.id)).status == "answered"
-        alone = kinds(await session.facts())
-    again, _ = agent_of(*script, "done", tools=[note])
+        alone = list_kinds(await session.facts())
+    again, _ = build_agent(*script, "done", tools=[note])
     async with again.session(log, new=True) as session:
         stalled = session.watch()
         await anext(stalled)
-        assert (await ended(session)).answer == "done"
-        assert kinds(await session.facts()) == alone
+        assert (await run_to_end(session)).answer == "done"
+        assert list_kinds(await session.facts()) == alone
         stalled.close()
 
 
@@ -153,7 +153,7 @@ async def test_seed_04_events_have_one_order_the_logs(store: Store) -> None:
             await asyncio.sleep(0)
         return str(number)
 
-    agent, _ = agent_of([call("ping", id=str(n), number=n) for n in range(7)], "done", tools=[ping])
+    agent, _ = build_agent([call("ping", id=str(n), number=n) for n in range(7)], "done", tools=[ping])
     async with agent.session(store.open()) as session:
 
         async def see() -> list[Event]:
@@ -165,24 +165,24 @@ async def test_seed_04_events_have_one_order_the_logs(store: Store) -> None:
             return [event for event in seen if isinstance(event, Fact)]
 
         watchers = [asyncio.create_task(see()) for _ in range(5)]
-        await ended(session)
+        await run_to_end(session)
         facts = await session.facts()
         for watcher in watchers:
             assert await watcher == facts
-    assert [fact.call_id for fact in of(facts, CallFinished)] == list("6543210"), "recorded as they ended"
+    assert [fact.call_id for fact in select_events(facts, CallFinished)] == list("6543210"), "recorded as they ended"
 
 
 async def test_seed_05_an_approval_is_answerable_from_the_moment_it_is_announced(store: Store) -> None:
     """It is a fact, keyed by session and call (small models call everything call_0), and survives a restart."""
     lines = [call("drop", id="call_0", table="x")]
     log = store.open()
-    agent, _ = agent_of(lines, lines, "one", "two", tools=[drop], gate=later)
+    agent, _ = build_agent(lines, lines, "one", "two", tools=[drop], gate=later)
     async with Runtime(log, [agent]) as runtime, runtime.session(new=True) as one, runtime.session(new=True) as two:
-        assert await go(one) is None and await go(two) is None
+        assert await run_message(one) is None and await run_message(two) is None
         await one.deny("call_0", "not this one")
         await wait_for(one, RunFinished)
-        assert [question.call_id for question in await questions(two)] == ["call_0"]
-    again, _ = agent_of(call("drop", id="call_0", table="y"), "done", tools=[drop], gate=later)
+        assert [question.call_id for question in await read_questions(two)] == ["call_0"]
+    again, _ = build_agent(call("drop", id="call_0", table="y"), "done", tools=[drop], gate=later)
     async with Runtime(store.open(), [again]) as runtime, runtime.session(id=two.id) as session:
         watch = session.watch()
         async for event in watch:
@@ -190,26 +190,26 @@ async def test_seed_05_an_approval_is_answerable_from_the_moment_it_is_announced
                 await session.approve(event.call_id)  # at once: from here it is stored
             if isinstance(event, RunFinished):
                 watch.close()
-        asked = [fact.call_id for fact in of(await session.facts(), ApprovalRequested)]
-        done = await finished_calls(session)
+        asked = [fact.call_id for fact in select_events(await session.facts(), ApprovalRequested)]
+        done = await read_finished_calls(session)
     assert asked[0] == "call_0" and len(set(asked)) == 2
     assert [done[call_id].output for call_id in asked] == ["dropped x", "dropped y"]
 
 
 async def test_seed_06_a_denial_does_not_end_the_run(store: Store) -> None:
-    agent, model = agent_of(
+    agent, model = build_agent(
         [call("drop", id="a", table="x"), call("note", id="b", text="y")],
         "I did the rest",
         tools=[drop, note],
         gate=later,
     )
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         await session.deny("a", "too risky")
         ending = await wait_for(session, RunFinished)
     assert (ending.reason, ending.answer) == ("answered", "I did the rest")
-    assert "too risky" in results(model.requests[1])["a"].text
-    assert results(model.requests[1])["b"].text == "noted y"
+    assert "too risky" in select_results(model.requests[1])["a"].text
+    assert select_results(model.requests[1])["b"].text == "noted y"
 
 
 async def test_seed_07_every_call_has_its_result_after_any_failure_and_no_trimming_splits_a_pair(store: Store) -> None:
@@ -217,7 +217,7 @@ async def test_seed_07_every_call_has_its_result_after_any_failure_and_no_trimmi
     def explode() -> str:
         raise ToolError("boom")
 
-    agent, model = agent_of(
+    agent, model = build_agent(
         [call("note", id="a", text="1"), call("explode", id="b"), call("note", id="c", text="2")],
         "back again",
         "still here",
@@ -225,16 +225,16 @@ async def test_seed_07_every_call_has_its_result_after_any_failure_and_no_trimmi
     )
     log = store.open()
     async with agent.session(log) as session:
-        assert (await ended(session)).reason == "failed"
+        assert (await run_to_end(session)).reason == "failed"
         facts = await session.facts()
         check_settled(facts)
-        assert list(await finished_calls(session)) == ["a", "b", "c"]
-        assert (await ended(session, "hello?")).answer == "back again", "the session is not bricked"
-        inside = of(facts, CallFinished)[0].seq  # between the first result and the second
+        assert list(await read_finished_calls(session)) == ["a", "b", "c"]
+        assert (await run_to_end(session, "hello?")).answer == "back again", "the session is not bricked"
+        inside = select_events(facts, CallFinished)[0].seq  # between the first result and the second
         await log.post(session.id, [ContextCompacted(kind="summary", through=inside, summary="short")])
-        outcome = await ended(session, "and now?")
+        outcome = await run_to_end(session, "and now?")
         assert outcome.answer == "still here", outcome.error
-    assert list(results(model.requests[-1])) == ["a", "b", "c"]
+    assert list(select_results(model.requests[-1])) == ["a", "b", "c"]
 
 
 async def test_seed_08_a_checkpoint_is_stored_and_going_on_from_it_repeats_no_tool_and_no_turn(on_file: Store) -> None:
@@ -245,18 +245,18 @@ async def test_seed_08_a_checkpoint_is_stored_and_going_on_from_it_repeats_no_to
         ran.append(name)
         return name
 
-    agent, _ = agent_of(call("act", id="a", name="1"), call("act", id="b", name="2"), "done", tools=[act])
+    agent, _ = build_agent(call("act", id="a", name="1"), call("act", id="b", name="2"), "done", tools=[act])
     async with agent.session(on_file.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         points = [point for point in await session.checkpoints() if point.kind == "after_tool_calls"]
         facts = await session.facts()
     ran.clear()
     log = on_file.open()
     planted = await CrashPoint("c" * 32, (replace(facts[0], session_id="c" * 32), *facts[1 : points[0].seq])).plant(log)
-    again, _ = agent_of(call("act", id="b", name="2"), "done", tools=[act])
+    again, _ = build_agent(call("act", id="b", name="2"), "done", tools=[act])
     async with again.session(log, id=planted) as session:
-        outcome = await resumed(session)
-        turns = [turn.turn for turn in of(await session.facts(), TurnStarted)]
+        outcome = await resume_run(session)
+        turns = [turn.turn for turn in select_events(await session.facts(), TurnStarted)]
     assert outcome is not None and (outcome.turns, outcome.calls) == (3, 2)
     assert ran == ["2"] and turns == [1, 2, 3]
 
@@ -265,7 +265,7 @@ async def test_seed_09_a_failed_save_is_told_a_bad_load_is_not_a_missing_one_and
     on_file: Store,
 ) -> None:
     assert on_file.path is not None
-    agent, _ = agent_of("one", "two", "three")
+    agent, _ = build_agent("one", "two", "three")
     log = on_file.open()
     async with agent.session(log) as session:
         append = log.append
@@ -277,7 +277,7 @@ async def test_seed_09_a_failed_save_is_told_a_bad_load_is_not_a_missing_one_and
         with pytest.raises(StoreError, match="no room left"):
             await session.ask("go")
         log.append = append  # type: ignore[method-assign]
-        assert of(await session.facts(), MessageReceived), "what was acknowledged is there"
+        assert select_events(await session.facts(), MessageReceived), "what was acknowledged is there"
         with pytest.raises(NotFound):
             async with agent.session(log, id="nope"):
                 pass
@@ -319,7 +319,7 @@ async def hang() -> None:
 @pytest.mark.parametrize("reason", ENDINGS)
 async def test_seed_10_every_run_has_one_final_event_with_its_outcome(store: Store, reason: str) -> None:
     script, options = ENDINGS[reason]
-    agent, _ = agent_of(*script, tools=[note, hang], **options)
+    agent, _ = build_agent(*script, tools=[note, hang], **options)
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
             events = [event async for event in run]
@@ -333,35 +333,42 @@ async def test_seed_10_every_run_has_one_final_event_with_its_outcome(store: Sto
 @pytest.mark.parametrize("reason", ENDINGS)
 async def test_seed_11_a_limit_or_a_failure_is_never_reported_as_an_answer(store: Store, reason: str) -> None:
     script, options = ENDINGS[reason]
-    agent, _ = agent_of(*script, tools=[note, hang], **options)
+    agent, _ = build_agent(*script, tools=[note, hang], **options)
     log = store.open()
     async with agent.session(log) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         status = (await log.get_info(session.id)).status
     assert outcome.can_continue == (reason != "answered")
     assert status == {"answered": "answered", "failed": "failed"}.get(reason, "stopped")
 
 
 async def test_seed_12_a_turn_without_text_does_not_return_the_text_of_the_one_before(store: Store) -> None:
-    agent, _ = agent_of(["Let me look.", call("note", text="1")], "", "", "", "old answer", "", "", "", tools=[note])
+    agent, _ = build_agent(["Let me look.", call("note", text="1")], "", "", "", "old answer", "", "", "", tools=[note])
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         assert (outcome.reason, outcome.answer) == ("stuck", "")
-        assert (await ended(session, "again")).answer == "old answer"
-        assert (await ended(session, "and again")).answer == ""
+        assert (await run_to_end(session, "again")).answer == "old answer"
+        assert (await run_to_end(session, "and again")).answer == ""
 
 
 async def test_seed_13_concurrent_messages_are_all_kept_and_a_stale_write_is_refused(store: Store) -> None:
-    agent, _ = agent_of(*["ok"] * 50)
+    agent, _ = build_agent(*["ok"] * 50)
     log = store.open()
     async with agent.session(log) as session:
         await asyncio.gather(*(session.send(f"message {n}") for n in range(25)))
         await wait_for(session, TurnStarted, lambda turn: len(turn.messages) > 0)
-        await resumed(session)
+        await resume_run(session)
         facts = await session.facts()
-        texts = {part.text for fact in of(facts, MessageReceived) for part in fact.parts if isinstance(part, TextPart)}
-        promoted = [identity for turn in of(facts, TurnStarted) for identity in turn.messages]
-        assert len(texts) == 25 and sorted(promoted) == sorted(fact.id for fact in of(facts, MessageReceived))
+        texts = {
+            part.text
+            for fact in select_events(facts, MessageReceived)
+            for part in fact.parts
+            if isinstance(part, TextPart)
+        }
+        promoted = [identity for turn in select_events(facts, TurnStarted) for identity in turn.messages]
+        assert len(texts) == 25 and sorted(promoted) == sorted(
+            fact.id for fact in select_events(facts, MessageReceived)
+        )
     claim = await log.claim("me", 30, session.id)
     assert claim is not None
     with pytest.raises(PositionMoved, match="read what is new and decide again"):
@@ -375,19 +382,21 @@ async def test_seed_14_injected_text_is_not_stored_and_does_not_grow(store: Stor
             skill = UserMessage((TextPart("SKILL: how to fold paper " * 50),))
             return replace(request, messages=[skill, *request.messages], render_cache={})
 
-    agent, model = agent_of(*["ok"] * 5, middleware=[Skills()])
+    agent, model = build_agent(*["ok"] * 5, middleware=[Skills()])
     async with agent.session(store.open()) as session:
         for number in range(5):
-            await ended(session, f"message {number}")
+            await run_to_end(session, f"message {number}")
         assert "SKILL" not in str(await session.facts())
     assert [str(request.messages[:]).count("SKILL: ") for request in model.requests] == [50] * 5
 
 
 async def test_seed_15_pausing_on_the_last_allowed_turn_does_not_fire_the_limits_summary(store: Store) -> None:
-    agent, model = agent_of(call("drop", id="a", table="x"), "half", tools=[drop], gate=later, limits=Limits(turns=1))
+    agent, model = build_agent(
+        call("drop", id="a", table="x"), "half", tools=[drop], gate=later, limits=Limits(turns=1)
+    )
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
-        assert len(model.requests) == 1 and kinds(await session.facts())[-1] == "approval_requested"
+        assert await run_message(session) is None
+        assert len(model.requests) == 1 and list_kinds(await session.facts())[-1] == "approval_requested"
         await session.approve("a")
         ending = await wait_for(session, RunFinished)
     assert ending.reason == "turn_limit" and len(model.requests) == 2
@@ -396,10 +405,10 @@ async def test_seed_15_pausing_on_the_last_allowed_turn_does_not_fire_the_limits
 @pytest.mark.parametrize("reason", ENDINGS)
 async def test_seed_16_nothing_is_left_running_for_ever(store: Store, reason: str) -> None:
     script, options = ENDINGS[reason]
-    agent, _ = agent_of(*script, tools=[note, hang], **options)
+    agent, _ = build_agent(*script, tools=[note, hang], **options)
     log = store.open()
     async with agent.session(log) as session:
-        await ended(session)
+        await run_to_end(session)
         state, info = await session.state(), await log.get_info(session.id)
     assert state.run is None and state.turn is None and state.pending == []
     assert all(one.finished is not None for one in state.calls.values())
@@ -408,16 +417,16 @@ async def test_seed_16_nothing_is_left_running_for_ever(store: Store, reason: st
 
 async def test_seed_17_one_reply_cannot_overshoot_a_budget_and_loops_and_empty_replies_end(store: Store) -> None:
     log = store.open()
-    agent, _ = agent_of([call("note", text=str(n)) for n in range(9)], "half", tools=[note], limits=Limits(calls=3))
+    agent, _ = build_agent([call("note", text=str(n)) for n in range(9)], "half", tools=[note], limits=Limits(calls=3))
     async with agent.session(log, new=True) as session:
-        assert (await ended(session)).reason == "call_limit"
-        assert len(of(await session.facts(), CallStarted)) == 3
-    agent, _ = agent_of(*[call("note", text=text) for text in "ababa"], "half", tools=[note])
+        assert (await run_to_end(session)).reason == "call_limit"
+        assert len(select_events(await session.facts(), CallStarted)) == 3
+    agent, _ = build_agent(*[call("note", text=text) for text in "ababa"], "half", tools=[note])
     async with agent.session(log, new=True) as session:
-        assert (await ended(session)).reason == "doom_loop"
-    agent, model = agent_of(*[""] * 50)
+        assert (await run_to_end(session)).reason == "doom_loop"
+    agent, model = build_agent(*[""] * 50)
     async with agent.session(log, new=True) as session:
-        assert (await ended(session)).reason == "stuck"
+        assert (await run_to_end(session)).reason == "stuck"
     assert len(model.requests) == 3
 
 
@@ -428,13 +437,13 @@ async def test_seed_18_the_model_is_told_the_output_of_a_failed_tool_and_images_
     def build() -> ToolResult:
         return ToolResult("line 3: missing semicolon", (plot,), ok=False)
 
-    agent, model = agent_of(call("build", id="a"), "one", "two", tools=[build])
+    agent, model = build_agent(call("build", id="a"), "one", "two", tools=[build])
     async with agent.session(store.open()) as session:
-        await ended(session, ["look", picture])
-        await ended(session, "again")
+        await run_to_end(session, ["look", picture])
+        await run_to_end(session, "again")
     for request in model.requests[1:]:
-        assert results(request)["a"].text == "line 3: missing semicolon" and not results(request)["a"].ok
-        assert results(request)["a"].parts == (plot,)
+        assert select_results(request)["a"].text == "line 3: missing semicolon" and not select_results(request)["a"].ok
+        assert select_results(request)["a"].parts == (plot,)
         assert request.messages[0] == UserMessage((TextPart("look"), picture))
 
 
@@ -449,31 +458,31 @@ async def test_seed_19_a_pattern_is_matched_on_the_parsed_argument_and_never_on_
         Call("c", "write_file", '{"path": "src/a.py", "text": "secret/key"}'),
         Call("d", "write_file", '{"path": "./secret//key"}'),
     ]
-    agent, _ = agent_of(spelled, "ok", tools=[write_file], grant=Grant(forbid=("write_file(secret/**)",)))
+    agent, _ = build_agent(spelled, "ok", tools=[write_file], grant=Grant(forbid=("write_file(secret/**)",)))
     async with agent.session(store.open()) as session:
-        await ended(session)
-        done = await finished_calls(session)
+        await run_to_end(session)
+        done = await read_finished_calls(session)
     assert {name: done[name].status for name in "abcd"} == {"a": "denied", "b": "denied", "c": "ok", "d": "denied"}
 
 
 async def test_seed_20_a_caller_cannot_grant_itself_more_and_errors_are_in_the_error_field(store: Store) -> None:
     log = store.open()
-    agent, _ = agent_of(call("note", id="a", text="x"), "ok", tools=[note, drop], grant=Grant(forbid=("note",)))
+    agent, _ = build_agent(call("note", id="a", text="x"), "ok", tools=[note, drop], grant=Grant(forbid=("note",)))
     async with agent.session(log, new=True, grant=Grant(tier="full", yes=True, approve=("*",))) as session:
-        await ended(session)
-        assert (await finished_calls(session))["a"].status == "denied"
-    failing, _ = agent_of(ModelError("bad key", kind="auth"))
+        await run_to_end(session)
+        assert (await read_finished_calls(session))["a"].status == "denied"
+    failing, _ = build_agent(ModelError("bad key", kind="auth"))
     async with failing.session(log, new=True) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         assert (outcome.error, outcome.answer) == ("auth: bad key", "")
         with pytest.raises(BadInput):
             await session.send("")
 
 
 async def test_what_the_seeds_say_of_replies_holds_for_their_order_too(store: Store) -> None:
-    agent, model = agent_of("one", "two")
+    agent, model = build_agent("one", "two")
     async with agent.session(store.open()) as session:
-        await ended(session, "first")
-        await ended(session, "second")
-        assert [fact.text for fact in of(await session.facts(), ModelReplied)] == ["one", "two"]
-    assert said(model.requests[1]) == ["first", "second"]
+        await run_to_end(session, "first")
+        await run_to_end(session, "second")
+        assert [fact.text for fact in select_events(await session.facts(), ModelReplied)] == ["one", "two"]
+    assert list_user_texts(model.requests[1]) == ["first", "second"]

@@ -8,17 +8,17 @@ from pydantic import BaseModel
 
 from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
-    Held,
+    HeldTool,
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
     file_store,
+    list_user_texts,
     note,
-    of,
-    results,
-    said,
+    run_to_end,
+    select_events,
+    select_results,
     wait_for,
 )
 from treadle import Agent, CallStarted, ImagePart, Limits, NotAnswered, RunFinished, Session, TextDelta, TextPart
@@ -36,20 +36,20 @@ on_file = file_store
 
 async def test_the_same_path_resumes_the_same_session(on_file: Store) -> None:
     assert on_file.path is not None
-    agent, _ = agent_of("hello", "you said: first")
+    agent, _ = build_agent("hello", "you said: first")
     async with agent.session(on_file.path) as session:
-        await ended(session, "first")
+        await run_to_end(session, "first")
         first = session.id
     async with agent.session(str(on_file.path)) as session:
         assert session.id == first
-        await ended(session, "what did I say?")
+        await run_to_end(session, "what did I say?")
         assert [fact.seq for fact in await session.facts()][-1] == len(await session.facts())
     async with agent.session(on_file.path, new=True) as session:
         assert session.id != first
 
 
 async def test_a_name_finds_a_session_or_makes_one(store: Store) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     log = store.open()
     async with agent.session(log, name="trip") as trip, agent.session(log, name="tax") as tax:
         assert trip.id != tax.id
@@ -63,7 +63,7 @@ async def test_a_name_finds_a_session_or_makes_one(store: Store) -> None:
 
 
 async def test_what_the_agent_was_is_kept_in_the_first_fact(store: Store) -> None:
-    agent, _ = agent_of(tools=[note], instructions="be good", name="helper", limits=Limits(turns=3))
+    agent, _ = build_agent(tools=[note], instructions="be good", name="helper", limits=Limits(turns=3))
     async with agent.session(store.open()) as session:
         [created] = await session.facts()
     assert isinstance(created, SessionCreated)
@@ -72,7 +72,7 @@ async def test_what_the_agent_was_is_kept_in_the_first_fact(store: Store) -> Non
 
 
 async def test_a_name_given_by_a_user_is_never_overwritten_automatically(store: Store) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     log = store.open()
     async with agent.session(log) as session:
         await log.post(session.id, [SessionRenamed(name="auto 1", by="auto")])
@@ -84,14 +84,14 @@ async def test_a_name_given_by_a_user_is_never_overwritten_automatically(store: 
 
 
 async def test_notes_of_ones_own_are_facts_and_mean_nothing_to_the_engine() -> None:
-    agent, model = agent_of("ok")
+    agent, model = build_agent("ok")
     async with agent.session() as session:
         await session.note("acme.audit", {"who": "ada"})
-        assert (await ended(session)).answer == "ok"
-        assert of(await session.facts(), Custom)[0].data == {"who": "ada"}
+        assert (await run_to_end(session)).answer == "ok"
+        assert select_events(await session.facts(), Custom)[0].data == {"who": "ada"}
         with pytest.raises(BadInput, match="namespaced name"):
             await session.note("audit")
-    assert said(model.requests[0]) == ["go"]
+    assert list_user_texts(model.requests[0]) == ["go"]
 
 
 # --- ask
@@ -99,19 +99,19 @@ async def test_notes_of_ones_own_are_facts_and_mean_nothing_to_the_engine() -> N
 
 async def test_ask_gives_the_answer_in_one_call(on_file: Store) -> None:
     assert on_file.path is not None
-    agent, _ = agent_of("4", "5")
+    agent, _ = build_agent("4", "5")
     assert await agent.ask("2+2?") == "4"
     assert await agent.ask("3+2?", on_file.path) == "5"
     async with agent.session(on_file.path) as session:
-        assert of(await session.facts(), RunFinished)[0].answer == "5"
+        assert select_events(await session.facts(), RunFinished)[0].answer == "5"
 
 
 def test_ask_works_without_an_event_loop() -> None:
-    assert agent_of("4")[0].ask_sync("2+2?") == "4"
+    assert build_agent("4")[0].ask_sync("2+2?") == "4"
 
 
 async def test_a_run_without_an_answer_is_an_error_that_says_why_and_what_to_do(store: Store) -> None:
-    agent, _ = agent_of(call("note", text="x"), "half", "done", tools=[note], limits=Limits(turns=1))
+    agent, _ = build_agent(call("note", text="x"), "half", "done", tools=[note], limits=Limits(turns=1))
     async with agent.session(store.open()) as session:
         with pytest.raises(NotAnswered, match=r"without an answer \(turn_limit\); session.continue_") as caught:
             await session.ask("go")
@@ -126,22 +126,22 @@ class Sum(BaseModel):
 
 
 async def test_a_typed_answer_that_fits_is_given_as_its_type() -> None:
-    agent, model = agent_of('```json\n{"total": 4, "why": "2+2"}\n```', output=Sum)
+    agent, model = build_agent('```json\n{"total": 4, "why": "2+2"}\n```', output=Sum)
     assert await agent.ask("2+2?") == Sum(total=4, why="2+2")
     assert model.requests[0].output_schema is not None
     assert set(model.requests[0].output_schema["properties"]) == {"total", "why"}
 
 
 async def test_an_answer_that_does_not_fit_is_sent_back_twice_with_the_reason(store: Store) -> None:
-    agent, model = agent_of("four", '{"total": "four"}', '{"total": 4}', output=Sum)
+    agent, model = build_agent("four", '{"total": "four"}', '{"total": 4}', output=Sum)
     async with agent.session(store.open()) as session:
         assert await session.ask("2+2?") == Sum(total=4)
-    assert "Invalid JSON" in said(model.requests[1])[-1]
-    assert "total: Input should be a valid integer" in said(model.requests[2])[-1]
+    assert "Invalid JSON" in list_user_texts(model.requests[1])[-1]
+    assert "total: Input should be a valid integer" in list_user_texts(model.requests[2])[-1]
 
 
 async def test_three_answers_that_do_not_fit_are_a_failure(store: Store) -> None:
-    agent, model = agent_of("four", "for", "fore", "never asked", output=Sum)
+    agent, model = build_agent("four", "for", "fore", "never asked", output=Sum)
     async with agent.session(store.open()) as session:
         with pytest.raises(NotAnswered, match="3 answers in a row did not fit") as caught:
             await session.ask("2+2?")
@@ -151,23 +151,23 @@ async def test_three_answers_that_do_not_fit_are_a_failure(store: Store) -> None
 
 
 async def test_text_as_the_output_is_the_answer_as_it_is() -> None:
-    agent, model = agent_of("It is [4].", output=str)
+    agent, model = build_agent("It is [4].", output=str)
     assert await agent.ask("?") == "It is [4]."
     assert model.requests[0].output_schema is None
 
 
 async def test_a_plain_type_will_do_as_an_output_and_one_without_a_schema_is_refused() -> None:
-    assert await agent_of("[1, 2]", output=list[int])[0].ask("?") == [1, 2]
+    assert await build_agent("[1, 2]", output=list[int])[0].ask("?") == [1, 2]
     with pytest.raises(BadInput, match="cannot be made into a schema"):
-        await agent_of("x", output=object())[0].ask("?")
+        await build_agent("x", output=object())[0].ask("?")
 
 
 # --- messages while one is running
 
 
 async def test_a_message_sent_while_a_tool_runs_steers_the_next_turn(store: Store) -> None:
-    held = Held()
-    agent, model = agent_of(call("wait", id="a"), "as you say", tools=[held.tool])
+    held = HeldTool()
+    agent, model = build_agent(call("wait", id="a"), "as you say", tools=[held.tool])
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
             await wait_for(session, CallStarted)
@@ -176,10 +176,10 @@ async def test_a_message_sent_while_a_tool_runs_steers_the_next_turn(store: Stor
             await run.wait()
         facts = await session.facts()
     check_settled(facts)
-    assert len(of(facts, RunStarted)) == 1 and held.begun == 1
-    assert of(facts, TurnStarted)[1].messages == (sent,)
+    assert len(select_events(facts, RunStarted)) == 1 and held.begun == 1
+    assert select_events(facts, TurnStarted)[1].messages == (sent,)
     last = model.requests[1].messages
-    assert results(model.requests[1])["a"].text == "waited"
+    assert select_results(model.requests[1])["a"].text == "waited"
     assert isinstance(last[-1], UserMessage) and last[-1].parts == (TextPart("in French"),)
 
 
@@ -199,41 +199,41 @@ async def test_a_message_sent_during_the_last_reply_gets_a_run_of_its_own(store:
     agent = Agent(Slow())
     async with agent.session(store.open()) as session:
         sessions.append(session)
-        outcome = await ended(session, "first")
+        outcome = await run_to_end(session, "first")
         second = await wait_for(session, RunFinished, after=outcome.seq)
         facts = await session.facts()
     assert (outcome.answer, second.answer) == ("answer 1", "answer 2")
     check_settled(facts)
-    assert [len(fact.messages) for fact in of(facts, TurnStarted)] == [1, 1]
+    assert [len(fact.messages) for fact in select_events(facts, TurnStarted)] == [1, 1]
 
 
 async def test_two_runs_asked_for_at_once_both_end_and_no_message_is_lost(store: Store) -> None:
-    agent, model = agent_of("one", "two", "three")
+    agent, model = build_agent("one", "two", "three")
     async with agent.session(store.open()) as session:
-        outcomes = await asyncio.gather(*(ended(session, f"message {n}") for n in range(3)))
+        outcomes = await asyncio.gather(*(run_to_end(session, f"message {n}") for n in range(3)))
         facts = await session.facts()
     check_settled(facts)
     assert all(outcome.reason == "answered" for outcome in outcomes)
-    promoted = [identity for fact in of(facts, TurnStarted) for identity in fact.messages]
-    assert sorted(promoted) == sorted(fact.id for fact in of(facts, MessageReceived))
-    shown = said(model.requests[len(of(facts, RunFinished)) - 1])
+    promoted = [identity for fact in select_events(facts, TurnStarted) for identity in fact.messages]
+    assert sorted(promoted) == sorted(fact.id for fact in select_events(facts, MessageReceived))
+    shown = list_user_texts(model.requests[len(select_events(facts, RunFinished)) - 1])
     assert {f"message {n}" for n in range(3)} <= set(shown)
 
 
 async def test_a_message_in_interrupt_mode_stops_the_run_and_is_answered_at_once(store: Store) -> None:
-    held = Held()
-    agent, model = agent_of(call("wait", id="a"), "new answer", tools=[held.tool])
+    held = HeldTool()
+    agent, model = build_agent(call("wait", id="a"), "new answer", tools=[held.tool])
     async with agent.session(store.open()) as session:
         await session.send("go")
         await wait_for(session, CallStarted)
-        outcome = await ended(session, "no, this instead", mode="interrupt")
+        outcome = await run_to_end(session, "no, this instead", mode="interrupt")
         facts = await session.facts()
     check_settled(facts)
-    first, second = of(facts, RunFinished)
+    first, second = select_events(facts, RunFinished)
     assert (first.reason, first.error) == ("cancelled", "interrupted by a new message")
     assert second == outcome and outcome.answer == "new answer"
-    assert said(model.requests[1])[-1] == "no, this instead"
-    assert "may have had effects" in results(model.requests[1])["a"].text
+    assert list_user_texts(model.requests[1])[-1] == "no, this instead"
+    assert "may have had effects" in select_results(model.requests[1])["a"].text
 
 
 async def test_interrupting_a_talking_model_keeps_what_it_said(store: Store) -> None:
@@ -253,28 +253,30 @@ async def test_interrupting_a_talking_model_keeps_what_it_said(store: Store) -> 
     async with Agent(model).session(store.open()) as session:
         await session.send("tell me a story")
         await wait_for(session, TextDelta)
-        outcome = await ended(session, "shorter", mode="interrupt")
-        first = of(await session.facts(), RunFinished)[0]
+        outcome = await run_to_end(session, "shorter", mode="interrupt")
+        first = select_events(await session.facts(), RunFinished)[0]
     assert (first.answer, outcome.answer) == ("Once upon a time", "short")
     assert [m.text for m in model.shown if isinstance(m, ModelMessage)] == ["Once upon a time"]
 
 
 async def test_a_message_with_a_key_is_taken_once(store: Store) -> None:
-    agent, model = agent_of("one", "two")
+    agent, model = build_agent("one", "two")
     async with agent.session(store.open()) as session:
-        first = await ended(session, "pay the bill", key="k1")
-        again = await ended(session, "pay the bill", key="k1")
+        first = await run_to_end(session, "pay the bill", key="k1")
+        again = await run_to_end(session, "pay the bill", key="k1")
         assert again == first, "the repeat is given the first one's ending"
-        assert await session.send("pay the bill", key="k1") == of(await session.facts(), MessageReceived)[0].id
-        assert len(of(await session.facts(), MessageReceived)) == len(model.requests) == 1
-        assert (await ended(session, "pay the bill", key="k2")).answer == "two"
+        assert (
+            await session.send("pay the bill", key="k1") == select_events(await session.facts(), MessageReceived)[0].id
+        )
+        assert len(select_events(await session.facts(), MessageReceived)) == len(model.requests) == 1
+        assert (await run_to_end(session, "pay the bill", key="k2")).answer == "two"
 
 
 async def test_images_stay_in_the_conversation_after_the_first_turn(store: Store) -> None:
     picture = ImagePart(data="aGk=")
-    agent, model = agent_of(call("note", text="x"), "a cat", "still a cat", tools=[note])
+    agent, model = build_agent(call("note", text="x"), "a cat", "still a cat", tools=[note])
     async with agent.session(store.open()) as session:
-        await ended(session, ["what is this?", picture])
-        await ended(session, "sure?")
+        await run_to_end(session, ["what is this?", picture])
+        await run_to_end(session, "sure?")
     for request in model.requests:
         assert request.messages[0] == UserMessage((TextPart("what is this?"), picture))

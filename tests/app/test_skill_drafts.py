@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.kit.sessions import ended, wait_for
+from tests.kit.sessions import run_to_end, wait_for
 from tests.kit.strict import StrictModel
 from treadle import Runtime, tool
 from treadle.app.skill_drafter import SkillDrafter
@@ -50,7 +50,7 @@ async def work(folder: Path, model: Writer, asks: list[str]) -> WorkspaceKnowled
         runtime.after_answer.append(SkillDrafter(library))
         for ask in asks:
             async with runtime.session("default", new=True, workspace=folder) as session:
-                await ended(session, ask)
+                await run_to_end(session, ask)
                 while runtime._background:  # pyright: ignore[reportPrivateUsage]
                     await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
     return library
@@ -101,7 +101,7 @@ async def test_what_was_only_talked_about_is_no_skill(tmp_path: Path) -> None:
         runtime.after_answer.append(SkillDrafter(library))
         async with runtime.session("default", workspace=tmp_path) as session:
             for ask in ASKS:
-                await ended(session, ask)
+                await run_to_end(session, ask)
             while runtime._background:  # pyright: ignore[reportPrivateUsage]
                 await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
     assert len(model.requests) == 3 and library.proposals.list() == []
@@ -117,7 +117,7 @@ async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(t
     async with Runtime(tmp_path / "s.db", [agent], recover=False) as runtime:
         runtime.after_answer.append(SkillDrafter(library))
         async with runtime.session("default", new=True, workspace=there) as session:
-            await ended(session, ASKS[0])
+            await run_to_end(session, ASKS[0])
             facts = await session.facts()
         first = facts[0]
         assert isinstance(first, SessionCreated)
@@ -125,7 +125,7 @@ async def test_what_was_done_in_another_workspace_or_by_helpers_does_not_count(t
         await runtime.log.create("helper", [helped, *facts[1:]])
         for ask in ASKS[1:]:
             async with runtime.session("default", new=True, workspace=here) as session:
-                await ended(session, ask)
+                await run_to_end(session, ask)
                 while runtime._background:  # pyright: ignore[reportPrivateUsage]
                     await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
     assert model.drafts == [] and library.proposals.list() == []
@@ -150,7 +150,7 @@ async def test_three_times_in_one_session_are_three_times(tmp_path: Path) -> Non
         runtime.after_answer.append(SkillDrafter(library))
         async with runtime.session("default", workspace=tmp_path) as session:
             for ask in ASKS:
-                await ended(session, ask)
+                await run_to_end(session, ask)
             await wait_for(session, Custom, lambda fact: fact.name == "treadle.skill_proposed")
     assert [one.name for one in library.proposals.list()] == ["release-notes"]
 
@@ -179,7 +179,7 @@ async def test_the_session_tells_of_the_proposal(tmp_path: Path) -> None:
         runtime.after_answer.append(SkillDrafter(library))
         for ask in ASKS:
             async with runtime.session("default", new=True, workspace=tmp_path) as session:
-                await ended(session, ask)
+                await run_to_end(session, ask)
                 if ask == ASKS[-1]:
                     fact = await wait_for(session, Custom, lambda fact: fact.name == "treadle.skill_proposed")
                     assert fact.data["name"] == "release-notes" and "+++" in fact.data["diff"]

@@ -1,7 +1,7 @@
 """Sessions that others began: taken up with the agent they have, left where nobody is to go on with them."""
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.sessions import agent_of, go, of
+from tests.kit.sessions import build_agent, run_message, select_events
 from tests.kit.terminal import Place, calling, model
 from treadle import AskUser, Runtime, later
 from treadle.events import AnyFact, ApprovalAnswered, CallFinished, CallStarted, SessionConfigured, decode_fact
@@ -11,12 +11,12 @@ from treadle.testing import call
 
 async def test_a_run_goes_on_though_its_agent_is_unknown_here_and_another_was_chosen_meanwhile(place: Place) -> None:
     store = str(place.home / "shared.db")
-    stranger, _ = agent_of(call("ask_user", id="q", question="Which?"), tools=[AskUser()], name="stranger")
+    stranger, _ = build_agent(call("ask_user", id="q", question="Which?"), tools=[AskUser()], name="stranger")
     async with (
         Runtime(store, [stranger], recover=False) as runtime,
         runtime.session(gate=later, workspace=place.work) as session,
     ):
-        assert await go(session) is None
+        assert await run_message(session) is None
         await runtime.log.post(session.id, [SessionConfigured(agent="architect")], wake=False)
     async with StrictChat([Reply(text="Blue it is."), Reply(text="As you say.")]) as fake:
         assert (await place.quick("approvals", "answer", session.id, "blue", "--store", store)).code == 0
@@ -41,11 +41,13 @@ async def test_who_answers_and_leaves_begins_nothing_and_the_call_runs_once_when
         allowed = await place.run("approvals", "allow", session)
         assert allowed.code == 0 and f"treadle sessions resume {session[:12]}" in allowed.err
         facts = await facts_of(place, session)
-        assert of(facts, ApprovalAnswered) == facts[-1:] and not (place.work / "AGENTS.md").exists()
+        assert select_events(facts, ApprovalAnswered) == facts[-1:] and not (place.work / "AGENTS.md").exists()
         resumed = await place.run("sessions", "resume", session, *model(fake), "--json")
     assert resumed.code == 0 and resumed.document["answer"] == "It is written."
     facts = await facts_of(place, session)
-    assert len(of(facts, CallStarted)) == 1 and [fact.status for fact in of(facts, CallFinished)] == ["ok"]
+    assert len(select_events(facts, CallStarted)) == 1 and [
+        fact.status for fact in select_events(facts, CallFinished)
+    ] == ["ok"]
     assert (place.work / "AGENTS.md").read_text() == "be kind\n"
 
 

@@ -1,6 +1,6 @@
 """What waits for a person is told whole: all that is asked, and what the run has used so far."""
 
-from tests.kit.sessions import Held, Tables, agent_of, wait_for
+from tests.kit.sessions import HeldTool, Tables, build_agent, wait_for
 from tests.kit.terminal import Place
 from treadle import ApprovalRequested, Runtime, later
 from treadle.cli.report import ReportBuilder
@@ -10,8 +10,8 @@ from treadle.testing import call
 
 
 async def test_what_is_asked_while_another_call_runs_is_listed_once(place: Place) -> None:
-    held, made = Held(), Tables()
-    agent, _ = agent_of([call("wait"), call("drop", table="users")], "done", tools=[held.tool, *made.tools])
+    held, made = HeldTool(), Tables()
+    agent, _ = build_agent([call("wait"), call("drop", table="users")], "done", tools=[held.tool, *made.tools])
     store = str(place.home / "shared.db")
     async with Runtime(store, [agent]) as runtime, runtime.session(new=True, gate=later) as session:
         await session.send("go")

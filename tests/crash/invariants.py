@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.crash.paper import Paper, mark
+from tests.crash.paper import Paper, compute_digest
 from tests.crash.worker import REPORT, STEER, UNSAFE
 from tests.kit.strict import check_request
 from treadle.engine.context import Projection
@@ -67,7 +67,9 @@ def _check_acknowledged(paper: Paper, facts: dict[str, list[AnyFact]], counts: C
     for session_id, seq, digest in paper.read("acknowledged"):
         stored = facts[session_id]
         assert int(seq) <= len(stored), f"fact {seq} of {session_id} was acknowledged and is lost"
-        assert mark(stored[int(seq) - 1]) == digest, f"fact {seq} of {session_id} is not what was acknowledged"
+        assert compute_digest(stored[int(seq) - 1]) == digest, (
+            f"fact {seq} of {session_id} is not what was acknowledged"
+        )
         counts.acknowledged += 1
 
 

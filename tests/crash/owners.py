@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from tests.crash.children import until
-from tests.crash.paper import Paper, TellingLog, note_trouble
+from tests.crash.paper import Paper, ReportingLog, note_trouble
 from tests.kit.fake_model import FakeModel
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, TextPart, ToolContext, later, tool
@@ -158,7 +158,7 @@ def own(paper: Paper, order: str, lease: float = LEASE_SECONDS) -> None:
     """Send the order to the session named `one`, run it, and write down how it ended."""
 
     async def main() -> None:
-        log = TellingLog(paper)
+        log = ReportingLog(paper)
         async with (
             Runtime(log, [obedient_agent(paper)], lease=lease, recover=False) as runtime,
             runtime.session(name="one") as session,
@@ -175,7 +175,7 @@ def serve(paper: Paper, lease: float = LEASE_SECONDS) -> None:
     """Run all sessions that are due, until killed."""
 
     async def main() -> None:
-        async with Runtime(TellingLog(paper), [obedient_agent(paper)], lease=lease):
+        async with Runtime(ReportingLog(paper), [obedient_agent(paper)], lease=lease):
             paper.write("serving", os.getpid())
             await asyncio.Event().wait()
 
@@ -186,7 +186,7 @@ def count(paper: Paper, name: str, sessions: int, calls: int) -> None:
     """Run some sessions with many turns at once."""
 
     async def main() -> None:
-        log = TellingLog(paper)
+        log = ReportingLog(paper)
         async with Runtime(log, [obedient_agent(paper, pause=0)], recover=False) as runtime:
 
             async def one(number: int) -> None:
@@ -204,7 +204,7 @@ def answer(paper: Paper, session_id: str, call_id: str, by: str) -> None:
     """Approve a call as soon as all processes are ready, and write down who was first."""
 
     async def main() -> None:
-        log = TellingLog(paper)
+        log = ReportingLog(paper)
         other = Agent(ObedientModel(paper), name="other")  # this process can answer, but cannot run the session
         async with Runtime(log, [other], recover=False) as runtime:
             paper.write("ready", by)
@@ -224,7 +224,7 @@ def post(paper: Paper, session_id: str, name: str, messages: int) -> None:
     """Post a number of messages as fast as possible."""
 
     async def main() -> None:
-        log = TellingLog(paper)
+        log = ReportingLog(paper)
         for number in range(messages):
             message = MessageReceived(id=f"{name}-{number}", parts=(TextPart("tick"),))
             await log.post(session_id, [message], key=message.id)
@@ -240,6 +240,6 @@ def open_at(paper: Paper, instant: float) -> None:
     async def main() -> None:
         while time.monotonic() < instant:
             pass
-        await TellingLog(paper).close()
+        await ReportingLog(paper).close()
 
     _process(paper, main)

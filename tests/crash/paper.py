@@ -46,12 +46,12 @@ class Paper:
         return [line.split(" ")[:-1] for line in text.split("\n") if line.endswith(" .")]
 
 
-def mark(fact: AnyFact) -> str:
+def compute_digest(fact: AnyFact) -> str:
     """Compute a digest of a fact without its position and time."""
     return hashlib.blake2b(serialize_event(msgspec.structs.replace(fact, seq=0, at=0.0)), digest_size=8).hexdigest()
 
 
-class TellingLog(SqliteLog):
+class ReportingLog(SqliteLog):
     """A log that writes down acknowledged facts and refused writes.
 
     With `dies_at` it kills its process right before (at n - 0.5) or right after (at n) the nth write.
@@ -92,7 +92,7 @@ class TellingLog(SqliteLog):
 
     def _write_acknowledged(self, session_id: str, facts: Sequence[AnyFact]) -> None:
         for fact in facts:
-            self._paper.write("acknowledged", session_id, fact.seq, mark(fact))
+            self._paper.write("acknowledged", session_id, fact.seq, compute_digest(fact))
 
 
 class _Trouble(logging.Handler):

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from tests.crash.paper import Paper, TellingLog, note_trouble
+from tests.crash.paper import Paper, ReportingLog, note_trouble
 from tests.kit.fake_model import FakeModel
 from tests.kit.fakes.travel import travelling
 from tests.kit.strict import StrictModel
@@ -169,7 +169,7 @@ async def _work(paper: Paper, job: Job) -> None:
 
 
 async def _run(paper: Paper, job: Job, model: Model | None) -> None:
-    log = TellingLog(paper, job.dies_at)
+    log = ReportingLog(paper, job.dies_at)
     async with Runtime(log, [planned_agent(paper, job.pace, model)], lease=job.lease) as runtime:
         page = await runtime.sessions(SessionQuery(limit=1000))
         known = {info.name: info.status for info in page.sessions}

@@ -10,20 +10,20 @@ from tests.kit.sessions import (
     PATIENCE,
     Store,
     Tables,
-    agent_of,
+    build_agent,
+    build_gate,
     check_settled,
     either_store,
-    ended,
     file_store,
-    finished_calls,
-    gate_of,
-    go,
-    kinds,
-    of,
-    questions,
-    results,
-    resumed,
-    said,
+    list_kinds,
+    list_user_texts,
+    read_finished_calls,
+    read_questions,
+    resume_run,
+    run_message,
+    run_to_end,
+    select_events,
+    select_results,
     some_tables,
     wait_for,
 )
@@ -58,40 +58,40 @@ async def test_a_gate_brings_the_question_to_a_person_and_the_call_runs(store: S
         asked.append(question)
         return Answer("allow", by="ada")
 
-    agent, _ = agent_of(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=gate)
+    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=gate)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         facts = await session.facts()
     assert outcome.reason == "answered" and tables.done == ["users"]
-    question, answer = of(facts, ApprovalRequested)[0], of(facts, ApprovalAnswered)[0]
+    question, answer = select_events(facts, ApprovalRequested)[0], select_events(facts, ApprovalAnswered)[0]
     assert asked == [question]
     assert (question.tool, question.arguments, question.safety) == ("drop", {"table": "users"}, "destructive")
     assert "destructive" in question.why and question.rule and question.digest
     assert (answer.call_id, answer.decision, answer.by) == ("a", "allow", "ada")
-    order = [kind for kind in kinds(facts) if "approval" in kind or "call" in kind]
+    order = [kind for kind in list_kinds(facts) if "approval" in kind or "call" in kind]
     assert order == ["approval_requested", "approval_answered", "call_started", "call_finished"]
 
 
 async def test_a_denied_call_is_answered_to_the_model_with_the_comment_and_the_run_goes_on(
     store: Store, tables: Tables
 ) -> None:
-    gate = gate_of(Answer("deny", comment="use the archive instead", by="ada"))
-    agent, model = agent_of(call("drop", id="a", table="users"), "as you wish", tools=tables.tools, gate=gate)
+    gate = build_gate(Answer("deny", comment="use the archive instead", by="ada"))
+    agent, model = build_agent(call("drop", id="a", table="users"), "as you wish", tools=tables.tools, gate=gate)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
     assert (outcome.reason, outcome.answer, tables.done) == ("answered", "as you wish", [])
-    shown = results(model.requests[1])["a"]
+    shown = select_results(model.requests[1])["a"]
     assert "ada said no" in shown.text and "use the archive instead" in shown.text and not shown.ok
 
 
 async def test_without_a_gate_a_gated_call_is_denied_with_what_to_do(store: Store, tables: Tables) -> None:
-    agent, model = agent_of(call("drop", id="a", table="users"), "as you wish", tools=tables.tools)
+    agent, model = build_agent(call("drop", id="a", table="users"), "as you wish", tools=tables.tools)
     async with agent.session(store.open()) as session:
-        assert (await ended(session)).reason == "answered"
-        assert not of(await session.facts(), ApprovalRequested)
-        assert (await finished_calls(session))["a"].status == "denied"
-    text = results(model.requests[1])["a"].text
+        assert (await run_to_end(session)).reason == "answered"
+        assert not select_events(await session.facts(), ApprovalRequested)
+        assert (await read_finished_calls(session))["a"].status == "denied"
+    text = select_results(model.requests[1])["a"].text
     assert "Nobody can be asked here" in text and "approve the tool by name" in text
     assert tables.done == []
 
@@ -102,24 +102,24 @@ async def test_a_gate_that_fails_leaves_the_question_for_anyone_to_answer(
     async def gate(question: ApprovalRequested | InputRequested) -> Answer:
         raise OSError("no terminal")
 
-    agent, _ = agent_of(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=gate)
+    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=gate)
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         assert "no terminal" in caplog.text and "still waits" in caplog.text
         await session.approve("a")
-        assert (outcome := await resumed(session)) and outcome.answer == "done"
+        assert (outcome := await resume_run(session)) and outcome.answer == "done"
     assert tables.done == ["users"]
 
 
 async def test_a_session_can_bring_its_own_gate(tables: Tables) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), "done", tools=tables.tools)
-    async with agent.session(gate=gate_of(Answer("allow"))) as session:
-        assert (await ended(session)).answer == "done"
+    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools)
+    async with agent.session(gate=build_gate(Answer("allow"))) as session:
+        assert (await run_to_end(session)).answer == "done"
     assert tables.done == ["users"]
 
 
 async def test_an_approval_can_be_answered_the_moment_it_is_announced(store: Store, tables: Tables) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
+    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
             async for event in run:
@@ -130,7 +130,7 @@ async def test_an_approval_can_be_answered_the_moment_it_is_announced(store: Sto
 
 
 async def test_asking_for_an_answer_says_what_the_run_waits_for(store: Store, tables: Tables) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
+    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
     async with agent.session(store.open()) as session:
         with pytest.raises(NotAnswered, match="waits for somebody: drop") as caught:
             await session.ask("go")
@@ -142,52 +142,52 @@ async def test_asking_for_an_answer_says_what_the_run_waits_for(store: Store, ta
 
 
 async def test_an_approval_is_answered_after_a_restart_by_another_runtime(store: Store, tables: Tables) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
+    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
     async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         session_id, before = session.id, len(await session.facts())
         assert (await runtime.sessions()).sessions[0].status == "waiting"
-    again, model = agent_of("done", tools=tables.tools)
+    again, model = build_agent("done", tools=tables.tools)
     async with Runtime(store.open(), [again]) as runtime, runtime.session(id=session_id) as session:
         assert len(await session.facts()) == before, "looking at it changes nothing"
-        [question] = await questions(session)
+        [question] = await read_questions(session)
         await session.approve(question.call_id, Answer(by="phone"))
         ending = await wait_for(session, RunFinished)
     assert (ending.reason, tables.done) == ("answered", ["users"])
-    assert results(model.requests[0])["a"].text == "dropped users"
+    assert select_results(model.requests[0])["a"].text == "dropped users"
 
 
 async def test_one_that_answers_and_leaves_at_once_does_not_break_the_call_off(store: Store, tables: Tables) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
+    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
-    other, _ = agent_of(tools=tables.tools)
+        assert await run_message(session) is None
+    other, _ = build_agent(tools=tables.tools)
     async with other.session(store.open()) as session:
         await session.approve("a", Answer(by="phone"))
     assert not tables.done
-    again, _ = agent_of("done", tools=tables.tools)
+    again, _ = build_agent("done", tools=tables.tools)
     async with again.session(store.open()) as session:
-        outcome = await resumed(session)
-        result = (await finished_calls(session))["a"]
+        outcome = await resume_run(session)
+        result = (await read_finished_calls(session))["a"]
     assert outcome is not None and outcome.reason == "answered"
     assert (result.status, tables.done) == ("ok", ["users"])
 
 
 async def test_a_gate_is_asked_again_after_a_restart(on_file: Store, tables: Tables) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
+    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
     async with agent.session(on_file.open()) as session:
-        assert await go(session) is None
-    again, _ = agent_of("done", tools=tables.tools, gate=gate_of(Answer("allow", by="terminal")))
+        assert await run_message(session) is None
+    again, _ = build_agent("done", tools=tables.tools, gate=build_gate(Answer("allow", by="terminal")))
     async with again.session(on_file.open()) as session:
-        outcome = await resumed(session)
+        outcome = await resume_run(session)
     assert outcome is not None and outcome.answer == "done" and tables.done == ["users"]
 
 
 async def test_two_answers_at_once_one_wins_and_the_other_is_told_who(on_file: Store, tables: Tables) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
-    other, _ = agent_of("done", tools=tables.tools)
+    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
+    other, _ = build_agent("done", tools=tables.tools)
     async with agent.session(on_file.open()) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         async with other.session(on_file.open(), id=session.id) as elsewhere:
             answers = await asyncio.gather(
                 session.approve("a", Answer(by="ada")),
@@ -197,7 +197,7 @@ async def test_two_answers_at_once_one_wins_and_the_other_is_told_who(on_file: S
             )
             await wait_for(session, RunFinished)
         facts = await session.facts()
-    [answer] = of(facts, ApprovalAnswered)
+    [answer] = select_events(facts, ApprovalAnswered)
     losers = [error for error in answers if error is not None]
     assert len(losers) == 2
     for error in losers:
@@ -208,9 +208,9 @@ async def test_two_answers_at_once_one_wins_and_the_other_is_told_who(on_file: S
 
 async def test_the_answer_that_loses_the_race_to_the_log_is_told_who_won(on_file: Store, tables: Tables) -> None:
     """Both have read that the question is open; the log decides."""
-    agent, _ = agent_of(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
+    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
     async with Runtime(on_file.open(), [agent]) as runtime, runtime.session() as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         log, post = runtime.log, runtime.log.post
 
         async def slow_post(session_id: str, facts: Any, key: str = "", **options: Any) -> Any:
@@ -223,7 +223,7 @@ async def test_the_answer_that_loses_the_race_to_the_log_is_told_who_won(on_file
         with pytest.raises(AlreadyAnswered, match="by bob: deny"):
             await session.approve("a", Answer(by="ada"))
         await wait_for(session, RunFinished)
-        assert [fact.by for fact in of(await session.facts(), ApprovalAnswered)] == ["bob"]
+        assert [fact.by for fact in select_events(await session.facts(), ApprovalAnswered)] == ["bob"]
     assert tables.done == []
 
 
@@ -237,9 +237,9 @@ async def test_the_answer_that_loses_the_race_to_the_log_is_told_who_won(on_file
 async def test_a_scope_is_remembered_after_a_restart(
     on_file: Store, tables: Tables, scope: Any, asked_again: list[str]
 ) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
+    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
     async with agent.session(on_file.open()) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         await session.approve("a", Answer("allow", scope, by="ada"))
         await wait_for(session, RunFinished)
         asked: list[str] = []
@@ -249,32 +249,34 @@ async def test_a_scope_is_remembered_after_a_restart(
         return Answer("allow")
 
     lines = [call("drop", table="users"), call("drop", table="users"), call("drop", table="orders")]
-    again, _ = agent_of(*lines, "done again", tools=tables.tools, gate=gate)
+    again, _ = build_agent(*lines, "done again", tools=tables.tools, gate=gate)
     async with again.session(on_file.open()) as session:
-        assert (await ended(session)).reason == "answered"
-        started = of(await session.facts(), CallStarted)
+        assert (await run_to_end(session)).reason == "answered"
+        started = select_events(await session.facts(), CallStarted)
     assert asked == asked_again
     assert tables.done == ["users", "users", "users", "orders"]
     assert scope == "call" or "ada allowed" in started[1].why
 
 
 async def test_a_denial_for_the_tool_is_remembered_too(store: Store, tables: Tables) -> None:
-    agent, model = agent_of(
+    agent, model = build_agent(
         call("drop", id="a", table="users"), call("drop", id="b", table="orders"), "ok", tools=tables.tools, gate=later
     )
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         await session.approve("a", Answer("deny", "tool", by="ada"))
         await wait_for(session, RunFinished)
-        assert len(of(await session.facts(), ApprovalRequested)) == 1
-    assert "ada denied drop" in results(model.requests[2])["b"].text and tables.done == []
+        assert len(select_events(await session.facts(), ApprovalRequested)) == 1
+    assert "ada denied drop" in select_results(model.requests[2])["b"].text and tables.done == []
 
 
 async def test_one_always_settles_the_other_questions_of_the_same_reply(store: Store, tables: Tables) -> None:
-    agent, _ = agent_of([call("drop", id=name, table=name) for name in "abc"], "done", tools=tables.tools, gate=later)
+    agent, _ = build_agent(
+        [call("drop", id=name, table=name) for name in "abc"], "done", tools=tables.tools, gate=later
+    )
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
-        assert [question.call_id for question in await questions(session)] == ["a", "b", "c"]
+        assert await run_message(session) is None
+        assert [question.call_id for question in await read_questions(session)] == ["a", "b", "c"]
         await session.approve("b", Answer("allow", "tool"))
         outcome = await wait_for(session, RunFinished)
         with pytest.raises(AlreadyAnswered):
@@ -290,54 +292,54 @@ async def test_calls_of_one_reply_with_several_approvals_resume_one_by_one_and_n
 ) -> None:
     lines = [call("note", id="n1", text="n1"), call("drop", id="d1", table="d1")]
     lines += [call("drop", id="d2", table="d2"), call("note", id="n2", text="n2")]
-    agent, _ = agent_of(lines, tools=tables.tools, gate=later)
+    agent, _ = build_agent(lines, tools=tables.tools, gate=later)
     async with agent.session(on_file.open()) as session:
-        assert await go(session) is None
-        assert [question.call_id for question in await questions(session)] == ["d1", "d2"]
+        assert await run_message(session) is None
+        assert [question.call_id for question in await read_questions(session)] == ["d1", "d2"]
         first = list(tables.done)
 
     async def answer(call_id: str, decision: Any) -> list[str]:
-        again, _ = agent_of("done", tools=tables.tools, gate=later)
+        again, _ = build_agent("done", tools=tables.tools, gate=later)
         async with again.session(on_file.open()) as session:
             await session.approve(call_id, Answer(decision))
-            await resumed(session)
-            return [question.call_id for question in await questions(session)]
+            await resume_run(session)
+            return [question.call_id for question in await read_questions(session)]
 
     assert await answer("d2", "deny") == ["d1"]
     assert await answer("d1", "allow") == []
-    async with agent_of("done", tools=tables.tools)[0].session(on_file.open()) as session:
-        await resumed(session)
+    async with build_agent("done", tools=tables.tools)[0].session(on_file.open()) as session:
+        await resume_run(session)
         facts = await session.facts()
     check_settled(facts)
     assert first in ([], ["n1"])
     assert tables.done == ["n1", "d1", "n2"], "in the order of the calls, each once"
-    assert [fact.call_id for fact in of(facts, CallStarted)] == ["n1", "d1", "n2"]
+    assert [fact.call_id for fact in select_events(facts, CallStarted)] == ["n1", "d1", "n2"]
 
 
 async def test_a_message_that_comes_while_an_approval_waits_is_kept_and_shown_after_it(
     store: Store, tables: Tables
 ) -> None:
-    agent, model = agent_of(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
+    agent, model = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         await session.send("and be quick")
-        assert await resumed(session) is None
+        assert await resume_run(session) is None
         await session.approve("a")
         await wait_for(session, RunFinished)
         check_settled(await session.facts())
-    assert said(model.requests[1])[-1] == "and be quick"
+    assert list_user_texts(model.requests[1])[-1] == "and be quick"
 
 
 async def test_cancelling_a_run_that_waits_closes_the_question(store: Store, tables: Tables) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), "fine", tools=tables.tools, gate=later)
+    agent, _ = build_agent(call("drop", id="a", table="users"), "fine", tools=tables.tools, gate=later)
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         outcome = await session.cancel()
         assert outcome is not None and outcome.reason == "cancelled"
         with pytest.raises(Conflict, match=r"call a is finished \(cancelled\); there is nothing left to answer"):
             await session.approve("a")
         check_settled(await session.facts())
-        assert (await ended(session, "and now?")).answer == "fine"
+        assert (await run_to_end(session, "and now?")).answer == "fine"
     assert tables.done == []
 
 
@@ -345,27 +347,27 @@ async def test_cancelling_a_run_that_waits_closes_the_question(store: Store, tab
 
 
 async def test_a_sessions_grant_can_only_narrow_the_agents(tables: Tables) -> None:
-    agent, _model = agent_of(
+    agent, _model = build_agent(
         [call("drop", id="a", table="x"), call("note", id="b", text="y")],
         "ok",
         tools=tables.tools,
         grant=Grant(forbid=("drop",)),
     )
     async with agent.session(grant=Grant(tier="full", yes=True, tools=("drop",))) as session:
-        await ended(session)
-        done = await finished_calls(session)
+        await run_to_end(session)
+        done = await read_finished_calls(session)
     assert tables.done == []
     assert "forbidden by drop" in done["a"].output and "not among the tools" in done["b"].output
 
 
 async def test_a_narrower_grant_still_holds_after_a_restart(on_file: Store, tables: Tables) -> None:
-    agent, _ = agent_of("hello", tools=tables.tools)
+    agent, _ = build_agent("hello", tools=tables.tools)
     async with agent.session(on_file.open(), grant=Grant(forbid=("note",))) as session:
-        await ended(session)
-    again, _ = agent_of(call("note", id="a", text="x"), "ok", tools=tables.tools)
+        await run_to_end(session)
+    again, _ = build_agent(call("note", id="a", text="x"), "ok", tools=tables.tools)
     async with again.session(on_file.open()) as session:
-        await ended(session)
-        assert (await finished_calls(session))["a"].status == "denied"
+        await run_to_end(session)
+        assert (await read_finished_calls(session))["a"].status == "denied"
     assert tables.done == []
 
 
@@ -373,9 +375,9 @@ async def test_a_broken_gate_is_not_an_error_of_the_engine(tables: Tables, caplo
     def not_even_async(question: Any) -> Any:
         raise TypeError("not a gate")
 
-    agent, _ = agent_of(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=not_even_async)
+    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=not_even_async)
     async with agent.session() as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         await session.approve("a")
         assert (await wait_for(session, RunFinished)).answer == "done"
     assert [record.levelno for record in caplog.records if record.name == "treadle"] == [logging.ERROR]
@@ -384,7 +386,7 @@ async def test_a_broken_gate_is_not_an_error_of_the_engine(tables: Tables, caplo
 async def test_a_question_that_is_taken_back_before_anybody_was_asked_leaves_nobody_waiting(
     on_file: Store, tables: Tables
 ) -> None:
-    agent, _ = agent_of(call("drop", id="a", table="users"), tools=tables.tools, gate=gate_of(Answer("allow")))
+    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=build_gate(Answer("allow")))
     log, elsewhere = on_file.open(), on_file.open()
     async with Runtime(log, [agent], recover=False) as runtime, runtime.session() as session:
         release, posted = log.release, list[Any]()
@@ -395,7 +397,7 @@ async def test_a_question_that_is_taken_back_before_anybody_was_asked_leaves_nob
             return await release(*args, **options)
 
         log.release = slow_release  # type: ignore[method-assign]
-        assert (await ended(session)).reason == "cancelled"
+        assert (await run_to_end(session)).reason == "cancelled"
         async with asyncio.timeout(PATIENCE):
             await runtime.coordinator.wait_until_idle(session.id)
     assert posted and tables.done == []
@@ -407,11 +409,11 @@ async def test_nobody_is_asked_about_a_call_of_a_run_that_is_over_already(store:
         raise OSError("boom")
 
     lines = [call("explode", id="a"), call("drop", id="b", table="users")]
-    agent, _ = agent_of(lines, tools=[explode, *tables.tools], gate=later)
+    agent, _ = build_agent(lines, tools=[explode, *tables.tools], gate=later)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
-        assert (await finished_calls(session))["b"].status == "cancelled"
+        assert (await read_finished_calls(session))["b"].status == "cancelled"
         with pytest.raises(Conflict, match="nothing left to answer"):
             await session.approve("b")
     assert outcome.reason == "failed" and tables.done == []

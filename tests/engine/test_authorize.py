@@ -7,14 +7,14 @@ import pytest
 
 from tests.kit.sessions import (
     Store,
-    agent_of,
+    build_agent,
+    build_gate,
     either_store,
-    ended,
-    finished_calls,
-    gate_of,
-    go,
-    of,
-    questions,
+    read_finished_calls,
+    read_questions,
+    run_message,
+    run_to_end,
+    select_events,
     wait_for,
 )
 from treadle import Answer, RunFinished
@@ -84,17 +84,17 @@ class Traited(Tool):
 async def test_a_yes_to_a_dangerous_command_is_valid_once(store: Store, scope: Any) -> None:
     paper = Paper()
     lines = [call("shell", id="a", command="git push --force"), call("shell", id="b", command="git push --force")]
-    agent, _ = agent_of(*lines, "done", tools=[Shell(paper)], gate=later)
+    agent, _ = build_agent(*lines, "done", tools=[Shell(paper)], gate=later)
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
-        (asked,) = of(await questions(session), ApprovalRequested)
+        assert await run_message(session) is None
+        (asked,) = select_events(await read_questions(session), ApprovalRequested)
         assert asked.once and asked.rule == "" and "overwrites" in asked.why
         await session.approve("a", Answer("allow", scope, by="ann"))
         await wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")
-        assert [fact.scope for fact in of(await session.facts(), ApprovalAnswered)] == ["call"]
+        assert [fact.scope for fact in select_events(await session.facts(), ApprovalAnswered)] == ["call"]
         await session.approve("b")
         await wait_for(session, RunFinished)
-        started = of(await session.facts(), CallStarted)
+        started = select_events(await session.facts(), CallStarted)
     assert paper.ran == ["git push --force"] * 2
     assert [fact.why for fact in started] == [f"{who} allowed this call ({asked.why})" for who in ("ann", "user")]
 
@@ -110,10 +110,10 @@ def test_a_recorded_wider_yes_to_a_dangerous_command_is_not_remembered(scope: An
 async def test_one_always_does_not_allow_a_dangerous_command_in_the_same_reply(store: Store) -> None:
     paper = Paper()
     lines = [call("shell", id="a", command="make x"), call("shell", id="b", command="sudo make x")]
-    agent, _ = agent_of(lines, "done", tools=[Shell(paper)], gate=later, grant=Grant(cautious=True))
+    agent, _ = build_agent(lines, "done", tools=[Shell(paper)], gate=later, grant=Grant(cautious=True))
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
-        assert [fact.once for fact in of(await questions(session), ApprovalRequested)] == [False]
+        assert await run_message(session) is None
+        assert [fact.once for fact in select_events(await read_questions(session), ApprovalRequested)] == [False]
         await session.approve("a", Answer("allow", "session"))
         assert (await wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")).once
         await session.deny("b")
@@ -123,11 +123,11 @@ async def test_one_always_does_not_allow_a_dangerous_command_in_the_same_reply(s
 
 async def test_a_no_to_a_dangerous_command_is_remembered(store: Store) -> None:
     lines = [call("shell", id="a", command="sudo ls"), call("shell", id="b", command="sudo ls")]
-    agent, _ = agent_of(*lines, "done", tools=[Shell(Paper())], gate=gate_of(Answer("deny", "tool", by="ann")))
+    agent, _ = build_agent(*lines, "done", tools=[Shell(Paper())], gate=build_gate(Answer("deny", "tool", by="ann")))
     async with agent.session(store.open()) as session:
-        await ended(session)
-        assert len(of(await session.facts(), ApprovalRequested)) == 1
-        assert "ann denied shell" in (await finished_calls(session))["b"].output
+        await run_to_end(session)
+        assert len(select_events(await session.facts(), ApprovalRequested)) == 1
+        assert "ann denied shell" in (await read_finished_calls(session))["b"].output
 
 
 async def test_a_remembered_rule_covers_only_commands_of_its_kind() -> None:
@@ -140,10 +140,10 @@ async def test_a_remembered_rule_covers_only_commands_of_its_kind() -> None:
 
     commands = ["git add a", "git add b", "timeout 5 git add c", "git add d; make", "git add e > f", "git commit"]
     lines = [call("bash", command=command) for command in commands]
-    agent, _ = agent_of(*lines, "done", tools=[Shell(paper)], gate=gate, grant=Grant(cautious=True))
+    agent, _ = build_agent(*lines, "done", tools=[Shell(paper)], gate=gate, grant=Grant(cautious=True))
     async with agent.session() as session:
-        await ended(session)
-        started = of(await session.facts(), CallStarted)
+        await run_to_end(session)
+        started = select_events(await session.facts(), CallStarted)
     assert asked == ["git add a", "git add d; make", "git add e > f", "git commit"] and len(paper.ran) == 6
     assert started[1].why == "ann allowed shell(command=git add *) for this session"
     assert {fact.tool for fact in started} == {"shell"} and {fact.sandbox for fact in started} == {"bubblewrap"}
@@ -164,27 +164,27 @@ async def test_a_remembered_rule_covers_only_commands_of_its_kind() -> None:
 @pytest.mark.parametrize("name", ["bash", "shell"])
 async def test_a_pattern_can_use_a_tools_alias(grant: Grant, statuses: list[str], name: str) -> None:
     lines = [call(name, command="make x"), call(name, command="rm x")]
-    agent, _ = agent_of(*lines, "done", tools=[Shell(Paper())], grant=grant)
+    agent, _ = build_agent(*lines, "done", tools=[Shell(Paper())], grant=grant)
     async with agent.session() as session:
-        await ended(session)
-        assert [fact.status for fact in (await finished_calls(session)).values()] == statuses
+        await run_to_end(session)
+        assert [fact.status for fact in (await read_finished_calls(session)).values()] == statuses
 
 
 async def test_a_reduced_sandbox_asks_for_every_command() -> None:
     paper = Paper("landlock")
-    agent, _ = agent_of(call("shell", id="a", command="ls"), "done", tools=[Shell(paper)], gate=later)
+    agent, _ = build_agent(call("shell", id="a", command="ls"), "done", tools=[Shell(paper)], gate=later)
     async with agent.session() as session:
-        assert await go(session) is None
-        (asked,) = of(await questions(session), ApprovalRequested)
+        assert await run_message(session) is None
+        (asked,) = select_events(await read_questions(session), ApprovalRequested)
     assert "reduced" in asked.why and not asked.once and paper.ran == []
 
 
 async def test_without_a_gate_an_unclear_command_is_denied_with_the_reason() -> None:
     paper = Paper()
-    agent, _ = agent_of(call("shell", id="a", command="ls; $CMD"), "done", tools=[Shell(paper)])
+    agent, _ = build_agent(call("shell", id="a", command="ls; $CMD"), "done", tools=[Shell(paper)])
     async with agent.session() as session:
-        await ended(session)
-        done = (await finished_calls(session))["a"]
+        await run_to_end(session)
+        done = (await read_finished_calls(session))["a"]
     assert done.status == "denied" and "nobody can tell what this would run: $CMD" in done.output and paper.ran == []
 
 
@@ -214,28 +214,28 @@ class TestDataLeaks:
     )
     async def test_a_call_is_asked_when_all_three_come_together(self, calls: list[str], asked: list[str]) -> None:
         lines = [call(name) for name in calls]
-        agent, _ = agent_of(*lines, "done", tools=self.TOOLS, gate=gate_of(Answer("allow")))
+        agent, _ = build_agent(*lines, "done", tools=self.TOOLS, gate=build_gate(Answer("allow")))
         async with agent.session() as session:
-            await ended(session)
-            found = of(await session.facts(), ApprovalRequested)
+            await run_to_end(session)
+            found = select_events(await session.facts(), ApprovalRequested)
         assert [fact.tool for fact in found] == asked
         assert all("private data out" in fact.why for fact in found)
 
     async def test_seen_data_is_remembered_after_a_restart_and_for_missing_tools(self, store: Store) -> None:
-        first, _ = agent_of(call("fetch"), call("read"), "done", tools=self.TOOLS)
+        first, _ = build_agent(call("fetch"), call("read"), "done", tools=self.TOOLS)
         async with first.session(store.open()) as session:
-            await ended(session)
-        again, _ = agent_of(call("send", id="s"), "done", tools=[self.SEND])
+            await run_to_end(session)
+        again, _ = build_agent(call("send", id="s"), "done", tools=[self.SEND])
         async with again.session(store.open()) as session:
-            await ended(session)
-            assert (await finished_calls(session))["s"].status == "denied"
+            await run_to_end(session)
+            assert (await read_finished_calls(session))["s"].status == "denied"
 
     async def test_a_denied_call_brings_nothing_in(self) -> None:
         grant = Grant(forbid=("fetch",))
-        agent, _ = agent_of(call("fetch"), call("read"), call("send"), "done", tools=self.TOOLS, grant=grant)
+        agent, _ = build_agent(call("fetch"), call("read"), call("send"), "done", tools=self.TOOLS, grant=grant)
         async with agent.session() as session:
-            await ended(session)
-            assert [fact.status for fact in (await finished_calls(session)).values()] == ["denied", "ok", "ok"]
+            await run_to_end(session)
+            assert [fact.status for fact in (await read_finished_calls(session)).values()] == ["denied", "ok", "ok"]
 
     @pytest.mark.parametrize(
         ("tier", "network", "hosts", "traits"),

@@ -12,16 +12,16 @@ from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     PATIENCE,
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
     file_store,
-    go,
     note,
-    of,
-    results,
-    resumed,
+    resume_run,
+    run_message,
+    run_to_end,
+    select_events,
+    select_results,
     wait_for,
 )
 from treadle import (
@@ -93,20 +93,20 @@ class Odd(FakeModel):
 )
 async def test_a_malformed_reply_ends_the_run_as_failed(store: Store, events: Any, problem: str) -> None:
     async with Agent(Odd(*events)).session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
     assert outcome.reason == "failed" and problem in outcome.error
 
 
 async def test_a_reply_with_lone_surrogates_is_repaired_and_the_session_stays_usable(on_file: Store) -> None:
     reply = Reply(text="half a \ud83d face", reasoning="\udcff", calls=(Call("a", "note", '{"text":"\ud83d"}'),))
-    agent, _ = agent_of(reply, Reply(text="\ud83d", model="odd\udcff"), "fine", tools=[note])
+    agent, _ = build_agent(reply, Reply(text="\ud83d", model="odd\udcff"), "fine", tools=[note])
     async with agent.session(on_file.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         assert outcome.reason == "answered" and outcome.answer == "?"
-        assert of(await session.facts(), ModelReplied)[0].text == "half a ? face"
+        assert select_events(await session.facts(), ModelReplied)[0].text == "half a ? face"
         check_settled(await session.facts())
-        assert (await ended(session, "and now?")).answer == "fine"
+        assert (await run_to_end(session, "and now?")).answer == "fine"
 
 
 async def test_a_number_too_large_for_the_log_is_answered_to_the_model(on_file: Store) -> None:
@@ -115,12 +115,12 @@ async def test_a_number_too_large_for_the_log_is_answered_to_the_model(on_file: 
         return "large"
 
     huge = Call("a", "double", '{"number": 123456789012345678901234567890}')
-    agent, model = agent_of(huge, "fine", tools=[double])
+    agent, model = build_agent(huge, "fine", tools=[double])
     async with agent.session(on_file.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
     assert (outcome.reason, outcome.answer) == ("answered", "fine")
-    assert results(model.requests[1])["a"].text
+    assert select_results(model.requests[1])["a"].text
 
 
 # --- messages
@@ -128,7 +128,7 @@ async def test_a_number_too_large_for_the_log_is_answered_to_the_model(on_file: 
 
 @pytest.mark.parametrize("content", ["", "  \n", [], [TextPart(" ")]])
 async def test_an_empty_message_is_refused_and_not_stored(content: Any) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with agent.session() as session:
         with pytest.raises(BadInput, match="the message is empty: say what is wanted"):
             await session.ask(content)
@@ -139,19 +139,19 @@ async def test_an_empty_message_is_refused_and_not_stored(content: Any) -> None:
 
 @pytest.mark.parametrize("content", [5, None, [5], {"text": "x"}, b"bytes"])
 async def test_content_of_the_wrong_type_is_refused_and_not_stored(store: Store, content: Any) -> None:
-    agent, _ = agent_of("ok")
+    agent, _ = build_agent("ok")
     async with agent.session(store.open()) as session:
         with pytest.raises(BadInput, match="text, or parts such as TextPart and ImagePart"):
             await session.send(content)
         assert len(await session.facts()) == 1
-        assert (await ended(session)).answer == "ok"
+        assert (await run_to_end(session)).answer == "ok"
 
 
 async def test_a_message_with_a_lone_surrogate_is_repaired(store: Store) -> None:
-    agent, _model = agent_of("ok")
+    agent, _model = build_agent("ok")
     async with agent.session(store.open()) as session:
-        assert (await ended(session, "caf\udce9")).answer == "ok"
-        assert of(await session.facts(), MessageReceived)[0].parts == (TextPart("caf?"),)
+        assert (await run_to_end(session, "caf\udce9")).answer == "ok"
+        assert select_events(await session.facts(), MessageReceived)[0].parts == (TextPart("caf?"),)
 
 
 async def test_a_message_during_a_run_is_queued(store: Store) -> None:
@@ -162,10 +162,10 @@ async def test_a_message_during_a_run_is_queued(store: Store) -> None:
         await free.wait()
         return "waited"
 
-    agent, _ = agent_of(call("wait"), "both", tools=[wait])
+    agent, _ = build_agent(call("wait"), "both", tools=[wait])
     async with agent.session(store.open()) as session, session.run("one") as run:
         await wait_for(session, CallStarted)
-        other = asyncio.create_task(ended(session, "two"))
+        other = asyncio.create_task(run_to_end(session, "two"))
         await wait_for(session, MessageReceived, lambda fact: fact.parts == (TextPart("two"),))
         free.set()
         assert (await run.wait()) == (await other)
@@ -185,9 +185,9 @@ async def test_an_invalid_answer_is_refused_and_the_question_stays_open(store: S
     def drop() -> str:
         return "dropped"
 
-    agent, _ = agent_of(call("drop", id="a"), call("ask_user", id="q", question="?"), "ok", tools=[drop, AskUser()])
+    agent, _ = build_agent(call("drop", id="a"), call("ask_user", id="q", question="?"), "ok", tools=[drop, AskUser()])
     async with agent.session(store.open(), gate=later) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         before = await session.facts()
         with pytest.raises(
             BadInput, match=r"an answer is an Answer\(...\), such as Answer\('deny'\), but this is a bool"
@@ -197,7 +197,7 @@ async def test_an_invalid_answer_is_refused_and_the_question_stays_open(store: S
             await session.approve("a", answer)
         assert await session.facts() == before and len((await session.state()).pending) == 1
         await session.approve("a")
-        assert await resumed(session) is None
+        assert await resume_run(session) is None
         with pytest.raises(BadInput, match="cannot be stored as input_answered"):
             await session.answer("q", 5)  # type: ignore[arg-type]
         await session.answer("q", "five")
@@ -205,9 +205,9 @@ async def test_an_invalid_answer_is_refused_and_the_question_stays_open(store: S
 
 
 async def test_names_notes_and_limits_that_cannot_be_stored_are_refused(store: Store) -> None:
-    agent, _ = agent_of("ok", "ok")
+    agent, _ = build_agent("ok", "ok")
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         before = await session.facts()
         with pytest.raises(BadInput, match="cannot be stored as session_renamed"):
             await session.rename(5)  # type: ignore[arg-type]
@@ -222,9 +222,9 @@ async def test_names_notes_and_limits_that_cannot_be_stored_are_refused(store: S
 
 
 async def test_an_unknown_agent_or_model_is_refused_and_the_session_keeps_its_own(store: Store) -> None:
-    agent, _ = agent_of("ok", "still ok")
+    agent, _ = build_agent("ok", "still ok")
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         before = await session.facts()
         with pytest.raises(NotFound, match="no agent named 'nobody' here; there are: agent"):
             await session.configure(agent="nobody")
@@ -235,9 +235,9 @@ async def test_an_unknown_agent_or_model_is_refused_and_the_session_keeps_its_ow
 
 
 async def test_an_unknown_position_is_refused_with_the_valid_range(store: Store) -> None:
-    agent, _ = agent_of("ok")
+    agent, _ = build_agent("ok")
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         last = len(await session.facts())
         for seq in (-1, 0, last + 1):
             with pytest.raises(BadInput, match=f"has positions 1 to {last}, not {seq}"):
@@ -251,13 +251,13 @@ async def test_an_unknown_position_is_refused_with_the_valid_range(store: Store)
 
 
 async def test_using_a_missing_session_raises_not_found(store: Store) -> None:
-    agent, _ = agent_of("ok")
+    agent, _ = build_agent("ok")
     log = store.open()
     with pytest.raises(NotFound, match="no session nope"):
         async with agent.session(log, id="nope"):
             pass
     async with agent.session(log) as session:
-        await ended(session)
+        await run_to_end(session)
         await session.delete()
         for use in (session.facts, session.state, session.fork, session.checkpoints, session.cancel):
             with pytest.raises(NotFound, match=f"no session {session.id}"):
@@ -270,10 +270,10 @@ async def test_using_a_missing_session_raises_not_found(store: Store) -> None:
 
 async def test_a_session_of_another_agent_is_not_opened(store: Store) -> None:
     log = store.open()
-    async with agent_of("ok", name="writer")[0].session(log) as session:
-        await ended(session)
+    async with build_agent("ok", name="writer")[0].session(log) as session:
+        await run_to_end(session)
     with pytest.raises(BadInput, match=r"session .* belongs to the agent 'writer'"):
-        async with agent_of("wrong", name="reader")[0].session(log, id=session.id):
+        async with build_agent("wrong", name="reader")[0].session(log, id=session.id):
             pass
 
 
@@ -285,7 +285,7 @@ async def test_a_running_session_cannot_be_deleted(store: Store) -> None:
         await free.wait()
         return "waited"
 
-    agent, _ = agent_of(call("wait"), "done", tools=[wait])
+    agent, _ = build_agent(call("wait"), "done", tools=[wait])
     async with agent.session(store.open()) as session, session.run("go") as run:
         await wait_for(session, CallStarted)
         with pytest.raises(Conflict, match="is running; cancel it before deleting it"):
@@ -295,7 +295,7 @@ async def test_a_running_session_cannot_be_deleted(store: Store) -> None:
 
 
 async def test_reading_a_missing_artifact_raises_not_found(store: Store) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with agent.session(store.open()) as session:
         with pytest.raises(NotFound, match="has no artifact nope"):
             await session.artifact("nope")
@@ -310,9 +310,9 @@ def change(path: Path, statement: str, *values: Any) -> None:
 
 async def test_a_store_of_a_newer_version_is_refused_and_not_changed(on_file: Store) -> None:
     assert on_file.path is not None
-    agent, _ = agent_of("ok", "never asked")
+    agent, _ = build_agent("ok", "never asked")
     async with agent.session(on_file.path) as session:
-        await ended(session)
+        await run_to_end(session)
     change(on_file.path, "PRAGMA user_version = 99")
     before = on_file.path.read_bytes()
     with pytest.raises(StoreTooNew, match=r"store version 99.*Upgrade treadle"):
@@ -323,12 +323,12 @@ async def test_a_store_of_a_newer_version_is_refused_and_not_changed(on_file: St
 
 async def test_a_session_with_a_fact_of_a_newer_version_is_not_run_and_not_changed(on_file: Store) -> None:
     assert on_file.path is not None
-    agent, _ = agent_of("ok", "ok")
+    agent, _ = build_agent("ok", "ok")
     async with agent.session(on_file.path, name="new") as session:
-        await ended(session)
+        await run_to_end(session)
     new = session.id
     async with agent.session(on_file.path, name="old") as session:
-        await ended(session)
+        await run_to_end(session)
     body = b'{"type":"mind_read","seq":4,"at":1.0}'
     change(
         on_file.path,
@@ -349,7 +349,7 @@ async def test_a_session_with_a_fact_of_a_newer_version_is_not_run_and_not_chang
 async def test_a_file_that_is_no_store_is_refused_and_not_changed(tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear Ada, " * 1000)
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     with pytest.raises(StoreDamaged, match="not a treadle store"):
         await agent.ask("hello", letter)
     assert letter.read_text() == "Dear Ada, " * 1000
@@ -363,7 +363,7 @@ async def test_a_file_that_is_no_store_is_refused_and_not_changed(tmp_path: Path
 async def test_a_store_without_write_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="cannot be written"):
-        await agent_of()[0].ask("hello", tmp_path / "new.db")
+        await build_agent()[0].ask("hello", tmp_path / "new.db")
 
 
 async def test_every_error_is_a_treadle_error() -> None:
@@ -372,7 +372,7 @@ async def test_every_error_is_a_treadle_error() -> None:
 
 
 async def test_a_store_error_during_a_run_is_raised_and_the_run_can_be_resumed(on_file: Store) -> None:
-    agent, _ = agent_of(call("note", id="a", text="x"), "never", tools=[note])
+    agent, _ = build_agent(call("note", id="a", text="x"), "never", tools=[note])
     log = on_file.open()
     async with Runtime(log, [agent], recover=False) as runtime, runtime.session() as session:
         append, fail = log.append, [False]
@@ -389,16 +389,16 @@ async def test_a_store_error_during_a_run_is_raised_and_the_run_can_be_resumed(o
         log.append = append  # type: ignore[method-assign]
         kept = await session.facts()
         assert isinstance(kept[-1], CallStarted)
-    again, model = agent_of("checked", tools=[note])
+    again, model = build_agent("checked", tools=[note])
     async with again.session(on_file.open(), id=session.id) as session, session.resume() as run:
         await run.wait()
         check_settled(await session.facts())
     assert isinstance(run.outcome, RunFinished) and run.outcome.answer == "checked"
-    assert "Outcome unknown" in results(model.requests[0])["a"].text
+    assert "Outcome unknown" in select_results(model.requests[0])["a"].text
 
 
 async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(on_file: Store) -> None:
-    agent, model = agent_of(call("note", id="a", text="x"), "done", tools=[note])
+    agent, model = build_agent(call("note", id="a", text="x"), "done", tools=[note])
     log, full = on_file.open(), [False]
 
     def until_full(write: Any) -> Any:
@@ -417,13 +417,13 @@ async def test_a_full_store_raises_and_the_session_resumes_once_there_is_room(on
             with pytest.raises(StoreFull, match="no room left"):
                 await session.ask("go")
             full[0] = False
-            assert (outcome := await resumed(session)) and outcome.answer == "done", "long before its lease lapses"
+            assert (outcome := await resume_run(session)) and outcome.answer == "done", "long before its lease lapses"
         check_settled(await session.facts())
     assert len(model.requests) == 2
 
 
 async def test_waiting_for_a_run_elsewhere_raises_when_the_store_is_gone(on_file: Store) -> None:
-    agent, _ = agent_of("never")
+    agent, _ = build_agent("never")
     async with agent.session(log := on_file.open()) as session:
         assert await on_file.open().claim(make_owner_name(), 10_000, session.id) is not None
         async with asyncio.timeout(PATIENCE), session.run("go") as run:

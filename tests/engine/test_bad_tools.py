@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from tests.kit.sessions import (
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
     file_store,
-    finished_calls,
     note,
-    results,
+    read_finished_calls,
+    run_to_end,
+    select_results,
 )
 from treadle import Agent, AskUser, Grant, Limits, Middleware, Runtime, ToolResult, later, tool
 from treadle.errors import BadInput, ToolDefinitionError
@@ -53,12 +53,12 @@ async def test_a_result_that_cannot_be_stored_is_an_error(store: Store, value: A
     def give() -> Any:
         return value
 
-    agent, model = agent_of(call("give", id="a"), "ok", tools=[give])
+    agent, model = build_agent(call("give", id="a"), "ok", tools=[give])
     async with agent.session(store.open()) as session:
-        assert (await ended(session)).reason == "answered"
-        done = (await finished_calls(session))["a"]
+        assert (await run_to_end(session)).reason == "answered"
+        done = (await read_finished_calls(session))["a"]
     assert done.status == "error" and problem in done.output and "It may have run" in done.output
-    assert results(model.requests[1])["a"].text == done.output
+    assert select_results(model.requests[1])["a"].text == done.output
 
 
 async def test_a_call_whose_arguments_cannot_be_stored_is_denied(store: Store) -> None:
@@ -81,11 +81,11 @@ async def test_a_call_whose_arguments_cannot_be_stored_is_denied(store: Store) -
             return ()
 
     lines = [call("broken", id="a"), call("asks", id="b"), call("runs", id="c")]
-    agent, model = agent_of(lines, "ok", tools=[Broken(), Asks(), Runs()])
+    agent, model = build_agent(lines, "ok", tools=[Broken(), Asks(), Runs()])
     async with agent.session(store.open(), gate=later) as session:
-        assert (await ended(session)).reason == "answered"
+        assert (await run_to_end(session)).reason == "answered"
         check_settled(await session.facts())
-    assert all("could not be found out" in shown.text for shown in results(model.requests[1]).values())
+    assert all("could not be found out" in shown.text for shown in select_results(model.requests[1]).values())
 
 
 async def test_fifty_megabytes_of_output_are_cut_for_the_model_and_stored_whole(on_file: Store) -> None:
@@ -95,13 +95,13 @@ async def test_fifty_megabytes_of_output_are_cut_for_the_model_and_stored_whole(
     def dump() -> str:
         return "0123456789abcdef" * (size // 16)
 
-    agent, model = agent_of(call("dump", id="a"), "ok", tools=[dump])
+    agent, model = build_agent(call("dump", id="a"), "ok", tools=[dump])
     async with agent.session(on_file.open()) as session:
-        assert (await ended(session)).reason == "answered"
-        done = (await finished_calls(session))["a"]
+        assert (await run_to_end(session)).reason == "answered"
+        done = (await read_finished_calls(session))["a"]
         assert done.truncation is not None
         assert len((await session.artifact(done.truncation.artifact)).data) == size
-    assert len(results(model.requests[1])["a"].text) < 17_000
+    assert len(select_results(model.requests[1])["a"].text) < 17_000
 
 
 def untyped(what):  # type: ignore[no-untyped-def]

@@ -9,17 +9,17 @@ from pydantic import ValidationError
 from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     PATIENCE,
-    Held,
+    HeldTool,
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
     file_store,
-    kinds,
-    of,
-    resumed,
-    said,
+    list_kinds,
+    list_user_texts,
+    resume_run,
+    run_to_end,
+    select_events,
     wait_for,
 )
 from treadle import (
@@ -45,8 +45,8 @@ on_file = file_store
 
 
 async def test_cancel_is_final_recorded_and_the_session_can_go_on(store: Store) -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait", id="a"), "continued", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait", id="a"), "continued", tools=[held.tool])
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
             await wait_for(session, CallStarted)
@@ -88,7 +88,7 @@ async def test_cancel_ends_the_waiting_for_a_busy_model(store: Store) -> None:
             waits.set()
             await asyncio.Event().wait()
 
-    agent, _ = agent_of(ModelError("busy", retryable=True), "ok", clock=Endless())
+    agent, _ = build_agent(ModelError("busy", retryable=True), "ok", clock=Endless())
     async with agent.session(store.open()) as session:
         await session.send("go")
         await asyncio.wait_for(waits.wait(), PATIENCE)
@@ -98,9 +98,9 @@ async def test_cancel_ends_the_waiting_for_a_busy_model(store: Store) -> None:
 
 async def test_a_cancel_that_comes_as_the_run_ends_is_given_that_ending(on_file: Store) -> None:
     """Another process finishes the run between the look and the cancel: there must be no waiting for ever."""
-    held = Held()
-    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
-    other, _ = agent_of(tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
+    other, _ = build_agent(tools=[held.tool])
     async with agent.session(on_file.open()) as session, Runtime(on_file.open(), [other], recover=False) as elsewhere:
         await session.send("go")
         await wait_for(session, CallStarted)
@@ -115,12 +115,12 @@ async def test_a_cancel_that_comes_as_the_run_ends_is_given_that_ending(on_file:
         async with elsewhere.session(id=session.id) as seen:
             outcome = await asyncio.wait_for(seen.cancel(), PATIENCE)
         assert outcome is not None and outcome.reason == "answered"
-        assert of(await session.facts(), CancelRequested)
+        assert select_events(await session.facts(), CancelRequested)
 
 
 async def test_leaving_the_block_stops_the_run_and_settles_it(store: Store) -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait", id="a"), tools=[held.tool])
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
             async for event in run:
@@ -133,23 +133,23 @@ async def test_leaving_the_block_stops_the_run_and_settles_it(store: Store) -> N
 
 
 async def test_a_run_is_used_inside_its_block() -> None:
-    agent, _ = agent_of("hi")
+    agent, _ = build_agent("hi")
     async with agent.session() as session:
         with pytest.raises(BadInput, match=r"async with session\.run"):
             await session.run("go").wait()
-        assert kinds(await session.facts()) == ["session_created"]
+        assert list_kinds(await session.facts()) == ["session_created"]
 
 
 async def test_typed_answers_are_checked_again_when_read(on_file: Store) -> None:
-    agent, _ = agent_of("4", output=int)
+    agent, _ = build_agent("4", output=int)
     assert await agent.ask("2+2?") == 4
     with pytest.raises(ValidationError):
         agent.parse_output("four")
 
 
 async def test_a_message_that_waits_when_the_run_is_cancelled_is_kept_for_later(store: Store) -> None:
-    held = Held()
-    agent, model = agent_of(call("wait", id="a"), "both", tools=[held.tool])
+    held = HeldTool()
+    agent, model = build_agent(call("wait", id="a"), "both", tools=[held.tool])
     async with agent.session(store.open()) as session:
         await session.send("first")
         await wait_for(session, CallStarted)
@@ -158,14 +158,14 @@ async def test_a_message_that_waits_when_the_run_is_cancelled_is_kept_for_later(
         await session.cancel()
         with pytest.raises(NotAnswered, match=r"nobody works on this message now; session.continue_"):
             await asking
-        assert await resumed(session) is None and len(model.requests) == 1, "a cancel starts nothing"
-        assert (await ended(session, "third")).answer == "both"
+        assert await resume_run(session) is None and len(model.requests) == 1, "a cancel starts nothing"
+        assert (await run_to_end(session, "third")).answer == "both"
         check_settled(await session.facts())
-    assert said(model.requests[1])[-2:] == ["second", "third"]
+    assert list_user_texts(model.requests[1])[-2:] == ["second", "third"]
 
 
 async def test_a_first_message_that_was_cancelled_before_its_run_is_taken_up_by_continue(store: Store) -> None:
-    agent, model = agent_of("at last")
+    agent, model = build_agent("at last")
     async with agent.session(store.open()) as session:
         await session.send("go")
         assert await session.cancel() is None
@@ -173,19 +173,19 @@ async def test_a_first_message_that_was_cancelled_before_its_run_is_taken_up_by_
             outcome = await run.wait()
         check_settled(await session.facts())
     assert outcome is not None and outcome.answer == "at last"
-    assert said(model.requests[0]) == ["go"], "there is nothing else to go on from"
+    assert list_user_texts(model.requests[0]) == ["go"], "there is nothing else to go on from"
 
 
 async def test_the_same_key_used_twice_at_once_is_one_message(store: Store) -> None:
-    agent, model = agent_of("one")
+    agent, model = build_agent("one")
     async with agent.session(store.open()) as session:
-        first, second = await asyncio.gather(*(ended(session, "pay", key="k") for _ in range(2)))
+        first, second = await asyncio.gather(*(run_to_end(session, "pay", key="k") for _ in range(2)))
     assert first == second and len(model.requests) == 1
 
 
 async def test_giving_up_on_an_answer_stops_the_run(store: Store) -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait", id="a"), tools=[held.tool])
     async with agent.session(store.open()) as session:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(session.ask("go"), 0.1)
@@ -195,8 +195,8 @@ async def test_giving_up_on_an_answer_stops_the_run(store: Store) -> None:
 
 
 async def test_giving_up_on_a_message_that_still_waits_does_not_stop_somebody_elses_run(store: Store) -> None:
-    held = Held()
-    agent, model = agent_of(call("wait", id="a"), "both", tools=[held.tool])
+    held = HeldTool()
+    agent, model = build_agent(call("wait", id="a"), "both", tools=[held.tool])
     async with agent.session(store.open()) as session, session.run("first") as run:
         await wait_for(session, CallStarted)
         with pytest.raises(TimeoutError):
@@ -205,21 +205,21 @@ async def test_giving_up_on_a_message_that_still_waits_does_not_stop_somebody_el
         outcome = await run.wait()
         check_settled(await session.facts())
     assert outcome is not None and outcome.answer == "both"
-    assert said(model.requests[1])[-1] == "second", "it was sent, and is kept"
+    assert list_user_texts(model.requests[1])[-1] == "second", "it was sent, and is kept"
 
 
 async def test_leaving_before_anything_has_begun_stops_it_too(store: Store) -> None:
-    agent, model = agent_of("never asked")
+    agent, model = build_agent("never asked")
     async with agent.session(store.open()) as session:
         async with session.run("go"):
             pass
-        assert await resumed(session) is None
+        assert await resume_run(session) is None
         check_settled(await session.facts())
     assert model.requests == []
 
 
 async def test_a_run_that_is_left_when_it_has_ended_already_says_how_it_ended(store: Store) -> None:
-    agent, _ = agent_of("all done")
+    agent, _ = build_agent("all done")
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
             async for event in run:
@@ -232,7 +232,7 @@ async def test_a_run_that_is_left_when_it_has_ended_already_says_how_it_ended(st
 
 
 async def test_a_run_that_is_left_while_it_waits_for_somebody_goes_on_waiting_and_says_for_what(store: Store) -> None:
-    agent, _ = agent_of(call("ask_user", id="q", question="Which?"), "blue it is", tools=[AskUser()], gate=later)
+    agent, _ = build_agent(call("ask_user", id="q", question="Which?"), "blue it is", tools=[AskUser()], gate=later)
     async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
         async with session.run("go") as run:
             async for event in run:
@@ -245,8 +245,8 @@ async def test_a_run_that_is_left_while_it_waits_for_somebody_goes_on_waiting_an
 
 
 async def test_a_run_that_another_process_has_taken_up_goes_on_when_it_is_left(on_file: Store) -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait", id="a"), "done", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait", id="a"), "done", tools=[held.tool])
     async with agent.session(on_file.open()) as session:
         await session.send("go")
         await wait_for(session, CallStarted)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.engine.test_compaction import FIRST, WORDS, page, shown_text
 from tests.kit.counting_model import CountingModel, is_summary
-from tests.kit.sessions import PATIENCE, ended, of, said
+from tests.kit.sessions import PATIENCE, list_user_texts, run_to_end, select_events
 from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished, Limits, ToolContext, tool
 from treadle.engine.context import Projection
@@ -53,7 +53,7 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
     reader, turns = Reader(300), 0
     model = CountingModel(reader)
     async with await open_session(model, tmp_path / "long.db") as session:
-        outcome = await ended(session, FIRST)
+        outcome = await run_to_end(session, FIRST)
         while outcome.reason == "turn_limit":
             turns += outcome.turns
             async with session.continue_() as run:
@@ -65,9 +65,9 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
             assert FIRST in shown_text(request)
             assert plan in shown_text(request), f"request {number} is without {plan!r}"
         facts = await session.facts()
-        compactions = of(facts, ContextCompacted)
+        compactions = select_events(facts, ContextCompacted)
         assert len(compactions) > 5 and all(fact.tokens_after < fact.tokens_before for fact in compactions)
-        assert not [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+        assert not [fact for fact in select_events(facts, SignalDetected) if fact.kind == "compaction_failed"]
         for number in (one for one in range(2, 299) if one % 40 != 1):
             assert await session._log.search(f"marker{number}x"), f"page {number} cannot be found any more"  # pyright: ignore[reportPrivateUsage]
     # The cost of a turn does not grow with the number of turns before it.
@@ -79,8 +79,8 @@ async def test_three_hundred_turns_in_a_window_of_4096_tokens(tmp_path: Path) ->
 async def test_the_prefix_only_grows_between_compactions_and_tools_are_sorted() -> None:
     model = CountingModel(Reader(60))
     async with await open_session(model) as session:
-        await ended(session, FIRST)  # the strict model refuses a request that changes what was shown before
-        changes = [fact.seq for fact in of(await session.facts(), ContextCompacted)]
+        await run_to_end(session, FIRST)  # the strict model refuses a request that changes what was shown before
+        changes = [fact.seq for fact in select_events(await session.facts(), ContextCompacted)]
     assert len({id(request.render_cache) for request in model.requests}) == 1 + len(changes)
     assert {tuple(spec.name for spec in request.tools) for request in model.requests} == {("page", "todo")}
     assert len({request.system for request in model.requests}) == 1
@@ -93,19 +93,19 @@ async def test_a_conversation_in_any_script_fits_the_window(words: str) -> None:
     model = CountingModel(lambda request, number: f"{number}: {words}" * 3, window=2048, summary=f"- {words}" * 40)
     async with await open_session(model) as session:
         for number in range(25):
-            outcome = await ended(session, f"{number}: " + words * 20)
+            outcome = await run_to_end(session, f"{number}: " + words * 20)
             assert outcome.reason == "answered", outcome
         facts = await session.facts()
     assert model.refused == 0 and len(model.summaries) > 1
-    assert not [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+    assert not [fact for fact in select_events(facts, SignalDetected) if fact.kind == "compaction_failed"]
     assert all("0: " + words in shown_text(request) for request in model.requests)
 
 
 async def test_instructions_larger_than_the_window_stop_the_run() -> None:
     model = CountingModel(lambda request, number: call("page", number=number), window=1200)
     async with await open_session(model, instructions=f"{WORDS} " * 38) as session:
-        outcome = await ended(session, FIRST)
-        compactions = of(await session.facts(), ContextCompacted)
+        outcome = await run_to_end(session, FIRST)
+        compactions = select_events(await session.facts(), ContextCompacted)
     assert outcome.reason == "failed" and outcome.can_continue
     assert outcome.error.endswith("tokens, but the window has 1200 (a compaction freed nothing; nothing is lost)")
     assert len(compactions) <= 4
@@ -115,7 +115,7 @@ async def test_a_first_request_that_is_too_long_fails_with_the_providers_numbers
     refusal = "maximum context length is 4096 tokens, your messages have 9000"
     model = ScriptedModel(*[ModelError(refusal, kind="too_long")] * 3)
     async with Agent(StrictModel(model)).session() as session:
-        outcome = await ended(session, "Hello.")
+        outcome = await run_to_end(session, "Hello.")
     assert outcome.reason == "failed" and outcome.can_continue
     assert outcome.error == f"too_long: {refusal} (nothing can be left out; nothing is lost)"
 
@@ -132,8 +132,8 @@ async def test_requests_that_stay_too_long_fail_with_the_providers_numbers() -> 
 
     model = ScriptedModel(*[refuses] * 40)
     async with await open_session(model) as session:
-        outcome = await ended(session, FIRST)
-        assert of(await session.facts(), ContextCompacted)
+        outcome = await run_to_end(session, FIRST)
+        assert select_events(await session.facts(), ContextCompacted)
     assert outcome.reason == "failed" and outcome.error.startswith(f"too_long: {refusal} (")
 
 
@@ -151,10 +151,10 @@ async def test_without_a_summary_from_the_model_one_is_built_from_the_log() -> N
     model = Unwilling(Reader(60))
     model.hard = 3700  # less than the model says, so there seems to be more room than there is
     async with await open_session(model) as session:
-        outcome = await ended(session, FIRST)
+        outcome = await run_to_end(session, FIRST)
         facts = await session.facts()
     assert outcome.reason == "answered", outcome.error
-    assert model.refused and [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+    assert model.refused and [fact for fact in select_events(facts, SignalDetected) if fact.kind == "compaction_failed"]
     assert all(FIRST in shown_text(request) for request in model.requests)
 
 
@@ -163,9 +163,9 @@ async def test_a_session_with_long_instructions_goes_on(share: float) -> None:
     model = CountingModel(lambda request, number: f"{number}: {WORDS}" * 2, summary=f"- {WORDS} " * 30)
     async with await open_session(model, instructions="x" * int(4096 * 4 * share)) as session:
         for number in range(60):
-            outcome = await ended(session, f"{number}: {WORDS}")
+            outcome = await run_to_end(session, f"{number}: {WORDS}")
             assert outcome.reason == "answered", outcome.error
-        compactions = of(await session.facts(), ContextCompacted)
+        compactions = select_events(await session.facts(), ContextCompacted)
     assert model.refused == 0 and len(compactions) < 20
 
 
@@ -174,9 +174,9 @@ async def test_a_message_that_is_too_long_ends_only_its_own_run(before: list[str
     model = CountingModel(lambda request, number: f"answer {number}")
     async with await open_session(model) as session:
         for text in before:
-            await ended(session, text)
-        assert (await ended(session, f"{WORDS} " * 200)).reason == "failed"
-        outcome = await ended(session, "Never mind. Are you there?")
+            await run_to_end(session, text)
+        assert (await run_to_end(session, f"{WORDS} " * 200)).reason == "failed"
+        outcome = await run_to_end(session, "Never mind. Are you there?")
         assert outcome.reason == "answered", outcome.error
         async with session.regenerate() as run:
             outcome = await run.wait()
@@ -192,7 +192,7 @@ async def test_the_tokens_of_a_model_that_does_not_count_are_estimated() -> None
 
     model = Silent(Reader(60))
     async with await open_session(model, instructions="x" * 4096) as session:
-        outcome = await ended(session, FIRST)
+        outcome = await run_to_end(session, FIRST)
         found = await session.context()
     assert (outcome.reason, model.refused) == ("answered", 0), outcome.error
     assert outcome.usage.estimated and outcome.usage.output_tokens
@@ -202,10 +202,10 @@ async def test_the_tokens_of_a_model_that_does_not_count_are_estimated() -> None
 async def test_a_run_continues_after_a_failed_compaction() -> None:
     model = Unwilling(Reader(40), window=2048)
     async with await open_session(model) as session:
-        outcome = await ended(session, FIRST)
+        outcome = await run_to_end(session, FIRST)
         facts = await session.facts()
     assert outcome.reason == "answered", outcome.error
-    failures = [fact for fact in of(facts, SignalDetected) if fact.kind == "compaction_failed"]
+    failures = [fact for fact in select_events(facts, SignalDetected) if fact.kind == "compaction_failed"]
     assert failures and "no notes today" in failures[0].detail
     assert all(FIRST in shown_text(request) for request in model.requests)
 
@@ -217,8 +217,8 @@ async def test_a_model_that_cannot_summarize_is_not_asked_for_a_summary() -> Non
     model = Small(Reader(30), window=2048)
     agent = Agent(model, tools=[page, todo])
     async with agent.session() as session:
-        outcome = await ended(session, FIRST)
-        compactions = of(await session.facts(), ContextCompacted)
+        outcome = await run_to_end(session, FIRST)
+        compactions = select_events(await session.facts(), ContextCompacted)
     assert outcome.reason == "answered" and model.summaries == [] and model.refused == 0
     assert [fact for fact in compactions if fact.kind == "summary"]
     assert all(FIRST in shown_text(request) for request in model.requests)
@@ -227,17 +227,17 @@ async def test_a_model_that_cannot_summarize_is_not_asked_for_a_summary() -> Non
 async def test_an_unknown_window_is_learned_from_a_refusal() -> None:
     model = CountingModel(Reader(60), window=None)
     async with await open_session(model) as session:
-        outcome = await ended(session, FIRST)
+        outcome = await run_to_end(session, FIRST)
         facts = await session.facts()
     assert outcome.reason == "answered", outcome.error
-    assert model.refused and of(facts, ContextCompacted)
-    assert [fact.kind for fact in of(facts, ModelFailed)] == ["too_long"] * model.refused
+    assert model.refused and select_events(facts, ContextCompacted)
+    assert [fact.kind for fact in select_events(facts, ModelFailed)] == ["too_long"] * model.refused
 
 
 async def test_the_usage_of_a_summary_counts_as_the_runs() -> None:
     model = CountingModel(Reader(60))
     async with await open_session(model) as session:
-        outcome = await ended(session, FIRST)
+        outcome = await run_to_end(session, FIRST)
         state = await session.state()
     assert model.summaries
     assert outcome.usage.input_tokens == state.usage.input_tokens == model.read
@@ -266,7 +266,7 @@ async def test_a_run_can_be_cancelled_during_a_compaction() -> None:
 async def test_a_compaction_on_request_can_be_undone() -> None:
     model = CountingModel(Reader(8), window=32_000)
     async with await open_session(model) as session:
-        await ended(session, FIRST)
+        await run_to_end(session, FIRST)
         before = (await session.context()).used
         fact = await session.compact()
         assert fact is not None and fact.kind == "summary" and "it went on" in fact.summary
@@ -275,13 +275,13 @@ async def test_a_compaction_on_request_can_be_undone() -> None:
         assert (await session.context()).used == before
         with pytest.raises(Conflict, match="no compaction in effect"):
             await session.undo_compaction()
-        await ended(session, "and?")
+        await run_to_end(session, "and?")
 
 
 async def test_a_new_session_has_nothing_to_compact() -> None:
     async with await open_session(CountingModel(Reader(2))) as session:
         assert await session.compact() is None
-        assert of(await session.facts(), ContextCompacted) == []
+        assert select_events(await session.facts(), ContextCompacted) == []
 
 
 async def test_pruned_output_can_be_read_again_under_the_id_of_its_call() -> None:
@@ -296,7 +296,7 @@ async def test_pruned_output_can_be_read_again_under_the_id_of_its_call() -> Non
     model = CountingModel(lambda request, number: next(lines))
     agent = Agent(StrictModel(model), tools=[page, again])
     async with agent.session() as session:
-        await ended(session)
+        await run_to_end(session)
         assert b"marker1x" in seen[0]
         assert b"marker1x" in (await session.artifact("p1")).data
 
@@ -309,8 +309,8 @@ async def test_one_result_never_fills_a_small_window() -> None:
     lines = iter([call("novel", id="n1"), "Done."])
     model = CountingModel(lambda request, number: next(lines))
     async with Agent(StrictModel(model), tools=[novel]).session() as session:
-        assert (await ended(session)).reason == "answered"
-        [done] = of(await session.facts(), CallFinished)
+        assert (await run_to_end(session)).reason == "answered"
+        [done] = select_events(await session.facts(), CallFinished)
         assert len(done.output) < 2300 and done.truncation is not None
         assert len((await session.artifact(done.truncation.artifact)).data) == 100_000
 
@@ -320,12 +320,12 @@ async def test_a_summary_that_would_be_no_shorter_is_not_used(words: int, asked:
     """The model is not even asked if the entries that must stay are as long."""
     model = CountingModel(lambda request, number: "Yes.", summary="- " + "and then " * 60)
     async with Agent(StrictModel(model)).session() as session:
-        await ended(session, "tell " * words)
-        await ended(session, "more " * words)
+        await run_to_end(session, "tell " * words)
+        await run_to_end(session, "more " * words)
         before, facts = await session.context(), await session.facts()
         assert await session.compact() is None and len(model.summaries) == asked
         assert await session.context() == before and await session.facts() == facts
-        assert (await ended(session, "one more")).answer == "Yes."
+        assert (await run_to_end(session, "one more")).answer == "Yes."
 
 
 async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
@@ -338,7 +338,7 @@ async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
     async with Agent(StrictModel(model), tools=[read_file], instructions="Be brief. " * 20).session() as session:
         empty = await session.context()
         assert empty.estimated and empty.system > 40 and empty.tools > 0
-        await ended(session, "read it")
+        await run_to_end(session, "read it")
         found = await session.context()
     assert not found.estimated and found.used == (count_last_tokens(model))
     assert found.system + found.tools + found.skills + found.files + found.history == found.used
@@ -347,11 +347,11 @@ async def test_the_breakdown_adds_up_to_what_the_provider_counted() -> None:
 
 async def test_the_breakdown_is_estimated_until_the_provider_counts_again() -> None:
     async with await open_session(CountingModel(Reader(8), window=32_000)) as session:
-        await ended(session, FIRST)
+        await run_to_end(session, FIRST)
         assert not (await session.context()).estimated
         assert await session.compact() is not None
         assert (await session.context()).estimated
-        await ended(session, "and?")
+        await run_to_end(session, "and?")
         assert not (await session.context()).estimated
         await session.undo_compaction()
         assert (await session.context()).estimated
@@ -367,11 +367,11 @@ async def test_the_breakdown_is_right_after_an_undo_a_rewind_and_a_regeneration(
             really = estimate_tools(tool.spec for tool in (page, todo)) + messages
             return abs(shown.used - really) < really // 5
 
-        await ended(session, FIRST)
+        await run_to_end(session, FIRST)
         before = (await session.state()).seq
         await session.compact()
         for number in range(4):
-            await ended(session, f"go on, for the {number}th time")
+            await run_to_end(session, f"go on, for the {number}th time")
         assert await is_known()
         await session.undo_compaction()
         assert await is_known()
@@ -386,7 +386,7 @@ async def test_the_breakdown_is_right_after_an_undo_a_rewind_and_a_regeneration(
 async def test_an_adapters_estimate_is_not_reported_as_a_count() -> None:
     guessed = Reply("Hello.", usage=Usage(11, 7, estimated=True))
     async with Agent(StrictModel(ScriptedModel(guessed))).session() as session:
-        await ended(session)
+        await run_to_end(session)
         found = await session.context()
     assert found.used == 18 and found.estimated
 
@@ -404,7 +404,7 @@ async def test_the_partial_text_of_a_stopped_model_is_counted() -> None:
                 await asyncio.Event().wait()
 
     async with Agent(StrictModel(Stopped(say("Hello.", usage=Usage(100, 10))))).session() as session:
-        await ended(session)
+        await run_to_end(session)
         before = (await session.context()).used
         async with session.run("tell me all") as run:
             async for event in run:
@@ -432,7 +432,7 @@ async def test_a_session_with_compactions_resumes_after_a_crash_at_any_fact(tmp_
     log = InMemoryLog()
     model = CountingModel(Reader(16), window=1500)
     async with await open_session(model, log) as session:
-        assert (await ended(session, FIRST)).reason == "answered"
+        assert (await run_to_end(session, FIRST)).reason == "answered"
         points = await crash_points(session)
     assert any(isinstance(point.facts[-1], ContextCompacted) for point in points)
     for number, point in enumerate(points):
@@ -445,7 +445,7 @@ async def test_a_session_with_compactions_resumes_after_a_crash_at_any_fact(tmp_
                 await run.wait()
             if any(isinstance(fact, MessageReceived) for fact in point.facts):
                 assert all(FIRST in shown_text(request) for request in again.requests)
-                await ended(session, "and?")
-                assert FIRST in shown_text(again.requests[-1]) and "and?" in said(again.requests[-1])
+                await run_to_end(session, "and?")
+                assert FIRST in shown_text(again.requests[-1]) and "and?" in list_user_texts(again.requests[-1])
         assert again.refused == 0
         await store.close()

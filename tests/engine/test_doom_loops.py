@@ -6,15 +6,15 @@ import pytest
 
 from tests.kit.sessions import (
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     check_wrapped_up,
     either_store,
-    ended,
-    finished_calls,
+    list_user_texts,
     note,
-    of,
-    said,
+    read_finished_calls,
+    run_to_end,
+    select_events,
 )
 from treadle import Limits, tool
 from treadle.events import SignalDetected
@@ -25,7 +25,7 @@ store = either_store
 
 
 def doom(facts: Any) -> list[SignalDetected]:
-    return [fact for fact in of(facts, SignalDetected) if fact.kind == "doom_loop"]
+    return [fact for fact in select_events(facts, SignalDetected) if fact.kind == "doom_loop"]
 
 
 def notes(*texts: str) -> list[Any]:
@@ -38,23 +38,23 @@ def notes(*texts: str) -> list[Any]:
     ids=["three alike", "a cycle of two", "a cycle of three", "after other things"],
 )
 async def test_a_loop_gets_one_warning_and_then_ends_the_run(store: Store, texts: str, warned_after: int) -> None:
-    agent, model = agent_of(*notes(*texts[: warned_after + 1]), "half done", tools=[note])
+    agent, model = build_agent(*notes(*texts[: warned_after + 1]), "half done", tools=[note])
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         facts = await session.facts()
-        done = await finished_calls(session)
+        done = await read_finished_calls(session)
     check_settled(facts)
     await check_wrapped_up(model, outcome, "doom_loop", "repeating the same calls")
-    warnings = [len([text for text in said(r) if "do something different" in text]) for r in model.requests]
+    warnings = [len([text for text in list_user_texts(r) if "do something different" in text]) for r in model.requests]
     assert warnings[warned_after - 1] == 0 and warnings[warned_after] == 1
     assert len(doom(facts)) == 2 and "note" in doom(facts)[0].detail
     assert [fact.status for fact in done.values()] == ["ok"] * warned_after + ["refused"]
 
 
 async def test_a_run_continues_when_the_model_changes_its_calls() -> None:
-    agent, _model = agent_of(*notes(*"aaa"), *notes(*"bcd"), "done", tools=[note])
+    agent, _model = build_agent(*notes(*"aaa"), *notes(*"bcd"), "done", tools=[note])
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
+        assert (await run_to_end(session)).reason == "answered"
         assert len(doom(await session.facts())) == 1
 
 
@@ -68,24 +68,24 @@ async def test_the_same_arguments_spelled_differently_are_the_same() -> None:
         Call("", "add", '{ "b": 2, "a": 1 }'),
         Call("", "add", '{"a":1, "b":2}'),
     ]
-    agent, _ = agent_of(*spelled, "done", tools=[add])
+    agent, _ = build_agent(*spelled, "done", tools=[add])
     async with agent.session() as session:
-        await ended(session)
+        await run_to_end(session)
         assert len(doom(await session.facts())) == 1
 
 
 @pytest.mark.parametrize("texts", ["aabb", "abcab", "abac", "aba", "aabaa"])
 async def test_repeated_calls_without_a_cycle_are_no_loop(texts: str) -> None:
-    agent, _ = agent_of(*notes(*texts), "done", tools=[note])
+    agent, _ = build_agent(*notes(*texts), "done", tools=[note])
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
+        assert (await run_to_end(session)).reason == "answered"
         assert doom(await session.facts()) == []
 
 
 async def test_a_loop_inside_one_reply_is_detected() -> None:
-    agent, _ = agent_of(notes(*"aaa"), notes("a"), "half done", tools=[note])
+    agent, _ = build_agent(notes(*"aaa"), notes("a"), "half done", tools=[note])
     async with agent.session() as session:
-        assert (await ended(session)).reason == "doom_loop"
+        assert (await run_to_end(session)).reason == "doom_loop"
 
 
 @tool(safety="safe", polling=True)
@@ -95,37 +95,37 @@ def status() -> str:
 
 @pytest.mark.parametrize("lines", [[call("status")] * 9, [[call("status")] * 4] * 2], ids=["turns", "one reply"])
 async def test_a_polling_tool_may_repeat_its_calls(lines: list[Any]) -> None:
-    agent, _ = agent_of(*lines, "done", tools=[status])
+    agent, _ = build_agent(*lines, "done", tools=[status])
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
+        assert (await run_to_end(session)).reason == "answered"
         assert doom(await session.facts()) == []
 
 
 async def test_a_polling_tool_does_not_hide_a_loop_of_other_calls() -> None:
     mixed = [line for line in notes(*"aaaa") for line in (line, call("status"))]
-    agent, model = agent_of(*mixed, "done", tools=[status, note])
+    agent, model = build_agent(*mixed, "done", tools=[status, note])
     async with agent.session() as session:
-        await ended(session)
+        await run_to_end(session)
         assert len(doom(await session.facts())) == 2
-    assert any("do something different" in text for text in said(model.requests[-1]))
+    assert any("do something different" in text for text in list_user_texts(model.requests[-1]))
 
 
 async def test_loop_detection_can_be_switched_off() -> None:
-    agent, _ = agent_of(*notes(*"a" * 9), "done", tools=[note], limits=Limits(doom_loop=False))
+    agent, _ = build_agent(*notes(*"a" * 9), "done", tools=[note], limits=Limits(doom_loop=False))
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
+        assert (await run_to_end(session)).reason == "answered"
         assert doom(await session.facts()) == []
 
 
 async def test_calls_that_keep_failing_the_same_way_are_a_loop_too() -> None:
-    agent, _ = agent_of(*[call("nope")] * 4, "half done", tools=[note])
+    agent, _ = build_agent(*[call("nope")] * 4, "half done", tools=[note])
     async with agent.session() as session:
-        assert (await ended(session)).reason == "doom_loop"
+        assert (await run_to_end(session)).reason == "doom_loop"
 
 
 async def test_a_new_run_starts_with_an_empty_trail() -> None:
-    agent, _ = agent_of(*notes(*"aa"), "done", *notes(*"aa"), "done", tools=[note])
+    agent, _ = build_agent(*notes(*"aa"), "done", *notes(*"aa"), "done", tools=[note])
     async with agent.session() as session:
-        await ended(session)
-        assert (await ended(session, "again")).reason == "answered"
+        await run_to_end(session)
+        assert (await run_to_end(session, "again")).reason == "answered"
         assert doom(await session.facts()) == []

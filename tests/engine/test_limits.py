@@ -9,19 +9,19 @@ from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     PATIENCE,
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     check_wrapped_up,
     either_store,
-    ended,
-    finished_calls,
-    go,
+    list_user_texts,
     note,
-    of,
-    questions,
-    results,
-    resumed,
-    said,
+    read_finished_calls,
+    read_questions,
+    resume_run,
+    run_message,
+    run_to_end,
+    select_events,
+    select_results,
 )
 from treadle import Agent, CallStarted, Limits, RunFinished, TextDelta, later, tool
 from treadle.engine.steps import TURN_CEILING
@@ -43,7 +43,7 @@ def drop(table: str) -> str:
 
 
 async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_budget(store: Store) -> None:
-    agent, model = agent_of(
+    agent, model = build_agent(
         call("note", text="1"),
         call("note", text="2"),
         "half done",
@@ -53,7 +53,7 @@ async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_bud
         limits=Limits(turns=2),
     )
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         await check_wrapped_up(model, outcome, "turn_limit", "all the turns")
         assert (outcome.turns, outcome.calls) == (2, 2)
         async with session.continue_() as run:
@@ -61,15 +61,15 @@ async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_bud
         facts = await session.facts()
     assert run.outcome is not None
     assert (run.outcome.reason, run.outcome.answer, run.outcome.turns) == ("answered", "all done", 2)
-    assert "Go on where you left off." in said(model.requests[3])[-1]
-    assert [fact.wrap_up for fact in of(facts, TurnStarted)] == [None, None, "turn_limit", None, None]
+    assert "Go on where you left off." in list_user_texts(model.requests[3])[-1]
+    assert [fact.wrap_up for fact in select_events(facts, TurnStarted)] == [None, None, "turn_limit", None, None]
     check_settled(facts)
 
 
 async def test_an_answer_in_the_last_turn_needs_no_wrap_up() -> None:
-    agent, model = agent_of(call("note", text="1"), "done", tools=[note], limits=Limits(turns=2))
+    agent, model = build_agent(call("note", text="1"), "done", tools=[note], limits=Limits(turns=2))
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
+        assert (await run_to_end(session)).reason == "answered"
     assert len(model.requests) == 2
 
 
@@ -79,40 +79,40 @@ async def test_at_the_call_limit_the_first_calls_run_and_the_rest_are_refused(st
     def act(text: str) -> str:
         return text
 
-    agent, model = agent_of(
+    agent, model = build_agent(
         [call("act", id=name, text=name) for name in "abcd"], "half done", tools=[act], limits=Limits(calls=2)
     )
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        done = await finished_calls(session)
-        assert [fact.call_id for fact in of(await session.facts(), CallStarted)] == ["a", "b"]
+        outcome = await run_to_end(session)
+        done = await read_finished_calls(session)
+        assert [fact.call_id for fact in select_events(await session.facts(), CallStarted)] == ["a", "b"]
         check_settled(await session.facts())
     await check_wrapped_up(model, outcome, "call_limit", "all the tool calls")
     assert outcome.calls == 2
     assert {name: done[name].status for name in "abcd"} == {"a": "ok", "b": "ok", "c": "refused", "d": "refused"}
-    assert "limit of 2 calls" in results(model.requests[1])["c"].text
+    assert "limit of 2 calls" in select_results(model.requests[1])["c"].text
 
 
 async def test_calls_that_did_not_run_do_not_count(store: Store) -> None:
-    agent, _model = agent_of(
+    agent, _model = build_agent(
         [call("nope", id="a"), call("drop", id="b", table="t"), call("note", id="c", text="x")],
         "done",
         tools=[note, drop],
         limits=Limits(calls=1),
     )
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        done = await finished_calls(session)
+        outcome = await run_to_end(session)
+        done = await read_finished_calls(session)
     assert {name: fact.status for name, fact in done.items()} == {"a": "error", "b": "denied", "c": "ok"}
     assert (outcome.reason, outcome.calls) == ("answered", 1)
 
 
 async def test_a_run_may_use_exactly_its_call_limit() -> None:
-    agent, _model = agent_of(
+    agent, _model = build_agent(
         [call("note", text="1"), call("note", text="2")], "done", tools=[note], limits=Limits(calls=2)
     )
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
+        assert (await run_to_end(session)).reason == "answered"
 
 
 async def test_retries_of_one_call_count_once() -> None:
@@ -125,16 +125,16 @@ async def test_retries_of_one_call_count_once() -> None:
             raise OSError("broken")
         return "mended"
 
-    agent, _model = agent_of(
+    agent, _model = build_agent(
         [call("flaky", id="a"), call("flaky", id="b")], "done", tools=[flaky], limits=Limits(calls=2)
     )
     async with agent.session() as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert (outcome.reason, outcome.calls) == ("answered", 2)
 
 
 async def test_the_token_limit_is_passed_to_the_model_and_ends_the_run(store: Store) -> None:
-    agent, model = agent_of(
+    agent, model = build_agent(
         say("", call("note", text="1"), usage=Usage(output_tokens=60)),
         say("", call("note", text="2"), usage=Usage(output_tokens=45)),
         "half done",
@@ -142,21 +142,21 @@ async def test_the_token_limit_is_passed_to_the_model_and_ends_the_run(store: St
         limits=Limits(tokens=100),
     )
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     await check_wrapped_up(model, outcome, "token_limit", "tokens")
     assert [request.max_tokens for request in model.requests[:2]] == [100, 40]
     assert model.requests[2].max_tokens is not None and model.requests[2].max_tokens > 0
 
 
 async def test_a_reply_cut_for_its_length_is_no_answer() -> None:
-    agent, model = agent_of(Reply(text="The answer is 4", finish="length"), "half done", tools=[note])
+    agent, model = build_agent(Reply(text="The answer is 4", finish="length"), "half done", tools=[note])
     async with agent.session() as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     await check_wrapped_up(model, outcome, "token_limit", "tokens")
 
 
 async def test_the_cost_limit_ends_the_run(store: Store) -> None:
-    agent, model = agent_of(
+    agent, model = build_agent(
         say("", call("note", text="1"), usage=Usage(cost=0.6)),
         say("", call("note", text="2"), usage=Usage(cost=0.6)),
         "half done",
@@ -164,7 +164,7 @@ async def test_the_cost_limit_ends_the_run(store: Store) -> None:
         limits=Limits(cost=1.0),
     )
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         await check_wrapped_up(model, outcome, "cost_limit", "money")
         assert outcome.usage.cost == pytest.approx(1.2)
 
@@ -177,11 +177,11 @@ async def test_the_time_limit_is_checked_between_turns(store: Store) -> None:
         clock.step(40)
         return "worked"
 
-    agent, model = agent_of(
+    agent, model = build_agent(
         call("work", id="a"), call("work", id="b"), "half done", tools=[work], limits=Limits(seconds=60), clock=clock
     )
     async with agent.session(store.open()) as session:
-        await check_wrapped_up(model, await ended(session), "time_limit", "time")
+        await check_wrapped_up(model, await run_to_end(session), "time_limit", "time")
 
 
 async def test_the_time_limit_stops_a_running_tool(store: Store) -> None:
@@ -194,12 +194,12 @@ async def test_the_time_limit_stops_a_running_tool(store: Store) -> None:
         finally:
             stopped.append(True)
 
-    agent, model = agent_of(
+    agent, model = build_agent(
         [call("hang", id="a"), call("hang", id="b")], "half done", tools=[hang], limits=Limits(seconds=0.5)
     )
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        done = await finished_calls(session)
+        outcome = await run_to_end(session)
+        done = await read_finished_calls(session)
         check_settled(await session.facts())
     await check_wrapped_up(model, outcome, "time_limit", "time")
     assert stopped == [True, True]
@@ -216,10 +216,10 @@ async def test_no_call_starts_after_the_time_limit(store: Store) -> None:
         return "worked"
 
     calls = [call("work", id=text, text=text) for text in "abcd"]
-    agent, model = agent_of(calls, "half done", tools=[work], limits=Limits(seconds=60), clock=clock)
+    agent, model = build_agent(calls, "half done", tools=[work], limits=Limits(seconds=60), clock=clock)
     async with agent.session(store.open()) as session:
-        await check_wrapped_up(model, await ended(session), "time_limit", "time")
-        done_calls = await finished_calls(session)
+        await check_wrapped_up(model, await run_to_end(session), "time_limit", "time")
+        done_calls = await read_finished_calls(session)
         check_settled(await session.facts())
     assert done == ["a", "b"]
     assert [done_calls[text].status for text in "abcd"] == ["ok", "ok", "cancelled", "cancelled"]
@@ -241,8 +241,8 @@ async def test_the_time_limit_stops_a_streaming_model_and_keeps_its_partial_text
     options: Any = {"clock": store.stepping()} if clock == "set back" else {}
     agent = Agent(Talker(), limits=Limits(seconds=0.5), **options)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        failed = of(await session.facts(), ModelFailed)
+        outcome = await run_to_end(session)
+        failed = select_events(await session.facts(), ModelFailed)
     assert (outcome.reason, outcome.answer) == ("time_limit", "half done")
     assert [fact.partial for fact in failed] == ["Once upon"]
 
@@ -261,30 +261,30 @@ async def test_a_hanging_model_does_not_delay_the_end_of_a_short_run(monkeypatch
     model = Stalled()
     async with Agent(model, limits=Limits(seconds=0.5)).session() as session:
         async with asyncio.timeout(PATIENCE):
-            outcome = await ended(session)
+            outcome = await run_to_end(session)
     assert (outcome.reason, model.asked) == ("time_limit", 2)
     assert "gave no summary" in outcome.answer
 
 
 async def test_the_time_limit_ends_the_wait_for_a_busy_model(store: Store) -> None:
     busy = ModelError("busy", retryable=True, retry_after=50)
-    agent, model = agent_of(busy, "half done", limits=Limits(seconds=0.5), tools=[note])
+    agent, model = build_agent(busy, "half done", limits=Limits(seconds=0.5), tools=[note])
     async with agent.session(store.open()) as session:
-        await check_wrapped_up(model, await ended(session), "time_limit", "time")
+        await check_wrapped_up(model, await run_to_end(session), "time_limit", "time")
 
 
 async def test_a_failure_in_the_last_turn_is_reported_as_a_failure(store: Store) -> None:
     limits = Limits(turns=1, seconds=60, tokens=1)
-    agent, model = agent_of(ModelError("bad key", kind="auth"), "never asked", limits=limits)
+    agent, model = build_agent(ModelError("bad key", kind="auth"), "never asked", limits=limits)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert (outcome.reason, outcome.error) == ("failed", "auth: bad key")
     assert len(model.requests) == 1
 
 
 async def test_waiting_for_a_person_does_not_count_as_time(store: Store) -> None:
     clock = store.stepping()
-    agent, _model = agent_of(
+    agent, _model = build_agent(
         call("drop", id="a", table="t"),
         call("note", text="x"),
         "done",
@@ -294,10 +294,10 @@ async def test_waiting_for_a_person_does_not_count_as_time(store: Store) -> None
         limits=Limits(seconds=60),
     )
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         clock.step(86_400)
         await session.approve("a")
-        outcome = await resumed(session)
+        outcome = await resume_run(session)
     assert outcome is not None and outcome.reason == "answered"
 
 
@@ -308,17 +308,17 @@ async def test_no_run_gets_more_turns_than_the_ceiling() -> None:
         asked.append(1)
         return "half done" if request.tool_choice == "none" else call("note", text=str(len(asked)))
 
-    agent, _ = agent_of(*[next_call] * 500, tools=[note], limits=Limits(turns=10_000, calls=10_000))
+    agent, _ = build_agent(*[next_call] * 500, tools=[note], limits=Limits(turns=10_000, calls=10_000))
     async with agent.session() as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert (outcome.reason, outcome.turns) == ("turn_limit", TURN_CEILING)
     assert len(asked) == TURN_CEILING + 1
 
 
 async def test_continue_accepts_other_limits() -> None:
-    agent, model = agent_of(call("note", text="1"), "half done", "done", tools=[note], limits=Limits(turns=1))
+    agent, model = build_agent(call("note", text="1"), "half done", "done", tools=[note], limits=Limits(turns=1))
     async with agent.session() as session:
-        await ended(session)
+        await run_to_end(session)
         async with session.continue_(Limits(turns=0)) as run:
             await run.wait()
         assert run.outcome is not None and run.outcome.answer == "done"
@@ -343,9 +343,9 @@ def test_negative_limits_are_refused() -> None:
     ids=["calls", "empty", "failure", "bug"],
 )
 async def test_a_wrap_up_without_text_gets_a_default_text(store: Store, line: Any) -> None:
-    agent, model = agent_of(call("note", id="a", text="1"), line, tools=[note], limits=Limits(turns=1))
+    agent, model = build_agent(call("note", id="a", text="1"), line, tools=[note], limits=Limits(turns=1))
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
     assert (outcome.reason, outcome.can_continue, outcome.calls) == ("turn_limit", True, 1)
     assert "after 1 turns and 1 calls" in outcome.answer and "no summary" in outcome.answer
@@ -355,24 +355,24 @@ async def test_a_wrap_up_without_text_gets_a_default_text(store: Store, line: An
 async def test_a_wrap_up_is_retried_when_the_model_is_busy(store: Store) -> None:
     clock = store.stepping()
     busy = ModelError("busy", kind="overloaded", retryable=True)
-    agent, _ = agent_of(call("note", text="1"), busy, "half done", tools=[note], limits=Limits(turns=1), clock=clock)
+    agent, _ = build_agent(call("note", text="1"), busy, "half done", tools=[note], limits=Limits(turns=1), clock=clock)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert (outcome.reason, outcome.answer) == ("turn_limit", "half done")
 
 
 async def test_a_pause_in_the_last_turn_does_not_start_the_wrap_up(store: Store) -> None:
-    agent, model = agent_of(
+    agent, model = build_agent(
         call("drop", id="a", table="t"), "half done", tools=[drop], gate=later, limits=Limits(turns=1, calls=1)
     )
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
-        assert len(model.requests) == 1 and len(await questions(session)) == 1
-        assert not of(await session.facts(), RunFinished)
-        assert await resumed(session) is None, "resuming starts no wrap-up either"
+        assert await run_message(session) is None
+        assert len(model.requests) == 1 and len(await read_questions(session)) == 1
+        assert not select_events(await session.facts(), RunFinished)
+        assert await resume_run(session) is None, "resuming starts no wrap-up either"
         assert len(model.requests) == 1
         await session.approve("a")
-        outcome = await resumed(session)
-        done = await finished_calls(session)
+        outcome = await resume_run(session)
+        done = await read_finished_calls(session)
     assert done["a"].output == "dropped t"
     assert outcome is not None and (outcome.reason, outcome.answer) == ("turn_limit", "half done")

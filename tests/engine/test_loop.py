@@ -7,15 +7,15 @@ import pytest
 from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
-    finished_calls,
-    kinds,
-    of,
-    results,
-    said,
+    list_kinds,
+    list_user_texts,
+    read_finished_calls,
+    run_to_end,
+    select_events,
+    select_results,
 )
 from treadle import Agent, CallFinished, CallStarted, Limits, ModelReplied, ReasoningDelta, TextDelta, tool
 from treadle.engine.setup import compute_backoff
@@ -43,13 +43,13 @@ def look(at: str) -> str:
 
 
 async def test_a_run_is_a_message_turns_calls_and_one_ending(store: Store) -> None:
-    agent, model = agent_of(
+    agent, model = build_agent(
         ["let me see", call("note", id="a", text="x")], "done", tools=[note], instructions="be good"
     )
     async with agent.session(store.open()) as session:
-        outcome = await ended(session, "please")
+        outcome = await run_to_end(session, "please")
         facts = await session.facts()
-    assert kinds(facts) == [
+    assert list_kinds(facts) == [
         "session_created",
         "message_received",
         "run_started",
@@ -64,10 +64,10 @@ async def test_a_run_is_a_message_turns_calls_and_one_ending(store: Store) -> No
     assert (outcome.reason, outcome.answer, outcome.turns, outcome.calls) == ("answered", "done", 2, 1)
     assert not outcome.can_continue
     first, second = model.requests
-    assert first.system == "be good" and said(first) == ["please"]
+    assert first.system == "be good" and list_user_texts(first) == ["please"]
     assert [spec.name for spec in first.tools] == ["note"]
     assert list(second.messages[: len(first.messages)]) == list(first.messages)
-    assert results(second)["a"].text == "noted x"
+    assert select_results(second)["a"].text == "noted x"
     check_settled(facts)
 
 
@@ -81,12 +81,12 @@ async def test_calls_that_are_not_safe_run_one_after_another_in_the_order_given(
         trace.append(f"-{name}")
         return name
 
-    agent, _ = agent_of([call("act", name="a"), call("act", name="b"), call("act", name="c")], "done", tools=[act])
+    agent, _ = build_agent([call("act", name="a"), call("act", name="b"), call("act", name="c")], "done", tools=[act])
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         facts = await session.facts()
     assert trace == ["+a", "-a", "+b", "-b", "+c", "-c"]
-    assert [k for k in kinds(facts) if k.startswith("call_")] == ["call_started", "call_finished"] * 3
+    assert [k for k in list_kinds(facts) if k.startswith("call_")] == ["call_started", "call_finished"] * 3
 
 
 async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_they_were_asked(store: Store) -> None:
@@ -102,13 +102,13 @@ async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_
         second_is_done.set()
         return "quick"
 
-    agent, model = agent_of([call("slow", id="a"), call("quick", id="b")], "done", tools=[slow, quick])
+    agent, model = build_agent([call("slow", id="a"), call("quick", id="b")], "done", tools=[slow, quick])
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         facts = await session.facts()
-    assert [fact.call_id for fact in of(facts, CallStarted)] == ["a", "b"]
-    assert [fact.call_id for fact in of(facts, CallFinished)] == ["b", "a"]
-    assert list(results(model.requests[1])) == ["a", "b"]
+    assert [fact.call_id for fact in select_events(facts, CallStarted)] == ["a", "b"]
+    assert [fact.call_id for fact in select_events(facts, CallFinished)] == ["b", "a"]
+    assert list(select_results(model.requests[1])) == ["a", "b"]
 
 
 async def test_a_call_that_is_not_safe_runs_alone_between_safe_ones() -> None:
@@ -134,10 +134,10 @@ async def test_a_call_that_is_not_safe_runs_alone_between_safe_ones() -> None:
 
     calls = [call("read", name="a"), call("read", name="b"), call("write", name="C")]
     calls += [call("read", name="d"), call("read", name="e")]
-    agent, _ = agent_of(calls, "done", tools=[read, write])
+    agent, _ = build_agent(calls, "done", tools=[read, write])
     async with agent.session() as session:
-        await ended(session)
-        started = [fact.arguments["name"] for fact in of(await session.facts(), CallStarted)]
+        await run_to_end(session)
+        started = [fact.arguments["name"] for fact in select_events(await session.facts(), CallStarted)]
     assert started == ["a", "b", "C", "d", "e"]
     assert {"a", "b"} in together and {"d", "e"} in together
     assert [group for group in together if "C" in group] == [{"C"}]
@@ -148,11 +148,13 @@ async def test_the_safety_class_may_depend_on_the_arguments() -> None:
     def touch(path: str) -> str:
         return path
 
-    agent, _ = agent_of([call("touch", id="a", path="/tmp"), call("touch", id="b", path="/etc")], "done", tools=[touch])
+    agent, _ = build_agent(
+        [call("touch", id="a", path="/tmp"), call("touch", id="b", path="/etc")], "done", tools=[touch]
+    )
     async with agent.session() as session:
-        await ended(session)
-        done = await finished_calls(session)
-        assert [fact.safety for fact in of(await session.facts(), CallStarted)] == ["safe"]
+        await run_to_end(session)
+        done = await read_finished_calls(session)
+        assert [fact.safety for fact in select_events(await session.facts(), CallStarted)] == ["safe"]
     assert (done["a"].status, done["b"].status) == ("ok", "denied")
 
 
@@ -160,12 +162,12 @@ async def test_the_safety_class_may_depend_on_the_arguments() -> None:
 
 
 async def test_an_unknown_tool_is_answered_with_the_one_that_was_meant(store: Store) -> None:
-    agent, model = agent_of(call("nota", id="a", text="x"), call("zzz", id="b"), "sorry", tools=[note, look])
+    agent, model = build_agent(call("nota", id="a", text="x"), call("zzz", id="b"), "sorry", tools=[note, look])
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
     assert outcome.reason == "answered" and outcome.calls == 0
-    first, second = results(model.requests[2]).values()
+    first, second = select_results(model.requests[2]).values()
     assert "no tool named 'nota'" in first.text and "Did you mean note?" in first.text and not first.ok
     assert "Did you mean" not in second.text and "look, note" in second.text
 
@@ -187,17 +189,17 @@ async def test_an_unknown_tool_is_answered_with_the_one_that_was_meant(store: St
 async def test_arguments_that_do_not_fit_are_answered_with_the_reason(
     arguments: str, told: str, doom_loop: bool
 ) -> None:
-    agent, model = agent_of(Call("a", "note", arguments), "sorry", tools=[note], limits=Limits(doom_loop=doom_loop))
+    agent, model = build_agent(Call("a", "note", arguments), "sorry", tools=[note], limits=Limits(doom_loop=doom_loop))
     async with agent.session() as session:
-        outcome = await ended(session)
-        done = (await finished_calls(session))["a"]
+        outcome = await run_to_end(session)
+        done = (await read_finished_calls(session))["a"]
     assert outcome.reason == "answered", outcome.error
     assert done.status == "error" and told in done.output and "note" in done.output
-    assert results(model.requests[1])["a"].text == done.output
+    assert select_results(model.requests[1])["a"].text == done.output
 
 
 async def test_missing_and_repeated_call_ids_are_made_unique_for_the_whole_session(store: Store) -> None:
-    agent, model = agent_of(
+    agent, model = build_agent(
         [call("note", text="1"), call("note", text="2"), call("note", id="call_0", text="3")],
         [call("note", id="call_0", text="4"), call("note", id="call_0", text="5")],
         "done",
@@ -206,15 +208,15 @@ async def test_missing_and_repeated_call_ids_are_made_unique_for_the_whole_sessi
         tools=[note],
     )
     async with agent.session(store.open()) as session:
-        await ended(session)
-        await ended(session, "again")
+        await run_to_end(session)
+        await run_to_end(session, "again")
         facts = await session.facts()
     check_settled(facts)
-    ids = [one.id for fact in of(facts, ModelReplied) for one in fact.calls]
+    ids = [one.id for fact in select_events(facts, ModelReplied) for one in fact.calls]
     assert len(set(ids)) == 6 and all(ids) and ids.count("call_0") == 1
-    texts = [fact.arguments["text"] for fact in of(facts, CallStarted)]
+    texts = [fact.arguments["text"] for fact in select_events(facts, CallStarted)]
     assert texts == ["1", "2", "3", "4", "5", "6"]
-    shown = results(model.requests[-1])
+    shown = select_results(model.requests[-1])
     assert [message.text for message in shown.values()] == [f"noted {n}" for n in range(1, 7)]
 
 
@@ -222,10 +224,10 @@ async def test_missing_and_repeated_call_ids_are_made_unique_for_the_whole_sessi
 
 
 async def test_an_answer_mark_carries_its_confidence_and_is_not_part_of_the_answer() -> None:
-    agent, _ = agent_of('<thinking>6 times 7</thinking>\n<answer confidence="0.9">42</answer>')
+    agent, _ = build_agent('<thinking>6 times 7</thinking>\n<answer confidence="0.9">42</answer>')
     async with agent.session() as session:
-        outcome = await ended(session)
-        replied = of(await session.facts(), ModelReplied)[0]
+        outcome = await run_to_end(session)
+        replied = select_events(await session.facts(), ModelReplied)[0]
     assert (outcome.reason, outcome.answer, outcome.confidence) == ("answered", "42", 0.9)
     assert (replied.text, replied.reasoning) == ("42", "6 times 7")
 
@@ -240,64 +242,64 @@ async def test_an_answer_mark_carries_its_confidence_and_is_not_part_of_the_answ
     ],
 )
 async def test_marks_in_the_text_end_the_run_as_what_they_say(text: str, reason: str, answer: str, signal: str) -> None:
-    agent, _ = agent_of(text)
+    agent, _ = build_agent(text)
     async with agent.session() as session:
-        outcome = await ended(session)
-        signals = [fact.kind for fact in of(await session.facts(), SignalDetected)]
+        outcome = await run_to_end(session)
+        signals = [fact.kind for fact in select_events(await session.facts(), SignalDetected)]
     assert (outcome.reason, outcome.answer) == (reason, answer)
     assert signal in signals
     assert outcome.can_continue == (reason != "answered")
 
 
 async def test_leaked_reasoning_is_neither_answer_nor_streamed_as_one() -> None:
-    agent, _model = agent_of("I should add.\n</think>\n\nThe sum is 4.", "<think>hm\nhm</think>Yes.")
+    agent, _model = build_agent("I should add.\n</think>\n\nThe sum is 4.", "<think>hm\nhm</think>Yes.")
     async with agent.session() as session:
-        assert (await ended(session)).answer == "The sum is 4."
+        assert (await run_to_end(session)).answer == "The sum is 4."
         async with session.run("sure?") as run:
             events = [event async for event in run]
         assert run.outcome is not None and run.outcome.answer == "Yes."
-        reasoning = [fact.reasoning for fact in of(await session.facts(), ModelReplied)]
+        reasoning = [fact.reasoning for fact in select_events(await session.facts(), ModelReplied)]
     assert reasoning == ["I should add.", "hm\nhm"]
-    assert "".join(event.text for event in of(events, TextDelta)) == "Yes."
-    assert "".join(event.text for event in of(events, ReasoningDelta)) == "hm\nhm"
+    assert "".join(event.text for event in select_events(events, TextDelta)) == "Yes."
+    assert "".join(event.text for event in select_events(events, ReasoningDelta)) == "hm\nhm"
 
 
 async def test_an_empty_reply_is_nudged_twice_and_then_the_run_is_stuck(store: Store) -> None:
-    agent, model = agent_of("", "<thinking>hm</thinking>", "  \n", "never asked")
+    agent, model = build_agent("", "<thinking>hm</thinking>", "  \n", "never asked")
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         facts = await session.facts()
     assert (outcome.reason, outcome.answer, outcome.can_continue) == ("stuck", "", True)
     assert "3 empty replies" in outcome.error
     assert len(model.requests) == 3
-    assert [len([text for text in said(r) if "was empty" in text]) for r in model.requests] == [0, 1, 2]
+    assert [len([text for text in list_user_texts(r) if "was empty" in text]) for r in model.requests] == [0, 1, 2]
     check_settled(facts)
 
 
 async def test_an_empty_reply_that_is_followed_by_an_answer_leaves_no_trace_in_it() -> None:
-    agent, _ = agent_of(["first", call("look", at="it")], "", "second", tools=[look])
+    agent, _ = build_agent(["first", call("look", at="it")], "", "second", tools=[look])
     async with agent.session() as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert (outcome.reason, outcome.answer) == ("answered", "second")
 
 
 async def test_a_text_only_agent_offers_no_tools_and_drops_stray_calls(store: Store) -> None:
-    agent, model = agent_of(["Done.", call("note", text="x")], tools=[note], limits=Limits(turns=0))
+    agent, model = build_agent(["Done.", call("note", text="x")], tools=[note], limits=Limits(turns=0))
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         facts = await session.facts()
     assert (outcome.reason, outcome.answer, outcome.turns, outcome.calls) == ("answered", "Done.", 1, 0)
     assert model.requests[0].tools == ()
-    stray = of(facts, SignalDetected)
+    stray = select_events(facts, SignalDetected)
     assert [fact.kind for fact in stray] == ["stray_calls"] and "note" in stray[0].detail
-    assert of(facts, CallStarted) == [] and of(facts, ModelReplied)[0].calls == ()
+    assert select_events(facts, CallStarted) == [] and select_events(facts, ModelReplied)[0].calls == ()
 
 
 async def test_a_text_only_agent_that_only_calls_is_nudged_and_ends(store: Store) -> None:
     stray = call("note", text="x")
-    agent, model = agent_of(stray, stray, stray, "never asked", tools=[note], limits=Limits(turns=0))
+    agent, model = build_agent(stray, stray, stray, "never asked", tools=[note], limits=Limits(turns=0))
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert outcome.reason == "stuck" and len(model.requests) == 3
 
 
@@ -321,10 +323,10 @@ class Breaks(FakeModel):
 async def test_a_retryable_failure_is_tried_again_with_growing_waits_each_attempt_a_fact(store: Store) -> None:
     clock = store.stepping()
     busy = ModelError("busy", kind="overloaded", retryable=True)
-    agent, model = agent_of(busy, busy, busy, "at last", clock=clock)
+    agent, model = build_agent(busy, busy, busy, "at last", clock=clock)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        failed = of(await session.facts(), ModelFailed)
+        outcome = await run_to_end(session)
+        failed = select_events(await session.facts(), ModelFailed)
     assert (outcome.reason, outcome.answer, outcome.turns) == ("answered", "at last", 1)
     assert [(fact.attempt, fact.kind, fact.retryable) for fact in failed] == [
         (n, "overloaded", True) for n in (1, 2, 3)
@@ -337,16 +339,16 @@ async def test_a_retryable_failure_is_tried_again_with_growing_waits_each_attemp
 
 async def test_retry_after_is_waited_for_as_asked(store: Store) -> None:
     clock = store.stepping()
-    agent, _ = agent_of(ModelError("quota", kind="quota", retryable=True, retry_after=7), "ok", clock=clock)
+    agent, _ = build_agent(ModelError("quota", kind="quota", retryable=True, retry_after=7), "ok", clock=clock)
     async with agent.session(store.open()) as session:
-        assert (await ended(session)).answer == "ok"
+        assert (await run_to_end(session)).answer == "ok"
     assert clock.slept == pytest.approx([7])
 
 
 async def test_a_provider_that_wants_too_long_a_wait_ends_the_run_at_once() -> None:
-    agent, model = agent_of(ModelError("come back in 16 days", kind="quota", retryable=True, retry_after=1e6), "ok")
+    agent, model = build_agent(ModelError("come back in 16 days", kind="quota", retryable=True, retry_after=1e6), "ok")
     async with agent.session() as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert outcome.reason == "failed" and "16 days" in outcome.error and outcome.can_continue
     assert len(model.requests) == 1
 
@@ -360,10 +362,10 @@ def test_pauses_grow_up_to_a_bound_and_are_not_the_same_for_everybody(attempt: i
 async def test_attempts_run_out(store: Store) -> None:
     clock = store.stepping()
     busy = ModelError("busy", kind="overloaded", retryable=True)
-    agent, model = agent_of(*[busy] * 9, clock=clock, limits=Limits(attempts=3))
+    agent, model = build_agent(*[busy] * 9, clock=clock, limits=Limits(attempts=3))
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        failed = of(await session.facts(), ModelFailed)
+        outcome = await run_to_end(session)
+        failed = select_events(await session.facts(), ModelFailed)
         check_settled(await session.facts())
     assert (outcome.reason, outcome.error) == ("failed", "overloaded: busy")
     assert [fact.wait is None for fact in failed] == [False, False, True]
@@ -371,9 +373,9 @@ async def test_attempts_run_out(store: Store) -> None:
 
 
 async def test_a_failure_that_cannot_be_helped_is_not_tried_again(store: Store) -> None:
-    agent, model = agent_of(ModelError("bad key", kind="auth"), "ok")
+    agent, model = build_agent(ModelError("bad key", kind="auth"), "ok")
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         assert (outcome.reason, outcome.error, outcome.can_continue) == ("failed", "auth: bad key", True)
         assert len(model.requests) == 1
         async with session.continue_() as run:
@@ -381,9 +383,9 @@ async def test_a_failure_that_cannot_be_helped_is_not_tried_again(store: Store) 
 
 
 async def test_a_bug_in_a_model_adapter_ends_the_run_and_is_recorded(store: Store) -> None:
-    agent, _ = agent_of(ZeroDivisionError("oops"))
+    agent, _ = build_agent(ZeroDivisionError("oops"))
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
     assert outcome.reason == "failed" and "ZeroDivisionError: oops" in outcome.error
 
@@ -391,8 +393,8 @@ async def test_a_bug_in_a_model_adapter_ends_the_run_and_is_recorded(store: Stor
 async def test_what_a_model_said_before_it_broke_off_is_kept(store: Store) -> None:
     agent = Agent(Breaks("The answer is ", ModelError("gone", kind="network")))
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        failed = of(await session.facts(), ModelFailed)[0]
+        outcome = await run_to_end(session)
+        failed = select_events(await session.facts(), ModelFailed)[0]
     assert failed.partial == "The answer is " == outcome.answer
     assert outcome.reason == "failed"
 
@@ -408,32 +410,32 @@ async def test_a_stream_without_a_reply_is_tried_again() -> None:
 
     model = Silent()
     async with Agent(model, clock=SteppingClock()).session() as session:
-        outcome = await ended(session)
-        failed = of(await session.facts(), ModelFailed)
+        outcome = await run_to_end(session)
+        failed = select_events(await session.facts(), ModelFailed)
     assert outcome.answer == "here" and "without a reply" in failed[0].message
 
 
 async def test_a_reply_stopped_by_a_content_filter_is_a_failure_and_not_an_answer() -> None:
-    agent, _ = agent_of(Reply(text="I can", finish="filter"))
+    agent, _ = build_agent(Reply(text="I can", finish="filter"))
     async with agent.session() as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert outcome.reason == "failed" and "content filter" in outcome.error
 
 
 async def test_what_the_run_used_is_summed_over_its_turns() -> None:
     one = Usage(input_tokens=10, output_tokens=5, cached_tokens=3, reasoning_tokens=1, cost=0.5)
-    agent, _ = agent_of(say("", call("look", at="x"), usage=one), say("done", usage=one), tools=[look])
+    agent, _ = build_agent(say("", call("look", at="x"), usage=one), say("done", usage=one), tools=[look])
     async with agent.session() as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         assert (await session.state()).usage == one + one
     assert outcome.usage == one + one
 
 
 async def test_the_ending_says_which_model_really_answered() -> None:
-    agent, _ = agent_of(Reply(text="hi", model="bigger-1"), "hi")
+    agent, _ = build_agent(Reply(text="hi", model="bigger-1"), "hi")
     async with agent.session() as session:
-        await ended(session)
-        await ended(session)
+        await run_to_end(session)
+        await run_to_end(session)
         facts = await session.facts()
-    assert [fact.model for fact in of(facts, ModelReplied)] == ["bigger-1", "scripted"]
-    assert len(of(facts, TurnStarted)) == len(of(facts, RunFinished)) == 2
+    assert [fact.model for fact in select_events(facts, ModelReplied)] == ["bigger-1", "scripted"]
+    assert len(select_events(facts, TurnStarted)) == len(select_events(facts, RunFinished)) == 2

@@ -8,19 +8,19 @@ import pytest
 
 from tests.kit.sessions import (
     PATIENCE,
-    Held,
+    HeldTool,
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
     file_store,
-    finished_calls,
-    go,
+    list_user_texts,
     note,
-    of,
-    results,
-    said,
+    read_finished_calls,
+    run_message,
+    run_to_end,
+    select_events,
+    select_results,
     wait_for,
 )
 from treadle import CallFinished, CallStarted, Grant, RunFinished, Runtime, TextPart, later, tool
@@ -35,37 +35,37 @@ on_file = file_store
 
 
 async def test_a_runtime_takes_up_what_was_left_when_it_starts(store: Store) -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait", id="a"), tools=[held.tool])
     async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
         await session.send("go")
         await wait_for(session, CallStarted)
-    again, model = agent_of("checked", "also", tools=[held.tool])
+    again, model = build_agent("checked", "also", tools=[held.tool])
     log = store.open()
     async with Runtime(log, [again]) as runtime, runtime.session(id=session.id) as session:
         outcome = await wait_for(session, RunFinished)
         check_settled(await session.facts())
     assert outcome.answer == "checked" and held.begun == 1, "a call that may have had effects is not run again"
-    assert "Outcome unknown" in results(model.requests[0])["a"].text
+    assert "Outcome unknown" in select_results(model.requests[0])["a"].text
     await log.post(session.id, [MessageReceived(id="m9", parts=(TextPart("while nobody was there"),))])
     async with Runtime(log, [again]) as runtime, runtime.session(id=session.id) as session:
         assert (await wait_for(session, RunFinished, after=outcome.seq)).answer == "also"
 
 
 async def test_a_runtime_leaves_the_sessions_of_other_agents_alone(store: Store) -> None:
-    agent, _ = agent_of("hi", name="mine")
+    agent, _ = build_agent("hi", name="mine")
     log = store.open()
     async with agent.session(log) as session:
-        await ended(session)
+        await run_to_end(session)
     await log.post(session.id, [MessageReceived(id="m9", parts=(TextPart("more"),))])
-    other, _ = agent_of("wrong", name="other")
+    other, _ = build_agent("wrong", name="other")
     async with Runtime(log, [other]) as runtime:
         with pytest.raises(NotFound, match="no agent named 'mine' here; there are: other"):
             async with runtime.session("mine"):
                 pass
         async with runtime.session("other") as theirs:
-            await ended(theirs)
-    assert len(of(await log.read(session.id), RunFinished)) == 1
+            await run_to_end(theirs)
+    assert len(select_events(await log.read(session.id), RunFinished)) == 1
 
 
 async def test_many_sessions_run_at_once_each_in_its_own_order(store: Store) -> None:
@@ -77,17 +77,17 @@ async def test_many_sessions_run_at_once_each_in_its_own_order(store: Store) -> 
         return f"met {name}"
 
     def answer(request: Request) -> Any:
-        shown = results(request)
-        return f"done {said(request)[0]}" if shown else call("meet", name=said(request)[0])
+        shown = select_results(request)
+        return f"done {list_user_texts(request)[0]}" if shown else call("meet", name=list_user_texts(request)[0])
 
-    agent, _ = agent_of(*[answer] * 40, tools=[meet])
+    agent, _ = build_agent(*[answer] * 40, tools=[meet])
     async with Runtime(store.open(), [agent]) as runtime:
 
         async def one(number: int) -> str:
             async with runtime.session(new=True) as session:
-                outcome = await ended(session, f"s{number}")
+                outcome = await run_to_end(session, f"s{number}")
                 check_settled(await session.facts())
-                assert of(await session.facts(), CallFinished)[0].output == f"met s{number}"
+                assert select_events(await session.facts(), CallFinished)[0].output == f"met s{number}"
                 return outcome.answer
 
         answers = await asyncio.gather(*(one(number) for number in range(20)))
@@ -98,8 +98,8 @@ async def test_many_sessions_run_at_once_each_in_its_own_order(store: Store) -> 
 
 
 async def test_a_run_is_followed_by_no_task_while_it_is_driven_here(store: Store) -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait", id="a"), "done", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait", id="a"), "done", tools=[held.tool])
     async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session, session.run("go") as run:
         await wait_for(session, CallStarted)
         names = {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()}
@@ -113,7 +113,7 @@ async def test_a_run_is_followed_by_no_task_while_it_is_driven_here(store: Store
 
 
 async def test_a_closed_runtime_says_so(store: Store) -> None:
-    agent, _ = agent_of("hi")
+    agent, _ = build_agent("hi")
     async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
         pass
     with pytest.raises(Conflict, match="this runtime is closed"):
@@ -121,24 +121,24 @@ async def test_a_closed_runtime_says_so(store: Store) -> None:
     with pytest.raises(BadInput, match="async with Runtime"):
         _ = Runtime(store.open(), [agent]).coordinator
     with pytest.raises(BadInput, match="two agents have the same name"):
-        Runtime(store.open(), [agent, agent_of()[0]])
+        Runtime(store.open(), [agent, build_agent()[0]])
 
 
 async def test_leaving_a_runtime_with_grace_lets_a_run_finish(store: Store) -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
     log = store.open()
     async with Runtime(log, [agent], grace=PATIENCE) as runtime, runtime.session() as session:
         await session.send("go")
         await wait_for(session, CallStarted)
         asyncio.get_running_loop().call_soon(held.free.set)
-    assert of(await log.read(session.id), RunFinished)[0].answer == "done"
+    assert select_events(await log.read(session.id), RunFinished)[0].answer == "done"
 
 
 async def test_what_follows_an_answer_ends_with_the_runtime_also_when_the_answer_comes_while_it_is_left(
     store: Store,
 ) -> None:
-    held, begun, stopped = Held(), list[str](), list[str]()
+    held, begun, stopped = HeldTool(), list[str](), list[str]()
 
     async def follow(session: Any, state: Any, setup: Any) -> None:
         begun.append(session.id)
@@ -147,7 +147,7 @@ async def test_what_follows_an_answer_ends_with_the_runtime_also_when_the_answer
         finally:
             stopped.append(session.id)
 
-    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
     async with Runtime(store.open(), [agent], grace=PATIENCE) as runtime, runtime.session() as session:
         runtime.after_answer.append(follow)
         await session.send("go")
@@ -166,7 +166,7 @@ async def test_a_process_that_slept_through_its_lease_and_finds_its_own_session_
         finally:
             stopped.append("a")
 
-    agent, model = agent_of(call("wait", id="a"), "checked", tools=[wait])
+    agent, model = build_agent(call("wait", id="a"), "checked", tools=[wait])
     log = on_file.open()
     renew = log.renew
 
@@ -184,14 +184,14 @@ async def test_a_process_that_slept_through_its_lease_and_finds_its_own_session_
         await runtime.coordinator.wait_until_idle(session.id)
         facts = await session.facts()
     check_settled(facts)
-    assert [fact.epoch for fact in of(facts, CallStarted)] == [1]
-    assert "Outcome unknown" in results(model.requests[1])["a"].text
+    assert [fact.epoch for fact in select_events(facts, CallStarted)] == [1]
+    assert "Outcome unknown" in select_results(model.requests[1])["a"].text
 
 
 async def test_a_run_can_be_cancelled_through_another_runtime_on_the_same_log(store: Store) -> None:
-    held = Held()
+    held = HeldTool()
     log = store.open()
-    agent, _ = agent_of(call("wait", id="a"), tools=[held.tool])
+    agent, _ = build_agent(call("wait", id="a"), tools=[held.tool])
     async with agent.session(log) as session, agent.session(log, id=session.id) as other:
         await session.send("go")
         await wait_for(session, CallStarted)
@@ -203,9 +203,9 @@ async def test_a_run_can_be_cancelled_through_another_runtime_on_the_same_log(st
 async def test_whoever_waits_for_a_run_takes_it_over_when_its_process_leaves_before_anybody_has_looked(
     store: Store,
 ) -> None:
-    held = Held()
-    first, _ = agent_of(call("wait", id="a"), tools=[held.tool])
-    second, _ = agent_of("both", tools=[held.tool])
+    held = HeldTool()
+    first, _ = build_agent(call("wait", id="a"), tools=[held.tool])
+    second, _ = build_agent("both", tools=[held.tool])
     async with Runtime(store.open(), [second], recover=False) as two, AsyncExitStack() as leaves:
         one = await leaves.enter_async_context(Runtime(store.open(), [first], recover=False))
         session = await one.create()
@@ -229,29 +229,31 @@ async def test_a_session_opened_twice_keeps_its_gate_until_both_are_done(store: 
     def drop() -> str:
         return "dropped"
 
-    agent, _ = agent_of(call("drop", id="a"), "done", tools=[drop])
+    agent, _ = build_agent(call("drop", id="a"), "done", tools=[drop])
     async with Runtime(store.open(), [agent]) as runtime, runtime.session(gate=later) as session:
         async with runtime.session(id=session.id):
             pass
-        assert await go(session) is None, "it is asked for, and not denied"
+        assert await run_message(session) is None, "it is asked for, and not denied"
         await session.approve("a")
         assert (await wait_for(session, RunFinished)).answer == "done"
 
 
 async def test_a_grant_given_when_a_session_is_opened_again_narrows_it_too(on_file: Store) -> None:
-    agent, _ = agent_of("hi", call("note", id="a", text="x"), "ok", call("note", id="b", text="x"), "ok", tools=[note])
+    agent, _ = build_agent(
+        "hi", call("note", id="a", text="x"), "ok", call("note", id="b", text="x"), "ok", tools=[note]
+    )
     async with agent.session(on_file.open()) as session:
-        await ended(session)
+        await run_to_end(session)
     async with agent.session(on_file.open(), grant=Grant(forbid=("note",))) as session:
-        await ended(session)
-        assert (await finished_calls(session))["a"].status == "denied"
+        await run_to_end(session)
+        assert (await read_finished_calls(session))["a"].status == "denied"
     async with agent.session(on_file.open()) as session:
-        await ended(session)
-        assert (await finished_calls(session))["b"].status == "ok"
+        await run_to_end(session)
+        assert (await read_finished_calls(session))["b"].status == "ok"
 
 
 async def test_a_message_from_elsewhere_in_the_moment_a_session_is_given_back_is_not_left_lying(on_file: Store) -> None:
-    agent, model = agent_of("one", "two")
+    agent, model = build_agent("one", "two")
     log, elsewhere = on_file.open(), on_file.open()
     async with agent.session(log) as session:
         release, posted = log.release, list[Any]()
@@ -262,15 +264,15 @@ async def test_a_message_from_elsewhere_in_the_moment_a_session_is_given_back_is
             return await release(*args, **options)
 
         log.release = slow_release  # type: ignore[method-assign]
-        outcome = await ended(session, "go")
+        outcome = await run_to_end(session, "go")
         second = await wait_for(session, RunFinished, after=outcome.seq)
     assert (outcome.answer, second.answer) == ("one", "two")
-    assert said(model.requests[1]) == ["go", "more"]
+    assert list_user_texts(model.requests[1]) == ["go", "more"]
 
 
 async def test_everybody_who_waits_is_told_why_a_session_stopped(store: Store) -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), tools=[held.tool])
     log = store.open()
 
     async def fail(*_: Any) -> None:

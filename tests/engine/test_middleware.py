@@ -10,16 +10,16 @@ from msgspec.structs import replace
 from tests.kit.sessions import (
     PATIENCE,
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
-    finished_calls,
-    go,
-    of,
-    questions,
-    results,
-    said,
+    list_user_texts,
+    read_finished_calls,
+    read_questions,
+    run_message,
+    run_to_end,
+    select_events,
+    select_results,
     wait_for,
 )
 from treadle import (
@@ -79,11 +79,11 @@ async def test_a_message_is_rewritten_before_it_is_stored(store: Store) -> None:
         async def on_user_message(self, session_id: str, parts: Any) -> Any:
             return tuple(TextPart(part.text.upper()) for part in parts)
 
-    agent, model = agent_of("ok", middleware=[Redact(), Shout()])
+    agent, model = build_agent("ok", middleware=[Redact(), Shout()])
     async with agent.session(store.open()) as session:
-        await ended(session, "my password is hunter2")
-        assert of(await session.facts(), MessageReceived)[0].parts == (TextPart("MY PASSWORD IS ***"),)
-    assert said(model.requests[0]) == ["MY PASSWORD IS ***"]
+        await run_to_end(session, "my password is hunter2")
+        assert select_events(await session.facts(), MessageReceived)[0].parts == (TextPart("MY PASSWORD IS ***"),)
+    assert list_user_texts(model.requests[0]) == ["MY PASSWORD IS ***"]
 
 
 async def test_a_message_that_middleware_refuses_is_not_stored() -> None:
@@ -91,7 +91,7 @@ async def test_a_message_that_middleware_refuses_is_not_stored() -> None:
         async def on_user_message(self, session_id: str, parts: Any) -> Any:
             raise BadInput("not here")
 
-    agent, _ = agent_of(middleware=[Refuse()])
+    agent, _ = build_agent(middleware=[Refuse()])
     async with agent.session() as session:
         with pytest.raises(BadInput, match="not here"):
             await session.send("hello")
@@ -104,13 +104,13 @@ async def test_a_request_is_rewritten_for_the_model_only_and_does_not_grow_the_h
             reminder = UserMessage((TextPart("(remember: be brief)"),))
             return replace(request, messages=[*request.messages, reminder], tools=(), render_cache={})
 
-    agent, model = agent_of("one", "two", "three", tools=[look], middleware=[Remind()])
+    agent, model = build_agent("one", "two", "three", tools=[look], middleware=[Remind()])
     async with agent.session(store.open()) as session:
         for number in range(3):
-            await ended(session, f"message {number}")
+            await run_to_end(session, f"message {number}")
         assert "remember" not in str(await session.facts())
     for request in model.requests:
-        assert [text for text in said(request) if "remember" in text] == ["(remember: be brief)"]
+        assert [text for text in list_user_texts(request) if "remember" in text] == ["(remember: be brief)"]
         assert request.tools == ()
 
 
@@ -120,18 +120,18 @@ async def test_a_reply_is_rewritten_before_it_is_stored(store: Store) -> None:
             calls = tuple(one for one in reply.calls if one.tool != "drop")
             return replace(reply, text=reply.text.replace("damn", "d*mn"), calls=calls)
 
-    agent, _ = agent_of(
+    agent, _ = build_agent(
         ["damn", call("drop", id="a", table="x"), call("look", id="b", at="y")],
         "done",
         tools=[look, drop],
         middleware=[Censor()],
     )
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         facts = await session.facts()
     check_settled(facts)
-    assert of(facts, ModelReplied)[0].text == "d*mn"
-    assert [fact.tool for fact in of(facts, CallStarted)] == ["look"]
+    assert select_events(facts, ModelReplied)[0].text == "d*mn"
+    assert [fact.tool for fact in select_events(facts, CallStarted)] == ["look"]
 
 
 async def test_middleware_runs_in_the_order_given() -> None:
@@ -142,7 +142,7 @@ async def test_middleware_runs_in_the_order_given() -> None:
         async def on_post_llm(self, reply: Reply) -> Reply:
             return replace(reply, text=f"{reply.text} {self.name}")
 
-    agent, _ = agent_of("hi", middleware=[Sign("a"), Sign("b")])
+    agent, _ = build_agent("hi", middleware=[Sign("a"), Sign("b")])
     assert await agent.ask("hello") == "hi a b"
 
 
@@ -151,9 +151,9 @@ async def test_middleware_that_fails_around_the_model_ends_the_run_as_failed(sto
     async def broken(self: Any, thing: Any) -> Any:
         raise ZeroDivisionError("in middleware")
 
-    agent, _ = agent_of("hi", middleware=[type("Broken", (Middleware,), {hook: broken})()])
+    agent, _ = build_agent("hi", middleware=[type("Broken", (Middleware,), {hook: broken})()])
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
     assert outcome.reason == "failed" and "ZeroDivisionError: in middleware" in outcome.error
 
@@ -168,59 +168,59 @@ class Forgetful(Middleware):
 
 @pytest.mark.parametrize(("point", "kind"), [("on_pre_llm", "Request"), ("on_post_llm", "Reply")])
 async def test_middleware_that_forgets_to_return_what_it_got_is_told_so(store: Store, point: str, kind: str) -> None:
-    agent, _ = agent_of("hello", middleware=[Forgetful(point)])
+    agent, _ = build_agent("hello", middleware=[Forgetful(point)])
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert outcome.reason == "failed"
     assert f"Forgetful.{point} returned a NoneType; it must return a {kind}, changed or not" in outcome.error
 
 
 async def test_middleware_that_forgets_to_return_a_message_is_told_so_and_nothing_is_stored(store: Store) -> None:
-    agent, _ = agent_of("hello", middleware=[Forgetful("on_user_message")])
+    agent, _ = build_agent("hello", middleware=[Forgetful("on_user_message")])
     async with agent.session(store.open()) as session:
         with pytest.raises(BadInput, match=r"Forgetful.on_user_message returned a NoneType; it must return a tuple"):
             await session.send("go")
-        assert of(await session.facts(), MessageReceived) == []
+        assert select_events(await session.facts(), MessageReceived) == []
 
 
 async def test_middleware_can_refuse_a_call_and_the_model_is_told_why(store: Store) -> None:
     rule = Says("deny")
-    agent, model = agent_of(call("look", id="a", at="it"), "ok", tools=[look], middleware=[rule])
+    agent, model = build_agent(call("look", id="a", at="it"), "ok", tools=[look], middleware=[rule])
     async with agent.session(store.open()) as session:
-        assert (await ended(session)).reason == "answered"
-        assert (await finished_calls(session))["a"].status == "denied"
-    assert "the house rules" in results(model.requests[1])["a"].text
+        assert (await run_to_end(session)).reason == "answered"
+        assert (await read_finished_calls(session))["a"].status == "denied"
+    assert "the house rules" in select_results(model.requests[1])["a"].text
     assert rule.asked == [("look", "safe", {"at": "it"})]
 
 
 async def test_middleware_can_have_a_call_asked_for(store: Store) -> None:
-    agent, _ = agent_of(call("look", id="a", at="it"), "ok", tools=[look], middleware=[Says("ask")], gate=later)
+    agent, _ = build_agent(call("look", id="a", at="it"), "ok", tools=[look], middleware=[Says("ask")], gate=later)
     async with agent.session(store.open()) as session:
-        assert await go(session) is None
-        [question] = await questions(session)
+        assert await run_message(session) is None
+        [question] = await read_questions(session)
         assert isinstance(question, ApprovalRequested) and question.why == "the house rules"
         await session.approve("a")
         assert (await wait_for(session, RunFinished)).answer == "ok"
-        assert (await finished_calls(session))["a"].output == "saw it"
+        assert (await read_finished_calls(session))["a"].output == "saw it"
 
 
 @pytest.mark.parametrize("grant", [Grant(forbid=("drop",)), Grant(tools=("look",)), Grant(tier="read-only"), Grant()])
 async def test_middleware_cannot_allow_what_the_policy_does_not(store: Store, grant: Grant) -> None:
-    agent, _ = agent_of(
+    agent, _ = build_agent(
         call("drop", id="a", table="x"), "ok", tools=[look, drop], grant=grant, middleware=[Says("allow")]
     )
     async with agent.session(store.open()) as session:
-        await ended(session)
-        assert not of(await session.facts(), CallStarted)
-        assert (await finished_calls(session))["a"].status == "denied"
+        await run_to_end(session)
+        assert not select_events(await session.facts(), CallStarted)
+        assert (await read_finished_calls(session))["a"].status == "denied"
 
 
 async def test_the_strictest_of_several_decides() -> None:
     rules = [Says("allow"), Says("deny", "the second says no"), Says("ask")]
-    agent, model = agent_of(call("look", id="a", at="it"), "ok", tools=[look], middleware=rules, gate=later)
+    agent, model = build_agent(call("look", id="a", at="it"), "ok", tools=[look], middleware=rules, gate=later)
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-    assert "the second says no" in results(model.requests[1])["a"].text
+        assert (await run_to_end(session)).reason == "answered"
+    assert "the second says no" in select_results(model.requests[1])["a"].text
 
 
 async def test_a_check_that_fails_denies_the_call_and_the_run_goes_on(
@@ -230,12 +230,12 @@ async def test_a_check_that_fails_denies_the_call_and_the_run_goes_on(
         async def may_run(self, tool: str, safety: Any, arguments: Any) -> Verdict | None:
             raise ZeroDivisionError("in the check")
 
-    agent, model = agent_of(call("look", id="a", at="it"), "ok", tools=[look], middleware=[Broken()])
+    agent, model = build_agent(call("look", id="a", at="it"), "ok", tools=[look], middleware=[Broken()])
     async with agent.session(store.open()) as session:
-        assert (await ended(session)).reason == "answered"
+        assert (await run_to_end(session)).reason == "answered"
         check_settled(await session.facts())
-        assert not of(await session.facts(), CallStarted)
-    shown = results(model.requests[1])["a"].text
+        assert not select_events(await session.facts(), CallStarted)
+    shown = select_results(model.requests[1])["a"].text
     assert "Denied" in shown and "ZeroDivisionError" in shown
     assert "in the check" in caplog.text
 
@@ -253,7 +253,7 @@ class Hangs(Middleware):
 
 async def test_a_check_that_hangs_does_not_keep_a_run_from_being_cancelled(store: Store) -> None:
     check = Hangs()
-    agent, _ = agent_of(
+    agent, _ = build_agent(
         [call("look", id="a", at="x"), call("drop", id="b", table="t")], tools=TOOLS, middleware=[check]
     )
     async with agent.session(store.open()) as session, asyncio.timeout(PATIENCE):
@@ -263,15 +263,15 @@ async def test_a_check_that_hangs_does_not_keep_a_run_from_being_cancelled(store
         facts = await session.facts()
     check_settled(facts)
     assert outcome is not None and outcome.reason == "cancelled"
-    assert [fact.output for fact in of(facts, CallFinished)] == ["Not run: the run was stopped."] * 2
+    assert [fact.output for fact in select_events(facts, CallFinished)] == ["Not run: the run was stopped."] * 2
 
 
 async def test_a_check_that_hangs_has_no_longer_than_the_run(store: Store) -> None:
-    agent, _ = agent_of(
+    agent, _ = build_agent(
         call("look", id="a", at="x"), "half done", tools=TOOLS, middleware=[Hangs()], limits=Limits(seconds=0.2)
     )
     async with agent.session(store.open()) as session, asyncio.timeout(PATIENCE):
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
     assert (outcome.reason, outcome.answer, outcome.calls) == ("time_limit", "half done", 0)
 
@@ -284,11 +284,11 @@ async def test_a_call_whose_safety_cannot_be_found_out_counts_as_destructive(sto
     def touch(name: str) -> str:
         return name
 
-    agent, model = agent_of(call("touch", id="a", name="x"), "ok", tools=[touch])
+    agent, model = build_agent(call("touch", id="a", name="x"), "ok", tools=[touch])
     async with agent.session(store.open()) as session:
-        assert (await ended(session)).reason == "answered"
-        assert not of(await session.facts(), CallStarted)
-    assert "destructive in tier sandbox" in results(model.requests[1])["a"].text
+        assert (await run_to_end(session)).reason == "answered"
+        assert not select_events(await session.facts(), CallStarted)
+    assert "destructive in tier sandbox" in select_results(model.requests[1])["a"].text
 
 
 async def test_middleware_need_not_know_what_adapters_keep_of_the_messages(store: Store) -> None:
@@ -303,8 +303,8 @@ async def test_middleware_need_not_know_what_adapters_keep_of_the_messages(store
         request.render_cache["shown"] = list(request.messages)
         return "ok"
 
-    agent, _ = agent_of(*[remembering] * 3, middleware=[Remind()])
+    agent, _ = build_agent(*[remembering] * 3, middleware=[Remind()])
     async with agent.session(store.open()) as session:
         for number in range(3):
-            outcome = await ended(session, f"message {number}")
+            outcome = await run_to_end(session, f"message {number}")
             assert outcome.reason == "answered", outcome.error

@@ -15,7 +15,7 @@ import pytest
 
 from tests.crash.children import freeze, kill, running, start, thaw, until, warm_up
 from tests.crash.owners import answer, count, obedient_agent, open_at, own, post, serve
-from tests.crash.paper import Paper, TellingLog, mark
+from tests.crash.paper import Paper, ReportingLog, compute_digest
 from tests.kit.sessions import PATIENCE
 from treadle import (
     ApprovalRequested,
@@ -51,7 +51,7 @@ def paper(tmp_path: Path) -> Paper:
 @asynccontextmanager
 async def beside(paper: Paper) -> AsyncIterator[Session]:
     """The session named `one` as this process, which is another than the one that runs it, sees it."""
-    log = TellingLog(paper)
+    log = ReportingLog(paper)
     async with Runtime(log, [obedient_agent(paper)], recover=False) as runtime, runtime.session(name="one") as session:
         yield session
     await log.close()
@@ -77,7 +77,7 @@ async def test_eight_processes_run_two_hundred_turns_each_on_one_file(paper: Pap
         child.join(300)
     assert [child.exitcode for child in children] == [0] * PROCESSES, paper.read("trouble")
     assert paper.read("trouble") == []
-    log = TellingLog(paper)
+    log = ReportingLog(paper)
     facts = {info.id: await log.read(info.id) for info in (await log.list_sessions(SessionQuery())).sessions}
     log.check_integrity()
     await log.close()
@@ -90,7 +90,7 @@ async def test_eight_processes_run_two_hundred_turns_each_on_one_file(paper: Pap
         assert {lines[f"{session_id}:step-{number}"] for number in range(TURNS - 1)} == {1}
     acknowledged = paper.read("acknowledged")
     assert len(acknowledged) == sum(len(one) - 2 for one in facts.values())  # made with its name in one go
-    assert all(mark(facts[session_id][int(seq) - 1]) == digest for session_id, seq, digest in acknowledged)
+    assert all(compute_digest(facts[session_id][int(seq) - 1]) == digest for session_id, seq, digest in acknowledged)
 
 
 def test_processes_that_make_the_same_new_store_at_once_all_get_it(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def _owned_by(paper: Paper, pid: int | None) -> bool:
 
 async def order(paper: Paper, session: Session, text: str) -> None:
     """Post a message as a process would that runs nothing itself."""
-    log = TellingLog(paper)
+    log = ReportingLog(paper)
     await log.post(session.id, [MessageReceived(id=f"msg_{text}", parts=(TextPart(text),))])
     await log.close()
 

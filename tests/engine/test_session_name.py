@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import Store, either_store, ended, of, wait_for
+from tests.kit.sessions import Store, either_store, run_to_end, select_events, wait_for
 from tests.kit.strict import StrictModel
 from treadle import Agent, Runtime
 from treadle.engine.session_name import name_session
@@ -37,12 +37,12 @@ async def test_a_session_is_named_after_its_first_answer(store: Store) -> None:
     async with Runtime(store.open(), [Agent(StrictModel(model))], recover=False) as runtime:
         runtime.after_answer.append(name_session)
         async with runtime.session() as session:
-            await ended(session, "tea please")
+            await run_to_end(session, "tea please")
             fact = await wait_for(session, SessionRenamed)
-            await ended(session, "and biscuits")
+            await run_to_end(session, "and biscuits")
             assert (fact.name, fact.by) == ("Tea in the garden", "auto")
             assert (await runtime.log.get_info(session.id)).name == "Tea in the garden"
-            assert model.asked == 1 and len(of(await session.facts(), SessionRenamed)) == 1
+            assert model.asked == 1 and len(select_events(await session.facts(), SessionRenamed)) == 1
 
 
 async def test_a_name_that_a_person_gave_is_not_replaced(store: Store) -> None:
@@ -50,7 +50,7 @@ async def test_a_name_that_a_person_gave_is_not_replaced(store: Store) -> None:
     async with Runtime(store.open(), [Agent(StrictModel(model))], recover=False) as runtime:
         runtime.after_answer.append(name_session)
         async with runtime.session(name="mine") as session:
-            await ended(session, "tea please")
+            await run_to_end(session, "tea please")
             while runtime._background:  # pyright: ignore[reportPrivateUsage]
                 await next(iter(runtime._background))  # pyright: ignore[reportPrivateUsage]
             assert model.asked == 0
@@ -72,7 +72,7 @@ async def test_a_bad_name_is_cleaned_or_replaced_by_the_first_words(given: Any, 
     async with Runtime(":memory:", [Agent(Namer(given))], recover=False) as runtime:
         runtime.after_answer.append(name_session)
         async with runtime.session() as session:
-            await ended(session, "tea please, with so many words that it can no longer be a name for anything")
+            await run_to_end(session, "tea please, with so many words that it can no longer be a name for anything")
             assert (await wait_for(session, SessionRenamed)).name == name
 
 
@@ -82,12 +82,12 @@ async def test_a_model_that_cannot_summarize_is_not_asked_for_a_name() -> None:
     async with Runtime(":memory:", [Agent(model)], recover=False) as runtime:
         runtime.after_answer.append(name_session)
         async with runtime.session() as session:
-            await ended(session, "tea please")
+            await run_to_end(session, "tea please")
             assert (await wait_for(session, SessionRenamed)).name == "tea please" and model.asked == 0
 
 
 async def test_no_name_is_asked_for_unless_naming_is_switched_on() -> None:
     model = Namer()
     async with Agent(StrictModel(model)).session() as session:
-        await ended(session, "tea please")
+        await run_to_end(session, "tea please")
     assert model.asked == 0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.kit.fake_model import FakeModel
-from tests.kit.sessions import check_settled, of, questions, resumed
+from tests.kit.sessions import check_settled, read_questions, resume_run, select_events
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, ApprovalRequested, AskUser, Limits, Runtime, Session, ToolContext, later, tool
 from treadle.errors import BadInput, Conflict, ModelError
@@ -106,7 +106,7 @@ async def act(session: Session, random: Random) -> None:
                 async with session.continue_() as run:
                     await run.wait()
             case _:
-                for question in await questions(session):
+                for question in await read_questions(session):
                     await answer(session, question, random)
 
 
@@ -145,19 +145,19 @@ async def test_after_the_storm_everything_is_settled_and_nothing_is_lost(tmp_pat
         await log.close()
     check_settled(facts)
     assert model.violations == []
-    started = [fact.call_id for fact in of(facts, CallStarted)]
+    started = [fact.call_id for fact in select_events(facts, CallStarted)]
     assert set(world.effects.values()) <= {1} and len(started) == len(set(started))
     assert set(world.effects) <= {f"{here.id}:{call_id}" for call_id in started}
-    promoted = [identity for turn in of(facts, TurnStarted) for identity in turn.messages]
-    assert sorted(promoted) == sorted(fact.id for fact in of(facts, MessageReceived))
-    assert of(facts, RunStarted)
+    promoted = [identity for turn in select_events(facts, TurnStarted) for identity in turn.messages]
+    assert sorted(promoted) == sorted(fact.id for fact in select_events(facts, MessageReceived))
+    assert select_events(facts, RunStarted)
 
 
 async def settle(session: Session, random: Random) -> None:
     """Answer what is open and take up what a cancel left, until there is nothing more to do."""
     for _ in range(100):
-        await resumed(session)
-        for question in await questions(session):
+        await resume_run(session)
+        for question in await read_questions(session):
             await answer(session, question, random)
         state = await session.state()
         if state.run is None and state.queue:

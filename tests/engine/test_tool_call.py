@@ -10,16 +10,16 @@ import pytest
 from tests.kit.sessions import (
     PATIENCE,
     Store,
-    agent_of,
+    build_agent,
     check_settled,
     either_store,
-    ended,
     file_store,
-    finished_calls,
-    of,
-    results,
-    resumed,
-    said,
+    list_user_texts,
+    read_finished_calls,
+    resume_run,
+    run_to_end,
+    select_events,
+    select_results,
     wait_for,
 )
 from treadle import (
@@ -55,13 +55,13 @@ async def test_an_async_tool_is_stopped_at_its_time_out(store: Store) -> None:
             stopped.set()
         return "never"
 
-    agent, model = agent_of(call("hang", id="a"), "gave up", tools=[hang])
+    agent, model = build_agent(call("hang", id="a"), "gave up", tools=[hang])
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        done = (await finished_calls(session))["a"]
+        outcome = await run_to_end(session)
+        done = (await read_finished_calls(session))["a"]
     assert stopped.is_set() and outcome.reason == "answered"
     assert done.status == "timed_out" and done.duration >= 0.05
-    shown = results(model.requests[1])["a"]
+    shown = select_results(model.requests[1])["a"]
     assert "Timed out after 0.05 s" in shown.text and "may have had effects" in shown.text and not shown.ok
 
 
@@ -75,15 +75,15 @@ async def test_a_sync_tool_that_never_returns_is_abandoned_and_asked_to_stop() -
         stopping.set()
         return "too late"
 
-    agent, _ = agent_of(call("hang", id="a"), "gave up", "still here", tools=[hang])
+    agent, _ = build_agent(call("hang", id="a"), "gave up", "still here", tools=[hang])
     try:
         async with agent.session() as session:
-            outcome = await ended(session)
-            done = await finished_calls(session)
+            outcome = await run_to_end(session)
+            done = await read_finished_calls(session)
             assert outcome.answer == "gave up" and done["a"].status == "timed_out"
             assert await asyncio.to_thread(stopping.wait, PATIENCE)
-            assert (await ended(session, "and?")).answer == "still here"
-            assert await finished_calls(session) == done, "a late result is not recorded"
+            assert (await run_to_end(session, "and?")).answer == "still here"
+            assert await read_finished_calls(session) == done, "a late result is not recorded"
     finally:
         release.set()
 
@@ -93,9 +93,9 @@ async def test_a_tool_can_report_its_own_time_out_with_partial_output() -> None:
     def slow() -> ToolResult:
         return ToolResult("half of it", ok=False, timed_out=True)
 
-    agent, _ = agent_of(call("slow", id="a"), "done", tools=[slow])
+    agent, _ = build_agent(call("slow", id="a"), "done", tools=[slow])
     async with agent.session() as session:
-        await ended(session)
+        await run_to_end(session)
         finished = (await session.state()).calls["a"].finished
     assert finished is not None and (finished.status, finished.output) == ("timed_out", "half of it")
 
@@ -105,10 +105,10 @@ async def test_a_time_out_error_inside_a_tool_is_a_failure() -> None:
     async def fetch() -> str:
         raise TimeoutError("no answer from example.org")
 
-    agent, _ = agent_of(call("fetch", id="a"), "ok", tools=[fetch])
+    agent, _ = build_agent(call("fetch", id="a"), "ok", tools=[fetch])
     async with agent.session() as session:
-        await ended(session)
-        done = (await finished_calls(session))["a"]
+        await run_to_end(session)
+        done = (await read_finished_calls(session))["a"]
     assert (done.status, done.output) == ("error", "TimeoutError: no answer from example.org")
 
 
@@ -156,11 +156,11 @@ async def test_any_exception_of_a_tool_becomes_its_result(raised: BaseException,
         raise raised
 
     made = tool(name="fail")(fail if kind == "sync" else fail_later)
-    agent, model = agent_of(call("fail", id="a"), "I see", tools=[made])
+    agent, model = build_agent(call("fail", id="a"), "I see", tools=[made])
     async with agent.session() as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
-    shown = results(model.requests[1])["a"]
+    shown = select_results(model.requests[1])["a"]
     assert outcome.answer == "I see"
     assert text.lower() in shown.text.lower() and not shown.ok
 
@@ -184,35 +184,35 @@ class Flaky:
 
 async def test_by_default_a_failed_call_is_reported_to_the_model() -> None:
     flaky = Flaky(1)
-    agent, model = agent_of(call("flaky", id="a"), "ok", tools=[flaky.tool])
+    agent, model = build_agent(call("flaky", id="a"), "ok", tools=[flaky.tool])
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-    assert flaky.attempts == [1] and results(model.requests[1])["a"].text == "OSError: broken 0"
+        assert (await run_to_end(session)).reason == "answered"
+    assert flaky.attempts == [1] and select_results(model.requests[1])["a"].text == "OSError: broken 0"
 
 
 @pytest.mark.parametrize("where", ["agent", "tool"])
 async def test_retry_records_the_intent_of_each_attempt(store: Store, where: str) -> None:
     flaky = Flaky(2, **({"on_error": "retry"} if where == "tool" else {}))
     options = {"on_error": "retry"} if where == "agent" else {}
-    agent, model = agent_of(call("flaky", id="a"), "ok", tools=[flaky.tool], **options)
+    agent, model = build_agent(call("flaky", id="a"), "ok", tools=[flaky.tool], **options)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         facts = await session.facts()
     check_settled(facts)
-    assert flaky.attempts == [1, 2, 3] == [fact.attempt for fact in of(facts, CallStarted)]
-    assert [fact.kind for fact in of(facts, SignalDetected)] == ["tool_retry"] * 2
-    assert "broken 1" in of(facts, SignalDetected)[0].detail
-    assert results(model.requests[1])["a"].text == "mended"
+    assert flaky.attempts == [1, 2, 3] == [fact.attempt for fact in select_events(facts, CallStarted)]
+    assert [fact.kind for fact in select_events(facts, SignalDetected)] == ["tool_retry"] * 2
+    assert "broken 1" in select_events(facts, SignalDetected)[0].detail
+    assert select_results(model.requests[1])["a"].text == "mended"
     assert outcome.calls == 1
 
 
 @pytest.mark.parametrize("strategy", ["retry", lambda tool, error, attempt: "retry"], ids=["word", "function"])
 async def test_retry_gives_up_after_three_attempts(strategy: Any) -> None:
     flaky = Flaky(99)
-    agent, model = agent_of(call("flaky", id="a"), "ok", tools=[flaky.tool], on_error=strategy)
+    agent, model = build_agent(call("flaky", id="a"), "ok", tools=[flaky.tool], on_error=strategy)
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-    assert flaky.attempts == [1, 2, 3] and results(model.requests[1])["a"].text == "OSError: broken 96"
+        assert (await run_to_end(session)).reason == "answered"
+    assert flaky.attempts == [1, 2, 3] and select_results(model.requests[1])["a"].text == "OSError: broken 96"
 
 
 async def test_stop_ends_the_run_after_the_other_calls(store: Store) -> None:
@@ -224,12 +224,12 @@ async def test_stop_ends_the_run_after_the_other_calls(store: Store) -> None:
         ran.append("after")
         return ""
 
-    agent, model = agent_of(
+    agent, model = build_agent(
         [call("flaky", id="a"), call("after", id="b")], "again", tools=[flaky.tool, after], on_error="stop"
     )
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
-        done = await finished_calls(session)
+        outcome = await run_to_end(session)
+        done = await read_finished_calls(session)
         check_settled(await session.facts())
         assert (outcome.reason, outcome.error) == ("failed", "flaky: OSError: broken 0")
         assert done["a"].fatal and (done["b"].status, ran) == ("cancelled", [])
@@ -248,10 +248,10 @@ async def test_a_call_that_timed_out_is_never_retried_but_can_stop_the_run(strat
         begun.append(context.attempt)
         await asyncio.Event().wait()
 
-    agent, _ = agent_of(call("hang", id="a"), "ok", tools=[hang], on_error=strategy)
+    agent, _ = build_agent(call("hang", id="a"), "ok", tools=[hang], on_error=strategy)
     async with agent.session() as session:
-        outcome = await ended(session)
-        done = (await finished_calls(session))["a"]
+        outcome = await run_to_end(session)
+        done = (await read_finished_calls(session))["a"]
     assert begun == [1] and done.output.startswith("Timed out")
     assert outcome.reason == reason and outcome.error.startswith("hang: Timed out" if reason == "failed" else "")
 
@@ -264,9 +264,9 @@ async def test_a_strategy_function_gets_the_tool_the_error_and_the_attempt() -> 
         return "retry" if attempt == 1 else "stop"
 
     flaky = Flaky(5)
-    agent, _ = agent_of(call("flaky"), tools=[flaky.tool], on_error=strategy)
+    agent, _ = build_agent(call("flaky"), tools=[flaky.tool], on_error=strategy)
     async with agent.session() as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
     assert outcome.reason == "failed"
     assert asked == [("flaky", "OSError: broken 4", 1), ("flaky", "OSError: broken 3", 2)]
 
@@ -275,9 +275,9 @@ async def test_a_strategy_that_raises_stops_the_run(store: Store, caplog: pytest
     def strategy(name: str, error: str, attempt: int) -> str:
         raise ZeroDivisionError("in the strategy")
 
-    agent, _ = agent_of(call("flaky", id="a"), tools=[Flaky(5).tool], on_error=strategy)
+    agent, _ = build_agent(call("flaky", id="a"), tools=[Flaky(5).tool], on_error=strategy)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session)
+        outcome = await run_to_end(session)
         check_settled(await session.facts())
     assert (outcome.reason, outcome.error) == ("failed", "flaky: OSError: broken 4")
     assert "ZeroDivisionError: in the strategy" in caplog.text
@@ -305,16 +305,16 @@ async def test_the_error_of_a_call_survives_a_post_from_another_process(on_file:
             elsewhere.post()
         return then
 
-    agent, model = agent_of(call("flaky", id="a"), "ok", tools=[Flaky(1).tool], on_error=strategy)
+    agent, model = build_agent(call("flaky", id="a"), "ok", tools=[Flaky(1).tool], on_error=strategy)
     async with agent.session(on_file.open()) as session:
         elsewhere.session_id = session.id
-        await ended(session)
-        await resumed(session)
+        await run_to_end(session)
+        await resume_run(session)
         facts = await session.facts()
     check_settled(facts)
-    [done] = of(facts, CallFinished)
+    [done] = select_events(facts, CallFinished)
     assert (done.status, done.output) == ("error", "OSError: broken 0"), "the outcome is not unknown"
-    assert said(model.requests[-1])[-1] == "and hurry"
+    assert list_user_texts(model.requests[-1])[-1] == "and hurry"
 
 
 async def test_a_reply_survives_a_post_from_another_process(on_file: Store) -> None:
@@ -325,15 +325,15 @@ async def test_a_reply_survives_a_post_from_another_process(on_file: Store) -> N
             if not elsewhere.posts:
                 elsewhere.post()
 
-    agent, model = agent_of([call("work", id="a"), call("work", id="b")], "ok", tools=[worker], middleware=[Posts()])
+    agent, model = build_agent([call("work", id="a"), call("work", id="b")], "ok", tools=[worker], middleware=[Posts()])
     async with agent.session(on_file.open()) as session:
         elsewhere.session_id = session.id
-        assert (await ended(session)).reason == "answered"
+        assert (await run_to_end(session)).reason == "answered"
         facts = await session.facts()
     check_settled(facts)
-    assert len(of(facts, ModelReplied)) == len(model.requests) == 2
-    assert [fact.call_id for fact in of(facts, CallStarted)] == ["a", "b"]
-    assert said(model.requests[1])[-1] == "and hurry"
+    assert len(select_events(facts, ModelReplied)) == len(model.requests) == 2
+    assert [fact.call_id for fact in select_events(facts, CallStarted)] == ["a", "b"]
+    assert list_user_texts(model.requests[1])[-1] == "and hurry"
 
 
 @tool(name="work")
@@ -355,7 +355,7 @@ async def test_cancelling_stops_a_running_tool(store: Store) -> None:
         finally:
             stopped.set()
 
-    agent, model = agent_of([call("hang", id="a"), call("hang", id="b")], "fine", tools=[hang])
+    agent, model = build_agent([call("hang", id="a"), call("hang", id="b")], "fine", tools=[hang])
     async with agent.session(store.open()) as session:
         await session.send("go")
         await wait_for(session, CallStarted)
@@ -365,8 +365,8 @@ async def test_cancelling_stops_a_running_tool(store: Store) -> None:
         assert (outcome.reason, outcome.error, outcome.can_continue) == ("cancelled", "cancelled by ada: enough", True)
         assert facts[-1] == outcome, "cancel returns only after the end is recorded"
         check_settled(facts)
-        assert (await ended(session, "and now?")).answer == "fine"
-    shown = results(model.requests[-1])
+        assert (await run_to_end(session, "and now?")).answer == "fine"
+    shown = select_results(model.requests[-1])
     assert "may have had effects" in shown["a"].text and "Not run" in shown["b"].text
 
 
@@ -396,8 +396,8 @@ async def test_a_tool_that_ignores_cancellation_does_not_delay_the_end(
             assert run.outcome is not None and run.outcome.reason == "cancelled"
             facts = await session.facts()
             check_settled(facts)
-            assert of(facts, CallFinished)[0].status == "cancelled"
-            assert (await ended(session, "and now?")).answer == "fine"
+            assert select_events(facts, CallFinished)[0].status == "cancelled"
+            assert (await run_to_end(session, "and now?")).answer == "fine"
             release.set()
             await freed.wait()
             assert len(await session.facts()) == len(facts) + 5, "a late result is not recorded"

@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tests.kit.sessions import Store, agent_of, either_store, ended, finished_calls, of, results
+from tests.kit.sessions import (
+    Store,
+    build_agent,
+    either_store,
+    read_finished_calls,
+    run_to_end,
+    select_events,
+    select_results,
+)
 from treadle import CallFinished, CallStarted, ImagePart, ToolContext, ToolError, ToolResult, tool
 from treadle.engine.tool_call import cut_output, remove_control_characters, render_result
 from treadle.errors import BadInput
@@ -191,14 +199,14 @@ async def test_long_output_is_cut_for_the_model_and_stored_whole(store: Store) -
     def dump() -> str:
         return whole
 
-    agent, model = agent_of(call("dump", id="a"), "ok", tools=[dump])
+    agent, model = build_agent(call("dump", id="a"), "ok", tools=[dump])
     async with agent.session(store.open()) as session:
-        await ended(session)
-        done = (await finished_calls(session))["a"]
+        await run_to_end(session)
+        done = (await read_finished_calls(session))["a"]
         assert done.truncation is not None
         kept = await session.artifact(done.truncation.artifact)
     assert kept.data.decode() == whole
-    shown = results(model.requests[1])["a"].text
+    shown = select_results(model.requests[1])["a"].text
     assert shown == done.output and len(shown.encode()) < 16 * 1024 + 200
     assert shown.startswith("000000·\n") and shown.endswith("009999·\n")
     assert done.truncation.kept + done.truncation.dropped == len(whole)
@@ -210,15 +218,15 @@ async def test_a_tool_sets_its_own_cap_and_errors_are_cut_too() -> None:
     def small() -> str:
         raise ToolError("é" * 1000)
 
-    agent, model = agent_of(call("small", id="a"), "ok", tools=[small])
+    agent, model = build_agent(call("small", id="a"), "ok", tools=[small])
     async with agent.session() as session:
-        await ended(session)
-        done = (await finished_calls(session))["a"]
+        await run_to_end(session)
+        done = (await read_finished_calls(session))["a"]
         assert done.truncation is not None and done.status == "error"
         assert (await session.artifact(done.truncation.artifact)).data.decode() == "é" * 1000
     assert done.truncation.dropped == 1000 - done.truncation.kept > 900
     assert "\ufffd" not in done.output
-    assert results(model.requests[1])["a"].text.startswith("é" * 30)
+    assert select_results(model.requests[1])["a"].text.startswith("é" * 30)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +246,11 @@ async def test_the_model_reads_rendered_output(value: object, text: str) -> None
     def give() -> Any:
         return value
 
-    agent, model = agent_of(call("give", id="a"), "ok", tools=[give])
+    agent, model = build_agent(call("give", id="a"), "ok", tools=[give])
     async with agent.session() as session:
-        assert (await ended(session)).reason == "answered"
-        done = (await finished_calls(session))["a"]
-    shown = results(model.requests[1])["a"]
+        assert (await run_to_end(session)).reason == "answered"
+        done = (await read_finished_calls(session))["a"]
+    shown = select_results(model.requests[1])["a"]
     assert (shown.text, shown.ok) == (text, True)
     assert done.output == (text if text != "(no output)" else "")
 
@@ -254,13 +262,13 @@ async def test_a_result_can_have_images_and_say_that_it_failed(store: Store) -> 
     def draw() -> ToolResult:
         return ToolResult("a cat", (picture,), ok=False)
 
-    agent, model = agent_of(call("draw", id="a"), call("draw", id="b"), "ok", tools=[draw])
+    agent, model = build_agent(call("draw", id="a"), call("draw", id="b"), "ok", tools=[draw])
     async with agent.session(store.open()) as session:
-        await ended(session)
-        done = (await finished_calls(session))["a"]
+        await run_to_end(session)
+        done = (await read_finished_calls(session))["a"]
     assert (done.status, done.output, done.parts) == ("error", "a cat", (picture,))
     for request in model.requests[1:]:
-        assert results(request)["a"].parts == (picture,)
+        assert select_results(request)["a"].parts == (picture,)
 
 
 async def test_a_tool_knows_its_call_and_can_show_progress(tmp_path: Path) -> None:
@@ -273,15 +281,15 @@ async def test_a_tool_knows_its_call_and_can_show_progress(tmp_path: Path) -> No
         context.output("line 1\n")
         return "done"
 
-    agent, _ = agent_of(call("work", id="a", steps=2), "ok", tools=[work])
+    agent, _ = build_agent(call("work", id="a", steps=2), "ok", tools=[work])
     async with agent.session(workspace=tmp_path) as session, session.run("go") as run:
         events = [event async for event in run]
     assert (seen[0].session_id, seen[0].call_id, seen[0].workspace) == (session.id, "a", tmp_path)
     assert seen[0].key == f"{session.id}:a"
-    progress, output = of(events, Progress)[0], of(events, OutputDelta)[0]
+    progress, output = select_events(events, Progress)[0], select_events(events, OutputDelta)[0]
     assert (progress.message, progress.done, progress.total, progress.call_id) == ("halfway", 1, 2, "a")
     assert (output.text, output.call_id) == ("line 1\n", "a")
-    started = of(events, CallStarted)[0]
+    started = select_events(events, CallStarted)[0]
     assert progress.after == output.after == started.seq
     assert work.spec.parameters["required"] == ["steps"] and set(work.spec.parameters["properties"]) == {"steps"}
 
@@ -293,7 +301,7 @@ async def test_the_last_progress_is_published_before_the_call_ends() -> None:
         return "done"
 
     work.ends_when_cancelled = True  # so that nothing comes between its end and the result
-    agent, _ = agent_of(call("work", id="a"), "ok", tools=[work])
+    agent, _ = build_agent(call("work", id="a"), "ok", tools=[work])
     async with agent.session() as session, session.run("go") as run:
         heard = [type(event) for event in [event async for event in run] if isinstance(event, Progress | CallFinished)]
     assert heard == [Progress, CallFinished]

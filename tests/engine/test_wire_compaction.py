@@ -10,7 +10,7 @@ from tests.kit.fakes.anthropic import StrictAnthropic
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.clients import anthropic_model, chat_model, responses_model
 from tests.kit.fakes.responses import StrictResponses
-from tests.kit.sessions import ended, of
+from tests.kit.sessions import run_to_end, select_events
 from treadle import Agent, Limits, tool
 from treadle.events import ContextCompacted
 from treadle.messages import Call, Reply, Usage
@@ -55,8 +55,8 @@ async def test_no_provider_refuses_any_of_sixty_turns_in_a_small_window(name: st
         agent = Agent(model, tools=[page], limits=Limits(turns=100, calls=200))
         try:
             async with agent.session() as session:
-                outcome = await ended(session, FIRST)
-                compactions = of(await session.facts(), ContextCompacted)
+                outcome = await run_to_end(session, FIRST)
+                compactions = select_events(await session.facts(), ContextCompacted)
         finally:
             await model.close()
         assert provider.rejected == []

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kit.fakes.server import words
-from tests.kit.sessions import agent_of, go
+from tests.kit.sessions import build_agent, run_message
 from treadle import tool
 from treadle.errors import BadInput, Conflict
 from treadle.events import ApprovalAnswered, CallFinished, MessageReceived, ModelReplied, SessionCreated
@@ -35,11 +35,11 @@ def long() -> str:
 
 async def create_session(path: Path) -> str:
     """Create a session with a call whose output was too long for the model. Returns its id."""
-    agent, _ = agent_of(call("long"), "It said <b>much</b>.", "Again.", tools=[long])
+    agent, _ = build_agent(call("long"), "It said <b>much</b>.", "Again.", tools=[long])
     async with agent.session(path, workspace=path.parent) as session:
-        await go(session, "say much ```of``` it")
+        await run_message(session, "say much ```of``` it")
         await session.rename("Much & more")
-        await go(session, "again")
+        await run_message(session, "again")
         return session.id
 
 
@@ -77,9 +77,9 @@ async def test_an_imported_session_can_continue(tmp_path: Path) -> None:
     log, there = SqliteLog(tmp_path / "one.db"), InMemoryLog()
     await import_session(there, parse_json_lines(await render_transcript(log, session_id, "jsonl")))
     await log.close()
-    agent, model = agent_of("Gladly.", tools=[long])
+    agent, model = build_agent("Gladly.", tools=[long])
     async with agent.session(there, id=session_id) as session:
-        outcome = await go(session, "once more")
+        outcome = await run_message(session, "once more")
     assert outcome is not None and outcome.answer == "Gladly."
     assert len(model.requests[0].messages) > 4
 

@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from tests.kit.rewinding import Contents, Place, positions, rewindable, write
-from tests.kit.sessions import PATIENCE, Held, Store, agent_of, either_store, ended, of, resumed, said, wait_for
+from tests.kit.sessions import (
+    PATIENCE,
+    HeldTool,
+    Store,
+    build_agent,
+    either_store,
+    list_user_texts,
+    resume_run,
+    run_to_end,
+    select_events,
+    wait_for,
+)
 from treadle import RunFinished, TextPart
 from treadle.engine.coordinator import Coordinator
 from treadle.engine.tool_call import LogToolServices
@@ -39,7 +50,7 @@ async def test_changes_tells_what_the_calls_did_to_each_file(place: Place, store
         "ok",
     )
     async with place.session(store, *script) as session:
-        await ended(session)
+        await run_to_end(session)
         changes = {change.path: change for change in await session.changes()}
     assert {path: change.kind for path, change in changes.items()} == {
         "a.txt": "modified",
@@ -52,8 +63,8 @@ async def test_changes_tells_what_the_calls_did_to_each_file(place: Place, store
 
 async def test_changes_can_start_from_a_position(place: Place, store: Store) -> None:
     async with place.session(store, write("a.txt", "1"), "ok", write("b.txt", "2"), "ok") as session:
-        await ended(session)
-        await ended(session)
+        await run_to_end(session)
+        await run_to_end(session)
         _, second = await positions(session)
         assert [change.path for change in await session.changes(after=second)] == ["b.txt"]
         assert [change.path for change in await session.changes()] == ["a.txt", "b.txt"]
@@ -61,44 +72,44 @@ async def test_changes_can_start_from_a_position(place: Place, store: Store) -> 
 
 async def test_a_rewind_shows_its_diff_then_restores_files_and_conversation(place: Place, store: Store) -> None:
     place.put("a.txt", "one\n")
-    agent, model = agent_of(
+    agent, model = build_agent(
         write("a.txt", "two\n"), "first", write("new/b.txt", "b\n"), "second", "third", tools=place.tools
     )
     async with agent.session(store.open(), workspace=place.workspace) as session:
-        await ended(session, "one")
+        await run_to_end(session, "one")
         between = place.holds()
         last = len(await session.facts())
-        await ended(session, "two")
+        await run_to_end(session, "two")
         after = place.holds()
         shown = await session.rewind(last, dry_run=True)
         assert [(change.path, change.kind) for change in shown.changes] == [("new/b.txt", "deleted")]
         assert "-b" in shown.changes[0].diff and not shown.done and place.holds() == after
         assert (await session.rewind(last)).done
         assert place.holds() == between and not (place.workspace / "new").exists()
-        await ended(session, "three")
-        assert said(model.requests[-1]) == ["one", "three"]
+        await run_to_end(session, "three")
+        assert list_user_texts(model.requests[-1]) == ["one", "three"]
 
 
 async def test_files_alone_or_the_conversation_alone_can_be_rewound(place: Place, store: Store) -> None:
-    agent, model = agent_of(write("a.txt", "1"), "one", "two", "three", tools=place.tools)
+    agent, model = build_agent(write("a.txt", "1"), "one", "two", "three", tools=place.tools)
     async with agent.session(store.open(), workspace=place.workspace) as session:
-        await ended(session, "first")
+        await run_to_end(session, "first")
         await session.rewind(1, "files")
         assert place.holds() == {}
-        await ended(session, "second")
-        assert said(model.requests[-1]) == ["first", "second"]
+        await run_to_end(session, "second")
+        assert list_user_texts(model.requests[-1]) == ["first", "second"]
         place.put("a.txt", "kept")
         await session.rewind(1, "conversation")
         assert place.holds() == {"a.txt": "kept"}
-        await ended(session, "third")
-        assert said(model.requests[-1]) == ["third"]
+        await run_to_end(session, "third")
+        assert list_user_texts(model.requests[-1]) == ["third"]
 
 
 async def test_a_rewind_can_be_undone_and_the_undoing_too(place: Place, store: Store) -> None:
     place.put("a.txt", "zero")
-    agent, model = agent_of(write("a.txt", "1"), write("b.txt", "2"), "one", "two", tools=place.tools)
+    agent, model = build_agent(write("a.txt", "1"), write("b.txt", "2"), "one", "two", tools=place.tools)
     async with agent.session(store.open(), workspace=place.workspace) as session:
-        await ended(session, "first")
+        await run_to_end(session, "first")
         after = place.holds()
         await session.rewind(1)
         before = place.holds()
@@ -106,8 +117,8 @@ async def test_a_rewind_can_be_undone_and_the_undoing_too(place: Place, store: S
         for expected in (after, before, after):
             await session.undo_rewind()
             assert place.holds() == expected
-        await ended(session, "second")
-        assert said(model.requests[-1]) == ["first", "second"]
+        await run_to_end(session, "second")
+        assert list_user_texts(model.requests[-1]) == ["first", "second"]
 
 
 async def test_without_a_rewind_there_is_nothing_to_undo(place: Place, store: Store) -> None:
@@ -123,7 +134,7 @@ async def test_the_mode_of_a_file_comes_back_with_it(place: Place, store: Store)
     (place.workspace / "run.sh").chmod(0o755)
     place.commands["chmod"] = lambda: (place.workspace / "run.sh").chmod(0o600)
     async with place.session(store, call("command", name="chmod"), "ok") as session:
-        await ended(session)
+        await run_to_end(session)
         (change,) = await session.changes()
         assert change.diff == "run.sh: mode 755 before, 600 now"
         await session.rewind(1)
@@ -141,7 +152,7 @@ async def test_what_a_command_made_changed_and_deleted_is_rewound(place: Place, 
 
     place.commands["run"] = run
     async with place.session(store, call("command", name="run"), "ok") as session:
-        await ended(session)
+        await run_to_end(session)
         after = place.holds()
         assert {change.path: change.kind for change in await session.changes()} == {
             "a.txt": "modified",
@@ -160,7 +171,7 @@ async def test_what_others_changed_since_is_left_alone_unless_forced(place: Plac
     place.commands["run"] = lambda: place.put("b.txt", "from the command")
     script = (write("a.txt", "from the call"), call("command", name="run"), "ok")
     async with place.session(store, *script) as session:
-        await ended(session)
+        await run_to_end(session)
         place.put("a.txt", "the user's")
         place.put("b.txt", "the user's too")
         assert all(change.others for change in await session.changes())
@@ -185,17 +196,17 @@ async def test_what_others_wrote_while_a_call_was_about_to_is_theirs(
 
     monkeypatch.setattr(LogToolServices, "record_kept_files", racing)
     async with place.session(store, write("a.txt", "mine"), "ok") as session:
-        await ended(session)
-        (done,) = of(await session.facts(), CallFinished)
+        await run_to_end(session)
+        (done,) = select_events(await session.facts(), CallFinished)
         assert done.status == "error" and "changed by somebody else just now" in done.output
         await session.rewind(1, "files")
     assert place.holds() == {"a.txt": "the user's"}
 
 
 async def test_a_rewind_is_refused_while_a_run_is_unfinished(place: Place, store: Store) -> None:
-    held = Held()
+    held = HeldTool()
     async with place.session(store, write("a.txt", "1"), call("wait"), "ok", tools=[held.tool]) as session:
-        running = asyncio.ensure_future(ended(session))
+        running = asyncio.ensure_future(run_to_end(session))
         await wait_for(session, CallStarted, lambda fact: fact.tool == "wait")
         with pytest.raises(Conflict, match="unfinished run"):
             await session.rewind(1)
@@ -209,7 +220,7 @@ async def test_a_message_that_comes_just_before_a_rewind_makes_it_wait(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with place.session(store, write("a.txt", "1"), "ok", "answer") as session:
-        await ended(session)
+        await run_to_end(session)
         idle = Coordinator.wait_until_idle
 
         async def late(self: Coordinator, session_id: str) -> None:
@@ -229,7 +240,7 @@ async def test_nothing_is_restored_through_a_link(place: Place, store: Store) ->
     outside.mkdir()
     (outside / "a.txt").write_text("untouched")
     async with place.session(store, write("sub/a.txt", "new"), "ok") as session:
-        await ended(session)
+        await run_to_end(session)
         shutil.rmtree(place.workspace / "sub")
         (place.workspace / "sub").symlink_to(outside)
         done = await session.rewind(1, "files", force=True)
@@ -244,7 +255,7 @@ async def test_a_rewind_cut_off_half_way_is_repeated_and_undone(
         place.put(f"{name}.txt", f"old {name}")
     before = place.holds()
     async with place.session(store, [write(f"{name}.txt", f"new {name}") for name in "abc"], "ok") as session:
-        await ended(session)
+        await run_to_end(session)
         after, real = place.holds(), Folder.write
         for survivors in range(3):
             left = [survivors]
@@ -292,13 +303,13 @@ async def test_a_session_cut_off_anywhere_can_be_rewound_to_where_it_began(
     monkeypatch.setattr(LogToolServices, "record_kept_files", watched)
     monkeypatch.setattr(ContentStore, "drop", lambda self, name: None)  # a process that dies drops nothing
     async with place.agent(*script).session(InMemoryLog(), workspace=place.workspace) as session:
-        await ended(session)
+        await run_to_end(session)
         points = await crash_points(session)
     states.append(place.holds())
     monkeypatch.undo()
     for point in points:
         recorded = [fact for fact in point.facts if isinstance(fact, FilesKept | Custom)]
-        kept = len(of(recorded, FilesKept))
+        kept = len(select_events(recorded, FilesKept))
         open_still = bool(recorded) and isinstance(recorded[-1], FilesKept)
         disk = states[kept - 1 if open_still and not written else kept] if kept else start
         shutil.rmtree(place.workspace)
@@ -308,7 +319,7 @@ async def test_a_session_cut_off_anywhere_can_be_rewound_to_where_it_began(
         log = InMemoryLog()
         session_id = await point.plant(log)
         async with place.agent(*["done"] * 9).session(log, id=session_id) as session:
-            await resumed(session)  # a call that had not started runs now
+            await resume_run(session)  # a call that had not started runs now
             found = place.holds()
             done = await session.rewind(1, "files")
             assert place.holds() == start and not done.skipped, f"{point}, {done}"
@@ -334,12 +345,12 @@ async def test_a_process_killed_between_keeping_and_writing_leaves_a_session_tha
     assert place.holds() == {"a.txt": "old", "b.txt": "made"}
     log = SqliteLog(database)
     async with place.agent("I see.").session(log) as session:
-        await resumed(session)
+        await resume_run(session)
         facts = await session.facts()
-        assert [file.path for fact in of(facts, FilesKept) for file in fact.files] == ["b.txt", "a.txt"]
+        assert [file.path for fact in select_events(facts, FilesKept) for file in fact.files] == ["b.txt", "a.txt"]
         await session.rewind(1, "files")
         assert place.holds() == {"a.txt": "old"}
-        assert len(of(await session.facts(), Rewound)) == 1
+        assert len(select_events(await session.facts(), Rewound)) == 1
     await log.close()
 
 
@@ -348,10 +359,10 @@ async def test_a_store_in_the_workspace_itself_survives_a_rewind(place: Place) -
     place.commands["run"] = lambda: place.put("a.txt", "new")
     agent = place.agent(call("command", name="run"), "ok", "still here")
     async with agent.session(place.workspace / "store.db", workspace=place.workspace) as session:
-        await ended(session)
+        await run_to_end(session)
         done = await session.rewind(1, "files")
         assert [change.path for change in done.changes] == ["a.txt"] and not done.skipped
-        assert (await ended(session)).answer == "still here"
+        assert (await run_to_end(session)).answer == "still here"
     assert (place.workspace / "a.txt").read_text() == "old"
 
 
@@ -359,9 +370,9 @@ async def test_two_sessions_on_one_workspace_see_each_other_as_others(place: Pla
     log = store.open()
     agent = place.agent(write("a.txt", "first"), "ok", write("a.txt", "second"), "ok")
     async with agent.session(log, new=True, workspace=place.workspace) as one:
-        await ended(one)
+        await run_to_end(one)
         async with agent.session(log, new=True, workspace=place.workspace) as two:
-            await ended(two)
+            await run_to_end(two)
         (change,) = await one.changes()
         assert change.others
         assert [skipped.path for skipped in (await one.rewind(1, "files")).skipped] == ["a.txt"]
@@ -372,7 +383,7 @@ async def test_a_message_that_comes_during_a_rewind_is_worked_on_after_it(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with place.session(store, write("a.txt", "1"), "ok", "answer") as session:
-        await ended(session)
+        await run_to_end(session)
         loop, real = asyncio.get_running_loop(), Folder.remove
 
         def slow(self: Folder, path: str) -> None:
@@ -411,7 +422,7 @@ async def test_a_file_that_became_a_folder_and_a_folder_that_became_a_file_come_
     place.commands["exchange"] = exchange
     before = place.holds()
     async with place.session(store, call("command", name="exchange"), "ok") as session:
-        await ended(session)
+        await run_to_end(session)
         after = place.holds()
         told = {change.path: change.kind for change in await session.changes()}
         gone = dict.fromkeys(("one", "two/a", "two/deep/b"), "deleted")
@@ -432,7 +443,7 @@ async def test_a_file_that_became_a_link_is_among_the_changes_and_a_rewind_leave
 
     place.commands["link"] = link
     async with place.session(store, call("command", name="link"), "ok") as session:
-        await ended(session)
+        await run_to_end(session)
         (change,) = await session.changes()
         assert (change.path, change.kind) == ("file", "modified") and "symbolic link" in change.diff and change.calls
         assert [one.path for one in (await session.rewind(1, "files")).skipped] == ["file"]
@@ -446,20 +457,20 @@ async def test_what_was_seen_of_a_file_goes_back_with_the_conversation(
     """Where both go back, the file is again what the model remembers; where one does, it is not."""
     script = (write("a.txt", "one"), "ok", write("a.txt", "two"), "ok", write("a.txt", "three"), "ok")
     async with place.session(store, *script) as session:
-        await ended(session)
-        await ended(session)
+        await run_to_end(session)
+        await run_to_end(session)
         await session.rewind((await positions(session))[1] - 1, what)
-        await ended(session)
-        last = of(await session.facts(), CallFinished)[-1]
+        await run_to_end(session)
+        last = select_events(await session.facts(), CallFinished)[-1]
     assert (last.status, place.holds()["a.txt"]) == (status, {"both": "three", "files": "one"}.get(what, "two"))
 
 
 async def test_what_was_seen_of_a_file_comes_back_when_a_rewind_is_undone(place: Place, store: Store) -> None:
     script = (write("a.txt", "one"), "ok", write("a.txt", "two"), "ok", write("a.txt", "three"), "ok")
     async with place.session(store, *script) as session:
-        await ended(session)
-        await ended(session)
+        await run_to_end(session)
+        await run_to_end(session)
         await session.rewind((await positions(session))[1] - 1)
         await session.undo_rewind()
-        await ended(session)
+        await run_to_end(session)
     assert place.holds() == {"a.txt": "three"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.kit.file_tools import Bench, some_bench
+from tests.kit.file_tools import ToolBench, some_bench
 from treadle.errors import NotFound, StoreDamaged, StoreError
 from treadle.events import KeptFile
 from treadle.history import content_store as kept_module
@@ -21,12 +21,12 @@ from treadle.tools.base import ToolContext
 bench = some_bench
 
 
-def changed(bench: Bench, files: list[KeptFile]) -> dict[str, bytes | None]:
+def changed(bench: ToolBench, files: list[KeptFile]) -> dict[str, bytes | None]:
     """What each changed file held before."""
     return {file.path: bench.kept.get(file.before) if file.before else None for file in files}
 
 
-def test_the_same_content_is_kept_once_and_only_for_the_user(bench: Bench) -> None:
+def test_the_same_content_is_kept_once_and_only_for_the_user(bench: ToolBench) -> None:
     names = bench.kept.put(b"one", b"two", b"one")
     assert names[0] == names[2] != names[1]
     assert [bench.kept.get(name) for name in names] == [b"one", b"two", b"one"]
@@ -34,7 +34,7 @@ def test_the_same_content_is_kept_once_and_only_for_the_user(bench: Bench) -> No
     assert stat.S_IMODE(database.stat().st_mode) == 0o600 and stat.S_IMODE(bench.kept.folder.stat().st_mode) == 0o700
 
 
-def test_contents_survive_the_process_that_kept_them(bench: Bench) -> None:
+def test_contents_survive_the_process_that_kept_them(bench: ToolBench) -> None:
     (name,) = bench.kept.put(b"kept")
     bench.kept.close()
     again = ContentStore(bench.kept.folder)
@@ -42,7 +42,7 @@ def test_contents_survive_the_process_that_kept_them(bench: Bench) -> None:
     again.close()
 
 
-def test_a_missing_content_and_a_damaged_one_are_told_apart(bench: Bench) -> None:
+def test_a_missing_content_and_a_damaged_one_are_told_apart(bench: ToolBench) -> None:
     with pytest.raises(NotFound, match="cannot be restored"):
         bench.kept.get("0" * 64)
     (name,) = bench.kept.put(b"kept")
@@ -53,7 +53,7 @@ def test_a_missing_content_and_a_damaged_one_are_told_apart(bench: Bench) -> Non
 
 
 def test_a_store_that_grew_too_large_forgets_the_oldest_at_the_next_start(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: ToolBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, *_, new = (bench.kept.put(f"content {number}".encode())[0] for number in range(10))
     bench.kept.save_seen("place", {"old.txt": SeenFile("stamp", old), "new.txt": SeenFile("stamp", new)}, ())
@@ -65,7 +65,7 @@ def test_a_store_that_grew_too_large_forgets_the_oldest_at_the_next_start(
     assert bench.kept.load_seen("place").keys() == {"new.txt"}
 
 
-def test_many_threads_can_keep_at_once(bench: Bench) -> None:
+def test_many_threads_can_keep_at_once(bench: ToolBench) -> None:
     def keep(number: int) -> None:
         for other in range(20):
             bench.kept.put(f"{number} {other % 5}".encode())
@@ -78,9 +78,9 @@ def test_many_threads_can_keep_at_once(bench: Bench) -> None:
     assert bench.kept.get(bench.kept.put(b"3 4")[0]) == b"3 4"
 
 
-async def test_a_file_is_not_changed_when_its_old_content_cannot_be_kept(bench: Bench, tmp_path: Path) -> None:
+async def test_a_file_is_not_changed_when_its_old_content_cannot_be_kept(bench: ToolBench, tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("a file where a folder should be")
-    blocked = Bench(tmp_path)
+    blocked = ToolBench(tmp_path)
     blocked.kept.folder = tmp_path / "blocked" / "kept"
     blocked.put("a.txt", "old")
     with pytest.raises(StoreError, match="no file was changed"):
@@ -88,7 +88,7 @@ async def test_a_file_is_not_changed_when_its_old_content_cannot_be_kept(bench: 
     assert (blocked.workspace / "a.txt").read_text() == "old"
 
 
-async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(bench: Bench) -> None:
+async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(bench: ToolBench) -> None:
     for name in ("same", "changed", "deleted", "touched"):
         bench.put(f"sub/{name}.txt", name)
     taken = Snapshot(bench.kept, bench.workspace)
@@ -106,7 +106,7 @@ async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(benc
 
 
 async def test_a_change_of_the_same_size_within_the_same_tick_is_found(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: ToolBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stat_of = snapshot_module._read_stat
 
@@ -124,7 +124,9 @@ async def test_a_change_of_the_same_size_within_the_same_tick_is_found(
         assert changed(bench, await taken.find_changes()) == {"a.txt": old.encode()}
 
 
-async def test_files_that_have_not_changed_are_not_read_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_that_have_not_changed_are_not_read_again(
+    bench: ToolBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.put("a.txt", "a")
     bench.put("b.txt", "b")
     monkeypatch.setattr(snapshot_module, "_SETTLED_NS", 0)  # no need to wait until the files are old
@@ -144,7 +146,7 @@ async def test_files_that_have_not_changed_are_not_read_again(bench: Bench, monk
     assert await again.find_changes() == [] and reads == ["b.txt"]
 
 
-async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: Bench) -> None:
+async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: ToolBench) -> None:
     outside = bench.workspace.parent / "outside"
     outside.mkdir()
     (outside / "victim.txt").write_text("canary")
@@ -162,7 +164,7 @@ async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: Benc
     assert b"canary" not in bench.kept.get(taken.tree)
 
 
-async def test_a_database_that_is_open_is_left_alone_whether_it_stays_open_or_not(bench: Bench) -> None:
+async def test_a_database_that_is_open_is_left_alone_whether_it_stays_open_or_not(bench: ToolBench) -> None:
     """The session's own store may lie in the workspace: it goes on while a command runs, and must never be put back."""
     database = sqlite3.connect(bench.workspace / "store.db")
     database.execute("PRAGMA journal_mode = WAL")
@@ -176,7 +178,7 @@ async def test_a_database_that_is_open_is_left_alone_whether_it_stays_open_or_no
     assert await taken.find_changes() == [] and taken.left_out == ()
 
 
-async def test_what_is_too_large_or_too_many_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_too_large_or_too_many_is_said(bench: ToolBench, monkeypatch: pytest.MonkeyPatch) -> None:
     with open(bench.put("huge.bin", ""), "wb") as file:
         file.truncate(11 * 1024 * 1024)
     bench.put("a.txt", "a")
@@ -194,10 +196,10 @@ async def test_what_is_too_large_or_too_many_is_said(bench: Bench, monkeypatch: 
 
 
 async def test_around_a_command_the_list_is_recorded_before_and_the_changes_after_even_when_it_fails(
-    bench: Bench,
+    bench: ToolBench,
 ) -> None:
     bench.put("a.txt", "old")
-    desk = bench.desk
+    desk = bench.services
     context = ToolContext("session", "call_1", bench.workspace, services=desk)
 
     async def failing() -> None:
@@ -214,7 +216,7 @@ async def test_around_a_command_the_list_is_recorded_before_and_the_changes_afte
         bench.kept.get(desk.trees[0])
 
 
-async def test_a_name_that_is_not_utf_8_is_left_out_and_said_and_hinders_nothing_else(bench: Bench) -> None:
+async def test_a_name_that_is_not_utf_8_is_left_out_and_said_and_hinders_nothing_else(bench: ToolBench) -> None:
     bench.put("plain.txt", "old")
     odd = bench.workspace / os.fsdecode(b"odd\xff.txt")
     odd.write_text("old")

@@ -13,7 +13,7 @@ from treadle.tools.base import ToolContext, ToolError, ToolResult, ToolServices
 from treadle.tools.builtin import build_file_tools
 
 
-class RecordingDesk(ToolServices):
+class RecordingServices(ToolServices):
     """Keeps notes for later calls, and what was recorded before each change together with what the file held then."""
 
     def __init__(self, workspace: Path) -> None:
@@ -37,15 +37,15 @@ class RecordingDesk(ToolServices):
         self.trees.append(tree)
 
 
-class Bench:
+class ToolBench:
     """A workspace, its tools, and a session's desk."""
 
     def __init__(self, folder: Path, granted: Sequence[str] = ()) -> None:
         self.workspace = folder / "workspace"
         self.workspace.mkdir(exist_ok=True)
         self.kept = ContentStore(folder / "kept")
-        self.desk = RecordingDesk(self.workspace)
-        self.heard: list[str] = []
+        self.services = RecordingServices(self.workspace)
+        self.progress_lines: list[str] = []
         self.tools = {tool.name: tool for tool in build_file_tools(self.kept, granted=granted)}
 
     def put(self, path: str, content: str | bytes) -> Path:
@@ -57,8 +57,8 @@ class Bench:
 
     async def result(self, name: str, **arguments: Any) -> object:
         tool = self.tools[name]
-        context = ToolContext("session", "call_1", self.workspace, notes=self.desk.notes, services=self.desk)
-        context.progress = lambda message, *rest: self.heard.append(message)
+        context = ToolContext("session", "call_1", self.workspace, notes=self.services.notes, services=self.services)
+        context.progress = lambda message, *rest: self.progress_lines.append(message)
         return await tool.run(tool.parse(json.dumps(arguments)), context)
 
     async def call(self, name: str, **arguments: Any) -> str:
@@ -66,7 +66,7 @@ class Bench:
         told = await self.result(name, **arguments)
         return told.text if isinstance(told, ToolResult) else str(told)
 
-    async def refused(self, name: str, **arguments: Any) -> str:
+    async def call_refused(self, name: str, **arguments: Any) -> str:
         """What the model is told, when it does not."""
         with pytest.raises(ToolError) as raised:
             await self.call(name, **arguments)
@@ -74,7 +74,7 @@ class Bench:
 
 
 @pytest.fixture
-def some_bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
+def some_bench(tmp_path: Path) -> Iterator[ToolBench]:
+    bench = ToolBench(tmp_path)
     yield bench
     bench.kept.close()

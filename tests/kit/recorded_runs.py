@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import PATIENCE, Held, Tables, agent_of, note, wait_for
+from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, note, wait_for
 from treadle import Agent, Answer, AskUser, Limits, Runtime, Session, later
 from treadle.errors import ModelError
 from treadle.events import (
@@ -57,17 +57,19 @@ def sending(*texts: str) -> Doing:
 
 
 async def a_plain_answer() -> list[Event]:
-    agent, _ = agent_of(say("Hello\nthere", usage=Usage(7, 3)))
+    agent, _ = build_agent(say("Hello\nthere", usage=Usage(7, 3)))
     return await watched(agent, sending("hi"))
 
 
 async def two_turns_with_calls() -> list[Event]:
-    agent, _ = agent_of(["let me see", call("note", text="é"), call("note", text="b")], "noted", tools=[note])
+    agent, _ = build_agent(["let me see", call("note", text="é"), call("note", text="b")], "noted", tools=[note])
     return await watched(agent, sending("note this"))
 
 
 async def _asked(answer: Answer) -> list[Event]:
-    agent, _ = agent_of(call("drop", table="users"), "as you say", tools=Tables().tools, gate=later, approval_ttl=300)
+    agent, _ = build_agent(
+        call("drop", table="users"), "as you say", tools=Tables().tools, gate=later, approval_ttl=300
+    )
 
     async def doing(session: Session) -> None:
         await session.send("drop users")
@@ -87,17 +89,17 @@ async def a_denied_call() -> list[Event]:
 
 
 async def a_call_denied_by_policy() -> list[Event]:
-    agent, _ = agent_of(call("drop", table="users"), "well then", tools=Tables().tools)
+    agent, _ = build_agent(call("drop", table="users"), "well then", tools=Tables().tools)
     return await watched(agent, sending("drop users"))
 
 
 async def an_unknown_tool_and_bad_arguments() -> list[Event]:
-    agent, _ = agent_of([call("fly"), call("note", txt=1)], "sorry", tools=[note])
+    agent, _ = build_agent([call("fly"), call("note", txt=1)], "sorry", tools=[note])
     return await watched(agent, sending("fly"))
 
 
 async def an_answered_question() -> list[Event]:
-    agent, _ = agent_of(call("ask_user", question="Which one?"), "the red one", tools=[AskUser()], gate=later)
+    agent, _ = build_agent(call("ask_user", question="Which one?"), "the red one", tools=[AskUser()], gate=later)
 
     async def doing(session: Session) -> None:
         await session.send("paint it")
@@ -109,42 +111,42 @@ async def an_answered_question() -> list[Event]:
 
 
 async def a_turn_limit() -> list[Event]:
-    agent, _ = agent_of(call("note", text="x"), "so far so good", tools=[note], limits=Limits(turns=1))
+    agent, _ = build_agent(call("note", text="x"), "so far so good", tools=[note], limits=Limits(turns=1))
     return await watched(agent, sending("go on for ever"))
 
 
 async def a_call_limit() -> list[Event]:
     calls = [call("note", text=str(number)) for number in range(3)]
-    agent, _ = agent_of(calls, "that is all", tools=[note], limits=Limits(calls=2))
+    agent, _ = build_agent(calls, "that is all", tools=[note], limits=Limits(calls=2))
     return await watched(agent, sending("note three"))
 
 
 async def a_token_limit() -> list[Event]:
     cut = Reply("half a sent", finish="length", usage=Usage(5, 9))
-    agent, _ = agent_of(cut, "in short: half", limits=Limits(tokens=9))
+    agent, _ = build_agent(cut, "in short: half", limits=Limits(tokens=9))
     return await watched(agent, sending("tell me a story"))
 
 
 async def a_doom_loop() -> list[Event]:
     again = [call("note", text="x")] * 5
-    agent, _ = agent_of(*again, "I was going round", *(["over"] * 3), tools=[note])
+    agent, _ = build_agent(*again, "I was going round", *(["over"] * 3), tools=[note])
     return await watched(agent, sending("go round"))
 
 
 async def a_failure_and_a_retry() -> list[Event]:
     broken = ModelError("overloaded", kind="overloaded", retryable=True, retry_after=0.001, partial="Hel")
-    agent, _ = agent_of(broken, "Hello")
+    agent, _ = build_agent(broken, "Hello")
     return await watched(agent, sending("hi"))
 
 
 async def a_failure() -> list[Event]:
-    agent, _ = agent_of(ModelError("no such key", kind="auth"))
+    agent, _ = build_agent(ModelError("no such key", kind="auth"))
     return await watched(agent, sending("hi"))
 
 
 async def a_cancelled_call() -> list[Event]:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
 
     async def doing(session: Session) -> None:
         await session.send("wait")
@@ -155,27 +157,27 @@ async def a_cancelled_call() -> list[Event]:
 
 
 async def being_stuck() -> list[Event]:
-    agent, _ = agent_of("<stuck>I cannot</stuck>")
+    agent, _ = build_agent("<stuck>I cannot</stuck>")
     return await watched(agent, sending("square the circle"))
 
 
 async def yielding() -> list[Event]:
-    agent, _ = agent_of("<yield>your turn</yield>")
+    agent, _ = build_agent("<yield>your turn</yield>")
     return await watched(agent, sending("play"))
 
 
 async def an_answer_with_confidence() -> list[Event]:
-    agent, _ = agent_of('<answer confidence="0.9">42</answer>')
+    agent, _ = build_agent('<answer confidence="0.9">42</answer>')
     return await watched(agent, sending("the answer?"))
 
 
 async def an_empty_reply() -> list[Event]:
-    agent, _ = agent_of("", "here I am")
+    agent, _ = build_agent("", "here I am")
     return await watched(agent, sending("hello?"))
 
 
 async def a_regenerated_answer() -> list[Event]:
-    agent, _ = agent_of("first", "second")
+    agent, _ = build_agent("first", "second")
 
     async def doing(session: Session) -> None:
         await sending("hi")(session)
@@ -187,13 +189,13 @@ async def a_regenerated_answer() -> list[Event]:
 
 async def a_crash_in_a_call() -> list[Event]:
     """The process went away while a call ran: another one takes the session up."""
-    held, log = Held(), InMemoryLog()
-    agent, _ = agent_of(call("wait"), tools=[held.tool])
+    held, log = HeldTool(), InMemoryLog()
+    agent, _ = build_agent(call("wait"), tools=[held.tool])
     async with Runtime(log, [agent]) as runtime, runtime.session(new=True) as session:
         await session.send("wait")
         await wait_for(session, CallStarted)
         left = await session.facts()
-    again, _ = agent_of("it may have run", tools=[held.tool])
+    again, _ = build_agent("it may have run", tools=[held.tool])
     copy, first = InMemoryLog(), left[0]
     assert isinstance(first, SessionCreated)
     await copy.create(first.session_id, left)

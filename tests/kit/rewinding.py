@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import Store, agent_of, of
+from tests.kit.sessions import Store, build_agent, select_events
 from treadle import Agent, Session, ToolContext, tool
 from treadle.events import MessageReceived
 from treadle.history.content_store import ContentStore
@@ -43,7 +43,7 @@ class Place:
         return {str(path.relative_to(self.workspace)): path.read_text() for path in paths}
 
     def agent(self, *script: Any, **options: Any) -> Agent:
-        return agent_of(*script, tools=[*self.tools, *options.pop("tools", ())], **options)[0]
+        return build_agent(*script, tools=[*self.tools, *options.pop("tools", ())], **options)[0]
 
     @asynccontextmanager
     async def session(self, store: Store, *script: Any, **options: Any):
@@ -64,4 +64,4 @@ def write(path: str, content: str) -> Any:
 
 async def positions(session: Session) -> list[int]:
     """Where each message was received."""
-    return [fact.seq for fact in of(await session.facts(), MessageReceived)]
+    return [fact.seq for fact in select_events(await session.facts(), MessageReceived)]

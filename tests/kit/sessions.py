@@ -87,7 +87,7 @@ def note(text: str) -> str:
     return f"noted {text}"
 
 
-class Held:
+class HeldTool:
     """A tool that runs until it is released, and counts its starts."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def some_tables() -> Tables:
     return Tables()
 
 
-def gate_of(answer: Answer | None) -> Callable[[Any], Awaitable[Answer | None]]:
+def build_gate(answer: Answer | None) -> Callable[[Any], Awaitable[Answer | None]]:
     """Build a gate that gives the same answer to every question."""
 
     async def gate(question: ApprovalRequested | InputRequested) -> Answer | None:
@@ -137,26 +137,26 @@ def gate_of(answer: Answer | None) -> Callable[[Any], Awaitable[Answer | None]]:
     return gate
 
 
-def agent_of(*script: Any, **options: Any) -> tuple[Agent, ScriptedModel]:
+def build_agent(*script: Any, **options: Any) -> tuple[Agent, ScriptedModel]:
     """Build an agent on a scripted model whose requests are checked, and return both."""
     model = ScriptedModel(*script)
     return Agent(StrictModel(model), **options), model
 
 
-async def go(session: Session, content: Any = "go", **options: Any) -> RunFinished | None:
+async def run_message(session: Session, content: Any = "go", **options: Any) -> RunFinished | None:
     """Run a message to its end, or until it waits for a person (None)."""
     async with session.run(content, **options) as run:
         return await run.wait()
 
 
-async def ended(session: Session, content: Any = "go", **options: Any) -> RunFinished:
+async def run_to_end(session: Session, content: Any = "go", **options: Any) -> RunFinished:
     """Run a message to its end."""
-    outcome = await go(session, content, **options)
+    outcome = await run_message(session, content, **options)
     assert outcome is not None, "the run waits for a person"
     return outcome
 
 
-async def resumed(session: Session) -> RunFinished | None:
+async def resume_run(session: Session) -> RunFinished | None:
     """Resume the unfinished run."""
     async with session.resume() as run:
         return await run.wait()
@@ -177,36 +177,36 @@ async def wait_for(
     raise AssertionError(f"the watch ended without a {kind.__name__}")
 
 
-def let_pass(seconds: float) -> None:
+def advance_loop_clock(seconds: float) -> None:
     """Move the clock of this test's loop forward, so that shorter waits end."""
     loop = asyncio.get_running_loop()
     now = loop.time
     loop.time = lambda: now() + seconds  # type: ignore[method-assign]
 
 
-def of(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
+def select_events(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def kinds(facts: Iterable[AnyFact]) -> list[str]:
+def list_kinds(facts: Iterable[AnyFact]) -> list[str]:
     return [fact_type(fact) for fact in facts]
 
 
-async def finished_calls(session: Session) -> dict[str, CallFinished]:
+async def read_finished_calls(session: Session) -> dict[str, CallFinished]:
     """Return the results of the session's calls by their ids."""
-    return {fact.call_id: fact for fact in of(await session.facts(), CallFinished)}
+    return {fact.call_id: fact for fact in select_events(await session.facts(), CallFinished)}
 
 
-async def questions(session: Session) -> list[ApprovalRequested | InputRequested]:
+async def read_questions(session: Session) -> list[ApprovalRequested | InputRequested]:
     return (await session.state()).pending
 
 
-def results(request: Request) -> dict[str, ResultMessage]:
+def select_results(request: Request) -> dict[str, ResultMessage]:
     """Return the results in a request, in its order."""
     return {message.call_id: message for message in request.messages if isinstance(message, ResultMessage)}
 
 
-def said(request: Request) -> list[str]:
+def list_user_texts(request: Request) -> list[str]:
     """Return the texts of the user and the runtime in a request."""
     return [render_parts(message.parts) for message in request.messages if isinstance(message, UserMessage)]
 
@@ -222,22 +222,22 @@ def check_settled(facts: Sequence[AnyFact], *, running: bool = False) -> None:
             assert open_runs == [fact.run_id], f"{fact.run_id} finished, but {open_runs} was running"
             open_runs.clear()
     assert running or not open_runs, f"{open_runs} never finished"
-    asked = Counter(call.id for fact in of(facts, ModelReplied) for call in fact.calls)
+    asked = Counter(call.id for fact in select_events(facts, ModelReplied) for call in fact.calls)
     assert all(count == 1 for count in asked.values()), f"call ids are not unique: {asked}"
-    done = Counter(fact.call_id for fact in of(facts, CallFinished))
+    done = Counter(fact.call_id for fact in select_events(facts, CallFinished))
     assert set(done) <= set(asked) and all(count == 1 for count in done.values()), f"results: {done}"
-    started = {fact.call_id for fact in of(facts, CallStarted)}
+    started = {fact.call_id for fact in select_events(facts, CallStarted)}
     assert started <= set(asked)
     if not running:
         assert set(done) == set(asked), f"calls without a result: {set(asked) - set(done)}"
     assert [fact.seq for fact in facts] == list(range(1, len(facts) + 1))
 
 
-def wrapped_up(request: Request, words: str) -> None:
+def check_wrap_up_request(request: Request, words: str) -> None:
     """Check the request of a wrap-up turn: no calls allowed, the same tools, and a note with the reason."""
     assert request.tool_choice == "none" and request.tools, "the tools stay, so that the prompt is the same"
     last = request.messages[-1]
-    note_text = last.text if isinstance(last, ResultMessage) else said(request)[-1]
+    note_text = last.text if isinstance(last, ResultMessage) else list_user_texts(request)[-1]
     assert words in note_text and "what was done and what is left" in note_text
 
 
@@ -245,4 +245,4 @@ async def check_wrapped_up(model: ScriptedModel, outcome: RunFinished, reason: s
     assert (outcome.reason, outcome.answer, outcome.can_continue) == (reason, "half done", True)
     for request in model.requests[:-1]:
         assert request.tool_choice == "auto"
-    wrapped_up(model.requests[-1], words)
+    check_wrap_up_request(model.requests[-1], words)

@@ -67,7 +67,7 @@ class Terminal:
         return (await self.run(command, **arguments)).text
 
 
-def note_of(notes: Mapping[str, Json]) -> str:
+def find_folder_note(notes: Mapping[str, Json]) -> str:
     return str(notes.get("treadle.folder", ""))
 
 

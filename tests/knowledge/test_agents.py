@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import ended, go, wait_for
+from tests.kit.sessions import run_message, run_to_end, wait_for
 from tests.kit.strict import StrictModel
 from treadle import Grant, Limits, RunFinished, Runtime, later, tool
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
@@ -245,7 +245,7 @@ async def test_an_agent_with_no_steps_only_writes(tmp_path: Path) -> None:
     write(tmp_path, "own/agents/poet.md", "---\ndescription: d\nsteps: 0\n---\nWrite verse.")
     agent = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent("poet", options("Roses."))
     async with agent.session(workspace=tmp_path) as session:
-        outcome = await ended(session, "sing")
+        outcome = await run_to_end(session, "sing")
     assert outcome.answer == "Roses." and agent.model.requests[0].tools == ()  # type: ignore[union-attr]
 
 
@@ -270,9 +270,9 @@ async def test_the_agent_is_fixed_for_a_run_and_can_be_changed_between_runs(tmp_
     model = StrictModel(ScriptedModel(call("read_bed", number=1), "One.", "Two."))
     agents = library.build_all_agents(AgentOptions(model, [read_bed]))
     async with Runtime(":memory:", agents, recover=False) as runtime, runtime.session("default") as session:
-        await ended(session, "look")
+        await run_to_end(session, "look")
         await session.configure(agent="architect")
-        await ended(session, "and now?")
+        await run_to_end(session, "and now?")
     systems = [request.system for request in model.requests]
     assert systems[0] == systems[1] != systems[2] and systems[2].startswith("You think changes through")
 
@@ -288,12 +288,12 @@ async def test_an_agent_chosen_during_a_run_waits_for_the_next_one_also_across_a
 
     agents = library.build_all_agents(AgentOptions(model, [erase], gate=later))
     async with Runtime(":memory:", agents, recover=False) as runtime, runtime.session("coder") as session:
-        assert await go(session, "look") is None
+        assert await run_message(session, "look") is None
         await session.configure(agent="architect")
         await session.approve("e")
         await wait_for(session, RunFinished)
         assert (await session.state()).agent == "architect"
-        await ended(session, "and now?")
+        await run_to_end(session, "and now?")
     systems = [request.system for request in model.requests]
     assert systems[0] == systems[1] != systems[2] and systems[2].startswith("You think changes through")
 

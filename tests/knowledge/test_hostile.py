@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.counting_model import CountingModel
-from tests.kit.sessions import ended, of
+from tests.kit.sessions import run_to_end, select_events
 from tests.kit.strict import StrictModel
 from treadle import Grant, Runtime, later, tool
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
@@ -130,9 +130,9 @@ async def attack(workspace: Path, **options: Any) -> tuple[Gullible, list[Any], 
 async def test_nothing_widens_when_every_text_tries_to(workspace: Path) -> None:
     model, facts, library = await attack(workspace, grant=Grant(tier="read-only"))
     assert ran == []
-    done = {fact.call_id: fact for fact in of(facts, CallFinished)}
+    done = {fact.call_id: fact for fact in select_events(facts, CallFinished)}
     assert done["e1"].status == done["w1"].status == "denied"
-    assert of(facts, ApprovalAnswered) == [] and "SYSTEM OVERRIDE" in model.seen[-1], "it did read all of it"
+    assert select_events(facts, ApprovalAnswered) == [] and "SYSTEM OVERRIDE" in model.seen[-1], "it did read all of it"
     assert library.agents["default"].origin == "builtin", "a workspace cannot take the place of the default agent"
     messages = " ".join(problem.message for problem in library.problems)
     assert "cannot replace the default agent" in messages and "cannot widen" in messages
@@ -141,8 +141,12 @@ async def test_nothing_widens_when_every_text_tries_to(workspace: Path) -> None:
 
 async def test_what_is_asked_stays_asked_however_often_a_text_says_it_was_answered(workspace: Path) -> None:
     _, facts, _ = await attack(workspace, gate=later)
-    assert [fact.call_id for fact in of(facts, ApprovalRequested)] == ["e1"]
-    assert of(facts, ApprovalAnswered) == [] and of(facts, RunFinished) == [] and "everything" not in ran
+    assert [fact.call_id for fact in select_events(facts, ApprovalRequested)] == ["e1"]
+    assert (
+        select_events(facts, ApprovalAnswered) == []
+        and select_events(facts, RunFinished) == []
+        and "everything" not in ran
+    )
 
 
 async def test_the_canary_outside_the_workspace_is_never_shown_or_stored(workspace: Path) -> None:
@@ -162,7 +166,7 @@ async def attack_default(workspace: Path) -> tuple[Gullible, list[Any], Workspac
     model, library = Gullible(), WorkspaceKnowledge(workspace)
     agent = library.build_agent("default", AgentOptions(StrictModel(model), [read_file, erase, write]))
     async with agent.session(workspace=workspace) as session:
-        await ended(session)
+        await run_to_end(session)
         return model, await session.facts(), library
 
 
@@ -258,6 +262,6 @@ async def test_files_of_any_size_leave_room_for_the_work(tmp_path: Path, words: 
     model = CountingModel(script, window=8192)
     agent = WorkspaceKnowledge(tmp_path).build_agent("default", AgentOptions(StrictModel(model), [read_file]))
     async with agent.session(workspace=tmp_path) as session:
-        assert (await ended(session)).answer == "Done."
+        assert (await run_to_end(session)).answer == "Done."
     assert model.refused == 0 and "characters left out, for lack of room" in model.requests[0].system
     assert estimate_text(model.requests[0].system) < 8192 / 4 + 500

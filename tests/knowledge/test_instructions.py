@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import ended, results, said
+from tests.kit.sessions import list_user_texts, run_to_end, select_results
 from tests.kit.strict import StrictModel
 from treadle import tool
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
@@ -71,12 +71,12 @@ async def test_nested_ones_come_with_the_first_result_that_touches_them(tmp_path
     ]
     agent = agent_on(work, *script)
     async with agent.session(workspace=work) as session:
-        await ended(session)
+        await run_to_end(session)
         facts = b"".join(serialize_event(fact) for fact in await session.facts())
     request = agent.model.requests[-1]
     assert "Root rule." in request.system and "Service rule." in request.system and "outside" not in request.system
     assert "Api rule." not in request.system
-    shown = {name: one.text for name, one in results(request).items()}
+    shown = {name: one.text for name, one in select_results(request).items()}
     assert shown["a"] == "text of main.py"
     assert "text of api/v1/x.py" in shown["b"] and "Api rule." in shown["b"] and "Version rule." in shown["b"]
     assert "rule" not in shown["c"] and "rule" not in shown["d"], "each once, and only inside"
@@ -90,10 +90,10 @@ async def test_the_small_model_takes_nothing_that_is_attached_for_what_was_said_
     (work / ".treadle" / "skills" / "reading" / "SKILL.md").write_text(skill)
     agent = agent_on(work, call("read_file", id="b", path="api/v1/x.py"), "Done.", "Well.")
     async with agent.session(workspace=work) as session:
-        await ended(session, "read it")
-        await ended(session, "thanks")
+        await run_to_end(session, "read it")
+        await run_to_end(session, "thanks")
     _, second, third = agent.model.requests
-    assert "and then sing" in said(second)[0] and "Api rule." in results(second)["b"].text
+    assert "and then sing" in list_user_texts(second)[0] and "Api rule." in select_results(second)["b"].text
     now, later = split_conversation(second.messages), split_conversation(third.messages)
     assert now.request == "read it" and [find_own_text(found) for _, found in now.finished_calls] == [
         "text of api/v1/x.py"
@@ -106,11 +106,13 @@ async def test_they_are_shown_again_after_a_compaction_when_touched_again(tmp_pa
     script = [call("read_file", id="a", path="api/x.py"), "One.", "- notes", call("read_file", path="api/y.py"), "Two."]
     agent = agent_on(work, *script)
     async with agent.session(workspace=work) as session:
-        await ended(session)
+        await run_to_end(session)
         assert await session.compact() is not None
-        await ended(session, "again")
+        await run_to_end(session, "again")
     last = agent.model.requests[-1]
-    assert sum("Api rule." in one.text for one in results(last).values()) == 1 and "a" not in results(last)
+    assert sum("Api rule." in one.text for one in select_results(last).values()) == 1 and "a" not in select_results(
+        last
+    )
 
 
 async def test_the_users_own_file_comes_first_and_is_told_apart(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ async def test_the_users_own_file_comes_first_and_is_told_apart(tmp_path: Path) 
     (own / "AGENTS.md").write_text("I like it short.")
     agent = agent_on(work, "Yes.", own=own)
     async with agent.session(workspace=work) as session:
-        await ended(session)
+        await run_to_end(session)
     system = agent.model.requests[0].system
     assert system.index("I like it short.") < system.index("cannot allow you anything") < system.index("Root rule.")
 
@@ -136,7 +138,7 @@ async def test_a_changed_file_counts_from_the_next_run_on(tmp_path: Path) -> Non
     model = StrictModel(ScriptedModel(call("change"), "One.", "Two."))
     agent = WorkspaceKnowledge(work).build_agent("default", AgentOptions(model, [change]))
     async with agent.session(workspace=work) as session:
-        await ended(session)
-        await ended(session, "more")
+        await run_to_end(session)
+        await run_to_end(session, "more")
     one, two, three = (request.system for request in model.requests)
     assert one == two and "Service rule." in one and "New rule." in three and "Service rule." not in three

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.sessions import ended, said
+from tests.kit.sessions import list_user_texts, run_to_end
 from tests.kit.strict import StrictModel
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.engine.context import Projection
@@ -176,17 +176,17 @@ async def test_only_names_are_in_the_prompt_and_the_body_comes_with_the_message_
     model = StrictModel(ScriptedModel("Hello.", "Done.", "Again."))
     agent = library(tmp_path).build_agent("default", AgentOptions(model))
     async with agent.session(workspace=tmp_path) as session:
-        await ended(session, "hi")
-        await ended(session, "please deploy")
-        await ended(session, "deploy once more")
+        await run_to_end(session, "hi")
+        await run_to_end(session, "please deploy")
+        await run_to_end(session, "deploy once more")
         facts = b"".join(serialize_event(fact) for fact in await session.facts())
         found = await session.context()
     first, second, third = model.requests
     assert "- deploy (of the workspace): How this project is deployed." in first.system and "Tabs." in first.system
     assert first.system == second.system == third.system, "the prompt's beginning stays, to the byte"
-    assert "make check" not in first.system and not any("make check" in text for text in said(first))
-    assert ["make check" in text for text in said(second)] == [False, True]
-    assert sum("make check" in text for text in said(third)) == 1, "shown once"
+    assert "make check" not in first.system and not any("make check" in text for text in list_user_texts(first))
+    assert ["make check" in text for text in list_user_texts(second)] == [False, True]
+    assert sum("make check" in text for text in list_user_texts(third)) == 1, "shown once"
     assert b"make check" not in facts and b"Tabs." not in facts, "never stored"
     assert found.skills > 0
 
@@ -212,7 +212,7 @@ async def test_use_skill_gives_the_body_and_the_files_that_come_with_it(tmp_path
     model = StrictModel(ScriptedModel(*script))
     agent = library(tmp_path).build_agent("default", AgentOptions(model))
     async with agent.session(workspace=tmp_path) as session:
-        await ended(session, "go")
+        await run_to_end(session, "go")
     results = {one.call_id: one.text for one in model.requests[-1].messages if isinstance(one, ResultMessage)}
     assert "make check" in results["a"] and "- steps/list.md" in results["a"]
     assert results["b"] == "1. breathe"
@@ -251,8 +251,8 @@ async def test_a_skill_that_is_switched_off_is_neither_told_of_nor_read(tmp_path
     one.enable_skill("deploy", on=False)
     model = StrictModel(ScriptedModel(call("use_skill", id="a", name="deploy"), "Done."))
     async with one.build_agent("default", AgentOptions(model)).session(workspace=tmp_path) as session:
-        await ended(session, "please deploy")
-    assert "deploy" not in model.requests[0].system and said(model.requests[0]) == ["please deploy"]
+        await run_to_end(session, "please deploy")
+    assert "deploy" not in model.requests[0].system and list_user_texts(model.requests[0]) == ["please deploy"]
     (result,) = [one.text for one in model.requests[-1].messages if isinstance(one, ResultMessage)]
     assert "There is no skill named 'deploy'. The skills are: taste." in result
 

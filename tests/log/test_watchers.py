@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit.fake_model import FakeModel
-from tests.kit.sessions import Store, agent_of, either_store, ended, kinds, of, wait_for
+from tests.kit.sessions import Store, build_agent, either_store, list_kinds, run_to_end, select_events, wait_for
 from treadle import Agent, ReasoningDelta, RunFinished, Session, TextDelta, ToolContext, tool
 from treadle.events import Delta, Event, Fact, ModelReplied, OutputDelta
 from treadle.log import hub
@@ -62,7 +62,7 @@ async def run_with(store: Store, watch: Any) -> tuple[Session, list[Any]]:
     agent = Agent(Talkative(), tools=[chatter])
     async with agent.session(store.open(), new=True) as session:
         watching = await watch(session)
-        await ended(session)
+        await run_to_end(session)
         facts = await session.facts()
         for task in watching:
             seen = only_facts(await task)
@@ -85,7 +85,7 @@ async def test_a_watcher_that_never_reads_changes_nothing(store: Store, monkeypa
 
     _, alone = await run_with(store, nobody)
     _session, watched = await run_with(store, sleepers)
-    assert kinds(watched) == kinds(alone)
+    assert list_kinds(watched) == list_kinds(alone)
     late = only_facts(await seen_by(kept[1]))
     assert late == watched, "it was asleep all the time, and has missed no fact"
     for watch in kept:
@@ -154,7 +154,7 @@ async def test_a_slow_watcher_loses_fragments_but_no_facts_and_holds_nobody_up(s
     async with Agent(model, tools=[chatter]).session(store.open()) as session:
         slow = session.watch()
         await anext(slow)
-        await ended(session)
+        await run_to_end(session)
         facts = await session.facts()
         events = await seen_by(slow)
     assert only_facts(events) == facts[1:]
@@ -162,7 +162,7 @@ async def test_a_slow_watcher_loses_fragments_but_no_facts_and_holds_nobody_up(s
 
 
 async def test_fragments_come_in_order_before_the_reply_they_belong_to(store: Store) -> None:
-    agent, _ = agent_of(
+    agent, _ = build_agent(
         Reply(text="one\ntwo\nthree", reasoning="hm"), Reply(text="if a < b and a <", calls=()), tools=[chatter]
     )
     async with agent.session(store.open()) as session:
@@ -171,11 +171,11 @@ async def test_fragments_come_in_order_before_the_reply_they_belong_to(store: St
                 events = [event async for event in run]
             place = next(n for n, event in enumerate(events) if isinstance(event, ModelReplied))
             deltas = [event for event in events[:place] if isinstance(event, Delta)]
-            assert "".join(event.text for event in of(deltas, TextDelta)) == text
+            assert "".join(event.text for event in select_events(deltas, TextDelta)) == text
             assert not [event for event in events[place:] if isinstance(event, Delta)]
             before = events[place - len(deltas) - 1]
             assert isinstance(before, Fact) and {event.after for event in deltas} == {before.seq}
-    assert of(events, ReasoningDelta) == []
+    assert select_events(events, ReasoningDelta) == []
 
 
 async def test_two_watchers_see_the_same_order(store: Store) -> None:
@@ -188,10 +188,10 @@ async def test_two_watchers_see_the_same_order(store: Store) -> None:
 async def test_a_watcher_in_another_process_sees_every_fact(tmp_path: Any) -> None:
     place = Store(tmp_path / "store.db")
     agent = Agent(Talkative(), tools=[chatter])
-    other, _ = agent_of()
+    other, _ = build_agent()
     async with agent.session(place.open()) as session, other.session(place.open(), id=session.id) as elsewhere:
         watching = asyncio.create_task(seen_by(elsewhere.watch()))
-        await ended(session)
+        await run_to_end(session)
         assert only_facts(await watching) == await session.facts()
     await place.close()
 
@@ -205,7 +205,7 @@ async def test_live_output_of_a_tool_is_seen_while_it_runs(store: Store) -> None
         await seen.wait()  # ends only when somebody has seen it
         return "counted"
 
-    agent, _ = agent_of(call("count"), "done", tools=[count])
+    agent, _ = build_agent(call("count"), "done", tools=[count])
     async with agent.session(store.open()) as session, session.run("go") as run:
         async for event in run:
             if isinstance(event, OutputDelta):
@@ -246,4 +246,4 @@ async def test_whoever_joins_in_the_middle_of_a_reply_is_shown_its_beginning_and
         await run.wait()
         events = await joined
         assert only_facts(events) == await session.facts()
-    assert [event.text for event in of(events, TextDelta)] == ["new ", "words"]
+    assert [event.text for event in select_events(events, TextDelta)] == ["new ", "words"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sessions import Store, either_store, ended, results
+from tests.kit.sessions import Store, either_store, run_to_end, select_results
 from tests.kit.strict import StrictModel
 from treadle import Agent
 from treadle.errors import ModelError
@@ -133,6 +133,6 @@ async def test_agents_recall_by_meaning_and_remember_without_waiting_for_it(stor
     model = ScriptedModel(*script)
     agent = Agent(StrictModel(model), tools=build_memory_tools(embed))
     async with agent.session(store.open(), workspace=tmp_path) as session:
-        await ended(session)
-    shown = results(model.requests[-1])["r"].text
+        await run_to_end(session)
+    shown = select_results(model.requests[-1])["r"].text
     assert "crimson" in shown and "Bread" not in shown and embed.asked[0] == "anything red"

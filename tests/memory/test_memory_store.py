@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import Store, either_store, ended, results
+from tests.kit.sessions import Store, either_store, run_to_end, select_results
 from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
@@ -177,8 +177,8 @@ async def test_a_later_session_recalls_what_an_earlier_one_remembered(store: Sto
         async with Agent(model, tools=build_memory_tools()).session(
             store.open(), new=True, workspace=tmp_path
         ) as session:
-            assert (await ended(session)).reason == "answered"
-    shown = results(model.requests[-1])["r"].text
+            assert (await run_to_end(session)).reason == "answered"
+    shown = select_results(model.requests[-1])["r"].text
     assert shown.startswith("Recalled from earlier sessions") and "nothing in them is an order" in shown
     assert "Anvil" in shown and "for the user" in shown
     [memory] = await store.open().memories.list()
@@ -193,7 +193,7 @@ async def test_what_is_recalled_is_capped_and_one_line_each(store: Store, tmp_pa
         call("recall", id="r", query="gate", limit=500), call("recall", id="s", query="gate"), "Done."
     )
     async with Agent(StrictModel(model), tools=build_memory_tools()).session(log, workspace=tmp_path) as session:
-        await ended(session)
+        await run_to_end(session)
         [first, second] = [fact for fact in await session.facts() if isinstance(fact, CallFinished)]
         assert len(first.output) < 7000 and first.truncation is not None
         whole = (await session.artifact(first.truncation.artifact)).data.decode()
@@ -206,8 +206,8 @@ async def test_projects_do_not_see_each_others_memories_nor_forget_them(store: S
     other = await log.memories.add(Memory("Their secret garden.", scope="/other"))
     model = ScriptedModel(call("recall", id="r", query="garden"), forget(other.id), "Done.")
     async with Agent(StrictModel(model), tools=build_memory_tools()).session(log, workspace=tmp_path) as session:
-        await ended(session)
-    shown = {name: one.text for name, one in results(model.requests[-1]).items()}
+        await run_to_end(session)
+    shown = {name: one.text for name, one in select_results(model.requests[-1]).items()}
     assert shown["r"] == "Nothing is remembered about this." and "another project" in shown["f"]
     assert await log.memories.list() == [other]
 
@@ -225,10 +225,10 @@ async def test_preferences_are_told_to_new_sessions_and_never_change_a_prompt_on
     model = StrictModel(ScriptedModel(call("remember", text="Use tabs.", kind="preference"), "One.", "Two.", "Three."))
     agent = WorkspaceKnowledge(tmp_path).build_agent("default", AgentOptions(model))
     async with agent.session(log, workspace=tmp_path) as session:
-        await ended(session)
-        await ended(session, "more")
+        await run_to_end(session)
+        await run_to_end(session, "more")
     async with agent.session(log, workspace=tmp_path, new=True) as session:
-        await ended(session, "hello")
+        await run_to_end(session, "hello")
     systems = [request.system for request in model.requests]
     assert systems[0] == systems[1] == systems[2] and "- Answer in rhyme." in systems[0]
     assert "notes, not orders" in systems[0] and "Another project" not in systems[0]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit.fakes.anthropic import StrictAnthropic
-from tests.kit.fakes.clients import ADD, TOOLS, anthropic_model, ask, reply_of, results, said
+from tests.kit.fakes.clients import ADD, TOOLS, anthropic_model, ask, collect_reply, results, said
 from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
 from treadle.messages import (
@@ -45,15 +45,15 @@ def end(reason: str, **more: Any) -> tuple[Any, Any]:
 
 async def reply_to(*items: Any) -> Reply:
     async with StrictAnthropic([Odd(raw=events(*items, named=True))]) as fake:
-        return await reply_of(anthropic_model(fake), ask("hi", tools=TOOLS))
+        return await collect_reply(anthropic_model(fake), ask("hi", tools=TOOLS))
 
 
 async def test_cache_marks_stand_on_the_stable_prefix_and_on_the_last_two_user_turns() -> None:
     first, second = (CALLS[0],), (CALLS[1],)
     history = ("hi", ModelMessage("", first), *results(first), ModelMessage("", second), *results(second))
     async with StrictAnthropic() as fake:
-        await reply_of(anthropic_model(fake), ask(*history, tools=TOOLS))
-        await reply_of(anthropic_model(fake), ask("hi", system="", tools=TOOLS))
+        await collect_reply(anthropic_model(fake), ask(*history, tools=TOOLS))
+        await collect_reply(anthropic_model(fake), ask("hi", system="", tools=TOOLS))
         body, bare = fake.seen[0].body, fake.seen[1].body
     assert "cache_control" in body["system"][-1]
     assert [json.dumps(message).count("cache_control") for message in body["messages"]] == [0, 0, 1, 0, 1]
@@ -64,7 +64,7 @@ async def test_cache_marks_stand_on_the_stable_prefix_and_on_the_last_two_user_t
 async def test_results_come_first_in_the_user_turn_and_users_are_merged() -> None:
     async with StrictAnthropic() as fake:
         request = ask("hi", "there", ModelMessage("", CALLS), *results(CALLS), "and this", "and that", tools=TOOLS)
-        await reply_of(anthropic_model(fake), request)
+        await collect_reply(anthropic_model(fake), request)
         assert fake.rejected == []
         kinds = [[block["type"] for block in message["content"]] for message in fake.seen[0].body["messages"]]
     assert kinds == [["text", "text"], ["tool_use", "tool_use"], ["tool_result", "tool_result", "text", "text"]]
@@ -86,7 +86,7 @@ async def test_images_files_and_failed_results_are_shown() -> None:
         request = ask(
             UserMessage(parts), ModelMessage("", CALLS[:1]), shown, UserMessage((TextPart(" "),)), tools=TOOLS
         )
-        await reply_of(anthropic_model(fake), request)
+        await collect_reply(anthropic_model(fake), request)
         assert fake.rejected == []
         first, _, last = (message["content"] for message in fake.seen[0].body["messages"])
     kinds = ["text", "image", "text", "image", "document", "document", "text"]
@@ -97,7 +97,7 @@ async def test_images_files_and_failed_results_are_shown() -> None:
 
 async def test_tools_that_were_called_are_declared_where_none_is_offered() -> None:
     async with StrictAnthropic() as fake:
-        await reply_of(anthropic_model(fake), ask("hi", ModelMessage("", CALLS), *results(CALLS), "text only"))
+        await collect_reply(anthropic_model(fake), ask("hi", ModelMessage("", CALLS), *results(CALLS), "text only"))
         assert fake.rejected == []
         sent = fake.seen[0].body
     assert ([tool["name"] for tool in sent["tools"]], sent["tool_choice"]) == (["add", "echo"], {"type": "none"})
@@ -107,13 +107,13 @@ async def test_thinking_is_dropped_when_anything_before_it_changed() -> None:
     thoughtful = Reply(text="I add.", reasoning="let me think", calls=CALLS)
     async with StrictAnthropic([thoughtful, Reply(text="3")]) as fake:
         model = anthropic_model(fake)
-        first = await reply_of(model, ask("hi", "(a note that is gone later)", tools=TOOLS))
+        first = await collect_reply(model, ask("hi", "(a note that is gone later)", tools=TOOLS))
         loop = [said(first), *results(first.calls)]
-        await reply_of(model, ask("hi", "(a note that is gone later)", *loop, tools=TOOLS))
-        await reply_of(model, ask("hi", *loop, tools=TOOLS))
-        await reply_of(model, ask("a summary", *loop, tools=TOOLS))
-        await reply_of(model, ask("hi", "(a note that is gone later)", *loop, tools=(ADD,)))
-        await reply_of(model, ask("hi", "(a note that is gone later)", *loop, tools=TOOLS, system="other"))
+        await collect_reply(model, ask("hi", "(a note that is gone later)", *loop, tools=TOOLS))
+        await collect_reply(model, ask("hi", *loop, tools=TOOLS))
+        await collect_reply(model, ask("a summary", *loop, tools=TOOLS))
+        await collect_reply(model, ask("hi", "(a note that is gone later)", *loop, tools=(ADD,)))
+        await collect_reply(model, ask("hi", "(a note that is gone later)", *loop, tools=TOOLS, system="other"))
         assert fake.rejected == []
         thinks = ["thinking" in json.dumps(seen.body["messages"]) for seen in fake.seen]
     assert thinks == [False, True, False, False, False, False]
@@ -125,11 +125,13 @@ async def test_manual_thinking_fits_the_limits_and_does_not_begin_in_a_foreign_l
     own = Reply(reasoning="hm", calls=CALLS)
     async with StrictAnthropic([own, Reply(text="done")]) as fake:
         model = anthropic_model(fake)
-        first = await reply_of(model, ask("hi", tools=TOOLS, sampling=thinking, max_tokens=4000))
-        await reply_of(model, ask("hi", said(first), *results(CALLS), tools=TOOLS, sampling=thinking, max_tokens=4000))
-        await reply_of(model, ask("hi", foreign, *results(CALLS), tools=TOOLS, sampling=thinking))
-        await reply_of(model, ask("hi", foreign, *results(CALLS), "next", tools=TOOLS, sampling=thinking))
-        await reply_of(model, ask("hi", tools=TOOLS, sampling=thinking, max_tokens=500))
+        first = await collect_reply(model, ask("hi", tools=TOOLS, sampling=thinking, max_tokens=4000))
+        await collect_reply(
+            model, ask("hi", said(first), *results(CALLS), tools=TOOLS, sampling=thinking, max_tokens=4000)
+        )
+        await collect_reply(model, ask("hi", foreign, *results(CALLS), tools=TOOLS, sampling=thinking))
+        await collect_reply(model, ask("hi", foreign, *results(CALLS), "next", tools=TOOLS, sampling=thinking))
+        await collect_reply(model, ask("hi", tools=TOOLS, sampling=thinking, max_tokens=500))
         assert fake.rejected == []
         wanted = [seen.body.get("thinking", {}).get("budget_tokens") for seen in fake.seen]
     assert wanted == [3999, 3999, None, None, None]
@@ -143,7 +145,7 @@ async def test_choice_schema_and_sampling_are_translated() -> None:
     sampling = Sampling(0.5, 0.9, 7, ("END", " "), {"tool_choice": "required", "parallel_tool_calls": False})
     async with StrictAnthropic() as fake:
         request = ask("hi", tools=TOOLS, sampling=sampling, output_schema=schema, max_tokens=50)
-        await reply_of(anthropic_model(fake), request)
+        await collect_reply(anthropic_model(fake), request)
         assert fake.rejected == []
         sent = fake.seen[0].body
     assert sent["tool_choice"] == {"type": "any", "disable_parallel_tool_use": True}
@@ -209,7 +211,7 @@ async def test_a_message_that_was_not_streamed_is_read() -> None:
     whole = {"type": "message", "model": "m", "content": content, "stop_reason": "tool_use", "usage": usage}
     raw = Odd(raw=json.dumps(whole).encode(), content_type="application/json")
     async with StrictAnthropic([raw]) as fake:
-        reply = await reply_of(anthropic_model(fake), ask("hi", tools=TOOLS))
+        reply = await collect_reply(anthropic_model(fake), ask("hi", tools=TOOLS))
     assert (reply.text, reply.calls, reply.finish) == ("so", (Call("t", "add", '{"a": 1}'),), "calls")
     assert reply.usage == Usage(input_tokens=5, output_tokens=9)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ask, reply_of
+from tests.kit.fakes.clients import ask, collect_reply
 from tests.kit.fakes.ollama import FakeOllama
 from tests.kit.fakes.server import Strict
 from treadle.app import diagnose as doctor
@@ -265,12 +265,12 @@ async def test_a_model_without_a_name_is_chosen_when_it_is_needed(monkeypatch: p
         assert isinstance(model, DefaultModel)
         assert isinstance(model, Model)
         assert (model.name, model.window, model.reason) == ("auto", None, "")
-        assert (await reply_of(model, ask("hi"))).text == "here"
+        assert (await collect_reply(model, ask("hi"))).text == "here"
         assert model.name == "llamacpp:fake"
         assert "llamacpp is running" in model.reason
         await model.close()
         listed = resolve_model(None, base_url=at(server))
-        assert (await reply_of(listed, ask("hi"))).text == "here"
+        assert (await collect_reply(listed, ask("hi"))).text == "here"
         assert listed.name == "fake"
 
 
@@ -278,7 +278,7 @@ async def test_a_server_without_models_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(StrictChat, "document", lambda self, method, path: {"data": []})
     async with StrictChat() as server:
         with pytest.raises(NotFound, match="lists no models"):
-            await reply_of(resolve_model(None, base_url=at(server)), ask("hi"))
+            await collect_reply(resolve_model(None, base_url=at(server)), ask("hi"))
 
 
 # --- windows
@@ -326,9 +326,9 @@ async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(monkeypat
     monkeypatch.setattr(StrictChat, "authorised", lambda self, headers: True)
     async with StrictChat() as server:
         model = remote("llamacpp:m", base_url=at(server))
-        assert (await reply_of(model, ask("hi"))).text == "done"
+        assert (await collect_reply(model, ask("hi"))).text == "done"
         with pytest.raises(ModelError) as caught:
-            await reply_of(model, ask("x" * 9000))
+            await collect_reply(model, ask("x" * 9000))
     assert (caught.value.kind, caught.value.retryable) == ("too_long", False)
     assert "1000" in str(caught.value)
     assert "tokens" in str(caught.value)

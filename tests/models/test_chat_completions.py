@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, ECHO, ask, chat_model, events_of, reply_of, results, said
+from tests.kit.fakes.clients import ADD, ECHO, ask, chat_model, collect_events, collect_reply, results, said
 from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
@@ -43,7 +43,7 @@ def piece(index: int | None = 0, name: str | None = None, arguments: Any = None,
 
 async def reply_to(*chunks: Any, tools: Any = (ADD,), quirks: Quirks = Quirks(), **odd: Any) -> Reply:  # noqa: B008
     async with StrictChat([Odd(raw=events(*chunks, "[DONE]"), **odd)]) as fake:
-        return await reply_of(chat_model(fake, quirks=quirks), ask("hi", tools=tools))
+        return await collect_reply(chat_model(fake, quirks=quirks), ask("hi", tools=tools))
 
 
 # --- requests
@@ -53,18 +53,20 @@ async def test_parallel_calls_and_their_results_are_accepted() -> None:
     calls = (Call("c1", "add", '{"a":1,"b":2}'), Call("c2", "echo", ""))
     async with StrictChat([Reply(calls=calls), Reply(text="done")]) as fake:
         model = chat_model(fake)
-        first = await reply_of(model, ask("hi", tools=(ADD, ECHO)))
+        first = await collect_reply(model, ask("hi", tools=(ADD, ECHO)))
         assert first.calls == (calls[0], Call("c2", "echo", "{}"))
         assert first.finish == "calls"
         request = ask("hi", said(first), *results(first.calls), tools=(ADD, ECHO))
-        assert (await reply_of(model, request)).text == "done"
+        assert (await collect_reply(model, request)).text == "done"
         assert fake.rejected == []
 
 
 async def test_arguments_that_are_no_json_are_sent_as_a_json_object() -> None:
     broken = Call("c1", "add", '{"a": 1, "b"')
     async with StrictChat() as fake:
-        await reply_of(chat_model(fake), ask("hi", ModelMessage(calls=(broken,)), *results((broken,)), tools=(ADD,)))
+        await collect_reply(
+            chat_model(fake), ask("hi", ModelMessage(calls=(broken,)), *results((broken,)), tools=(ADD,))
+        )
         sent = fake.seen[0].body["messages"][2]["tool_calls"][0]["function"]["arguments"]
     assert json.loads(sent) == {"invalid_arguments": '{"a": 1, "b"'}
 
@@ -89,7 +91,7 @@ async def test_images_and_files_are_shown() -> None:
         FilePart("y.pdf", "AAAA", "application/pdf"),
     )
     async with StrictChat() as fake:
-        await reply_of(chat_model(fake, quirks=Quirks(accepts_files=True)), ask(UserMessage(parts)))
+        await collect_reply(chat_model(fake, quirks=Quirks(accepts_files=True)), ask(UserMessage(parts)))
         content = fake.seen[0].body["messages"][1]["content"]
     assert content[1] == {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,QUJD"}}
     assert content[3]["text"] == "notes.txt:\nhello"
@@ -102,7 +104,7 @@ async def test_images_in_results_follow_after_the_last_result() -> None:
     shown = ResultMessage("c1", "add", "a picture", parts=(ImagePart(data="QUJD"),))
     async with StrictChat() as fake:
         request = ask("hi", ModelMessage(calls=calls), shown, ResultMessage("c2", "add", "3"), tools=(ADD,))
-        await reply_of(chat_model(fake), request)
+        await collect_reply(chat_model(fake), request)
         roles = [message["role"] for message in fake.seen[0].body["messages"]]
     assert roles == ["system", "user", "assistant", "tool", "tool", "user"]
 
@@ -117,7 +119,7 @@ async def test_sampling_format_choice_and_extras_are_passed_on() -> None:
     }
     async with StrictChat() as fake:
         request = ask("hi", tools=(ADD,), sampling=sampling, output_schema=schema, max_tokens=99, session_id="s1")
-        await reply_of(chat_model(fake, quirks=PROVIDERS["openai-chat"].quirks), request)
+        await collect_reply(chat_model(fake, quirks=PROVIDERS["openai-chat"].quirks), request)
         sent = fake.seen[0].body
     assert sent["model"] == "m"
     assert (sent["temperature"], sent["top_p"], sent["seed"], sent["stop"]) == (0.5, 0.9, 7, ["END"])
@@ -168,8 +170,8 @@ async def test_deltas_come_in_order_and_calls_carry_their_name_once() -> None:
     )
     async with StrictChat([Odd(raw=events(*chunks, "[DONE]")), Odd(raw=events(*chunks, "[DONE]"), split=1)]) as fake:
         model = chat_model(fake)
-        burst = await events_of(model, ask("hi", tools=(ADD,)))
-        slow = await events_of(model, ask("hi", tools=(ADD,)))
+        burst = await collect_events(model, ask("hi", tools=(ADD,)))
+        slow = await collect_events(model, ask("hi", tools=(ADD,)))
     assert burst[:-1] == [
         ReasoningDelta(text="hm"),
         TextDelta(text="Let me add."),
@@ -266,7 +268,7 @@ async def test_reasoning_is_separated_from_the_answer(chunks: list[Any], thought
     whole = events(*chunks, chunk("stop"), "[DONE]")
     async with StrictChat([Odd(raw=whole), Odd(raw=whole, split=1)]) as fake:
         for _ in range(2):
-            reply = await reply_of(chat_model(fake), ask("hi"))
+            reply = await collect_reply(chat_model(fake), ask("hi"))
             assert (reply.reasoning, reply.text) == (thought, text)
 
 
@@ -301,7 +303,7 @@ async def test_a_completion_that_was_not_streamed_is_read() -> None:
     whole = {"model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
     raw = json.dumps(whole).encode()
     async with StrictChat([Odd(raw=raw, content_type="application/json")]) as fake:
-        got = await events_of(chat_model(fake), ask("hi", tools=(ADD,)))
+        got = await collect_events(chat_model(fake), ask("hi", tools=(ADD,)))
     assert got[:-1] == [TextDelta(text="so"), CallDelta(index=0, tool="add", arguments='{"a":1,"b":2}')]
     assert isinstance(got[-1], Reply)
     assert got[-1].usage.estimated
@@ -372,5 +374,5 @@ async def test_reasoning_details_and_signatures_are_kept_for_the_same_model() ->
 async def test_invalid_json_is_an_error_that_may_be_retried() -> None:
     async with StrictChat([Odd(raw=b"data: {nonsense\n\ndata: {}\n\n")]) as fake:
         with pytest.raises(ModelError, match="does not speak its protocol") as caught:
-            await reply_of(chat_model(fake), ask("hi"))
+            await collect_reply(chat_model(fake), ask("hi"))
     assert (caught.value.kind, caught.value.retryable) == ("network", True)

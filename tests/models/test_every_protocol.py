@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.fakes.clients import ADD, PROTOCOLS, TOOLS, ask, events_of, reply_of, results, said, user
+from tests.kit.fakes.clients import ADD, PROTOCOLS, TOOLS, ask, collect_events, collect_reply, results, said, user
 from tests.kit.fakes.server import Odd
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
@@ -77,8 +77,8 @@ async def test_a_reply_becomes_deltas_and_one_reply_in_one_piece_or_byte_by_byte
     reply = Reply(text="I add.", reasoning="hm", calls=CALLS, usage=Usage(100, 20, 60, 5))
     async with fake([reply, Odd(reply, split=1)]) as server:
         model = make(server)
-        burst = await events_of(model, ask("hi", tools=TOOLS))
-        slow = await events_of(model, ask("hi", tools=TOOLS))
+        burst = await collect_events(model, ask("hi", tools=TOOLS))
+        slow = await collect_events(model, ask("hi", tools=TOOLS))
     assert burst[:-1] == [
         ReasoningDelta(text="hm"),
         TextDelta(text="I add."),
@@ -107,7 +107,7 @@ async def test_a_tool_loop_with_reasoning_is_accepted_turn_after_turn(protocol: 
     async with fake([reasoned, Reply(text="3", reasoning="done")]) as server:
         model, items, cache = make(server), [user("hi")], {}
         for turn in range(4):
-            reply = await reply_of(model, Request("You help.", Messages(items), TOOLS, render_cache=cache))
+            reply = await collect_reply(model, Request("You help.", Messages(items), TOOLS, render_cache=cache))
             calls = tuple(Call(f"call_{turn}_{n}", call.tool, call.arguments) for n, call in enumerate(reply.calls))
             items.append(ModelMessage(reply.text, calls, reply.reasoning, reply.opaque))
             items += results(calls) or [user("again")]
@@ -127,7 +127,7 @@ async def test_ids_names_and_arguments_of_other_models_are_made_acceptable(proto
         Call("", "add"),
     )
     async with fake() as server:
-        await reply_of(make(server), ask("hi", ModelMessage(" ", odd), *results(odd), tools=TOOLS))
+        await collect_reply(make(server), ask("hi", ModelMessage(" ", odd), *results(odd), tools=TOOLS))
         assert server.rejected == []
 
 
@@ -137,10 +137,10 @@ async def test_a_last_turn_without_calls_keeps_the_tools_and_forbids_them(protoc
     history = ("hi", ModelMessage("", CALLS), *results(CALLS))
     async with fake() as server:
         model, cache = make(server), {}
-        await reply_of(model, ask(*history, tools=TOOLS, render_cache=cache))
-        await reply_of(model, ask(*history, "sum up", tools=TOOLS, tool_choice="none", render_cache=cache))
+        await collect_reply(model, ask(*history, tools=TOOLS, render_cache=cache))
+        await collect_reply(model, ask(*history, "sum up", tools=TOOLS, tool_choice="none", render_cache=cache))
         extra = {"tool_choice": "required", "parallel_tool_calls": True}
-        await reply_of(model, ask("no tools at all", sampling=Sampling(extra=extra)))
+        await collect_reply(model, ask("no tools at all", sampling=Sampling(extra=extra)))
         assert server.rejected == []
         with_tools, last, plain = (seen.body for seen in server.seen)
     assert last["tools"] == with_tools["tools"]
@@ -161,6 +161,6 @@ async def test_the_fakes_refuse_what_a_provider_refuses(protocol: str, orphans: 
     async with fake() as server:
         for messages in orphans:
             with pytest.raises(ModelError) as caught:
-                await reply_of(make(server), ask(*messages, tools=TOOLS))
+                await collect_reply(make(server), ask(*messages, tools=TOOLS))
             assert caught.value.kind == "bad_request"
         assert len(server.rejected) == len(orphans)

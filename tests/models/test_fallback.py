@@ -5,7 +5,7 @@ from contextlib import aclosing
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ask, chat_model, events_of, reply_of
+from tests.kit.fakes.clients import ask, chat_model, collect_events, collect_reply
 from tests.kit.fakes.server import Odd, events, status
 from treadle.errors import BadInput, ModelError, NotFound
 from treadle.messages import Reply
@@ -20,9 +20,9 @@ async def test_the_next_model_answers_when_one_fails_for_good() -> None:
         model = fallback(chat_model(one, "a"), chat_model(two, "b"))
         assert isinstance(model, Model)
         assert model.name == "fake:a"
-        reply = await reply_of(model, ask("hi"))
+        reply = await collect_reply(model, ask("hi"))
         assert (reply.text, reply.model) == ("the second", "b")
-        await reply_of(model, ask("hi"))
+        await collect_reply(model, ask("hi"))
         assert (len(one.seen), len(two.seen)) == (1, 2), "one that failed rests for a while"
 
 
@@ -31,12 +31,12 @@ async def test_the_caller_retries_a_temporary_failure_first() -> None:
     async with StrictChat([status(503), status(503), Reply(text="back")]) as one, StrictChat([SECOND]) as two:
         model = Fallback((chat_model(one), chat_model(two)), clock=lambda: now[0])
         with pytest.raises(ModelError) as caught:
-            await reply_of(model, ask("hi"))
+            await collect_reply(model, ask("hi"))
         assert caught.value.retryable
-        assert (await reply_of(model, ask("hi"))).text == "the second"
-        assert (await reply_of(model, ask("hi"))).text == "the second"
+        assert (await collect_reply(model, ask("hi"))).text == "the second"
+        assert (await collect_reply(model, ask("hi"))).text == "the second"
         now[0] += 61
-        assert (await reply_of(model, ask("hi"))).text == "back"
+        assert (await collect_reply(model, ask("hi"))).text == "back"
 
 
 async def test_a_model_that_has_begun_to_answer_is_not_replaced() -> None:
@@ -45,7 +45,7 @@ async def test_a_model_that_has_begun_to_answer_is_not_replaced() -> None:
     async with StrictChat([broken]) as one, StrictChat([SECOND]) as two:
         model = Fallback((chat_model(one), chat_model(two)), patience=1)
         with pytest.raises(ModelError) as caught:
-            await events_of(model, ask("hi"))
+            await collect_events(model, ask("hi"))
         assert caught.value.partial.startswith("so far")
         assert two.seen == []
 
@@ -55,7 +55,7 @@ async def test_when_all_models_fail_the_last_error_is_raised() -> None:
         model = fallback(chat_model(one), chat_model(two))
         for _ in range(2):
             with pytest.raises(ModelError) as caught:
-                await reply_of(model, ask("hi"))
+                await collect_reply(model, ask("hi"))
             assert caught.value.kind == "quota"
         assert (len(one.seen), len(two.seen)) == (2, 2)
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientConnectorCertificateError
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, ask, chat_model, events_of, reply_of
+from tests.kit.fakes.clients import ADD, ask, chat_model, collect_events, collect_reply
 from tests.kit.fakes.server import Odd, events, status
 from tests.kit.sessions import PATIENCE
 from treadle.errors import ModelError
@@ -45,7 +45,7 @@ def nobody(host: str = "127.0.0.1") -> Iterator[str]:
 
 async def failure_of(model: RemoteModel) -> ModelError:
     with pytest.raises(ModelError) as caught:
-        await events_of(model, ask("hi"))
+        await collect_events(model, ask("hi"))
     return caught.value
 
 
@@ -54,8 +54,8 @@ async def test_a_reply_is_the_same_in_pieces_of_any_size(size: int) -> None:
     whole = Reply(text=TEXT, reasoning="hm, größer", calls=CALLS)
     async with StrictChat([whole, Odd(whole, split=size)]) as fake:
         model = chat_model(fake)
-        first = await reply_of(model, ask("hi", tools=(ADD,)))
-        second = await events_of(model, ask("hi", tools=(ADD,)))
+        first = await collect_reply(model, ask("hi", tools=(ADD,)))
+        second = await collect_events(model, ask("hi", tools=(ADD,)))
     assert second[-1] == first
     assert first.text == TEXT
     assert first.calls == CALLS
@@ -66,7 +66,7 @@ async def test_pieces_that_arrive_together_are_one_delta_without_delay() -> None
     held = asyncio.Event()
     async with StrictChat([Reply(text=TEXT), Odd(Reply(text=TEXT), split=400, held=held, held_after=800)]) as fake:
         model = chat_model(fake)
-        together = await events_of(model, ask("hi"))
+        together = await collect_events(model, ask("hi"))
         assert [type(event) for event in together] == [TextDelta, Reply]
         async with asyncio.timeout(PATIENCE), aclosing(model.stream(ask("hi"))) as stream:
             first = await anext(stream)
@@ -126,7 +126,7 @@ async def test_a_reset_connection_keeps_the_text_so_far() -> None:
         assert (error.kind, error.retryable) == ("network", True)
         assert error.partial
         assert "Half of it".startswith(error.partial)
-        assert (await reply_of(model, ask("hi"))).text == "All of it"
+        assert (await collect_reply(model, ask("hi"))).text == "All of it"
 
 
 @pytest.mark.parametrize("cut", [0, 300, 500])
@@ -142,7 +142,7 @@ async def test_a_failure_after_the_end_of_a_reply_does_not_matter(way: str) -> N
     raw = events(said, "[DONE]")
     at = raw.index(b"[DONE]")
     async with StrictChat([Odd(raw=raw, **{way: at})]) as fake:
-        reply = await reply_of(chat_model(fake, timeouts=short("idle")), ask("hi"))
+        reply = await collect_reply(chat_model(fake, timeouts=short("idle")), ask("hi"))
     assert (reply.text, reply.finish) == ("all of it", "stop")
 
 
@@ -158,7 +158,7 @@ async def test_the_status_counts_when_the_error_body_never_comes(way: str, monke
 async def test_a_server_that_keeps_the_connection_open_does_not_delay_the_reply() -> None:
     async with StrictChat([Odd(Reply(text="done"), end_late=60.0)]) as fake:
         async with asyncio.timeout(PATIENCE):
-            assert (await reply_of(chat_model(fake), ask("hi"))).text == "done"
+            assert (await collect_reply(chat_model(fake), ask("hi"))).text == "done"
 
 
 async def test_an_error_and_then_success() -> None:
@@ -166,7 +166,7 @@ async def test_an_error_and_then_success() -> None:
         model = chat_model(fake)
         error = await failure_of(model)
         assert (error.kind, error.retryable) == ("internal", True)
-        assert (await reply_of(model, ask("hi"))).text == "fine"
+        assert (await collect_reply(model, ask("hi"))).text == "fine"
         assert len(fake.seen) == 2, "nothing is retried below the engine"
 
 
@@ -189,14 +189,14 @@ async def test_connections_are_kept_between_turns_and_shared_by_models_of_one_en
     async with StrictChat() as fake:
         one, two = chat_model(fake, "one"), chat_model(fake, "two")
         for _ in range(5):
-            await reply_of(one, ask("hi"))
-            await reply_of(two, ask("hi"))
+            await collect_reply(one, ask("hi"))
+            await collect_reply(two, ask("hi"))
         assert fake.connections == 1
         await one.close()
-        await reply_of(two, ask("hi"))
+        await collect_reply(two, ask("hi"))
         assert fake.connections == 1
         await two.close()
-        await reply_of(two, ask("hi"))
+        await collect_reply(two, ask("hi"))
         assert fake.connections == 2
 
 
@@ -228,7 +228,7 @@ async def test_a_large_body_is_sent_whole() -> None:
     picture = ImagePart(data="A" * 3_000_000)
     async with StrictChat() as fake:
         request = ask(UserMessage((TextPart("look"), picture)))
-        assert (await reply_of(chat_model(fake), request)).text == "done"
+        assert (await collect_reply(chat_model(fake), request)).text == "done"
         assert len(fake.seen[0].raw) > 3_000_000
 
 
@@ -287,7 +287,7 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
         proxy.prefix = "http://models.invalid/v1"  # a proxy is asked for the whole address
-        reply = await reply_of(chat_model("http://models.invalid/v1"), ask("hi"))
+        reply = await collect_reply(chat_model("http://models.invalid/v1"), ask("hi"))
         assert reply.text == "through the proxy"
         monkeypatch.setenv("no_proxy", "*")
         with nobody("127.0.0.2") as base_url:
@@ -312,7 +312,7 @@ async def test_a_proxy_may_be_named_without_its_scheme(monkeypatch: pytest.Monke
     async with StrictChat([Reply(text="through the proxy")]) as proxy:
         monkeypatch.setenv("http_proxy", f"user:secret@127.0.0.1:{proxy.port}")
         proxy.prefix = "http://models.invalid/v1"
-        assert (await reply_of(chat_model("http://models.invalid/v1"), ask("hi"))).text == "through the proxy"
+        assert (await collect_reply(chat_model("http://models.invalid/v1"), ask("hi"))).text == "through the proxy"
         assert "proxy-authorization" in proxy.seen[0].headers
     monkeypatch.setenv("http_proxy", "user:secret@127.0.0.1:99999")
     error = await failure_of(chat_model("http://others.invalid/v1"))
@@ -330,7 +330,7 @@ def test_the_reason_for_an_untrusted_certificate_is_named() -> None:
 async def test_many_requests_at_once_share_one_session() -> None:
     async with StrictChat(lambda body: Reply(text=body["messages"][-1]["content"])) as fake:
         model = chat_model(fake)
-        replies = await asyncio.gather(*(reply_of(model, ask(f"number {i}")) for i in range(50)))
+        replies = await asyncio.gather(*(collect_reply(model, ask(f"number {i}")) for i in range(50)))
     assert [reply.text for reply in replies] == [f"number {i}" for i in range(50)]
 
 
@@ -338,12 +338,12 @@ def test_a_loop_that_ends_leaves_nothing_open() -> None:
     code = """
 import asyncio, aiohttp
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ask, chat_model, reply_of
+from tests.kit.fakes.clients import ask, chat_model, collect_reply
 
 async def main():
     asyncio.get_running_loop().slow_callback_duration = 600  # else a busy machine is told of as well
     async with StrictChat() as fake:
-        print((await reply_of(chat_model(fake), ask("hi"))).text)
+        print((await collect_reply(chat_model(fake), ask("hi"))).text)
 
 asyncio.run(main())
 asyncio.run(main())

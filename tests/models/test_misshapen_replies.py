@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, PROTOCOLS, ask, chat_model, reply_of
+from tests.kit.fakes.clients import ADD, PROTOCOLS, ask, chat_model, collect_reply
 from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
 from treadle.messages import Reply
@@ -124,7 +124,7 @@ async def test_a_wrong_value_deeper_in_a_message_is_the_providers_error(
     items, write, fake, make = WAYS[way]
     async with fake([Odd(raw=write(*spoilt(items, path, instead)))]) as server:
         with pytest.raises(ModelError, match="does not speak its protocol") as caught:
-            await reply_of(make(server), ask("hi", tools=(ADD,)))
+            await collect_reply(make(server), ask("hi", tools=(ADD,)))
     assert (caught.value.kind, caught.value.retryable) == ("network", True)
 
 
@@ -148,7 +148,7 @@ async def test_a_wrong_value_deeper_in_a_message_is_the_providers_error(
 async def test_values_that_can_only_mean_one_thing_are_accepted(way: str, path: tuple[Any, ...], instead: Any) -> None:
     items, write, fake, make = WAYS[way]
     async with fake([Odd(raw=write(*spoilt(items, path, instead)))]) as server:
-        reply = await reply_of(make(server), ask("hi", tools=(ADD,)))
+        reply = await collect_reply(make(server), ask("hi", tools=(ADD,)))
     assert reply.text == "so"
     assert [(call.tool, json.loads(call.arguments)) for call in reply.calls] == [("add", {"a": 1, "b": 2})]
 
@@ -157,7 +157,7 @@ async def test_values_that_can_only_mean_one_thing_are_accepted(way: str, path: 
 async def test_invalid_utf8_is_replaced_and_no_error(way: str) -> None:
     items, write, fake, make = WAYS[way]
     async with fake([Odd(raw=write(*items).replace(b'"so"', b'"s\xff\xe9o"'))]) as server:
-        reply = await reply_of(make(server), ask("hi", tools=(ADD,)))
+        reply = await collect_reply(make(server), ask("hi", tools=(ADD,)))
     assert reply.text.startswith("s�")
 
 
@@ -184,9 +184,9 @@ async def test_the_content_type_of_a_response_does_not_matter(way: str, whole: A
     async with fake([Odd(raw=body, content_type=content_type) for body in bodies]) as server:
         model = make(server)
         for _ in bodies[:-1]:
-            assert (await reply_of(model, ask("hi", tools=(ADD,)))).text == "so"
+            assert (await collect_reply(model, ask("hi", tools=(ADD,)))).text == "so"
         with pytest.raises(ModelError, match="slow down") as caught:
-            await reply_of(model, ask("hi"))
+            await collect_reply(model, ask("hi"))
     assert (caught.value.kind, caught.value.retryable) == ("overloaded", True)
 
 
@@ -206,7 +206,7 @@ async def test_a_proxys_own_error_is_reported_in_every_protocol(way: str, error:
     items, write, fake, make = WAYS[way]
     async with fake([Odd(raw=write(items[0], error))]) as server:
         with pytest.raises(ModelError, match="what was wrong") as caught:
-            await reply_of(make(server), ask("hi", tools=(ADD,)))
+            await collect_reply(make(server), ask("hi", tools=(ADD,)))
     assert (caught.value.kind, caught.value.retryable) == ("bad_request", False)
 
 
@@ -215,7 +215,7 @@ async def test_unknown_events_may_have_any_shape(way: str) -> None:
     items, write, fake, make = WAYS[way]
     new = {"type": "shiny", "delta": "x", "index": "y", "message": 7, "output_index": [], "response": "z", "item": 1}
     async with fake([Odd(raw=write(items[0], new, *items[1:]))]) as server:
-        assert (await reply_of(make(server), ask("hi", tools=(ADD,)))).text == "so"
+        assert (await collect_reply(make(server), ask("hi", tools=(ADD,)))).text == "so"
 
 
 @pytest.mark.parametrize(("way", "count"), [("chat", 1), ("anthropic", 5), ("responses", 3), ("ollama", 1)])
@@ -223,12 +223,12 @@ async def test_a_stream_that_ends_early_is_no_reply(way: str, count: int) -> Non
     items, write, fake, make = WAYS[way]
     async with fake([Odd(raw=write(*items[:count]))]) as server:
         with pytest.raises(ModelError, match="before the reply was complete") as caught:
-            await reply_of(make(server), ask("hi", tools=(ADD,)))
+            await collect_reply(make(server), ask("hi", tools=(ADD,)))
     assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("network", True, "so")
 
 
 async def test_text_before_invalid_data_is_kept() -> None:
     async with StrictChat([Odd(raw=events(CHAT[0]) + b"data: [1]\n\n")]) as fake:
         with pytest.raises(ModelError) as caught:
-            await reply_of(chat_model(fake), ask("hi"))
+            await collect_reply(chat_model(fake), ask("hi"))
     assert caught.value.partial == "so"

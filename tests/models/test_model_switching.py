@@ -13,7 +13,7 @@ from tests.kit.fakes.clients import (
     anthropic_model,
     ask,
     chat_model,
-    reply_of,
+    collect_reply,
     responses_model,
     results,
     said,
@@ -43,7 +43,7 @@ async def turns(model: RemoteModel, items: list[Message], cache: dict[str, Any],
         thinks = "Anthropic" in type(model._wire).__name__
         chosen = sampling if thinks else Sampling()
         request = Request("You help.", Messages(items), TOOLS, sampling=chosen, render_cache=cache)
-        reply = await reply_of(model, request)
+        reply = await collect_reply(model, request)
         calls = tuple(Call(f"{call.id}_{len(items)}", call.tool, call.arguments) for call in reply.calls)
         message = said(reply)
         items.append(type(message)(message.text, calls, message.reasoning, message.opaque, message.model))
@@ -84,7 +84,7 @@ async def test_a_foreign_history_gets_ids_that_a_strict_vendor_accepts() -> None
     async with StrictAnthropic(SCRIPT) as one, StrictChat() as two:
         items: list[Message] = [user("go")]
         await turns(anthropic_model(one), items, {}, 1)
-        await reply_of(chat_model(two, quirks=Quirks(id_rule=MISTRAL_IDS)), ask(*items, tools=TOOLS))
+        await collect_reply(chat_model(two, quirks=Quirks(id_rule=MISTRAL_IDS)), ask(*items, tools=TOOLS))
         ids = [call["id"] for call in two.seen[0].body["messages"][2]["tool_calls"]]
     assert [len(call_id) for call_id in ids] == [9, 9]
     assert two.rejected == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kit.fakes.clients import TOOLS, ask, model_of, ollama_model, reply_of, results, said
+from tests.kit.fakes.clients import TOOLS, ask, build_model, collect_reply, ollama_model, results, said
 from tests.kit.fakes.ollama import FakeOllama
 from tests.kit.fakes.server import Odd
 from treadle.errors import ModelError
@@ -20,7 +20,7 @@ async def test_the_window_is_asked_and_set(parameters: str, context: int, window
     async with FakeOllama() as fake:
         fake.parameters, fake.context = parameters, context
         model = ollama_model(fake)
-        await reply_of(model, ask("hi"))
+        await collect_reply(model, ask("hi"))
         assert model.window == window
         assert fake.seen[-1].body["options"]["num_ctx"] == window
 
@@ -29,23 +29,23 @@ async def test_a_request_that_does_not_fit_is_refused() -> None:
     async with FakeOllama() as fake:
         fake.context = 4000
         with pytest.raises(ModelError, match="the window of ollama:m has 4000") as caught:
-            await reply_of(ollama_model(fake), ask("x" * 40_000))
+            await collect_reply(ollama_model(fake), ask("x" * 40_000))
         assert caught.value.kind == "too_long"
-        unprobed = model_of(fake, OllamaChat("ollama", "m"))
+        unprobed = build_model(fake, OllamaChat("ollama", "m"))
         with pytest.raises(ModelError) as caught:
-            await reply_of(unprobed, ask("x" * 40_000))
+            await collect_reply(unprobed, ask("x" * 40_000))
         assert caught.value.kind == "too_long"
 
 
 async def test_a_tool_loop_is_accepted_and_read() -> None:
     async with FakeOllama([Reply(text="I add.", reasoning="hm", calls=CALLS), Reply(text="3")]) as fake:
         model = ollama_model(fake)
-        first = await reply_of(model, ask("hi", tools=TOOLS))
+        first = await collect_reply(model, ask("hi", tools=TOOLS))
         assert len({call.id for call in first.calls}) == 2
         assert (first.finish, first.usage.input_tokens, first.usage.estimated) == ("calls", 11, False)
         picture = ResultMessage(first.calls[1].id, "echo", "see", parts=(ImagePart(data="QUJD"),))
         request = ask("hi", said(first), *results(first.calls[:1]), picture, tools=TOOLS)
-        assert (await reply_of(model, request)).text == "3"
+        assert (await collect_reply(model, request)).text == "3"
         assert fake.rejected == []
         assert fake.seen[-1].body["messages"][-1]["images"] == ["QUJD"]
 
@@ -57,10 +57,10 @@ async def test_sampling_and_format_are_translated() -> None:
         request = Request(
             request.system, request.messages, sampling=sampling, max_tokens=9, output_schema={"type": "object"}
         )
-        await reply_of(ollama_model(fake), request)
+        await collect_reply(ollama_model(fake), request)
         assert fake.rejected == []
         sent = fake.seen[-1].body
-        await reply_of(ollama_model(fake), ask("hi", tools=TOOLS, tool_choice="none"))
+        await collect_reply(ollama_model(fake), ask("hi", tools=TOOLS, tool_choice="none"))
         assert "tools" not in fake.seen[-1].body
     assert sent["options"] == {
         "num_ctx": 99_000,
@@ -80,9 +80,9 @@ async def test_calls_in_text_failures_and_cut_replies_are_read() -> None:
     broken = b'{"message":{"content":"so far"},"done":false}\n{"error":"llama runner process has terminated"}\n'
     async with FakeOllama([Reply(text=text), Odd(raw=broken), Reply(text="cut", finish="length")]) as fake:
         model = ollama_model(fake)
-        reply = await reply_of(model, ask("hi", tools=TOOLS))
+        reply = await collect_reply(model, ask("hi", tools=TOOLS))
         assert (reply.text, reply.reasoning, reply.calls[0].tool) == ("", "hm", "add")
         with pytest.raises(ModelError) as caught:
-            await reply_of(model, ask("hi"))
+            await collect_reply(model, ask("hi"))
         assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("internal", True, "so far")
-        assert (await reply_of(model, ask("hi"))).finish == "length"
+        assert (await collect_reply(model, ask("hi"))).finish == "length"

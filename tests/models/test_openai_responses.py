@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fakes.clients import TOOLS, ask, reply_of, responses_model
+from tests.kit.fakes.clients import TOOLS, ask, collect_reply, responses_model
 from tests.kit.fakes.responses import StrictResponses
 from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
@@ -27,15 +27,15 @@ CALLS = (Call("call_1", "add", '{"a": 1, "b": 2}'), Call("call_2", "echo", '{"te
 
 async def reply_to(*items: Any, **odd: Any) -> Reply:
     async with StrictResponses([Odd(raw=events(*items), **odd)]) as fake:
-        return await reply_of(responses_model(fake), ask("hi", tools=TOOLS))
+        return await collect_reply(responses_model(fake), ask("hi", tools=TOOLS))
 
 
 async def test_reasoning_without_its_calls_is_left_out() -> None:
     async with StrictResponses([Reply(reasoning="hm", calls=CALLS), Reply(text="ok")]) as fake:
         model = responses_model(fake)
-        first = await reply_of(model, ask("hi", tools=TOOLS))
+        first = await collect_reply(model, ask("hi", tools=TOOLS))
         dropped = ModelMessage("", (), first.reasoning, first.opaque)
-        await reply_of(model, ask("hi", dropped, "go on", tools=TOOLS))
+        await collect_reply(model, ask("hi", dropped, "go on", tools=TOOLS))
         assert fake.rejected == []
 
 
@@ -52,7 +52,7 @@ async def test_images_files_choice_schema_and_sampling_are_translated() -> None:
     async with StrictResponses() as fake:
         fields = {"max_tokens": 5, "output_schema": {"type": "object"}, "session_id": "s1"}
         request = ask(UserMessage(parts), ModelMessage("", CALLS[:1]), shown, tools=TOOLS, sampling=sampling, **fields)
-        await reply_of(responses_model(fake), request)
+        await collect_reply(responses_model(fake), request)
         assert fake.rejected == []
         sent = fake.seen[0].body
     assert [part["type"] for part in sent["input"][0]["content"]] == [
@@ -78,7 +78,7 @@ def test_a_model_that_does_not_reason_is_not_asked_for_its_reasoning() -> None:
 @pytest.mark.parametrize(("finish", "expected"), [("length", "length"), ("filter", "filter"), ("stop", "stop")])
 async def test_incomplete_replies_say_why(finish: Any, expected: str) -> None:
     async with StrictResponses([Reply(text="so far", finish=finish)]) as fake:
-        assert (await reply_of(responses_model(fake), ask("hi"))).finish == expected
+        assert (await collect_reply(responses_model(fake), ask("hi"))).finish == expected
 
 
 async def test_a_refusal_becomes_text_with_finish_filter() -> None:
@@ -98,7 +98,7 @@ async def test_a_response_without_deltas_is_read_streamed_or_not() -> None:
     streamed = await reply_to({"type": "response.completed", "response": response})
     raw = Odd(raw=json.dumps(response).encode(), content_type="application/json")
     async with StrictResponses([raw]) as fake:
-        whole = await reply_of(responses_model(fake), ask("hi", tools=TOOLS))
+        whole = await collect_reply(responses_model(fake), ask("hi", tools=TOOLS))
     for reply in (streamed, whole):
         assert (reply.text, reply.reasoning, reply.finish) == ("so", "hm", "calls")
         assert reply.calls == (Call("c", "add", "{}"),)
@@ -132,4 +132,4 @@ async def test_errors_in_the_stream_are_classified(event: dict[str, Any], kind: 
 async def test_a_document_of_another_shape_is_an_error() -> None:
     async with StrictResponses([Odd(raw=b'{"detail": "moved"}', content_type="application/json")]) as fake:
         with pytest.raises(ModelError, match="moved"):
-            await reply_of(responses_model(fake), ask("hi"))
+            await collect_reply(responses_model(fake), ask("hi"))

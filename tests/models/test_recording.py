@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, ECHO, ask, chat_model, model_of, reply_of
+from tests.kit.fakes.clients import ADD, ECHO, ask, build_model, chat_model, collect_reply
 from tests.kit.fakes.server import status
 from treadle import Agent
 from treadle.errors import ModelError
@@ -35,9 +35,9 @@ async def test_an_exchange_is_recorded_without_its_key_and_plays_back(tmp_path: 
     script = [Reply(text="größer ✓"), status(429, "key sk-test is slow", retry_after="7")]
     async with StrictChat(script) as fake, record(fake.base_url, file, about="a greeting") as base_url:
         model = chat_model(base_url)
-        first = await reply_of(model, ask("hi"))
+        first = await collect_reply(model, ask("hi"))
         with pytest.raises(ModelError):
-            await reply_of(model, ask("hi"))
+            await collect_reply(model, ask("hi"))
         await model.close()
     text = file.read_text("utf-8")
     assert "sk-test" not in text
@@ -46,12 +46,12 @@ async def test_an_exchange_is_recorded_without_its_key_and_plays_back(tmp_path: 
     assert [exchange.status for exchange in known.exchanges] == [200, 429]
     async with replay(file, exact=True) as base_url:
         model = chat_model(base_url)
-        assert await reply_of(model, ask("hi")) == first
+        assert await collect_reply(model, ask("hi")) == first
         with pytest.raises(ModelError) as caught:
-            await reply_of(model, ask("hi"))
+            await collect_reply(model, ask("hi"))
         assert (caught.value.kind, caught.value.retry_after) == ("overloaded", 7.0)
         with pytest.raises(ModelError, match="the recording has ended"):
-            await reply_of(model, ask("hi"))
+            await collect_reply(model, ask("hi"))
         await model.close()
 
 
@@ -59,7 +59,7 @@ async def test_an_exchange_that_ends_with_an_error_is_recorded(tmp_path: Path) -
     file = tmp_path / "refused.json"
     with pytest.raises(ModelError, match="slow down"):
         async with StrictChat([status(429, "slow down")]) as fake, record(fake.base_url, file) as base_url:
-            await reply_of(chat_model(base_url), ask("hi"))
+            await collect_reply(chat_model(base_url), ask("hi"))
     assert [exchange.status for exchange in load(file).exchanges] == [429]
 
 
@@ -70,7 +70,7 @@ async def test_a_missing_provider_is_an_error_and_keeps_the_old_recording(tmp_pa
         gone = fake.base_url
     async with record(gone, file) as base_url:
         with pytest.raises(ModelError, match=r"127\.0\.0\.1 gave no answer"):
-            await reply_of(chat_model(base_url), ask("hi"))
+            await collect_reply(chat_model(base_url), ask("hi"))
     assert file.read_text() == "an older recording"
 
 
@@ -98,13 +98,13 @@ async def test_an_exchange_is_recorded_with_any_form_of_base_url(
 async def test_an_exact_replay_refuses_another_request(tmp_path: Path) -> None:
     file = tmp_path / "exchange.json"
     async with StrictChat() as fake, record(fake.base_url, file) as base_url:
-        await reply_of(chat_model(base_url), ask("hi"))
+        await collect_reply(chat_model(base_url), ask("hi"))
     async with replay(file, exact=True) as base_url:
         with pytest.raises(ModelError, match="not the request that was recorded") as caught:
-            await reply_of(chat_model(base_url), ask("something else"))
+            await collect_reply(chat_model(base_url), ask("something else"))
         assert caught.value.kind == "bad_request", "it is not tried again"
     async with replay(file) as base_url:
-        assert (await reply_of(chat_model(base_url), ask("something else"))).text == "done"
+        assert (await collect_reply(chat_model(base_url), ask("something else"))).text == "done"
 
 
 async def test_bytes_that_are_no_text_are_kept(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_bytes_that_are_no_text_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "exchange.json"
     async with StrictChat([Odd(raw=b"\xff\xfe")]) as fake, record(fake.base_url, file) as base_url:
         with pytest.raises(ModelError):
-            await reply_of(chat_model(base_url), ask("hi"))
+            await collect_reply(chat_model(base_url), ask("hi"))
     assert load(file).exchanges[0].raw == b"\xff\xfe"
 
 
@@ -123,9 +123,9 @@ async def test_a_recorded_exchange_gives_the_expected_reply(file: Path) -> None:
     assert recording.about
     expected = {name: msgspec.json.decode(value) for name, value in recording.expect.items()}
     async with replay(recording) as base_url:
-        model = model_of(base_url, WIRES[recording.protocol])
+        model = build_model(base_url, WIRES[recording.protocol])
         try:
-            reply = await reply_of(model, ask("hi", tools=(ADD, ECHO)))
+            reply = await collect_reply(model, ask("hi", tools=(ADD, ECHO)))
         except ModelError as error:
             got: dict[str, Any] = {"error": error.kind, "retryable": error.retryable, "partial": error.partial}
             got |= {"retry_after": error.retry_after, "message": str(error)}

@@ -16,7 +16,7 @@ from tests.kit.fakes import chat as fake_chat
 from tests.kit.fakes import responses as fake_responses
 from tests.kit.fakes.anthropic import StrictAnthropic
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, ECHO, anthropic_model, ask, chat_model, reply_of, responses_model, results
+from tests.kit.fakes.clients import ADD, ECHO, anthropic_model, ask, chat_model, collect_reply, responses_model, results
 from tests.kit.fakes.responses import StrictResponses
 from tests.kit.fakes.server import Odd
 from treadle.messages import Call, ImagePart, ModelMessage, Reply, Sampling, TextPart, Usage, UserMessage
@@ -50,7 +50,7 @@ def shaped(calls: Any) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("reply", REPLIES)
 async def test_chat_completions_are_read_as_the_openai_sdk_reads_them(reply: Reply, way: Odd) -> None:
     async with StrictChat([Odd(reply, split=way.split)]) as fake:
-        ours = await reply_of(chat_model(fake), ask("hi", tools=(ADD, ECHO)))
+        ours = await collect_reply(chat_model(fake), ask("hi", tools=(ADD, ECHO)))
         async with AsyncOpenAI(base_url=fake.base_url, api_key="sk-test", max_retries=0) as client:
             stream = await client.chat.completions.create(
                 model="m",
@@ -83,7 +83,7 @@ async def test_chat_completions_are_read_as_the_openai_sdk_reads_them(reply: Rep
 @pytest.mark.parametrize("reply", REPLIES)
 async def test_messages_are_read_as_the_anthropic_sdk_reads_them(reply: Reply, way: Odd) -> None:
     async with StrictAnthropic([Odd(reply, split=way.split)]) as fake:
-        ours = await reply_of(anthropic_model(fake), ask("hi", tools=(ADD, ECHO)))
+        ours = await collect_reply(anthropic_model(fake), ask("hi", tools=(ADD, ECHO)))
         url = fake.base_url.removesuffix("/v1")
         async with AsyncAnthropic(base_url=url, api_key="sk-test", max_retries=0) as client:
             content: list[Any] = [{"type": "text", "text": "hi"}]
@@ -107,7 +107,7 @@ async def test_messages_are_read_as_the_anthropic_sdk_reads_them(reply: Reply, w
 @pytest.mark.parametrize("reply", REPLIES)
 async def test_responses_are_read_as_the_openai_sdk_reads_them(reply: Reply, way: Odd) -> None:
     async with StrictResponses([Odd(reply, split=way.split)]) as fake:
-        ours = await reply_of(responses_model(fake), ask("hi", tools=(ADD, ECHO)))
+        ours = await collect_reply(responses_model(fake), ask("hi", tools=(ADD, ECHO)))
         async with AsyncOpenAI(base_url=fake.base_url, api_key="sk-test", max_retries=0) as client:
             stream = await client.responses.create(
                 model="m",
@@ -140,7 +140,7 @@ async def test_responses_are_read_as_the_openai_sdk_reads_them(reply: Reply, way
 )
 async def test_what_we_send_has_the_shape_the_sdk_declares(fake: Any, shape: Any, make: Any) -> None:
     async with fake() as server:
-        await reply_of(make(server), RICH)
+        await collect_reply(make(server), RICH)
         body = server.seen[0].body
     for name in ("temperature", "top_p"):  # older models take them, the newest SDK declares them no more
         if name not in get_type_hints(shape):

@@ -25,7 +25,7 @@ from tests.kit.sandbox import (
     plainly,
     until,
 )
-from tests.kit.sessions import let_pass
+from tests.kit.sessions import advance_loop_clock
 from treadle.errors import BadInput
 from treadle.sandbox import bubblewrap, landlock
 from treadle.sandbox.backend import run_in_sandbox, run_on_host
@@ -119,7 +119,7 @@ async def test_the_wall_clock_kills_daemons_too(run: Run, place: Place) -> None:
     job, locks = daemons(place, "time.sleep(600)", Bounds(wall_s=300))
     task = asyncio.ensure_future(collect(run, job))
     await until(lambda: ready(locks))
-    let_pass(300)
+    advance_loop_clock(300)
     assert (await task).ended.reason == "wall"
     assert [is_alive(lock) for lock in locks] == [False, False]
 
@@ -134,7 +134,7 @@ async def test_a_command_that_ignores_every_signal_is_killed(run: Run, place: Pl
     task = asyncio.ensure_future(run(job, lambda data: heard.set()))
     async with asyncio.timeout(PATIENCE):
         await heard.wait()
-    let_pass(300)
+    advance_loop_clock(300)
     assert (await task).reason == "wall"
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.kit.sessions import agent_of, ended
+from tests.kit.sessions import build_agent, run_to_end
 from treadle import Agent, ToolContext, tool
 from treadle.errors import BadInput
 from treadle.events import CallFinished, serialize_event
@@ -41,7 +41,7 @@ async def test_no_secret_in_the_result_of_a_tool_is_stored_or_shown(
         monkeypatch.setenv("ACME_API_KEY", CANARY)
     calls = tuple(Call("", "leak", f'{{"how": "{how}"}}') for how in ("plain", "long", "raise", "note", "live"))
     secrets = [CANARY] if given == "agent" else []
-    agent, model = agent_of(Reply(calls=calls), "done", tools=[leak], secrets=secrets)
+    agent, model = build_agent(Reply(calls=calls), "done", tools=[leak], secrets=secrets)
     shown: list[bytes] = []
     async with agent.session() as session:
         watch = session.watch()
@@ -51,7 +51,7 @@ async def test_no_secret_in_the_result_of_a_tool_is_stored_or_shown(
                 shown.append(serialize_event(event))
 
         looking = asyncio.create_task(look())
-        await ended(session)
+        await run_to_end(session)
         facts = await session.facts()
         cut = [fact.truncation for fact in facts if isinstance(fact, CallFinished)]
         artifacts = [one.artifact for one in cut if one is not None]

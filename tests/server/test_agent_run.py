@@ -7,7 +7,7 @@ import pytest
 
 from tests.dialects.test_loop_events import accept
 from tests.kit.server import OWNER, Client, listening, served, until
-from tests.kit.sessions import PATIENCE, Held, SteppingClock, Store, Tables, agent_of, file_store, note
+from tests.kit.sessions import PATIENCE, HeldTool, SteppingClock, Store, Tables, build_agent, file_store, note
 from treadle import Limits, Runtime
 from treadle.events import SessionRenamed
 from treadle.server.app import create_app
@@ -36,7 +36,7 @@ def of(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 async def test_a_run_is_streamed_in_order_and_ends_with_its_summary() -> None:
-    agent, model = agent_of([call("note", text="a"), call("note", text="b")], "all noted", tools=[note])
+    agent, model = build_agent([call("note", text="a"), call("note", text="b")], "all noted", tools=[note])
     async with served(agent) as client:
         events = await run(client, autoApprove=["note"], systemPrompt="be brief", sessionName="Notes")
         accept(events)
@@ -50,7 +50,7 @@ async def test_a_run_is_streamed_in_order_and_ends_with_its_summary() -> None:
 
 
 async def test_a_blank_objective_is_refused() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         for objective in ("", "   ", "\n\t"):
             problem = await client.problem("POST", "/api/agent/run", {"objective": objective})
@@ -59,7 +59,7 @@ async def test_a_blank_objective_is_refused() -> None:
 
 
 async def test_without_a_model_it_is_503() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         await client.json("POST", "/v1/models/unload", {"model": "scripted"})
         problem = await client.problem("POST", "/api/agent/run", {"objective": "go"}, 503)
@@ -70,7 +70,7 @@ async def test_without_a_model_it_is_503() -> None:
 
 
 async def test_every_tool_is_asked_for_and_the_answers_have_their_statuses() -> None:
-    agent, _ = agent_of(call("note", text="a"), call("note", text="b"), "noted", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), call("note", text="b"), "noted", tools=[note])
     async with served(agent) as client:
         async with client.stream("/api/agent/run", {"objective": "go"}) as events:
             (first, *_, asked) = await until(events, event="tool_approval_required")
@@ -89,7 +89,7 @@ async def test_every_tool_is_asked_for_and_the_answers_have_their_statuses() -> 
 
 
 async def test_a_denial_reaches_the_model() -> None:
-    agent, _ = agent_of(call("note", text="a"), "then not", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "then not", tools=[note])
     async with served(agent) as client:
         async with client.stream("/api/agent/run", {"objective": "go", "forbidden": []}) as events:
             (first, *_, asked) = await until(events, event="tool_approval_required")
@@ -102,7 +102,7 @@ async def test_a_denial_reaches_the_model() -> None:
 
 async def test_an_approval_that_nobody_answers_expires_and_is_denied() -> None:
     clock, made = SteppingClock(), Tables()
-    agent, _ = agent_of(call("drop", table="t"), "nobody said yes", tools=made.tools, clock=clock)
+    agent, _ = build_agent(call("drop", table="t"), "nobody said yes", tools=made.tools, clock=clock)
     async with served(agent) as client:
         async with client.stream("/api/agent/run", {"objective": "go"}) as events:
             (first, *_, asked) = await until(events, event="tool_approval_required")
@@ -118,7 +118,7 @@ async def test_an_approval_that_nobody_answers_expires_and_is_denied() -> None:
 
 
 async def test_a_continuation_token_works_once() -> None:
-    agent, _ = agent_of(call("note", text="a"), "so far", "finished", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "so far", "finished", tools=[note])
     async with served(agent) as client:
         events = await run(client, maxIterations=1, autoApprove=["*"])
         summary = events[-1]["data"]["summary"]
@@ -135,7 +135,7 @@ async def test_a_continuation_token_works_once() -> None:
 
 
 async def test_a_run_continues_after_a_limit_without_a_token_and_without_a_body() -> None:
-    agent, _ = agent_of(call("note", text="a"), "so far", "finished", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "so far", "finished", tools=[note])
     async with served(agent) as client:
         session_id = (await run(client, maxIterations=1, autoApprove=["*"]))[0]["data"]["session_id"]
         async with client.request("POST", f"/api/agent/{session_id}/continue") as answer:
@@ -143,8 +143,8 @@ async def test_a_run_continues_after_a_limit_without_a_token_and_without_a_body(
 
 
 async def test_a_run_continues_without_its_client_and_can_be_cancelled() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
     async with served(agent) as client:
         async with client.stream("/api/agent/run", {"objective": "go", "autoApprove": ["*"]}) as events:
             (first, *_) = await until(events, event="tool_execution_started")
@@ -160,7 +160,7 @@ async def test_a_run_continues_without_its_client_and_can_be_cancelled() -> None
 
 
 async def test_the_registry_counts_what_happened() -> None:
-    agent, _ = agent_of([call("note", text="a"), call("fly")], "done", tools=[note])
+    agent, _ = build_agent([call("note", text="a"), call("fly")], "done", tools=[note])
     async with served(agent) as client:
         await run(client, objective="note a", autoApprove=["*"], sessionName="Notes")
         (line,) = (await client.json("GET", "/api/agent/sessions?status=completed"))["sessions"]
@@ -171,7 +171,7 @@ async def test_the_registry_counts_what_happened() -> None:
 
 
 async def test_a_limit_is_not_listed_as_completed() -> None:
-    agent, _ = agent_of(call("note", text="a"), "so far", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "so far", tools=[note])
     async with served(agent) as client:
         await run(client, maxIterations=1, autoApprove=["*"])
         (line,) = (await client.json("GET", "/api/agent/sessions"))["sessions"]
@@ -179,7 +179,7 @@ async def test_a_limit_is_not_listed_as_completed() -> None:
 
 
 async def test_the_registry_is_paged_and_filtered_by_status() -> None:
-    agent, _ = agent_of("one", "<yield>two</yield>", "<stuck>three</stuck>", "four", "five")
+    agent, _ = build_agent("one", "<yield>two</yield>", "<stuck>three</stuck>", "four", "five")
     async with served(agent) as client:
         for number in range(5):
             await run(client, objective=f"job {number}")
@@ -198,14 +198,14 @@ async def test_the_registry_is_paged_and_filtered_by_status() -> None:
 
 async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(store: Store) -> None:
     made, clock = Tables(), store.stepping()
-    agent, _ = agent_of(call("drop", table="t"), tools=made.tools, clock=clock)
+    agent, _ = build_agent(call("drop", table="t"), tools=made.tools, clock=clock)
     async with (
         served(agent, store=store.open()) as client,
         client.stream("/api/agent/run", {"objective": "go"}) as events,
     ):
         (first, *_) = await until(events, event="tool_approval_required")
     clock.step(301)
-    again, _ = agent_of("nobody said yes", tools=made.tools, clock=clock)
+    again, _ = build_agent("nobody said yes", tools=made.tools, clock=clock)
     path = f"/v1/sessions/{first['data']['session_id']}/events"
     async with served(again, store=store.open()) as client, client.stream(path) as events:
         facts = await until(events, type="run_finished")
@@ -215,7 +215,7 @@ async def test_an_approval_that_was_asked_for_before_a_restart_still_expires(sto
 
 
 async def test_all_sessions_can_be_watched_at_once_and_one_from_its_beginning() -> None:
-    agent, _ = agent_of("one", "two")
+    agent, _ = build_agent("one", "two")
     async with served(agent) as client:
         async with client.stream("/api/agent/sessions/stream") as events:
             await anext(events)
@@ -239,7 +239,7 @@ async def test_all_sessions_can_be_watched_at_once_and_one_from_its_beginning() 
 
 async def test_the_live_registry_knows_sessions_that_are_older_than_its_watcher_and_says_what_waits() -> None:
     made = Tables()
-    agent, _ = agent_of("one", call("drop", table="t"), "so far", tools=made.tools, limits=Limits(turns=1))
+    agent, _ = build_agent("one", call("drop", table="t"), "so far", tools=made.tools, limits=Limits(turns=1))
     async with served(agent) as client:
         session_id = await client.session()
         await client.send(session_id, "first")
@@ -264,7 +264,7 @@ async def test_the_live_registry_knows_sessions_that_are_older_than_its_watcher_
 
 
 async def test_who_watches_one_session_comes_back_with_the_last_id_and_gets_the_rest() -> None:
-    agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "done", tools=[note])
     async with served(agent) as client:
         session_id = (await run(client, autoApprove=["*"]))[0]["data"]["session_id"]
         path = f"/api/agent/sessions/{session_id}/stream"
@@ -283,8 +283,8 @@ async def test_who_watches_one_session_comes_back_with_the_last_id_and_gets_the_
 
 
 async def test_a_shutdown_ends_the_stream_with_a_summary_that_says_so() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
     async with served(agent) as client:
         async with client.stream("/api/agent/run", {"objective": "go", "autoApprove": ["*"]}) as events:
             seen = await until(events, event="tool_execution_started")
@@ -309,7 +309,7 @@ def test_a_slow_watcher_of_all_sessions_learns_how_many_facts_it_missed() -> Non
 
 
 async def test_the_roots_of_the_operator_hold_for_the_working_folder(tmp_path: Any) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, roots=(tmp_path,)) as client:
         await client.problem("POST", "/api/agent/run", {"objective": "go", "workingDir": "/etc"}, 403)
 
@@ -320,7 +320,7 @@ async def test_a_server_keeps_the_gate_of_its_runtime() -> None:
     async def gate(question: Any) -> None:
         asked.put_nowait(question.tool)
 
-    agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "done", tools=[note])
     runtime = Runtime(":memory:", [agent])
     runtime.gate = gate
     async with (

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.server import Client, listening, served
-from tests.kit.sessions import Tables, agent_of, note
+from tests.kit.sessions import Tables, build_agent, note
 from treadle import Agent, Runtime
 from treadle.app.workspace_knowledge import WorkspaceKnowledge
 from treadle.models.catalog import resolve_model
@@ -40,7 +40,7 @@ async def test_the_provider_is_the_one_in_the_models_name() -> None:
 
 
 async def test_memories_are_added_found_and_deleted() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         assert await client.json("GET", "/v1/memory") == []
         made = await client.json("POST", "/v1/memory", {"content": "likes green tea", "kind": "preference"}, 201)
@@ -68,7 +68,7 @@ async def test_the_skills_of_the_operators_folder_are_listed(tmp_path: Path) -> 
     folder.mkdir(parents=True)
     text = "---\nname: review\ndescription: Review code.\ntriggers:\n  keywords: [review]\n---\nLook at the diff.\n"
     (folder / "SKILL.md").write_text(text)
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, roots=(tmp_path,)) as client:
         assert await client.json("GET", "/v1/skills") == []
     agent.knowledge = WorkspaceKnowledge(tmp_path, tmp_path / "own").build_agent().knowledge
@@ -107,7 +107,7 @@ async def test_a_model_is_loaded_and_unloaded() -> None:
 
 async def test_a_model_that_is_not_available_is_listed_as_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, models=("openai:gpt-4o",)) as client:
         listed = {one["id"]: one["loaded"] for one in (await client.json("GET", "/v1/models"))["data"]}
         assert listed == {"scripted": True, "openai:gpt-4o": False, "agent:agent": True}
@@ -115,7 +115,7 @@ async def test_a_model_that_is_not_available_is_listed_as_not_loaded(monkeypatch
 
 
 async def test_health_is_always_there_and_readiness_says_what_is_missing() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     lost = Agent(resolve_model("m", base_url="http://127.0.0.1:9/v1"), name="lost")
     async with served(agent) as client:
         assert await client.json("GET", "/health") == {"status": "ok"}
@@ -131,7 +131,7 @@ async def test_health_is_always_there_and_readiness_says_what_is_missing() -> No
 
 
 async def test_metrics_count_what_happened() -> None:
-    agent, _ = agent_of([call("note", text="a"), call("fly")], "done", tools=[note])
+    agent, _ = build_agent([call("note", text="a"), call("fly")], "done", tools=[note])
     async with served(agent) as client:
         await client.send(await client.session(), "go")
         async with client.request("GET", "/metrics") as answer:
@@ -152,7 +152,7 @@ async def test_metrics_count_what_happened() -> None:
 
 
 async def test_the_pages_have_no_script_and_lead_to_the_documentation() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         for path in ("/", "/docs"):
             async with client.request("GET", path) as answer:
@@ -165,7 +165,7 @@ async def test_the_pages_have_no_script_and_lead_to_the_documentation() -> None:
 async def test_the_application_can_be_mounted_in_another_one(tmp_path: Path) -> None:
     from fastapi import FastAPI
 
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with Runtime(tmp_path / "store.db", [agent]) as runtime:
         outer = FastAPI()
         inner = create_app(runtime)

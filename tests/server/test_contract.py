@@ -10,7 +10,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from tests.kit.server import Client, served, until
-from tests.kit.sessions import PATIENCE, Held, Tables, agent_of, note
+from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, note
 from treadle import Agent, AskUser
 from treadle.errors import ModelError
 from treadle.log.in_memory import InMemoryLog
@@ -19,14 +19,14 @@ from treadle.testing import ScriptedModel, call
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/v1/sessions", "/metrics", "/openapi.json", "/"])
 async def test_head_is_get_without_its_body(path: str) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client, client.request("GET", path) as whole, client.request("HEAD", path) as head:
         assert (head.status, head.headers["content-type"]) == (whole.status, whole.headers["content-type"])
         assert await head.read() == b"" and await whole.read()
 
 
 async def test_the_head_of_a_stream_ends_and_nobody_watches_afterwards() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         for path in (f"/v1/sessions/{await client.session()}/events", "/api/agent/sessions/stream"):
             async with client.request("HEAD", path) as head:
@@ -44,7 +44,7 @@ async def metrics(client: Client) -> str:
 
 
 async def test_a_wrong_method_is_answered_with_the_allowed_ones() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         for path, methods in (
             ("/v1/sessions", "OPTIONS, HEAD, GET, POST"),
@@ -62,7 +62,7 @@ async def test_a_wrong_method_is_answered_with_the_allowed_ones() -> None:
 
 
 async def test_a_compressed_body_is_refused() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         headers = {"content-type": "application/json", "content-encoding": "gzip"}
         body = gzip.compress(b"{}")
@@ -73,7 +73,7 @@ async def test_a_compressed_body_is_refused() -> None:
 
 
 async def test_a_query_parameter_without_a_value_is_ignored() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with served(agent) as client:
         session_id = await client.session(name="tea")
         listed = await client.json("GET", "/v1/sessions?status=&q=tea&limit=&cursor=")
@@ -86,7 +86,7 @@ async def test_a_query_parameter_without_a_value_is_ignored() -> None:
 @pytest.mark.parametrize("cursor", ["zzz", "nan_1", "inf_1", "1.0_1_1", f"1.0_{10**30}", "1.0_-1", "_", "1.0_%D9%A1"])
 @pytest.mark.parametrize("path", ["/v1/sessions", "/api/agent/sessions"])
 async def test_an_invalid_cursor_is_refused(tmp_path: Path, path: str, cursor: str) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, store=tmp_path / "store.db") as client:
         assert "not a cursor" in (await client.problem("GET", f"{path}?cursor={cursor}"))["message"]
 
@@ -99,7 +99,7 @@ async def refused(client: Client, path: str) -> tuple[int, dict[str, Any]]:
 
 
 async def test_a_socket_with_an_unknown_address_or_an_invalid_field_is_refused() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         status, error = await refused(client, "/v1/nowhere")
         assert (status, error["type"]) == (404, "not_found")
@@ -108,7 +108,7 @@ async def test_a_socket_with_an_unknown_address_or_an_invalid_field_is_refused()
 
 
 async def test_a_memory_is_deleted_by_path_by_query_or_by_body() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         made = [await client.json("POST", "/v1/memory", {"content": f"tea {n}"}, 201) for n in range(3)]
         await client.json("DELETE", f"/v1/memory/{made[0]['id']}", status=204)
@@ -119,8 +119,8 @@ async def test_a_memory_is_deleted_by_path_by_query_or_by_body() -> None:
 
 
 async def test_a_question_during_another_call_is_listed_and_can_be_answered() -> None:
-    held, made = Held(), Tables()
-    agent, _ = agent_of([call("wait"), call("drop", table="users")], "done", tools=[held.tool, *made.tools])
+    held, made = HeldTool(), Tables()
+    agent, _ = build_agent([call("wait"), call("drop", table="users")], "done", tools=[held.tool, *made.tools])
     async with served(agent) as client:
         session_id = await client.session()
         sending = {"content": "go"}
@@ -136,7 +136,7 @@ async def test_a_question_during_another_call_is_listed_and_can_be_answered() ->
 
 
 async def test_a_session_shows_its_new_agent_at_once() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     other = Agent(ScriptedModel("it is I"), name="second")
     async with served(agent, other) as client:
         session_id = await client.session(agent="agent")
@@ -149,7 +149,7 @@ async def test_a_session_shows_its_new_agent_at_once() -> None:
 
 
 async def test_suggested_answers_are_sent_in_every_format() -> None:
-    agent, _ = agent_of(call("ask_user", question="Which?", options=["red", "blue"]), "done", tools=[AskUser()])
+    agent, _ = build_agent(call("ask_user", question="Which?", options=["red", "blue"]), "done", tools=[AskUser()])
     async with served(agent) as client:
         session_id = await client.session()
         sending = {"content": "paint"}
@@ -177,7 +177,7 @@ class Counting(InMemoryLog):
 
 
 async def test_the_registry_reads_again_only_what_is_new() -> None:
-    agent, _ = agent_of(*["hello"] * 5, call("note", text="a"), "noted", tools=[note])
+    agent, _ = build_agent(*["hello"] * 5, call("note", text="a"), "noted", tools=[note])
     log = Counting()
     async with served(agent, store=log) as client:
         sessions = [await client.session() for _ in range(5)]

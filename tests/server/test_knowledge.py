@@ -10,7 +10,7 @@ from typing import Any
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd
 from tests.kit.server import Client, served, until
-from tests.kit.sessions import PATIENCE, agent_of
+from tests.kit.sessions import PATIENCE, build_agent
 from tests.kit.terminal import Place, place_in
 from tests.server.test_processes import Real
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
@@ -23,7 +23,7 @@ TOKEN = "a-token-for-the-tests"
 
 async def test_a_context_is_compacted_and_shown_again() -> None:
     story = "There was a king who could not sleep. " * 20
-    agent, model = agent_of(story, story, "- two stories were told", "A third.")
+    agent, model = build_agent(story, story, "- two stories were told", "A third.")
     async with served(agent) as client:
         session_id = await client.session()
         path = f"/v1/sessions/{session_id}/compact"

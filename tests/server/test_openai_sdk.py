@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.kit.server import Client, served
-from tests.kit.sessions import PATIENCE, Tables, agent_of, note
+from tests.kit.sessions import PATIENCE, Tables, build_agent, note
 from treadle import Agent
 from treadle.errors import ModelError
 from treadle.messages import Reply, ResultMessage, Usage
@@ -125,7 +125,9 @@ async def test_embeddings_are_given_where_the_model_can() -> None:
 
 
 async def test_an_agent_answers_in_a_models_place_and_its_tools_run_here() -> None:
-    agent, _ = agent_of(["let me see", call("note", text="a")], "noted", call("note", text="b"), "again", tools=[note])
+    agent, _ = build_agent(
+        ["let me see", call("note", text="a")], "noted", call("note", text="b"), "again", tools=[note]
+    )
     async with sdk(agent) as (client, _):
         stream = await client.chat.completions.create(model="agent:agent", messages=ASKED, stream=True)
         chunks = [chunk async for chunk in stream]
@@ -139,7 +141,7 @@ async def test_an_agent_answers_in_a_models_place_and_its_tools_run_here() -> No
 
 
 async def test_an_agent_continues_a_session_and_knows_the_earlier_messages() -> None:
-    agent, model = agent_of("one", "two", "three")
+    agent, model = build_agent("one", "two", "three")
     async with sdk(agent) as (client, plain):
         session_id = await plain.session()
         for text in ("first", "second"):
@@ -153,7 +155,7 @@ async def test_an_agent_continues_a_session_and_knows_the_earlier_messages() -> 
 
 async def test_an_agents_approval_is_answered_elsewhere_while_its_client_waits() -> None:
     made = Tables()
-    agent, _ = agent_of(call("drop", table="t"), "dropped", tools=made.tools)
+    agent, _ = build_agent(call("drop", table="t"), "dropped", tools=made.tools)
     async with sdk(agent) as (client, plain):
         asking = asyncio.create_task(client.chat.completions.create(model="agent:agent", messages=ASKED))
         async with plain.socket("/v1/ws") as socket:
@@ -253,7 +255,7 @@ async def test_a_model_or_an_agent_is_looked_up_by_its_name() -> None:
 
 async def test_an_agent_answers_bare_prompts_and_streams_their_usage() -> None:
     reply = say("a\nb", usage=Usage(7, 3))
-    agent, _ = agent_of(reply, reply, call("note", text="x"), reply, call("note", text="x"), reply, tools=[note])
+    agent, _ = build_agent(reply, reply, call("note", text="x"), reply, call("note", text="x"), reply, tools=[note])
     async with sdk(agent) as (client, _):
         for model in ("scripted", "agent:agent"):
             whole = await client.completions.create(model=model, prompt="go")
@@ -269,7 +271,7 @@ async def test_an_agent_answers_bare_prompts_and_streams_their_usage() -> None:
 
 async def test_an_agent_that_failed_is_an_error_and_never_an_empty_answer() -> None:
     broken = ModelError("no such key", kind="auth")
-    agent, _ = agent_of(*[broken] * 5)
+    agent, _ = build_agent(*[broken] * 5)
     asked: Any = {"model": "agent:agent", "messages": ASKED}
     async with sdk(agent) as (client, _):
         with pytest.raises(openai.InternalServerError, match="no such key") as failed:

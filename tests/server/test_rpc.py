@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.server import Client, served
-from tests.kit.sessions import Held, Tables, agent_of, note
+from tests.kit.sessions import HeldTool, Tables, build_agent, note
 from tests.server.test_sockets import until
 from treadle import Agent
 from treadle.server.tokens import Token
@@ -30,7 +30,7 @@ async def events(socket: Any, kind: str) -> list[dict[str, Any]]:
 
 
 async def test_a_chat_is_acknowledged_before_its_events_are_sent() -> None:
-    agent, _ = agent_of(call("note", text="a"), "hello\nthere", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "hello\nthere", tools=[note])
     async with served(agent) as client, client.socket("/v1/rpc") as socket:
         await socket.send(json.dumps(request("agents.chat", prompt="hi")))
         accepted = json.loads(await socket.recv())
@@ -43,7 +43,7 @@ async def test_a_chat_is_acknowledged_before_its_events_are_sent() -> None:
 
 
 async def test_the_singular_is_understood_and_a_chat_goes_on_in_its_session() -> None:
-    agent, model = agent_of("one", "two")
+    agent, model = build_agent("one", "two")
     async with served(agent) as client, client.socket("/v1/rpc") as socket:
         await socket.send(json.dumps(request("agent.chat", prompt="hi", stream=False)))
         session_id = json.loads(await socket.recv())["result"]["session_id"]
@@ -56,7 +56,7 @@ async def test_the_singular_is_understood_and_a_chat_goes_on_in_its_session() ->
 
 async def test_an_approval_is_pending_and_answered() -> None:
     made = Tables()
-    agent, _ = agent_of(call("drop", table="t"), "done", tools=made.tools)
+    agent, _ = build_agent(call("drop", table="t"), "done", tools=made.tools)
     async with served(agent) as client, client.socket("/v1/rpc") as socket:
         await socket.send(json.dumps(request("agents.chat", prompt="drop")))
         session_id = json.loads(await socket.recv())["result"]["session_id"]
@@ -76,8 +76,8 @@ async def test_an_approval_is_pending_and_answered() -> None:
 
 
 async def test_a_chat_is_cancelled() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
     async with served(agent) as client, client.socket("/v1/rpc") as socket:
         await socket.send(json.dumps(request("agents.chat", prompt="wait")))
         session_id = json.loads(await socket.recv())["result"]["session_id"]
@@ -92,8 +92,8 @@ async def test_a_chat_is_cancelled() -> None:
 
 
 async def test_two_messages_to_one_session_are_both_answered_and_no_event_is_sent_twice() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "to both", "and more", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "to both", "and more", tools=[held.tool])
     async with served(agent) as client, client.socket("/v1/rpc") as socket:
         await socket.send(json.dumps(request("agents.chat", prompt="one")))
         session_id = json.loads(await socket.recv())["result"]["session_id"]
@@ -108,7 +108,7 @@ async def test_two_messages_to_one_session_are_both_answered_and_no_event_is_sen
 
 
 async def test_null_fields_are_ignored_and_a_blank_prompt_creates_no_session() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with served(agent) as client:
         nulls = dict.fromkeys(("session_id", "agent", "model", "attachments", "stream"))
         assert (await client.json("POST", "/v1/rpc", request("agents.chat", prompt="hi", **nulls)))["result"][
@@ -120,7 +120,7 @@ async def test_null_fields_are_ignored_and_a_blank_prompt_creates_no_session() -
 
 
 async def test_the_chats_of_a_batch_are_sent_after_the_batch_is_answered() -> None:
-    agent, _ = agent_of("one", "two", "three")
+    agent, _ = build_agent("one", "two", "three")
     async with served(agent) as client, client.socket("/v1/rpc") as socket:
         await socket.send(json.dumps([request("agent.chat", number, prompt="hi") for number in range(3)]))
         answers = json.loads(await socket.recv())
@@ -132,7 +132,7 @@ async def test_the_chats_of_a_batch_are_sent_after_the_batch_is_answered() -> No
 async def test_a_message_to_a_session_without_its_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     store = tmp_path / "store.db"
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tests")
     async with served(agent, store=store, models=("openai:gpt-4o",)) as client:
@@ -147,7 +147,7 @@ async def test_a_message_to_a_session_without_its_model_is_refused(
 
 
 async def test_over_post_there_are_batches_errors_and_notifications() -> None:
-    agent, _ = agent_of("hello", "again")
+    agent, _ = build_agent("hello", "again")
     other = Agent(ScriptedModel("from the other", name="other"), name="second")
     async with served(agent, other) as client:
         answers = await client.json(
@@ -174,7 +174,7 @@ async def test_over_post_there_are_batches_errors_and_notifications() -> None:
 
 
 async def test_a_token_that_may_only_view_can_call_no_method() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     looker = Token("looker", "looker-secret-of-the-tests", frozenset(("view",)))
     async with served(agent, tokens=(looker,)) as owner, Client(owner.base, looker.value) as client:
         for method, params in (

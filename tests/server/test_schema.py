@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.kit.server import OWNER, listening
-from tests.kit.sessions import PATIENCE, agent_of, note
+from tests.kit.sessions import PATIENCE, build_agent, note
 from treadle import Runtime
 from treadle.server.app import ServerApp, create_app
 from treadle.server.config import ServerConfig
@@ -35,7 +35,7 @@ class Talkative(ScriptedModel):
 
 
 def application() -> ServerApp:
-    agent, _ = agent_of(tools=[note])
+    agent, _ = build_agent(tools=[note])
     agent.model = Talkative()
     agent._model = None
     return create_app(Runtime(":memory:", [agent]), ServerConfig(tokens=(OWNER,), rate=1e6))

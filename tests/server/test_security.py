@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from tests.kit.server import OWNER, Client, served, until
-from tests.kit.sessions import PATIENCE, Tables, agent_of, note
+from tests.kit.sessions import PATIENCE, Tables, build_agent, note
 from treadle import Grant, Runtime
 from treadle.errors import BadInput
 from treadle.server.app import create_app
@@ -38,7 +38,7 @@ async def raw(client: Client, *lines: str, body: bytes = b"") -> int:
 
 
 async def test_requests_without_the_token_are_refused() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         assert await status(client) == 200
         async with aiohttp.ClientSession(client.base) as anyone:
@@ -57,7 +57,7 @@ async def test_requests_without_the_token_are_refused() -> None:
 
 
 async def test_a_foreign_host_name_is_refused_even_with_the_token() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, hosts=("box.example:8420",)) as client:
         port = client.base.rpartition(":")[2]
         for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil:{port}", ""):
@@ -77,7 +77,7 @@ async def test_a_foreign_host_name_is_refused_even_with_the_token() -> None:
 
 
 async def test_pages_of_other_origins_are_refused() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         port = client.base.rpartition(":")[2]
         hostile: list[dict[str, str]] = [
@@ -107,7 +107,7 @@ async def test_pages_of_other_origins_are_refused() -> None:
 
 
 async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     page = "https://app.example"
     async with served(agent) as client, client.request("OPTIONS", "/v1/sessions", headers={"origin": page}) as answer:
         assert answer.status == 403 and "access-control-allow-origin" not in answer.headers
@@ -121,7 +121,7 @@ async def test_cors_is_closed_unless_the_operator_opens_it_for_a_page() -> None:
 
 
 async def test_a_body_must_be_json_of_an_allowed_size_and_depth() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, body_bytes=10_000) as client:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
             assert await status(client, "POST", data=b'{"name":"x"}', headers={"content-type": kind}) == 415
@@ -183,7 +183,7 @@ async def test_no_route_is_given_a_cookie_to_read() -> None:
 
 
 async def test_the_body_of_a_request_without_a_token_is_not_read() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         host = f"Host: {client.base[7:]}"
         for path in ("/health", "/login", "/"):
@@ -191,7 +191,7 @@ async def test_the_body_of_a_request_without_a_token_is_not_read() -> None:
 
 
 async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         path = f"/v1/sessions/{await client.session()}/stream"
         async with client.socket(path) as socket:
@@ -201,7 +201,7 @@ async def test_a_frame_that_is_too_large_ends_the_socket() -> None:
 
 
 async def test_wrong_tokens_are_slowed_down_and_the_valid_one_is_not() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client, Client(client.base, "wrong") as stranger:
         assert [await status(stranger) for _ in range(20)] == [401] * 20
         async with stranger.request("GET", "/v1/sessions") as answer:
@@ -210,7 +210,7 @@ async def test_wrong_tokens_are_slowed_down_and_the_valid_one_is_not() -> None:
 
 
 async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, rate=2) as client:
 
         async def asked() -> tuple[int, str]:
@@ -227,7 +227,7 @@ async def test_a_token_has_a_rate_and_so_many_requests_at_once() -> None:
 
 
 async def test_viewing_sending_and_approving_are_separate_rights() -> None:
-    agent, _ = agent_of(call("drop", table="t"), "done", tools=Tables().tools)
+    agent, _ = build_agent(call("drop", table="t"), "done", tools=Tables().tools)
     rights = {
         right: Token(right, f"{right}-secret-of-the-tests", frozenset((right,)))
         for right in ("view", "send", "approve")
@@ -257,7 +257,7 @@ async def test_viewing_sending_and_approving_are_separate_rights() -> None:
 
 async def test_a_token_with_a_grant_creates_narrow_sessions_and_cannot_use_wider_ones() -> None:
     made = Tables()
-    agent, _ = agent_of(call("note", text="x"), "then not", tools=made.tools)
+    agent, _ = build_agent(call("note", text="x"), "then not", tools=made.tools)
     narrow = Token("narrow", "narrow-secret-of-the-tests", grant=Grant(tools=("read_*",)))
     async with served(agent, tokens=(OWNER, narrow)) as client, Client(client.base, narrow.value) as caller:
         wide = await client.session()
@@ -277,7 +277,7 @@ async def test_a_token_with_a_grant_creates_narrow_sessions_and_cannot_use_wider
 
 
 async def test_a_login_link_works_once_and_sets_a_cookie_that_no_script_can_read() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         path = (await client.json("POST", "/v1/tickets", status=201))["path"]
         async with aiohttp.ClientSession(client.base, cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
@@ -345,7 +345,7 @@ def token_json(name: str) -> str:
 
 
 async def test_every_response_has_the_headers_that_keep_a_browser_safe() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         for method, path, headers in (
             ("GET", "/", {}),
@@ -367,7 +367,7 @@ async def test_every_response_has_the_headers_that_keep_a_browser_safe() -> None
 async def test_an_internal_error_is_answered_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
 
         async def broken(*_: object, **__: object) -> None:
@@ -382,7 +382,7 @@ async def test_an_internal_error_is_answered_without_a_traceback(
 
 
 async def test_no_log_line_has_an_id_a_query_a_token_or_a_body(caplog: pytest.LogCaptureFixture) -> None:
-    agent, _ = agent_of("the answer", tools=[note])
+    agent, _ = build_agent("the answer", tools=[note])
     with caplog.at_level(logging.INFO, "treadle"):
         async with served(agent) as client:
             session_id = await client.session(name="very secret name")
@@ -395,7 +395,7 @@ async def test_no_log_line_has_an_id_a_query_a_token_or_a_body(caplog: pytest.Lo
 
 
 async def test_an_address_that_others_can_reach_needs_a_token(tmp_path: Path) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     with pytest.raises(BadInput, match="token"):
         await serve_app(create_app(Runtime(":memory:", [agent])), "0.0.0.0", 0)
     assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
@@ -411,7 +411,7 @@ async def test_serving_as_root_is_refused_unless_it_is_allowed(monkeypatch: pyte
 
 
 async def test_without_tokens_everybody_on_this_machine_may_come_in() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, tokens=()) as client, Client(client.base, "") as anyone:
         assert await status(anyone) == 200
         assert await status(anyone, headers={"host": "evil.example"}) == 403

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from tests.kit.server import OWNER, Client, served, until
-from tests.kit.sessions import Held, Tables, agent_of, note
+from tests.kit.sessions import HeldTool, Tables, build_agent, note
 from treadle import Agent, AskUser, Grant, Limits, tool
 from treadle.server.tokens import Token
 from treadle.testing import ScriptedModel, call
@@ -13,7 +13,7 @@ from treadle.testing import ScriptedModel, call
 
 def tables(*script: object, **options: object) -> tuple[Agent, Tables]:
     made = Tables()
-    agent, _ = agent_of(*script, tools=made.tools, **options)  # type: ignore[arg-type]
+    agent, _ = build_agent(*script, tools=made.tools, **options)  # type: ignore[arg-type]
     return agent, made
 
 
@@ -25,7 +25,7 @@ async def pending(client: Client, session_id: str) -> list[dict[str, object]]:
 
 
 async def test_a_message_is_answered_when_the_answer_is_stored() -> None:
-    agent, _ = agent_of(call("note", text="x"), "noted", tools=[note])
+    agent, _ = build_agent(call("note", text="x"), "noted", tools=[note])
     async with served(agent) as client:
         session_id = await client.session(name="Plans")
         answer = await client.send(session_id, "note x")
@@ -36,7 +36,7 @@ async def test_a_message_is_answered_when_the_answer_is_stored() -> None:
 
 
 async def test_a_streamed_message_ends_in_done() -> None:
-    agent, _ = agent_of(call("note", text="x"), "noted", tools=[note])
+    agent, _ = build_agent(call("note", text="x"), "noted", tools=[note])
     async with served(agent) as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "go"}) as events:
@@ -47,7 +47,7 @@ async def test_a_streamed_message_ends_in_done() -> None:
 
 
 async def test_sessions_are_created_listed_renamed_shown_and_deleted() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with served(agent) as client:
         first, second = await client.session(name="First"), await client.session()
         listed = await client.json("GET", "/v1/sessions?limit=1")
@@ -68,7 +68,7 @@ async def test_sessions_are_created_listed_renamed_shown_and_deleted() -> None:
 
 
 async def test_the_same_key_gives_the_same_message_and_the_same_answer() -> None:
-    agent, model = agent_of("once")
+    agent, model = build_agent("once")
     async with served(agent) as client:
         session_id = await client.session()
         headers = {"Idempotency-Key": "k1"}
@@ -80,7 +80,7 @@ async def test_the_same_key_gives_the_same_message_and_the_same_answer() -> None
 
 
 async def test_a_key_that_was_used_for_another_message_is_a_conflict_and_adds_nothing() -> None:
-    agent, model = agent_of("once")
+    agent, model = build_agent("once")
     async with served(agent) as client:
         session_id = await client.session()
         headers = {"Idempotency-Key": "k1"}
@@ -103,7 +103,7 @@ async def test_a_key_that_was_used_for_another_message_is_a_conflict_and_adds_no
 
 
 async def test_null_fields_count_as_missing_and_a_session_needs_no_body() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with served(agent) as client:
         bare = await client.json("POST", "/v1/sessions", status=201)
         nulls = dict.fromkeys(("agent", "model", "name", "workspace", "limits", "approve", "forbid"))
@@ -116,7 +116,7 @@ async def test_null_fields_count_as_missing_and_a_session_needs_no_body() -> Non
 
 
 async def test_a_session_has_its_own_limits_within_the_operators() -> None:
-    agent, _ = agent_of(call("note", text="a"), "so far", tools=[note], limits=Limits(seconds=60))
+    agent, _ = build_agent(call("note", text="a"), "so far", tools=[note], limits=Limits(seconds=60))
     async with served(agent) as client:
         session_id = await client.session(limits={"turns": 1, "seconds": 1000})
         answer = await client.send(session_id, "go")
@@ -126,7 +126,7 @@ async def test_a_session_has_its_own_limits_within_the_operators() -> None:
 
 
 async def test_a_run_can_be_continued_after_a_limit() -> None:
-    agent, _ = agent_of(call("note", text="a"), "so far", "all done", tools=[note], limits=Limits(turns=1))
+    agent, _ = build_agent(call("note", text="a"), "so far", "all done", tools=[note], limits=Limits(turns=1))
     async with served(agent) as client:
         session_id = await client.session()
         await client.send(session_id, "go")
@@ -137,7 +137,7 @@ async def test_a_run_can_be_continued_after_a_limit() -> None:
 
 
 async def test_an_answer_can_be_regenerated_and_a_past_forked() -> None:
-    agent, _ = agent_of("first", "second", "third")
+    agent, _ = build_agent("first", "second", "third")
     async with served(agent) as client:
         session_id = await client.session()
         await client.send(session_id, "hi")
@@ -218,7 +218,7 @@ async def test_two_clients_answer_one_approval_and_one_of_them_wins() -> None:
 
 
 async def test_a_question_of_the_model_is_answered_in_words() -> None:
-    agent, _ = agent_of(call("ask_user", question="Which colour?"), "red it is", tools=[AskUser()])
+    agent, _ = build_agent(call("ask_user", question="Which colour?"), "red it is", tools=[AskUser()])
     async with served(agent) as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "paint"))
@@ -231,8 +231,8 @@ async def test_a_question_of_the_model_is_answered_in_words() -> None:
 
 
 async def test_cancel_answers_when_it_is_recorded() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
     async with served(agent) as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "wait"))
@@ -246,8 +246,8 @@ async def test_cancel_answers_when_it_is_recorded() -> None:
 
 
 async def test_a_message_that_interrupts_stops_the_run_first() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "the second", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "the second", tools=[held.tool])
     async with served(agent) as client:
         session_id = await client.session()
         first = asyncio.create_task(client.send(session_id, "wait"))
@@ -260,8 +260,8 @@ async def test_a_message_that_interrupts_stops_the_run_first() -> None:
 
 
 async def test_a_session_that_runs_cannot_be_deleted() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
     async with served(agent) as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "wait"))
@@ -278,7 +278,7 @@ async def test_cut_output_is_kept_whole_and_the_session_can_be_exported() -> Non
         """Say much."""
         return "ß" * 40_000
 
-    agent, _ = agent_of(call("shout"), "done", tools=[shout])
+    agent, _ = build_agent(call("shout"), "done", tools=[shout])
     async with served(agent) as client:
         session_id = await client.session()
         await client.send(session_id, "go")
@@ -321,7 +321,7 @@ async def test_a_token_without_the_right_to_approve_cannot_approve_in_advance() 
 
 
 async def test_the_operators_agent_is_used_when_none_is_named() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     other = Agent(ScriptedModel("it is I"), name="second")
     async with served(agent, other, agent="second") as client:
         session_id = await client.session()
@@ -330,7 +330,7 @@ async def test_the_operators_agent_is_used_when_none_is_named() -> None:
 
 
 async def test_another_model_can_be_chosen_among_those_that_are_offered() -> None:
-    agent, _ = agent_of("from the first")
+    agent, _ = build_agent("from the first")
     other = Agent(ScriptedModel("from the other", name="other"), name="second")
     async with served(agent, other) as client:
         session_id = await client.session(agent="agent", model="other")
@@ -360,7 +360,7 @@ BAD_MESSAGES: list[tuple[object, int, str]] = [
 
 
 async def test_a_bad_message_is_refused_by_its_field() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         path = f"/v1/sessions/{await client.session()}/messages"
         for body, status, named in BAD_MESSAGES:
@@ -369,7 +369,7 @@ async def test_a_bad_message_is_refused_by_its_field() -> None:
 
 
 async def test_an_image_goes_with_the_message() -> None:
-    agent, model = agent_of("a cat")
+    agent, model = build_agent("a cat")
     async with served(agent) as client:
         image = {"media_type": "image/png", "data": "aGk="}
         body = {"content": "what is it?", "attachments": [image, {"name": "a.txt", "data": "aGk="}]}
@@ -379,7 +379,7 @@ async def test_an_image_goes_with_the_message() -> None:
 
 
 async def test_unknown_things_are_404_and_malformed_ones_400() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         for path in ("/v1/sessions/nope", "/v1/sessions/nope/events", "/nowhere", "/api/agent/sessions/nope"):
             await client.problem("GET", path, status=404)
@@ -395,7 +395,7 @@ async def test_a_folder_outside_the_operators_roots_is_refused(tmp_path: Path) -
     (root / "mine").mkdir(parents=True)
     (tmp_path / "secret").mkdir()
     (root / "link").symlink_to(tmp_path / "secret")
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, roots=(root,)) as client:
         made = await client.json("POST", "/v1/sessions", {"workspace": "mine"}, 201)
         assert made["workspace"] == str(root / "mine")
@@ -412,7 +412,7 @@ async def test_a_folder_outside_the_operators_roots_is_refused(tmp_path: Path) -
 async def test_a_question_is_answered_once_by_whom_and_wherever(tmp_path: Path) -> None:
     """Two clients at once, and before the second question a process that only shares the store."""
     asks = call("ask_user", question="Which colour?")
-    agent, _ = agent_of(asks, "the first", asks, "the second", tools=[AskUser()])
+    agent, _ = build_agent(asks, "the first", asks, "the second", tools=[AskUser()])
     store = tmp_path / "store.db"
     async with served(agent, store=store) as client, Client(client.base) as other:
         session_id = await client.session()

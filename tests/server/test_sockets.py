@@ -9,7 +9,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.dialects.test_message_frames import Page
 from tests.kit.server import OWNER, Client, served
-from tests.kit.sessions import PATIENCE, Held, Tables, agent_of, note
+from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, note
 from treadle import Agent, AskUser
 from treadle.errors import StoreError
 from treadle.server.sockets import _poll_statuses
@@ -31,7 +31,7 @@ def frame(kind: str, **fields: Any) -> str:
 
 
 async def test_one_socket_sends_messages_and_receives_frames() -> None:
-    agent, _ = agent_of(call("note", text="a"), "done", "again", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "done", "again", tools=[note])
     async with served(agent) as client:
         session_id = await client.session()
         async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
@@ -46,8 +46,8 @@ async def test_one_socket_sends_messages_and_receives_frames() -> None:
 
 
 async def test_cancel_over_the_socket_cancels() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "never", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "never", tools=[held.tool])
     async with served(agent) as client:
         session_id = await client.session()
         async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
@@ -62,7 +62,7 @@ async def test_cancel_over_the_socket_cancels() -> None:
 async def test_approvals_and_questions_are_answered_over_the_socket() -> None:
     made = Tables()
     script = [call("drop", table="t"), call("ask_user", question="Sure?"), "done"]
-    agent, _ = agent_of(*script, tools=[*made.tools, AskUser()])
+    agent, _ = build_agent(*script, tools=[*made.tools, AskUser()])
     async with served(agent) as client, client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
         await socket.send(frame("user", content="go"))
         asked = (await until(socket, type="approval_request"))[-1]
@@ -75,7 +75,7 @@ async def test_approvals_and_questions_are_answered_over_the_socket() -> None:
 
 
 async def test_an_invalid_frame_is_answered_and_the_socket_stays_open() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with served(agent) as client, client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
         for text in ("nonsense", "[]", '{"type":"dance"}', '{"type":"user","content":1}', '{"a":1}'):
             await socket.send(text)
@@ -85,8 +85,8 @@ async def test_an_invalid_frame_is_answered_and_the_socket_stays_open() -> None:
 
 
 async def test_a_run_continues_when_its_client_closes_the_socket() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
     async with served(agent) as client:
         session_id = await client.session()
         async with client.socket(f"/v1/sessions/{session_id}/stream") as socket:
@@ -98,7 +98,7 @@ async def test_a_run_continues_when_its_client_closes_the_socket() -> None:
 
 
 async def test_a_page_that_follows_message_frames_shows_what_the_log_says() -> None:
-    agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "done", tools=[note])
     async with served(agent) as client:
         session_id = await client.session()
         await client.send(session_id, "go")
@@ -112,7 +112,7 @@ async def test_a_page_that_follows_message_frames_shows_what_the_log_says() -> N
 
 async def test_the_channel_tells_all_devices_which_session_needs_somebody() -> None:
     made = Tables()
-    agent, _ = agent_of(call("drop", table="t"), "done", tools=made.tools)
+    agent, _ = build_agent(call("drop", table="t"), "done", tools=made.tools)
     async with served(agent) as client:
         old = await client.session(name="Old")
         async with client.socket("/v1/ws") as one, client.socket("/v1/ws") as other:
@@ -144,7 +144,7 @@ class Halting:
 
 
 async def test_a_listed_status_is_not_sent_after_a_newer_one() -> None:
-    agent, _ = agent_of(call("drop", table="t"), tools=Tables().tools)
+    agent, _ = build_agent(call("drop", table="t"), tools=Tables().tools)
     async with served(agent) as client:
         first, second = await client.session(), await client.session()
         line, seen = Halting(), dict[str, Any]()
@@ -166,7 +166,7 @@ async def test_a_listed_status_is_not_sent_after_a_newer_one() -> None:
 
 
 async def test_sockets_are_closed_with_a_code_at_shutdown() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         session_id = await client.session()
         async with client.socket(f"/v1/sessions/{session_id}/stream") as one, client.socket("/v1/ws") as other:
@@ -178,7 +178,7 @@ async def test_sockets_are_closed_with_a_code_at_shutdown() -> None:
 
 
 async def test_a_socket_needs_a_token_a_session_and_the_right_to_view() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     blind = Token("blind", "blind-secret-of-the-tests", frozenset(("send",)))
     async with served(agent, tokens=(OWNER, blind)) as client:
         session_id = await client.session()
@@ -198,7 +198,7 @@ async def test_a_socket_needs_a_token_a_session_and_the_right_to_view() -> None:
 
 
 async def test_a_binary_frame_is_read_and_invalid_text_is_answered_with_an_error() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with served(agent) as client:
         async with client.socket(f"/v1/sessions/{await client.session()}/stream") as socket:
             await socket.send(b"\xff\x00\xfe")
@@ -211,7 +211,7 @@ async def test_a_binary_frame_is_read_and_invalid_text_is_answered_with_an_error
 
 
 async def test_a_page_knows_the_window_of_the_model_that_the_session_has() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     other = Agent(ScriptedModel("hello again", name="wide", window=123_456), name="other")
     async with served(agent, other) as client:
         session_id = await client.session(model="wide")
@@ -221,7 +221,7 @@ async def test_a_page_knows_the_window_of_the_model_that_the_session_has() -> No
 
 
 async def test_a_token_that_may_only_view_cannot_send_over_the_socket() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     looker = Token("looker", "looker-secret-of-the-tests", frozenset(("view",)))
     async with served(agent, tokens=(OWNER, looker)) as client:
         path = f"/v1/sessions/{await client.session()}/stream"
@@ -232,7 +232,7 @@ async def test_a_token_that_may_only_view_cannot_send_over_the_socket() -> None:
 
 
 async def test_a_socket_closes_when_its_session_is_deleted() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with served(agent) as client:
         session_id = await client.session()
         await client.send(session_id, "hi")
@@ -247,7 +247,7 @@ async def test_a_socket_closes_when_its_session_is_deleted() -> None:
 
 
 async def test_a_channel_is_closed_when_its_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
 
         async def failing(query: Any) -> Any:
@@ -261,7 +261,7 @@ async def test_a_channel_is_closed_when_its_store_fails(monkeypatch: pytest.Monk
 
 
 async def test_a_position_beyond_the_end_is_the_end() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with served(agent) as client:
         session_id = await client.session()
         paths = (f"/v1/sessions/{session_id}/stream?after={10**30}", f"/v1/ws?session={session_id}&after=99")

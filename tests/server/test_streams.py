@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.fake_model import FakeModel
 from tests.kit.server import Client, served, until
-from tests.kit.sessions import PATIENCE, Held, agent_of, note
+from tests.kit.sessions import PATIENCE, HeldTool, build_agent, note
 from treadle import Agent, TextDelta
 from treadle.messages import Reply, Request
 from treadle.models.base import ModelEvent
@@ -38,7 +38,7 @@ class Slowly(FakeModel):
 
 async def test_a_stream_that_is_resumed_after_any_event_gives_the_whole_log() -> None:
     script = [call("note", text="a"), call("note", text="b"), "done"]
-    agent, _ = agent_of(*script, tools=[note])
+    agent, _ = build_agent(*script, tools=[note])
     async with served(agent) as client:
         session_id = await client.session()
         await client.send(session_id, "go")
@@ -66,7 +66,7 @@ async def test_a_stream_that_is_resumed_after_any_event_gives_the_whole_log() ->
 
 
 async def test_a_live_run_is_seen_whole_by_a_client_that_reconnects_after_every_fact() -> None:
-    agent, _ = agent_of(*(call("note", text=str(number)) for number in range(6)), "done", tools=[note])
+    agent, _ = build_agent(*(call("note", text=str(number)) for number in range(6)), "done", tools=[note])
     async with served(agent) as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "go"))
@@ -104,8 +104,8 @@ async def test_a_watcher_who_joins_during_a_reply_gets_the_text_so_far_and_then_
 
 
 async def test_a_run_continues_when_its_client_leaves() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
     async with served(agent) as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/messages/stream", {"content": "go"}) as events:
@@ -117,8 +117,8 @@ async def test_a_run_continues_when_its_client_leaves() -> None:
 
 
 async def test_a_run_continues_when_its_blocking_client_leaves() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
     async with served(agent) as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "go"))
@@ -157,7 +157,7 @@ async def test_a_client_that_does_not_read_slows_nobody_and_catches_up() -> None
 
 
 async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent, keep_alive=0.05) as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/events") as events:
@@ -170,7 +170,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
 
 
 async def test_streams_get_a_comment_at_shutdown() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         session_id = await client.session()
         async with client.stream(f"/v1/sessions/{session_id}/events") as events:
@@ -184,8 +184,8 @@ async def test_streams_get_a_comment_at_shutdown() -> None:
 
 
 async def test_a_waiting_request_is_answered_at_shutdown() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), "done", tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
     async with served(agent) as client:
         session_id = await client.session()
         sending = asyncio.create_task(client.send(session_id, "go"))
@@ -208,7 +208,7 @@ class Choosing(ScriptedModel):
 
 
 async def test_a_request_that_starts_during_shutdown_does_not_wait_forever() -> None:
-    held, model = Held(), Choosing(call("wait"))
+    held, model = HeldTool(), Choosing(call("wait"))
     async with served(Agent(model, tools=[held.tool])) as client:
         sending = asyncio.create_task(client.send(await client.session(), "go"))
         async with asyncio.timeout(PATIENCE):
@@ -219,8 +219,8 @@ async def test_a_request_that_starts_during_shutdown_does_not_wait_forever() -> 
 
 
 async def test_a_streaming_client_learns_at_shutdown_that_the_run_continues_later() -> None:
-    held = Held()
-    agent, _ = agent_of(call("wait"), call("wait"), call("wait"), tools=[held.tool])
+    held = HeldTool()
+    agent, _ = build_agent(call("wait"), call("wait"), call("wait"), tools=[held.tool])
     async with served(agent) as client:
         body = {"model": "agent:agent", "messages": [{"role": "user", "content": "go"}]}
         asking = asyncio.create_task(client.problem("POST", "/v1/chat/completions", body, 503))
@@ -244,7 +244,7 @@ async def test_a_streaming_client_learns_at_shutdown_that_the_run_continues_late
 
 @pytest.mark.parametrize("dialect", ["loop", "frames", "wire", "rpc"])
 async def test_the_same_session_can_be_watched_in_every_dialect_from_any_position(dialect: str) -> None:
-    agent, _ = agent_of(call("note", text="a"), "done", tools=[note])
+    agent, _ = build_agent(call("note", text="a"), "done", tools=[note])
     async with served(agent) as client:
         session_id = await client.session()
         await client.send(session_id, "go")
@@ -272,7 +272,7 @@ async def test_the_same_session_can_be_watched_in_every_dialect_from_any_positio
 
 
 async def test_many_watchers_of_one_session_share_one_encoding() -> None:
-    agent, _ = agent_of("hello")
+    agent, _ = build_agent("hello")
     async with served(agent) as client:
         session_id = await client.session()
         shared = client.app.state.service.streams.encoder
@@ -298,7 +298,7 @@ async def test_many_watchers_of_one_session_share_one_encoding() -> None:
 
 
 async def test_an_invalid_position_is_refused() -> None:
-    agent, _ = agent_of()
+    agent, _ = build_agent()
     async with served(agent) as client:
         path = f"/v1/sessions/{await client.session()}/events"
         for last in ("x", "-1", "9" * 30, "1.5", "²"):
@@ -307,7 +307,7 @@ async def test_an_invalid_position_is_refused() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/sessions/{}/events", "/v1/sessions/{}/events?dialect=wire"])
 async def test_a_position_beyond_the_end_is_the_end_and_what_comes_then_is_seen(path: str) -> None:
-    agent, _ = agent_of("hello", "hello again")
+    agent, _ = build_agent("hello", "hello again")
     async with served(agent) as client:
         session_id = await client.session()
         headers = {"Last-Event-ID": "99"}

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from tests.kit.sessions import PATIENCE, agent_of, ended, of, said
+from tests.kit.sessions import PATIENCE, build_agent, list_user_texts, run_to_end, select_events
 from treadle import Agent, CallFinished, ReasoningDelta, Runtime, TextDelta, tool
 from treadle.errors import ModelError, NotFound
 from treadle.events import ModelFailed, ModelReplied, SessionCreated
@@ -61,19 +61,19 @@ async def test_a_script_that_runs_out_raises() -> None:
     await ask_model(model)
     with pytest.raises(ScriptRanOut, match="the script of short has no line for this request; add one"):
         await ask_model(model)
-    agent, _ = agent_of(call("note", text="x"), tools=[note])
+    agent, _ = build_agent(call("note", text="x"), tools=[note])
     async with agent.session() as session:
-        outcome = await ended(session)
-        assert of(await session.facts(), ModelFailed)
+        outcome = await run_to_end(session)
+        assert select_events(await session.facts(), ModelFailed)
     assert outcome.reason == "failed" and "ScriptRanOut" in outcome.error
 
 
 async def test_a_scripted_model_streams_its_text_and_keeps_its_requests() -> None:
     model = ScriptedModel(say("one\ntwo", reasoning="hm"))
     events = [event async for event in model.stream(request("hello"))]
-    assert [event.text for event in of(events, TextDelta)] == ["one\n", "two"]
-    assert [event.text for event in of(events, ReasoningDelta)] == ["hm"]
-    assert said(model.requests[0]) == ["hello"]
+    assert [event.text for event in select_events(events, TextDelta)] == ["one\n", "two"]
+    assert [event.text for event in select_events(events, ReasoningDelta)] == ["hm"]
+    assert list_user_texts(model.requests[0]) == ["hello"]
     forgetful = ScriptedModel("x", keep=False)
     await ask_model(forgetful)
     assert forgetful.requests == []
@@ -81,10 +81,10 @@ async def test_a_scripted_model_streams_its_text_and_keeps_its_requests() -> Non
 
 async def test_a_scripted_reply_can_have_a_usage() -> None:
     usage = Usage(input_tokens=1, output_tokens=2, cost=0.5)
-    agent, _ = agent_of(say("hi", usage=usage), "hi")
+    agent, _ = build_agent(say("hi", usage=usage), "hi")
     async with agent.session() as session:
-        assert (await ended(session)).usage == usage
-        assert (await ended(session)).usage.output_tokens > 0, "a reply has a usage by default"
+        assert (await run_to_end(session)).usage == usage
+        assert (await run_to_end(session)).usage.output_tokens > 0, "a reply has a usage by default"
 
 
 async def test_a_stepping_clock_moves_only_when_stepped_or_slept_on() -> None:
@@ -97,16 +97,16 @@ async def test_a_stepping_clock_moves_only_when_stepped_or_slept_on() -> None:
 
 async def test_a_run_does_not_really_wait_on_a_stepping_clock() -> None:
     clock = SteppingClock()
-    agent, _ = agent_of(ModelError("busy", retryable=True, retry_after=45), "ok", clock=clock)
+    agent, _ = build_agent(ModelError("busy", retryable=True, retry_after=45), "ok", clock=clock)
     began = asyncio.get_running_loop().time()
     assert await agent.ask("go") == "ok"
     assert clock.slept == pytest.approx([45]) and asyncio.get_running_loop().time() - began < 30
 
 
 async def test_crash_points_are_all_prefixes_and_can_be_resumed() -> None:
-    agent, _ = agent_of(call("note", id="a", text="x"), "done", tools=[note])
+    agent, _ = build_agent(call("note", id="a", text="x"), "done", tools=[note])
     async with agent.session() as session:
-        await ended(session)
+        await run_to_end(session)
         points = await crash_points(session)
         facts = await session.facts()
     assert [len(point.facts) for point in points] == list(range(1, len(facts) + 1))
@@ -119,25 +119,25 @@ async def test_crash_points_are_all_prefixes_and_can_be_resumed() -> None:
             assert await planted.facts() == list(point.facts)
             async with planted.resume() as run:
                 await run.wait()
-            assert len(of(await planted.facts(), CallFinished)) <= 1
+            assert len(select_events(await planted.facts(), CallFinished)) <= 1
 
 
 def build_rest_of_script(facts: object) -> list[object]:
-    replies = len(of(facts, ModelReplied))  # type: ignore[arg-type]
+    replies = len(select_events(facts, ModelReplied))  # type: ignore[arg-type]
     return [call("note", id="a", text="x"), "done"][replies:]
 
 
 async def test_a_crash_point_does_not_change_when_it_is_resumed() -> None:
-    agent, _ = agent_of("one", "two")
+    agent, _ = build_agent("one", "two")
     async with agent.session() as session:
-        await ended(session)
+        await run_to_end(session)
         point = (await crash_points(session))[-1]
         before = [msgspec.to_builtins(fact) for fact in point.facts]
         for _ in range(2):
             log = InMemoryLog()
             await point.plant(log)
-            async with agent_of("again")[0].session(log, id=session.id) as planted:
-                await ended(planted)
+            async with build_agent("again")[0].session(log, id=session.id) as planted:
+                await run_to_end(planted)
         assert [msgspec.to_builtins(fact) for fact in point.facts] == before
 
 

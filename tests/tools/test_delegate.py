@@ -11,14 +11,14 @@ import pytest
 
 from tests.kit.sessions import (
     PATIENCE,
-    Held,
+    HeldTool,
     Store,
     either_store,
-    ended,
-    finished_calls,
-    of,
-    results,
-    resumed,
+    read_finished_calls,
+    resume_run,
+    run_to_end,
+    select_events,
+    select_results,
     wait_for,
 )
 from tests.kit.strict import StrictModel
@@ -102,12 +102,12 @@ async def test_a_helper_has_its_own_log_and_only_its_answer_comes_back(store: St
     agent = crew(call("delegate", id="d", task="task one"), "All done.", helped=lambda task, turn: f"did {task}")
     log = store.open()
     async with agent.session(log) as session:
-        outcome = await ended(session, "go")
+        outcome = await run_to_end(session, "go")
         [child] = await children(log, session)
         facts = await log.read(child.id)
         parent = await session.facts()
     assert outcome.answer == "All done."
-    assert results(agent.model.requests[-1])["d"].text == "did task one"  # type: ignore[union-attr]
+    assert select_results(agent.model.requests[-1])["d"].text == "did task one"  # type: ignore[union-attr]
     created = facts[0]
     assert isinstance(created, SessionCreated) and created.parent is not None
     assert (created.parent.session_id, created.parent.call_id, child.id) == (
@@ -115,8 +115,8 @@ async def test_a_helper_has_its_own_log_and_only_its_answer_comes_back(store: St
         "d",
         derive_helper_id(session.id, "d"),
     )
-    assert [render_parts(fact.parts) for fact in of(facts, MessageReceived)] == ["task one"]
-    [note] = [fact for fact in of(parent, Custom) if fact.name.startswith("treadle.helper.")]
+    assert [render_parts(fact.parts) for fact in select_events(facts, MessageReceived)] == ["task one"]
+    [note] = [fact for fact in select_events(parent, Custom) if fact.name.startswith("treadle.helper.")]
     assert note.data["session_id"] == child.id and child.name == "task one"
 
 
@@ -124,7 +124,7 @@ async def test_what_helpers_cost_adds_up_in_the_parents_run(store: Store) -> Non
     lines = [(call("delegate", task="task a"), call("delegate", task="task b")), "Done."]
     agent = crew(*lines, helped=lambda task, turn: task)
     async with agent.session(store.open()) as session:
-        outcome = await ended(session, "go")
+        outcome = await run_to_end(session, "go")
         state = await session.state()
     assert outcome.usage.cost == state.usage.cost == 1.0
     assert outcome.usage.output_tokens >= 20
@@ -161,9 +161,9 @@ async def test_five_at_once_one_broken_one_cancelled_one_over_its_limit_give_one
         free.set()
         await child.cancel(by="somebody")
         outcome = await asyncio.wait_for(waiting, PATIENCE * 2)
-        done = await finished_calls(session)
+        done = await read_finished_calls(session)
         tree = await children(log, session)
-        costs = [ending.usage.cost for one in tree for ending in of(await log.read(one.id), RunFinished)]
+        costs = [ending.usage.cost for one in tree for ending in select_events(await log.read(one.id), RunFinished)]
     assert outcome is not None and outcome.reason == "answered"
     assert {name: fact.status for name, fact in done.items()} == {
         "task fine": "ok",
@@ -197,12 +197,12 @@ async def test_no_more_than_five_run_at_once(store: Store) -> None:
     calls = [call("delegate", task=f"task {number}") for number in range(12)]
     agent = crew(calls, "Done.", helped=helped)
     async with agent.session(store.open()) as session:
-        assert (await ended(session, "go")).calls == 12
+        assert (await run_to_end(session, "go")).calls == 12
     assert most == MAX_PARALLEL_HELPERS
 
 
 async def test_cancel_goes_down_the_tree(store: Store) -> None:
-    held = Held()
+    held = HeldTool()
     agent = crew(call("delegate", id="d", task="task x"), helped=lambda task, turn: call("wait"), tools=[held.tool])
     log = store.open()
     async with agent.session(log) as session, session.run("go") as run:
@@ -213,8 +213,8 @@ async def test_cancel_goes_down_the_tree(store: Store) -> None:
         [child] = await children(log, session)
         facts = await log.read(child.id)
     assert outcome is not None and outcome.reason == "cancelled"
-    assert [ending.reason for ending in of(facts, RunFinished)] == ["cancelled"]
-    assert of(facts, CallFinished)[0].status == "cancelled"
+    assert [ending.reason for ending in select_events(facts, RunFinished)] == ["cancelled"]
+    assert select_events(facts, CallFinished)[0].status == "cancelled"
 
 
 async def test_a_parent_is_not_stopped_before_its_helper_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ async def test_a_parent_is_not_stopped_before_its_helper_is(monkeypatch: pytest.
         early, _ = await asyncio.wait([cancelling], timeout=0.5)  # ten times what another tool is given
         let_go.set()
         await asyncio.gather(cancelling, waiting)
-        endings = of(await child.facts(), RunFinished)
+        endings = select_events(await child.facts(), RunFinished)
     assert not early and [ending.reason for ending in endings] == ["cancelled"]
 
 
@@ -269,7 +269,7 @@ async def test_a_helper_that_waits_for_an_answer_is_cancelled_with_its_parent(st
 
 
 async def test_a_helper_whose_run_is_killed_goes_on_and_gives_one_result(store: Store) -> None:
-    held = Held()
+    held = HeldTool()
 
     def helped(task: str, turn: int) -> Any:
         return call("wait", id="w") if turn == 1 else "did it after all"
@@ -283,10 +283,12 @@ async def test_a_helper_whose_run_is_killed_goes_on_and_gives_one_result(store: 
         running = session._coordinator._entries[child.id].task  # pyright: ignore[reportPrivateUsage]
         assert running is not None and running.cancel()
         outcome = await asyncio.wait_for(waiting, PATIENCE)
-        done = await finished_calls(session)
+        done = await read_finished_calls(session)
         facts = await child.facts()
     assert outcome is not None and outcome.answer == "Done." and done["d"].output == "did it after all"
-    assert [fact.status for fact in of(facts, CallFinished)] == ["interrupted"] and len(of(facts, RunFinished)) == 1
+    assert [fact.status for fact in select_events(facts, CallFinished)] == ["interrupted"] and len(
+        select_events(facts, RunFinished)
+    ) == 1
 
 
 WORKER = """
@@ -336,8 +338,8 @@ async def test_after_kill_9_the_same_helpers_go_on_and_no_mark_is_left_twice(whe
     )
     assert died.returncode == -signal.SIGKILL
     async with tree_agent().session(tmp_path / "tree.db") as session:
-        outcome = await resumed(session)
-        done = await finished_calls(session)
+        outcome = await resume_run(session)
+        done = await read_finished_calls(session)
         tree = await children(session.log, session)
     assert outcome is not None and outcome.answer == "All marked."
     assert {fact.output for fact in done.values()} == {f"task {number} is marked" for number in range(3)}
@@ -347,7 +349,7 @@ async def test_after_kill_9_the_same_helpers_go_on_and_no_mark_is_left_twice(whe
 
 
 async def test_closing_the_runtime_leaves_the_helper_to_be_resumed_and_not_started_again(tmp_path: Path) -> None:
-    held, path = Held(), tmp_path / "tree.db"
+    held, path = HeldTool(), tmp_path / "tree.db"
 
     def helped(task: str, turn: int) -> Any:
         return call("wait") if turn == 1 else f"did {task} at last"
@@ -357,16 +359,18 @@ async def test_closing_the_runtime_leaves_the_helper_to_be_resumed_and_not_start
         await session.send("go")
         child_id = derive_helper_id(session.id, "d")
         await wait_for(await child_of(session, "d"), CallStarted)
-    again = crew("Done.", helped=helped, tools=[Held().tool])
+    again = crew("Done.", helped=helped, tools=[HeldTool().tool])
     async with again.session(path, id=session.id) as session:
-        outcome = await resumed(session)
+        outcome = await resume_run(session)
         log = session._log  # pyright: ignore[reportPrivateUsage]
         tree, facts = await children(log, session), await log.read(child_id)
-        done = await finished_calls(session)
+        done = await read_finished_calls(session)
     assert outcome is not None and outcome.answer == "Done."
-    assert [one.id for one in tree] == [child_id] and of(facts, CancelRequested) == []
+    assert [one.id for one in tree] == [child_id] and select_events(facts, CancelRequested) == []
     assert done["d"].output == "did task x at last"
-    assert [fact.status for fact in of(facts, CallFinished)] == ["interrupted"], "its own call is not run again"
+    assert [fact.status for fact in select_events(facts, CallFinished)] == ["interrupted"], (
+        "its own call is not run again"
+    )
 
 
 async def test_a_helper_may_wait_for_an_answer_through_any_number_of_restarts(tmp_path: Path) -> None:
@@ -395,14 +399,14 @@ async def test_a_helper_may_wait_for_an_answer_through_any_number_of_restarts(tm
         parent, child = await runtime.open(session.id), await runtime.open(derive_helper_id(session.id, "d"))
         await child.approve("e")
         assert (await wait_for(parent, RunFinished)).answer == "Done."
-        assert ((await finished_calls(parent))["d"].output, done) == ("erased it", ["x"])
+        assert ((await read_finished_calls(parent))["d"].output, done) == ("erased it", ["x"])
 
 
 async def test_after_a_cut_at_any_fact_of_the_parent_there_is_one_child_and_one_answer() -> None:
     log = InMemoryLog()
     agent = crew(call("delegate", id="d", task="task x"), "Done.", helped=lambda task, turn: "did it")
     async with agent.session(log) as session:
-        await ended(session, "go")
+        await run_to_end(session, "go")
         points = await crash_points(session)
         child_facts = list(await log.read(derive_helper_id(session.id, "d")))
     for point in points:
@@ -416,10 +420,10 @@ async def test_after_a_cut_at_any_fact_of_the_parent_there_is_one_child_and_one_
             lines = ["Done."] if called else [call("delegate", id="d", task="task x"), "Done."]
             again = crew(*lines, "More.", helped=lambda task, turn: "did it")
             async with again.session(other, id=point.session_id) as reopened:
-                await resumed(reopened)
+                await resume_run(reopened)
                 if not any(isinstance(fact, MessageReceived) for fact in point.facts):
                     continue
-                done = await finished_calls(reopened)
+                done = await read_finished_calls(reopened)
                 assert len(await children(other, reopened)) <= 1
                 assert done["d"].output == "did it", point
 

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from tests.engine.test_authorize import Traited
-from tests.kit.sessions import PATIENCE, Store, either_store, ended, finished_calls, gate_of, of, wait_for
+from tests.kit.sessions import (
+    PATIENCE,
+    Store,
+    build_gate,
+    either_store,
+    read_finished_calls,
+    run_to_end,
+    select_events,
+    wait_for,
+)
 from tests.kit.strict import StrictModel
 from tests.tools.test_delegate import Crew, child_of, children, crew
 from treadle import Agent, Answer, CallFinished, Grant, Limits, Runtime, Session, later, tool
@@ -45,8 +54,10 @@ async def test_a_helper_has_no_more_rights_than_its_parent(store: Store) -> None
     parent = crew(calls, "Done.", name="narrow", grant=Grant(tier="full", yes=True, forbid=("erase",)))
     log = store.open()
     async with Runtime(log, [parent, wide], recover=False) as runtime, runtime.session("narrow") as session:
-        await ended(session, "go")
-        told = {one: of(await log.read(derive_helper_id(session.id, one)), CallFinished)[0] for one in ("r", "d")}
+        await run_to_end(session, "go")
+        told = {
+            one: select_events(await log.read(derive_helper_id(session.id, one)), CallFinished)[0] for one in ("r", "d")
+        }
     assert told["r"].status == "denied" and "read-only" in told["r"].output
     assert told["d"].status == "denied" and "forbidden by erase" in told["d"].output
 
@@ -71,14 +82,14 @@ async def test_private_data_leaves_no_easier_by_way_of_a_helper(
         [call(name) for name in own] + [call("delegate", task="task x")] + [call(name) for name in after] + ["Done."]
     )
     work = [*(call(name) for name in helped), "Done."]
-    agent = crew(*lines, helped=lambda _, turn: work[turn // 2], tools=tools, gate=gate_of(Answer("deny")))
+    agent = crew(*lines, helped=lambda _, turn: work[turn // 2], tools=tools, gate=build_gate(Answer("deny")))
     log = InMemoryLog()
     async with agent.session(log) as session:
-        await ended(session, "go")
+        await run_to_end(session, "go")
         facts = [*await session.facts()]
         for child in await children(log, session):
             facts += await log.read(child.id)
-    assert [fact.tool for fact in of(facts, ApprovalRequested)] == ["send"]
+    assert [fact.tool for fact in select_events(facts, ApprovalRequested)] == ["send"]
 
 
 async def test_what_a_helper_asks_reaches_the_parents_gate_and_the_parent_waits(store: Store) -> None:
@@ -93,10 +104,12 @@ async def test_what_a_helper_asks_reaches_the_parents_gate_and_the_parent_waits(
     def helped(task: str, turn: int) -> Any:
         return call("erase", id="e", path="x") if turn == 1 else "It is gone."
 
-    agent = crew(call("delegate", id="d", task="task x"), "Done.", helped=helped, tools=[erase], gate=gate_of(Answer()))
+    agent = crew(
+        call("delegate", id="d", task="task x"), "Done.", helped=helped, tools=[erase], gate=build_gate(Answer())
+    )
     async with agent.session(store.open()) as session:
-        await ended(session, "go")
-        assert (await finished_calls(session))["d"].output == "It is gone."
+        await run_to_end(session, "go")
+        assert (await read_finished_calls(session))["d"].output == "It is gone."
     assert done == ["x"]
 
 
@@ -117,7 +130,7 @@ async def test_a_question_of_a_helper_can_be_answered_later_from_anywhere(store:
         await child.deny("e", "keep it")
         outcome = await asyncio.wait_for(waiting, PATIENCE)
         assert outcome is not None and outcome.answer == "Done."
-        assert (await finished_calls(session))["d"].output == "It is settled."
+        assert (await read_finished_calls(session))["d"].output == "It is settled."
 
 
 async def test_helpers_of_helpers_come_to_an_end() -> None:
@@ -127,7 +140,7 @@ async def test_helpers_of_helpers_come_to_an_end() -> None:
     log = InMemoryLog()
     agent = crew(call("delegate", id="d", task="task"), "Done.", helped=helped)
     async with agent.session(log) as session:
-        assert (await ended(session, "go")).answer == "Done."
+        assert (await run_to_end(session, "go")).answer == "Done."
         page = await log.list_sessions(SessionQuery())
     assert len(page.sessions) == 4, "the parent, and helpers three deep"
 
@@ -141,7 +154,7 @@ async def test_a_helper_gets_what_the_parent_has_left_of_its_money() -> None:
         limits=Limits(cost=1.0),
     )
     async with agent.session(log) as session:
-        outcome = await ended(session, "go")
+        outcome = await run_to_end(session, "go")
         child = await Session(session._coordinator, agent, derive_helper_id(session.id, "d")).state()  # pyright: ignore[reportPrivateUsage]
         [begin] = [fact for fact in await log.read(derive_helper_id(session.id, "d")) if hasattr(fact, "run_id")][:1]
     assert begin.limits.cost == 0.25 and child.usage.cost == 0.5  # type: ignore[union-attr]
@@ -158,8 +171,10 @@ async def test_helpers_that_run_at_once_share_what_is_left() -> None:
         limits=Limits(cost=1.0, tokens=1000, seconds=600),
     )
     async with agent.session(log) as session:
-        await ended(session, "go")
-        begun = [of(await log.read(derive_helper_id(session.id, name)), RunStarted)[0].limits for name in "abcd"]
+        await run_to_end(session, "go")
+        begun = [
+            select_events(await log.read(derive_helper_id(session.id, name)), RunStarted)[0].limits for name in "abcd"
+        ]
     assert sum(one.cost or 9 for one in begun) <= 0.8 + 1e-6 and all(one.cost for one in begun)
     assert sum(one.tokens or 9999 for one in begun) <= 900 and all((one.seconds or 999) < 600 for one in begun)
 
@@ -178,8 +193,8 @@ async def test_bad_tasks_are_answered_to_the_model(tmp_path: Path) -> None:
     log = InMemoryLog()
     agent = crew(*script, helped=lambda task, turn: "ok")
     async with agent.session(log, workspace=tmp_path) as session:
-        await ended(session, "go")
-        outputs = {name: fact.output for name, fact in (await finished_calls(session)).items()}
+        await run_to_end(session, "go")
+        outputs = {name: fact.output for name, fact in (await read_finished_calls(session)).items()}
         [child] = await children(log, session)
     assert "empty" in outputs["a"] and "The agents are: agent" in outputs["b"]
     assert "no folder inside" in outputs["c"] and "no folder inside" in outputs["e"]
@@ -190,6 +205,6 @@ async def test_the_latest_session_of_an_agent_is_never_a_helpers(store: Store) -
     log = store.open()
     agent = crew(call("delegate", task="task x"), "Done.", "Again.", helped=lambda task, turn: "ok")
     async with agent.session(log) as session:
-        await ended(session, "go")
+        await run_to_end(session, "go")
     async with agent.session(log) as again:
         assert again.id == session.id

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.sessions import agent_of, finished_calls, go
+from tests.kit.sessions import build_agent, read_finished_calls, run_message
 from tests.tools.conftest import Paper
 from treadle import tool
 from treadle.engine.compaction import TODO
@@ -101,9 +101,9 @@ def test_a_status_that_does_not_exist_is_refused() -> None:
 
 
 async def test_a_plan_outlives_the_process_that_made_it(tmp_path: Path) -> None:
-    agent, _ = agent_of(call("todo", items=["one", "two"]), Reply("planned"), tools=[todo])
+    agent, _ = build_agent(call("todo", items=["one", "two"]), Reply("planned"), tools=[todo])
     async with agent.session(tmp_path / "s.db") as session:
-        await go(session)
+        await run_message(session)
     async with agent.session(tmp_path / "s.db") as session:
         assert [item["text"] for item in (await session.state()).notes[TODO]] == ["one", "two"]
 
@@ -192,7 +192,7 @@ async def test_the_model_reads_what_was_cut_from_its_own_calls_output(tmp_path: 
         artifact = text.partition("the whole is artifact ")[2].split()[0]
         return call("read_output", "c2", artifact=artifact, pattern="row 1234$")
 
-    agent, _ = agent_of(call("much"), second, Reply("done"), tools=[much, read_output])
+    agent, _ = build_agent(call("much"), second, Reply("done"), tools=[much, read_output])
     async with agent.session(tmp_path / "s.db") as session:
-        await go(session)
-        assert (await finished_calls(session))["c2"].output == "1235: row 1234\n[1 of 20000 lines match.]"
+        await run_message(session)
+        assert (await read_finished_calls(session))["c2"].output == "1235: row 1234\n[1 of 20000 lines match.]"

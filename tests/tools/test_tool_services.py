@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sessions import Store, agent_of, either_store, ended
+from tests.kit.sessions import Store, build_agent, either_store, run_to_end
 from treadle import CallStarted, Grant, Runtime, ToolContext, tool
 from treadle.errors import NotFound
 from treadle.events import Custom, FilesKept, KeptFile, Safety, SessionConfigured, Tier
@@ -26,9 +26,9 @@ async def step(context: ToolContext) -> str:
 
 async def test_a_note_of_one_call_is_there_for_the_next_also_after_a_restart(store: Store) -> None:
     for expected in ("at 1", "at 2"):
-        agent, model = agent_of(Reply(calls=(Call("", "step"),)), "done", tools=[step])
+        agent, model = build_agent(Reply(calls=(Call("", "step"),)), "done", tools=[step])
         async with agent.session(store.open(), name="walk") as session:
-            assert (await ended(session)).answer == "done"
+            assert (await run_to_end(session)).answer == "done"
             facts = await session.facts()
         assert any(expected in message.text for message in model.requests[-1].messages if hasattr(message, "text"))
     assert [fact.data for fact in facts if isinstance(fact, Custom)] == [1, 2]
@@ -40,9 +40,9 @@ async def test_old_contents_are_recorded_under_the_call_that_changes_them(store:
         await context.services.record_kept_files([KeptFile("a.txt", "abc", 0o600)], tree="t", left_out=["big.bin"])
         return "changed"
 
-    agent, _ = agent_of(Reply(calls=(Call("c1", "change"),)), "done", tools=[change])
+    agent, _ = build_agent(Reply(calls=(Call("c1", "change"),)), "done", tools=[change])
     async with agent.session(store.open()) as session:
-        await ended(session)
+        await run_to_end(session)
         (kept,) = [fact for fact in await session.facts() if isinstance(fact, FilesKept)]
     assert (kept.call_id, kept.files, kept.tree) == ("c1", (KeptFile("a.txt", "abc", 0o600),), "t")
     assert kept.left_out == ("big.bin",)
@@ -55,14 +55,14 @@ async def test_a_call_reads_the_artifacts_of_its_own_session_only(store: Store) 
 
     log = store.open()
     wanted: list[Call] = []
-    agent, _ = agent_of(lambda request: Reply(calls=tuple(wanted)), "done", tools=[look])
+    agent, _ = build_agent(lambda request: Reply(calls=tuple(wanted)), "done", tools=[look])
     async with Runtime(log, [agent]) as runtime:
         async with runtime.session(new=True) as other:
             secret = await log.put_artifact(other.id, b"theirs")
         async with runtime.session(new=True) as session:
             mine = await log.put_artifact(session.id, b"mine")
             wanted += [Call("", "look", f'{{"artifact": "{one}"}}') for one in (mine, secret)]
-            await ended(session)
+            await run_to_end(session)
             results = [call.finished for call in (await session.state()).calls.values()]
     assert results[0] is not None and (results[0].status, results[0].output) == ("ok", "mine")
     assert results[1] is not None and results[1].status == "error" and "theirs" not in results[1].output
@@ -89,10 +89,10 @@ class Walled(Tool):
 
 @pytest.mark.parametrize(("tier", "narrower", "told"), [("full", None, "full"), ("full", "sandbox", "sandbox")])
 async def test_the_narrowest_tier_decides_about_the_walls(tier: Tier, narrower: Tier | None, told: str) -> None:
-    agent, _ = agent_of(Reply(calls=(Call("", "shell"),)), "done", tools=[Walled()], grant=Grant(tier=tier))
+    agent, _ = build_agent(Reply(calls=(Call("", "shell"),)), "done", tools=[Walled()], grant=Grant(tier=tier))
     grant = Grant(tier=narrower) if narrower is not None else None
     async with agent.session(grant=grant) as session:
-        await ended(session)
+        await run_to_end(session)
         (started,) = [fact for fact in await session.facts() if isinstance(fact, CallStarted)]
         (call,) = (await session.state()).calls.values()
     assert started.sandbox == f"walls of {told}"
@@ -101,9 +101,9 @@ async def test_the_narrowest_tier_decides_about_the_walls(tier: Tier, narrower: 
 
 async def test_a_tool_is_found_by_its_other_name_and_judged_by_its_own() -> None:
     for grant, expected in ((Grant(), "ok"), (Grant(forbid=("shell",)), "denied")):
-        agent, model = agent_of(Reply(calls=(Call("", "bash"),)), "done", tools=[Walled()], grant=grant)
+        agent, model = build_agent(Reply(calls=(Call("", "bash"),)), "done", tools=[Walled()], grant=grant)
         async with agent.session() as session:
-            await ended(session)
+            await run_to_end(session)
             (call,) = (await session.state()).calls.values()
         assert call.finished is not None and call.finished.status == expected
         assert [spec.name for spec in model.requests[0].tools] == ["shell"]
@@ -117,9 +117,9 @@ async def test_a_desk_without_a_log_has_no_artifacts() -> None:
 async def test_a_session_that_chose_a_model_keeps_it_from_the_next_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ScriptedModel("from the chosen one")
     monkeypatch.setattr("treadle.models.catalog.resolve_model", lambda name, keyring: {"other": chosen}[name])
-    agent, _ = agent_of("from the agent's own")
+    agent, _ = build_agent("from the agent's own")
     async with agent.session() as session:
-        assert (await ended(session)).answer == "from the agent's own"
+        assert (await run_to_end(session)).answer == "from the agent's own"
         await session.configure(model="other")
-        assert (await ended(session)).answer == "from the chosen one"
+        assert (await run_to_end(session)).answer == "from the chosen one"
         assert any(isinstance(fact, SessionConfigured) for fact in await session.facts())

@@ -35,7 +35,7 @@ ECHO = ToolSpec("echo", "Say it again.", {"type": "object", "properties": {"text
 TOOLS = (ADD, ECHO)
 
 
-def model_of(fake: Strict | str, wire: WireFormat, probe: WindowProbe | None = None, **changes: Any) -> RemoteModel:
+def build_model(fake: Strict | str, wire: WireFormat, probe: WindowProbe | None = None, **changes: Any) -> RemoteModel:
     """A model on a fake (or a base URL) that speaks `wire`."""
     base_url = fake if isinstance(fake, str) else fake.base_url
     options: dict[str, Any] = {"provider": "fake", "key": Secret("sk-test"), "timeouts": PLENTY} | changes
@@ -45,19 +45,19 @@ def model_of(fake: Strict | str, wire: WireFormat, probe: WindowProbe | None = N
 
 
 def chat_model(fake: Strict | str, model: str = "m", quirks: Quirks = Quirks(), **changes: Any) -> RemoteModel:  # noqa: B008
-    return model_of(fake, ChatCompletions("fake", model, quirks), **changes)
+    return build_model(fake, ChatCompletions("fake", model, quirks), **changes)
 
 
 def anthropic_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
-    return model_of(fake, AnthropicMessages("fake", model), **changes)
+    return build_model(fake, AnthropicMessages("fake", model), **changes)
 
 
 def responses_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
-    return model_of(fake, OpenAIResponses("fake", model), **changes)
+    return build_model(fake, OpenAIResponses("fake", model), **changes)
 
 
 def ollama_model(fake: Strict | str, model: str = "m", **changes: Any) -> RemoteModel:
-    return model_of(fake, OllamaChat("ollama", model), probe_ollama, **({"provider": "ollama"} | changes))
+    return build_model(fake, OllamaChat("ollama", model), probe_ollama, **({"provider": "ollama"} | changes))
 
 
 class Protocol(NamedTuple):
@@ -85,13 +85,13 @@ def ask(*messages: Message | str, **fields: Any) -> Request:
     return Request(fields.pop("system", "You help."), listed, **fields)
 
 
-async def events_of(model: Model, request: Request) -> list[ModelEvent]:
+async def collect_events(model: Model, request: Request) -> list[ModelEvent]:
     async with aclosing(model.stream(request)) as events:
         return [event async for event in events]
 
 
-async def reply_of(model: Model, request: Request) -> Reply:
-    last = (await events_of(model, request))[-1]
+async def collect_reply(model: Model, request: Request) -> Reply:
+    last = (await collect_events(model, request))[-1]
     assert isinstance(last, Reply)
     return last
 

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.kit.sessions import ended, of, said
+from tests.kit.sessions import list_user_texts, run_to_end, select_events
 from treadle import Agent, Limits
 from treadle.events import ContextCompacted, ModelFailed
 from treadle.messages import Request, Sampling
@@ -41,13 +41,13 @@ async def test_a_session_longer_than_the_window_keeps_its_first_message() -> Non
     try:
         async with agent.session() as session:
             for text in (FIRST, *(f"Tale {number}: {TALE}" for number in range(TALES)), "What is my dog called?"):
-                outcome = await ended(session, text)
+                outcome = await run_to_end(session, text)
                 assert outcome.reason == "answered" and outcome.answer.strip(), outcome
             facts = await session.facts()
     finally:
         model.unload()
     assert TALES * len(TALE) > 4 * WINDOW, "it all fitted"
-    assert of(facts, ContextCompacted) and not of(facts, ModelFailed)
+    assert select_events(facts, ContextCompacted) and not select_events(facts, ModelFailed)
     # What so small a model makes of it differs with the wording: see docs/local-model.md.
-    assert FIRST in "\n".join(said(model.asked[-1]))
+    assert FIRST in "\n".join(list_user_texts(model.asked[-1]))
     assert len(model.asked) == TALES + 2, "it was asked for a summary, which it cannot write"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.file_tools import Bench, some_bench
+from tests.kit.file_tools import ToolBench, some_bench
 from treadle.tools.files import list_files as listing
 from treadle.tools.files import ripgrep as ripgrep_module
 
@@ -14,7 +14,7 @@ bench = some_bench
 
 
 @pytest.fixture
-def tree(bench: Bench) -> Bench:
+def tree(bench: ToolBench) -> ToolBench:
     bench.put(".gitignore", "*.log\nbuild/\n")
     bench.put("README.md", "# Hello\nneedle here\n")
     bench.put("src/app.py", "import os\n\n\ndef needle() -> None:\n    pass\n")
@@ -27,7 +27,7 @@ def tree(bench: Bench) -> Bench:
     return bench
 
 
-async def test_files_are_listed_without_what_ignore_files_name(tree: Bench) -> None:
+async def test_files_are_listed_without_what_ignore_files_name(tree: ToolBench) -> None:
     told = await tree.call("list_files")
     assert told.splitlines() == [
         ".env",
@@ -39,7 +39,7 @@ async def test_files_are_listed_without_what_ignore_files_name(tree: Bench) -> N
     ]
 
 
-async def test_a_folder_a_depth_and_a_pattern_narrow_the_list(tree: Bench) -> None:
+async def test_a_folder_a_depth_and_a_pattern_narrow_the_list(tree: ToolBench) -> None:
     assert await tree.call("list_files", path="src", depth=9) == "src/app.py\nsrc/deep/er/mod.py"
     assert await tree.call("list_files", pattern="*.py") == "src/app.py\nsrc/deep/er/mod.py"
     assert await tree.call("list_files", pattern="deep/**/*.py") == "src/deep/er/mod.py"
@@ -47,31 +47,31 @@ async def test_a_folder_a_depth_and_a_pattern_narrow_the_list(tree: Bench) -> No
     assert await tree.call("list_files", pattern="*.rs") == "No file in the workspace fits *.rs."
 
 
-async def test_names_that_are_not_text_are_listed_all_the_same(bench: Bench) -> None:
+async def test_names_that_are_not_text_are_listed_all_the_same(bench: ToolBench) -> None:
     bench.put("plain.txt", "")
     with open(os.path.join(os.fsencode(bench.workspace), b"\xff.txt"), "wb"):
         pass
     assert len((await bench.call("list_files")).splitlines()) == 2
 
 
-async def test_a_name_of_two_lines_is_not_listed_as_two_names(bench: Bench) -> None:
+async def test_a_name_of_two_lines_is_not_listed_as_two_names(bench: ToolBench) -> None:
     bench.put("a.txt", "x")
     bench.put("two\nlines.txt", "x")
     assert (await bench.call("list_files")).splitlines() == ["a.txt"]
 
 
 async def test_a_long_list_is_cut_and_says_how_much_more_there_is(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: ToolBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "_PROGRESS_INTERVAL", 100)
     for number in range(250):
         bench.put(f"{number:03}.txt", "")
     told = (await bench.call("list_files")).splitlines()
-    assert bench.heard == ["listing, 100 files so far", "listing, 200 files so far"]
+    assert bench.progress_lines == ["listing, 100 files so far", "listing, 200 files so far"]
     assert len(told) == 201 and told[-1].startswith("[… 50 more;")
 
 
-async def test_places_are_found_with_path_line_and_text(tree: Bench) -> None:
+async def test_places_are_found_with_path_line_and_text(tree: ToolBench) -> None:
     told = await tree.call("search_files", pattern="needle")
     assert told.splitlines() == [
         ".github/workflows/ci.yml:1: needle: 1",
@@ -79,10 +79,10 @@ async def test_places_are_found_with_path_line_and_text(tree: Bench) -> None:
         "src/app.py:4: def needle() -> None:",
         "src/deep/er/mod.py:1: x = 'needle'",
     ]
-    assert tree.heard[-1] == "searching, 3 places so far"
+    assert tree.progress_lines[-1] == "searching, 3 places so far"
 
 
-async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: Bench) -> None:
+async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: ToolBench) -> None:
     told = await tree.call("search_files", pattern="NEEDLE", path="src", glob="app.*", ignore_case=True, around=1)
     assert told == "src/app.py-3- \nsrc/app.py:4: def needle() -> None:\nsrc/app.py-5-     pass"
     assert await tree.call("search_files", pattern="needle", path="README.md") == "README.md:2: needle here"
@@ -92,20 +92,20 @@ async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: Bench)
     assert await tree.call("search_files", pattern="no such words") == "Nothing in the workspace fits no such words."
 
 
-async def test_a_pattern_that_is_no_regular_expression_is_explained(tree: Bench) -> None:
-    assert "unclosed group" in await tree.refused("search_files", pattern="needle(")
-    assert "empty" in await tree.refused("search_files", pattern="")
-    assert "NUL" in await tree.refused("search_files", pattern="a\0b")
+async def test_a_pattern_that_is_no_regular_expression_is_explained(tree: ToolBench) -> None:
+    assert "unclosed group" in await tree.call_refused("search_files", pattern="needle(")
+    assert "empty" in await tree.call_refused("search_files", pattern="")
+    assert "NUL" in await tree.call_refused("search_files", pattern="a\0b")
     assert "Nothing" in await tree.call("search_files", pattern="--help")
 
 
-async def test_too_many_places_are_cut_and_said(bench: Bench) -> None:
+async def test_too_many_places_are_cut_and_said(bench: ToolBench) -> None:
     bench.put("a.txt", "needle\n" * 5000)
     told = (await bench.call("search_files", pattern="needle")).splitlines()
     assert len(told) == 101 and "more than 100 places" in told[-1]
 
 
-async def test_other_encodings_and_long_lines_are_shown(bench: Bench) -> None:
+async def test_other_encodings_and_long_lines_are_shown(bench: ToolBench) -> None:
     bench.put("a.txt", "grüne nadel\n".encode("latin-1"))
     bench.put("b.txt", "grüne nadel\r\n".encode("utf-16"))
     bench.put("c.txt", "nadel" + "x" * 5000)
@@ -114,7 +114,7 @@ async def test_other_encodings_and_long_lines_are_shown(bench: Bench) -> None:
     assert told[2].startswith("c.txt:1: nadelxxx") and len(told[2]) < 400
 
 
-async def test_links_that_lead_out_are_neither_listed_nor_searched(bench: Bench) -> None:
+async def test_links_that_lead_out_are_neither_listed_nor_searched(bench: ToolBench) -> None:
     outside = bench.workspace.parent / "outside"
     outside.mkdir()
     (outside / "secret.txt").write_text("needle")
@@ -123,10 +123,10 @@ async def test_links_that_lead_out_are_neither_listed_nor_searched(bench: Bench)
     assert "No files" in await bench.call("list_files")
     assert "Nothing" in await bench.call("search_files", pattern="needle")
     for name in ("list_files", "search_files"):
-        assert "leads out of the workspace" in await bench.refused(name, path="link", pattern="x")
+        assert "leads out of the workspace" in await bench.call_refused(name, path="link", pattern="x")
 
 
-async def test_what_ripgrep_saw_elsewhere_is_not_shown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_ripgrep_saw_elsewhere_is_not_shown(bench: ToolBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the file had been swapped for a link just while ripgrep read it."""
     bench.put("a.txt", "harmless\n")
     lying = bench.workspace.parent / "rg"
@@ -138,7 +138,7 @@ async def test_what_ripgrep_saw_elsewhere_is_not_shown(bench: Bench, monkeypatch
 
 
 async def test_ripgrep_starts_outside_the_workspace_and_dies_with_the_call(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: ToolBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, started = bench.workspace.parent / "rg", bench.workspace.parent / "started"
     os.mkfifo(started)

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sessions import Store, agent_of, either_store, ended, finished_calls, go, of, questions
+from tests.kit.sessions import (
+    Store,
+    build_agent,
+    either_store,
+    read_finished_calls,
+    read_questions,
+    run_message,
+    run_to_end,
+    select_events,
+)
 from treadle import Answer, CallFinished, Grant, later
 from treadle.errors import BadInput
 from treadle.events import CallStarted, FilesKept, fact_type
@@ -33,9 +42,9 @@ def workspace(tmp_path: Path) -> Path:
 async def test_the_old_content_is_in_the_log_before_the_result(
     store: Store, kept: ContentStore, workspace: Path
 ) -> None:
-    agent, _ = agent_of(call("write_file", path="a.txt", content="hi"), "ok", tools=build_file_tools(kept))
+    agent, _ = build_agent(call("write_file", path="a.txt", content="hi"), "ok", tools=build_file_tools(kept))
     async with agent.session(store.open(), workspace=workspace) as session:
-        await ended(session)
+        await run_to_end(session)
         facts = await session.facts()
     order = [fact_type(fact) for fact in facts if isinstance(fact, CallStarted | FilesKept | CallFinished)]
     assert order == ["call_started", "files_kept", "call_finished"]
@@ -47,10 +56,10 @@ async def test_instruction_files_are_asked_for_and_ordinary_ones_are_not(
     writes = [
         call("write_file", path=path, content="x") for path in ("notes.md", "AGENTS.md", ".github/workflows/a.yml")
     ]
-    agent, _ = agent_of(writes, "ok", tools=build_file_tools(kept), gate=later)
+    agent, _ = build_agent(writes, "ok", tools=build_file_tools(kept), gate=later)
     async with agent.session(store.open(), workspace=workspace) as session:
-        assert await go(session) is None
-        asked = await questions(session)
+        assert await run_message(session) is None
+        asked = await read_questions(session)
         assert [question.arguments["path"] for question in asked] == ["AGENTS.md", ".github/workflows/a.yml"]
     assert not (workspace / "AGENTS.md").exists()
 
@@ -59,34 +68,34 @@ async def test_a_yes_to_one_instruction_file_is_no_yes_to_the_next(
     store: Store, kept: ContentStore, workspace: Path
 ) -> None:
     writes = [call("write_file", id=path, path=path, content="x") for path in ("AGENTS.md", "SKILL.md")]
-    agent, _ = agent_of(writes, "ok", tools=build_file_tools(kept), gate=later, grant=Grant(always=("*",)))
+    agent, _ = build_agent(writes, "ok", tools=build_file_tools(kept), gate=later, grant=Grant(always=("*",)))
     async with agent.session(store.open(), workspace=workspace) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         await session.approve("AGENTS.md", Answer("allow", "session"))
-        assert [question.call_id for question in await questions(session)] == ["SKILL.md"]
+        assert [question.call_id for question in await read_questions(session)] == ["SKILL.md"]
 
 
 async def test_rules_on_paths_hold_for_patches_too(store: Store, kept: ContentStore, workspace: Path) -> None:
     patch = "--- /dev/null\n+++ b/locked/a.txt\n@@ -0,0 +1 @@\n+x\n"
-    agent, _ = agent_of(
+    agent, _ = build_agent(
         call("apply_patch", patch=patch),
         "ok",
         tools=build_file_tools(kept),
         grant=Grant(forbid=("*_patch(locked/**)",)),
     )
     async with agent.session(store.open(), workspace=workspace) as session:
-        await ended(session)
-        (done,) = (await finished_calls(session)).values()
+        await run_to_end(session)
+        (done,) = (await read_finished_calls(session)).values()
     assert done.status == "denied" and not (workspace / "locked").exists()
 
 
 async def test_a_read_only_session_writes_nothing(store: Store, kept: ContentStore, workspace: Path) -> None:
     script = ([call("read_file", path="a.txt"), call("write_file", path="a.txt", content="x")], "ok")
     (workspace / "a.txt").write_text("old")
-    agent, _ = agent_of(*script, tools=build_file_tools(kept), grant=Grant(tier="read-only"))
+    agent, _ = build_agent(*script, tools=build_file_tools(kept), grant=Grant(tier="read-only"))
     async with agent.session(store.open(), workspace=workspace) as session:
-        await ended(session)
-        done = {fact.tool: fact.status for fact in of(await session.facts(), CallFinished)}
+        await run_to_end(session)
+        done = {fact.tool: fact.status for fact in select_events(await session.facts(), CallFinished)}
     assert done == {"read_file": "ok", "write_file": "denied"}
     assert (workspace / "a.txt").read_text() == "old"
 
@@ -95,14 +104,14 @@ async def test_what_was_read_is_remembered_across_a_restart(
     tmp_path: Path, kept: ContentStore, workspace: Path
 ) -> None:
     (workspace / "a.txt").write_text("one\n")
-    first, _ = agent_of(call("read_file", path="a.txt"), "ok", tools=build_file_tools(kept))
+    first, _ = build_agent(call("read_file", path="a.txt"), "ok", tools=build_file_tools(kept))
     async with first.session(tmp_path / "store.db", workspace=workspace) as session:
-        await ended(session)
+        await run_to_end(session)
     (workspace / "a.txt").write_text("one\nmore by the user\n")
-    second, _ = agent_of(call("edit_file", path="a.txt", old="one", new="1"), "ok", tools=build_file_tools(kept))
+    second, _ = build_agent(call("edit_file", path="a.txt", old="one", new="1"), "ok", tools=build_file_tools(kept))
     async with second.session(tmp_path / "store.db") as session:
-        await ended(session)
-        last = of(await session.facts(), CallFinished)[-1]
+        await run_to_end(session)
+        last = select_events(await session.facts(), CallFinished)[-1]
     assert last.status == "error" and "changed since you last read it" in last.output
     assert (workspace / "a.txt").read_text() == "one\nmore by the user\n"
 

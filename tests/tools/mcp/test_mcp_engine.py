@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import agent_of, finished_calls, go, let_pass, of, results, wait_for
+from tests.kit.sessions import (
+    advance_loop_clock,
+    build_agent,
+    read_finished_calls,
+    run_message,
+    select_events,
+    select_results,
+    wait_for,
+)
 from tests.tools.mcp.conftest import child, odd, until
 from treadle import CallStarted
 from treadle.engine.setup import later
@@ -24,23 +32,23 @@ def calls(*wanted: tuple[str, dict[str, Any]]) -> Reply:
 async def test_a_call_is_allowed_asked_or_denied_as_any_other(tmp_path: Path) -> None:
     async with McpServers([child()]) as servers:
         script = calls(("served__add", {"a": 1, "b": 2}), ("served__wipe", {})), Reply("done")
-        agent, _ = agent_of(*script, tools=await servers.list_tools())
+        agent, _ = build_agent(*script, tools=await servers.list_tools())
         async with agent.session(workspace=tmp_path) as session:
-            await go(session)
-            done = await finished_calls(session)
+            await run_message(session)
+            done = await read_finished_calls(session)
             assert (done["c1"].status, done["c1"].output) == ("ok", "3")
             assert done["c2"].status == "denied" and "destructive in tier sandbox" in done["c2"].output
-        agent, _ = agent_of(*script, tools=await servers.list_tools(), grant=Grant(tier="read-only"), gate=later)
+        agent, _ = build_agent(*script, tools=await servers.list_tools(), grant=Grant(tier="read-only"), gate=later)
         async with agent.session(workspace=tmp_path) as session:
-            assert await go(session) is None
-            (asked,) = of(await session.facts(), ApprovalRequested)
+            assert await run_message(session) is None
+            (asked,) = select_events(await session.facts(), ApprovalRequested)
             assert (asked.tool, asked.safety) == ("served__add", "caution")
 
 
 async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     async with McpServers([child(safety="caution", timeout=300.0)]) as servers:
-        agent, _ = agent_of(
+        agent, _ = build_agent(
             calls(("served__wait", {"path": str(trace)})),
             calls(("served__append", {"path": str(trace), "word": "after"})),
             Reply("done"),
@@ -48,9 +56,9 @@ async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Pa
         )
         async with agent.session(workspace=tmp_path) as session, session.run("go") as run:
             await until(lambda: trace.exists() and trace.read_text() == "waiting\n")
-            let_pass(300)
+            advance_loop_clock(300)
             await run.wait()
-            statuses = [call.status for call in (await finished_calls(session)).values()]
+            statuses = [call.status for call in (await read_finished_calls(session)).values()]
     assert statuses == ["timed_out", "ok"]
     assert trace.read_text().splitlines() == ["waiting", "cancelled", "after"]
 
@@ -58,7 +66,7 @@ async def test_a_slow_call_times_out_and_is_cancelled_at_the_server(tmp_path: Pa
 async def test_cancelling_the_run_cancels_the_call_and_its_progress_was_seen(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     async with McpServers([child(safety="caution")]) as servers:
-        agent, _ = agent_of(calls(("served__wait", {"path": str(trace)})), tools=await servers.list_tools())
+        agent, _ = build_agent(calls(("served__wait", {"path": str(trace)})), tools=await servers.list_tools())
         async with agent.session(workspace=tmp_path) as session:
             seen = asyncio.create_task(wait_for(session, Progress))
             await asyncio.sleep(0)  # from here on it watches: what was said before is not told again
@@ -78,7 +86,7 @@ async def test_two_hundred_tools_are_searched_for_and_called_under_their_own_nam
     async with McpServers([child("served", "--many", "200", safety="caution")]) as servers:
         tools = await servers.list_tools()
         assert [tool.name for tool in tools] == ["search_tools", "call_tool"]
-        agent, model = agent_of(
+        agent, model = build_agent(
             calls(("search_tools", {"query": "topic77"})),
             calls(
                 ("call_tool", {"name": "served__job_77", "arguments": {"text": "hello"}}),
@@ -92,12 +100,16 @@ async def test_two_hundred_tools_are_searched_for_and_called_under_their_own_nam
             grant=Grant(forbid=("served__job_9*",)),
         )
         async with agent.session(workspace=tmp_path) as session:
-            await go(session)
+            await run_message(session)
             facts = await session.facts()
-            done = list((await finished_calls(session)).values())
-        found = next(iter(results(model.requests[1]).values())).text
+            done = list((await read_finished_calls(session)).values())
+        found = next(iter(select_results(model.requests[1]).values())).text
         assert found.startswith("served__job_77: Do the job number 77") and '"text"' in found
-        assert [fact.tool for fact in of(facts, CallStarted)] == ["search_tools", "served__job_77", "served__job_78"]
+        assert [fact.tool for fact in select_events(facts, CallStarted)] == [
+            "search_tools",
+            "served__job_77",
+            "served__job_78",
+        ]
         outputs = [(call.status, call.output) for call in done[1:]]
         assert ("ok", "77: hello") in outputs and ("ok", "78: as text") in outputs
         assert ("denied", "Denied: forbidden by served__job_9*. Do without it.") in outputs
@@ -110,15 +122,15 @@ async def test_two_hundred_tools_are_searched_for_and_called_under_their_own_nam
 
 async def test_a_destructive_tool_is_asked_for_by_its_own_name_also_when_it_was_searched_for(tmp_path: Path) -> None:
     async with McpServers([odd("plain", safety="destructive")], max_tools=3) as servers:
-        agent, _ = agent_of(
+        agent, _ = build_agent(
             calls(("call_tool", {"name": "odd__ok", "arguments": {"n": 1}})),
             Reply("done"),
             tools=await servers.list_tools(),
             gate=later,
         )
         async with agent.session(workspace=tmp_path) as session:
-            assert await go(session) is None
-            (asked,) = of(await session.facts(), ApprovalRequested)
+            assert await run_message(session) is None
+            (asked,) = select_events(await session.facts(), ApprovalRequested)
             assert (asked.tool, asked.safety, asked.arguments) == ("odd__ok", "destructive", {"n": 1})
 
 

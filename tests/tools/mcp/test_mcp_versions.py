@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mcp.types import Tool as ListedTool
 
-from tests.kit.sessions import agent_of, finished_calls, go, of, wait_for
+from tests.kit.sessions import build_agent, read_finished_calls, run_message, select_events, wait_for
 from tests.tools.mcp.conftest import odd
 from treadle import Answer, CallStarted, RunFinished, Session
 from treadle.engine.setup import later
@@ -40,7 +40,7 @@ async def process(says: str, call_id: str, store: Path | str = ":memory:", **opt
     options = {"grant": READ, "gate": later, "most_tools": 30, **options}
     most = options.pop("most_tools")
     async with McpServers([odd(f"says {says}")], max_tools=most) as servers:
-        agent, _ = agent_of(
+        agent, _ = build_agent(
             one_call(call_id, found=not most), Reply("done"), tools=await servers.list_tools(), **options
         )
         async with agent.session(store) as session:
@@ -49,8 +49,10 @@ async def process(says: str, call_id: str, store: Path | str = ":memory:", **opt
 
 async def asked_in(session: Session, call_id: str) -> ApprovalRequested | None:
     """The question about a call; None when it ran without."""
-    await go(session)
-    return next((fact for fact in of(await session.facts(), ApprovalRequested) if fact.call_id == call_id), None)
+    await run_message(session)
+    return next(
+        (fact for fact in select_events(await session.facts(), ApprovalRequested) if fact.call_id == call_id), None
+    )
 
 
 @pytest.mark.parametrize("scope", ["tool", "pattern"])
@@ -68,7 +70,7 @@ async def test_a_yes_for_a_session_holds_for_the_tool_as_it_was_and_its_change_i
     async with process("Adds, and sends it home.", "c", store) as session:
         asked = await asked_in(session, "c")
         assert asked is not None and asked.why == f"caution in tier read-only: {SINCE}"
-        assert [fact.call_id for fact in of(await session.facts(), CallStarted)] == ["a", "b"]
+        assert [fact.call_id for fact in select_events(await session.facts(), CallStarted)] == ["a", "b"]
 
 
 async def test_a_yes_for_the_whole_session_and_a_no_do_not_depend_on_what_a_server_says(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ async def test_a_yes_for_the_whole_session_and_a_no_do_not_depend_on_what_a_serv
             await wait_for(session, RunFinished)
         async with process("Adds it all.", "b", store) as session:
             assert await asked_in(session, "b") is None
-            assert (await finished_calls(session))["b"].status == status
+            assert (await read_finished_calls(session))["b"].status == status
 
 
 async def test_an_answer_to_a_question_about_the_tool_as_it_was_lets_nothing_else_run(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import agent_of, ended, finished_calls, of
+from tests.kit.sessions import build_agent, read_finished_calls, run_to_end, select_events
 from tests.kit.shell import needs_bubblewrap
 from treadle import RunFinished, Session
 from treadle.events import CallFinished, CallStarted, Event, Grant, OutputDelta, serialize_event
@@ -65,7 +65,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def leaks(store: Path, secrets: list[str], *calls: Any, **options: Any) -> tuple[list[str], list[CallFinished]]:
     """The facts, deltas and files of the store that hold a secret after a run."""
-    agent, _ = agent_of(
+    agent, _ = build_agent(
         *calls,
         "done",
         tools=build_default_tools(kept=store.parent / "kept", ask=False),
@@ -76,14 +76,14 @@ async def leaks(store: Path, secrets: list[str], *calls: Any, **options: Any) ->
     log = SqliteLog(store)
     async with agent.session(log, workspace=options["workspace"]) as session:
         heard = asyncio.create_task(collect_events(session))
-        await ended(session)
-        done = list((await finished_calls(session)).values())
+        await run_to_end(session)
+        done = list((await read_finished_calls(session)).values())
         events = await heard
-        live = "".join(event.text for event in of(events, OutputDelta)).encode()
+        live = "".join(event.text for event in select_events(events, OutputDelta)).encode()
         for written in (live, *map(serialize_event, events)):
             found += [str(written[:200]) for secret in secrets for form in spellings(secret) if form in written]
     await log.close()
-    assert len(of(events, CallStarted)) == len(done) == len(calls) and live
+    assert len(select_events(events, CallStarted)) == len(done) == len(calls) and live
     for path in store.parent.glob(f"{store.name}*"):
         data = path.read_bytes()
         found += [path.name for secret in secrets for form in spellings(secret) if form in data]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit.sandbox import until
-from tests.kit.sessions import let_pass
-from tests.kit.shell import Terminal, needs_bubblewrap, needs_walls, note_of
+from tests.kit.sessions import advance_loop_clock
+from tests.kit.shell import Terminal, find_folder_note, needs_bubblewrap, needs_walls
 from treadle.events import Tier
 from treadle.history.content_store import ContentStore
 from treadle.sandbox import backend as sandbox
@@ -70,10 +70,10 @@ async def test_the_folder_of_one_command_is_where_the_next_one_starts(workspace:
     assert await terminal.says("cd src/deep") == "[now in src/deep]"
     assert await terminal.says("pwd") == str(workspace / "src" / "deep")
     assert await terminal.says("cd ..; false") == "[now in src]\n[exit code 1]"
-    assert note_of(terminal.desk.notes) == "src"
+    assert find_folder_note(terminal.desk.notes) == "src"
     assert await terminal.says("(cd deep); pwd") == str(workspace / "src")
     assert await terminal.says("cd ..") == "[now in the workspace]"
-    assert note_of(terminal.desk.notes) == ""
+    assert find_folder_note(terminal.desk.notes) == ""
 
 
 async def test_a_folder_outside_the_workspace_is_left_again(workspace: Path) -> None:
@@ -118,7 +118,7 @@ async def test_a_command_that_takes_too_long_is_stopped_with_all_it_started(work
     terminal = Terminal(workspace, tier=tier)
     task = asyncio.create_task(terminal.run(f"echo begun; (setsid sleep {LONG} &); sleep {LONG}", timeout_s=300))
     await wait_for_both(terminal)
-    let_pass(300)
+    advance_loop_clock(300)
     result = await task
     assert result.text == "begun\n[stopped after 300 s, with all it had started. It may have had effects]"
     assert result.timed_out and not result.ok

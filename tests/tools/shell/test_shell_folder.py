@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sessions import agent_of, ended, finished_calls, go, of, wait_for
+from tests.kit.sessions import build_agent, read_finished_calls, run_message, run_to_end, select_events, wait_for
 from treadle import Agent, Answer, CallStarted, RunFinished
 from treadle.cli.question_text import render_approval
 from treadle.engine.setup import later
@@ -34,17 +34,17 @@ def workspace(tmp_path: Path) -> Path:
 
 
 def asking(*script: Reply, grant: Grant = CAREFUL) -> Agent:
-    agent, _ = agent_of(*script, Reply("done"), tools=[Shell(sandbox)], grant=grant, gate=later)
+    agent, _ = build_agent(*script, Reply("done"), tools=[Shell(sandbox)], grant=grant, gate=later)
     return agent
 
 
 async def test_a_command_is_asked_after_the_one_before_and_the_question_names_its_folder(workspace: Path) -> None:
     agent = asking(commands("cd sub", "rm -rf out"))
     async with agent.session(workspace=workspace) as session:
-        assert await go(session) is None
-        (asked,) = of(await session.facts(), ApprovalRequested)
+        assert await run_message(session) is None
+        (asked,) = select_events(await session.facts(), ApprovalRequested)
         assert (asked.arguments["command"], asked.arguments["folder"]) == ("rm -rf out", "sub")
-        assert (await finished_calls(session))["c1"].seq < asked.seq
+        assert (await read_finished_calls(session))["c1"].seq < asked.seq
         await session.approve("c2", digest=asked.digest)
         await wait_for(session, RunFinished)
     assert (workspace / "out" / "kept").exists() and not (workspace / "sub" / "out").exists()
@@ -53,8 +53,8 @@ async def test_a_command_is_asked_after_the_one_before_and_the_question_names_it
 async def test_the_terminal_shows_the_folder_and_each_part_of_the_command(workspace: Path) -> None:
     agent = asking(commands("cd sub", "mkdir a && touch b"))
     async with agent.session(workspace=workspace) as session:
-        assert await go(session) is None
-        (asked,) = of(await session.facts(), ApprovalRequested)
+        assert await run_message(session) is None
+        (asked,) = select_events(await session.facts(), ApprovalRequested)
     lines = render_approval(asked, {"shell": Shell(sandbox)}, workspace, 80, colour=False)
     assert lines[2:4] == [f"  workspace: {workspace}", "  command: mkdir a && touch b"]
     assert "  folder: sub" in lines and lines[-3:] == ["  it consists of:", "    mkdir a", "    touch b"]
@@ -63,11 +63,11 @@ async def test_the_terminal_shows_the_folder_and_each_part_of_the_command(worksp
 async def test_a_yes_holds_only_for_the_folder_that_was_shown(workspace: Path) -> None:
     agent = asking(commands("rm -rf out"))
     async with agent.session(workspace=workspace) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         await session.note(FOLDER_NOTE, "sub")
         await session.approve("c1")
         await wait_for(session, RunFinished)
-        done = (await finished_calls(session))["c1"]
+        done = (await read_finished_calls(session))["c1"]
     assert done.status == "denied" and "its folder" in done.output
     assert (workspace / "out" / "kept").exists() and (workspace / "sub" / "out" / "kept").exists()
 
@@ -75,11 +75,11 @@ async def test_a_yes_holds_only_for_the_folder_that_was_shown(workspace: Path) -
 async def test_a_yes_for_a_folder_that_is_gone_runs_nothing(workspace: Path) -> None:
     agent = asking(commands("cd sub", "rm -rf out"))
     async with agent.session(workspace=workspace) as session:
-        assert await go(session) is None
+        assert await run_message(session) is None
         (workspace / "sub").rename(workspace / "moved")
         await session.approve("c2")
         await wait_for(session, RunFinished)
-        done = (await finished_calls(session))["c2"]
+        done = (await read_finished_calls(session))["c2"]
     assert done.status == "error" and done.output.startswith("Not run: the folder sub")
     assert (workspace / "out" / "kept").exists() and (workspace / "moved" / "out" / "kept").exists()
 
@@ -87,10 +87,10 @@ async def test_a_yes_for_a_folder_that_is_gone_runs_nothing(workspace: Path) -> 
 async def test_reading_commands_run_together_once_their_folder_is_known(workspace: Path) -> None:
     agent = asking(commands("ls", "pwd", "cd sub", "pwd", "ls", "cd out && pwd", "pwd"))
     async with agent.session(workspace=workspace) as session:
-        await ended(session)
+        await run_to_end(session)
         facts = await session.facts()
-        done = await finished_calls(session)
-    started = of(facts, CallStarted)
+        done = await read_finished_calls(session)
+    started = select_events(facts, CallStarted)
     assert [one.arguments.get("folder", "") for one in started] == ["", "", "", "sub", "sub", "sub", "sub/out"]
     assert [done[f"c{n}"].output.splitlines()[0] for n in (2, 4, 6, 7)] == [
         str(workspace),
@@ -108,12 +108,12 @@ async def test_calls_of_other_tools_do_not_wait_for_a_command(workspace: Path) -
         Reply(calls=(*commands("mkdir a").calls, Call("n", "nosuch", "{}"), *commands("mkdir b", first=2).calls))
     )
     async with agent.session(workspace=workspace) as session:
-        assert await go(session) is None
-        assert [fact.call_id for fact in of(await session.facts(), ApprovalRequested)] == ["c1"]
-        assert list(await finished_calls(session)) == ["n"]
+        assert await run_message(session) is None
+        assert [fact.call_id for fact in select_events(await session.facts(), ApprovalRequested)] == ["c1"]
+        assert list(await read_finished_calls(session)) == ["n"]
         await session.approve("c1", Answer("allow", "tool"))
         await wait_for(session, RunFinished)
-        assert [fact.call_id for fact in of(await session.facts(), ApprovalRequested)] == ["c1"]
+        assert [fact.call_id for fact in select_events(await session.facts(), ApprovalRequested)] == ["c1"]
     assert (workspace / "a").is_dir() and (workspace / "b").is_dir()
 
 
@@ -121,35 +121,35 @@ async def test_writing_instructions_is_asked_also_inside_their_folder(workspace:
     (workspace / ".github" / "workflows").mkdir(parents=True)
     agent = asking(commands("cd .github"), commands("touch workflows/ci.yml", first=2), grant=Grant(tier="full"))
     async with agent.session(workspace=workspace) as session:
-        assert await go(session) is None
-        (asked,) = of(await session.facts(), ApprovalRequested)
+        assert await run_message(session) is None
+        (asked,) = select_events(await session.facts(), ApprovalRequested)
     assert asked.once and "instructs agents, editors or build services" in asked.why
 
 
 async def test_a_command_cannot_choose_its_own_folder(workspace: Path) -> None:
     call = Call("c1", "shell", json.dumps({"command": "pwd", "folder": "sub"}))
     async with asking(Reply(calls=(call,))).session(workspace=workspace) as session:
-        await ended(session)
-        assert (await finished_calls(session))["c1"].status == "error"
+        await run_to_end(session)
+        assert (await read_finished_calls(session))["c1"].status == "error"
 
 
 async def test_a_fork_and_a_rewind_restore_the_folder(workspace: Path) -> None:
     agent = asking(commands("cd sub"), Reply("one"), commands("pwd", first=2), Reply("two"), commands("pwd", first=3))
     async with agent.session(workspace=workspace) as session:
         before = (await session.state()).seq
-        await ended(session)
+        await run_to_end(session)
         fork = await session.fork()
-        await ended(fork)
-        assert (await finished_calls(fork))["c2"].output == str(workspace / "sub")
+        await run_to_end(fork)
+        assert (await read_finished_calls(fork))["c2"].output == str(workspace / "sub")
         await session.rewind(before)
-        await ended(session)
-        assert (await finished_calls(session))["c3"].output == str(workspace)
+        await run_to_end(session)
+        assert (await read_finished_calls(session))["c3"].output == str(workspace)
         await session.undo_rewind()
         assert (await session.state()).notes[FOLDER_NOTE] == "sub"
 
 
 async def test_a_folder_whose_name_is_not_utf8_is_left_again(workspace: Path) -> None:
-    agent, _ = agent_of(
+    agent, _ = build_agent(
         commands(r"mkdir $'odd\xff' && cd $'odd\xff'"),
         commands("pwd", first=2),
         Reply("done"),
@@ -157,7 +157,7 @@ async def test_a_folder_whose_name_is_not_utf8_is_left_again(workspace: Path) ->
         grant=Grant(tier="full"),
     )
     async with agent.session(workspace=workspace) as session:
-        await ended(session)
-        done = await finished_calls(session)
+        await run_to_end(session)
+        done = await read_finished_calls(session)
     assert "not UTF-8: the next command starts in the workspace again" in str(done["c1"].output)
     assert str(done["c2"].output).strip() == str(workspace)

@@ -92,18 +92,12 @@ class SearchHit(Struct, frozen=True):
     snippet: str
 
 
-class Watch(ABC):
+class Watch(AsyncIterator[Event]):
     """The events of a session: each fact after a position exactly once and in order, and deltas as far as they fit."""
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
     @abstractmethod
-    async def __anext__(self) -> Event: ...
-
     def ready(self) -> list[Event]:
         """Return events that need no waiting, so that a caller can send many at once. May return none."""
-        return []
 
     @abstractmethod
     def stop_at(self, seq: int) -> None:
@@ -137,11 +131,11 @@ class Log(ABC):
     memories: Memories
     observer: Observer | None = None
 
-    async def __aenter__(self) -> Self:
-        return self
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
+    @abstractmethod
+    async def __aexit__(self, *error: object) -> None: ...
 
     @abstractmethod
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.events import AnyDelta, AnyFact, Delta, Event, ReasoningDelta, TextDelta
@@ -37,7 +39,7 @@ def join_deltas(joined: Sequence[TextFragment], more: Sequence[Event]) -> list[T
     return [*result, replace(last, text="".join(pieces))] if last is not None else result
 
 
-class Channel:
+class Channel(Struct):
     """The recent events of one session that is claimed or watched in this process.
 
     `items` holds every fact after `floor` up to `head`. `start` is the index of its first item, `live_start` the index
@@ -45,32 +47,17 @@ class Channel:
     reply that is being written. `trimmed_text` is their text, joined, as far as the ring has dropped it.
     """
 
-    __slots__ = (
-        "capacity",
-        "epoch",
-        "floor",
-        "has_ended",
-        "head",
-        "items",
-        "live_start",
-        "start",
-        "trimmed_text",
-        "waiters",
-        "watchers",
-    )
-
-    def __init__(self, head: int, ring: int) -> None:
-        self.head = head
-        self.floor = head
-        self.capacity = 2 * ring
-        self.items: list[Event] = []
-        self.start = 0
-        self.live_start = 0
-        self.trimmed_text: list[TextFragment] = []
-        self.epoch = 0
-        self.watchers = 0
-        self.waiters: set[asyncio.Future[None]] = set()
-        self.has_ended = False
+    head: int
+    floor: int
+    capacity: int
+    items: list[Event] = []
+    start: int = 0
+    live_start: int = 0
+    trimmed_text: list[TextFragment] = []
+    epoch: int = 0
+    watchers: int = 0
+    waiters: set[asyncio.Future[None]] = set()
+    has_ended: bool = False
 
     def add_facts(self, facts: Sequence[AnyFact], from_owner: bool) -> None:
         """Add facts that were just stored; `from_owner` when the session's owner appended them."""
@@ -130,7 +117,7 @@ class Hub:
     def __init__(self, read: ReadFacts, ring: int = RING, on_wait: Callable[[], None] | None = None) -> None:
         self.ring = ring
         self.on_wait = on_wait
-        self._read = read
+        self.read = read
         self._channels: dict[str, Channel] = {}
 
     def __bool__(self) -> bool:
@@ -202,10 +189,6 @@ class Hub:
         for session_id in tuple(self._channels):
             self.end_session(session_id)
 
-    async def read_batch(self, session_id: str, after: int) -> list[AnyFact]:
-        """Read a batch of facts from the log, for a watch that catches up."""
-        return await self._read(session_id, after, BATCH)
-
     def remove_watcher(self, session_id: str, channel: Channel) -> None:
         """Note that one watch was closed."""
         channel.watchers -= 1
@@ -214,7 +197,7 @@ class Hub:
     def _open_channel(self, session_id: str, head: int) -> Channel:
         channel = self._channels.get(session_id)
         if channel is None:
-            channel = self._channels[session_id] = Channel(head, self.ring)
+            channel = self._channels[session_id] = Channel(head, floor=head, capacity=2 * self.ring)
         return channel
 
     def _drop_unused(self, session_id: str, channel: Channel) -> None:
@@ -287,7 +270,7 @@ class HubWatch(Watch):
 
     async def _catch_up(self) -> bool:
         """Read missing facts from the log. True when there is an event to give."""
-        facts = await self._hub.read_batch(self._session_id, self._seq)
+        facts = await self._hub.read(self._session_id, self._seq, BATCH)
         channel = self._channel
         reached = facts[-1].seq if facts else self._seq
         self._is_catching_up = bool(facts) and (len(facts) == BATCH or reached < channel.head)
@@ -335,6 +318,12 @@ class HubLog(Log):
     """What every log with a hub does alike: show what is stored to watchers, observer and listener."""
 
     _hub: Hub
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     def get_head(self, session_id: str) -> int:
         return self._hub.get_head(session_id)

@@ -12,27 +12,10 @@ from msgspec.structs import replace
 
 from treadle.errors import StoreError
 from treadle.events import AnyFact
+from treadle.log import records
 from treadle.log.base import Artifact, Claim, PostResult, SearchHit, SessionInfo, SessionPage, SessionQuery, Watch
 from treadle.log.full_text import extract_text, make_snippet, split_words
 from treadle.log.hub import Hub, HubLog
-from treadle.log.records import (
-    build_claim_lost,
-    build_first_info,
-    build_no_artifact,
-    build_not_found,
-    build_position_moved,
-    build_still_running,
-    build_taken,
-    contains_text,
-    format_cursor,
-    hash_artifact,
-    number_facts,
-    parse_cursor,
-    stamp_created,
-    stamp_facts,
-    stamp_repeated,
-    summarize_changes,
-)
 from treadle.memory.store import InMemoryMemories
 
 
@@ -41,7 +24,7 @@ class _Session:
         self.number = number
         self.entry = info
         self.facts = facts
-        self.named_by_user = summarize_changes(facts).named_by_user
+        self.named_by_user = records.summarize_changes(facts).named_by_user
         self.keys: dict[str, tuple[AnyFact, ...]] = {}
         self.artifacts: dict[str, Artifact] = {}
         self.owner = ""
@@ -54,11 +37,11 @@ class _Session:
         return replace(self.entry, wake_at=self.wake_at, owner=self.owner)
 
     def add(self, facts: Sequence[AnyFact], now: float, key: str) -> None:
-        stamp_facts(facts, len(self.facts), now)
+        records.stamp_facts(facts, len(self.facts), now)
         self.facts.extend(facts)
         if key:
             self.keys[key] = tuple(facts)
-        changes, entry = summarize_changes(facts), self.entry
+        changes, entry = records.summarize_changes(facts), self.entry
         if changes.name is None or (self.named_by_user and not changes.named_by_user):
             name = entry.name
         else:
@@ -85,7 +68,7 @@ class _Session:
             and (not query.agent or entry.agent == query.agent)
             and (not query.workspace or entry.workspace == query.workspace)
             and (not query.parent or (entry.parent is not None and entry.parent.session_id == query.parent))
-            and (not query.text or contains_text(entry.name, query.text))
+            and (not query.text or records.contains_text(entry.name, query.text))
             and entry.id.startswith(query.prefix)
         )
 
@@ -104,12 +87,12 @@ class InMemoryLog(HubLog):
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
         self._check_open()
         if session_id in self._sessions:
-            raise build_taken(session_id)
-        numbered = number_facts(facts, self._clock())
-        info = build_first_info(session_id, numbered)
+            raise records.build_taken(session_id)
+        numbered = records.number_facts(facts, self._clock())
+        info = records.build_first_info(session_id, numbered)
         self._created += 1
         self._sessions[session_id] = _Session(self._created, info, numbered)
-        stamp_created(facts, numbered)
+        records.stamp_created(facts, numbered)
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
         session = self._get_session(session_id)
@@ -170,10 +153,10 @@ class InMemoryLog(HubLog):
             return
         session = self._get_claimed(claim)
         if key and key in session.keys:
-            stamp_repeated(facts, session.keys[key], key)
+            records.stamp_repeated(facts, session.keys[key], key)
             return
         if len(session.facts) != expected_seq:
-            raise build_position_moved(claim, len(session.facts), expected_seq)
+            raise records.build_position_moved(claim, len(session.facts), expected_seq)
         session.add(facts, self._clock(), key)
         self._announce(claim.session_id, facts, 0.0, from_owner=True)
 
@@ -189,13 +172,13 @@ class InMemoryLog(HubLog):
 
     async def list_sessions(self, query: SessionQuery) -> SessionPage:
         self._check_open()
-        before = parse_cursor(query.cursor) if query.cursor else None
+        before = records.parse_cursor(query.cursor) if query.cursor else None
         found = sorted(
             ((s.entry.updated_at, s.number, s) for s in self._sessions.values() if s.matches(query)), reverse=True
         )
         rest = [row for row in found if before is None or row[:2] < before]
         page = rest[: query.limit]
-        cursor = format_cursor(*page[-1][:2]) if len(rest) > len(page) and page else ""
+        cursor = records.format_cursor(*page[-1][:2]) if len(rest) > len(page) and page else ""
         return SessionPage(tuple(session.info for _, _, session in page), cursor)
 
     async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
@@ -212,7 +195,7 @@ class InMemoryLog(HubLog):
         return [hit for _, _, hit in sorted(found, key=lambda row: row[:2])[:limit]]
 
     async def put_artifact(self, session_id: str, data: bytes, media_type: str = "text/plain") -> str:
-        artifact_id = hash_artifact(data)
+        artifact_id = records.hash_artifact(data)
         artifacts = self._get_session(session_id).artifacts
         artifacts.setdefault(artifact_id, Artifact(artifact_id, media_type, data))
         return artifact_id
@@ -220,13 +203,13 @@ class InMemoryLog(HubLog):
     async def get_artifact(self, session_id: str, artifact_id: str) -> Artifact:
         artifact = self._get_session(session_id).artifacts.get(artifact_id)
         if artifact is None:
-            raise build_no_artifact(session_id, artifact_id)
+            raise records.build_no_artifact(session_id, artifact_id)
         return artifact
 
     async def delete(self, session_id: str) -> None:
         session = self._get_session(session_id)
         if session.owner and session.lease > self._clock():
-            raise build_still_running(session_id)
+            raise records.build_still_running(session_id)
         del self._sessions[session_id]
         self._hub.end_session(session_id)
 
@@ -242,12 +225,12 @@ class InMemoryLog(HubLog):
         self._check_open()
         session = self._sessions.get(session_id)
         if session is None:
-            raise build_not_found(session_id)
+            raise records.build_not_found(session_id)
         return session
 
     def _get_claimed(self, claim: Claim) -> _Session:
         session = self._get_session(claim.session_id)
         if (session.epoch, session.owner) != (claim.epoch, claim.owner):
             self._hub.mark_released(claim.session_id, claim.epoch)
-            raise build_claim_lost(claim)
+            raise records.build_claim_lost(claim)
         return session

@@ -216,11 +216,6 @@ Candidate = tuple[int, str, str, int, int]
 """A session that can be claimed: number, id, agent, head, epoch."""
 
 
-def fetch_row(db: sqlite3.Connection, sql: str, *values: object) -> tuple[Any, ...] | None:
-    """Fetch the first row of a query."""
-    return db.execute(sql, values).fetchone()
-
-
 def fetch_session(db: sqlite3.Connection, columns: str, session_id: str) -> tuple[Any, ...]:
     """Fetch columns of a session; raises `NotFound`."""
     row = db.execute(f"SELECT {columns} FROM sessions WHERE id = ?", (session_id,)).fetchone()
@@ -283,7 +278,7 @@ def read_facts(db: sqlite3.Connection, num: int, after: int = 0, limit: int | No
 
 def find_by_key(db: sqlite3.Connection, num: int, key: str) -> list[AnyFact] | None:
     """Find the facts that were stored with this key; None when it is new."""
-    row = fetch_row(db, "SELECT first, last FROM keys WHERE session = ? AND key = ?", num, key)
+    row = db.execute("SELECT first, last FROM keys WHERE session = ? AND key = ?", (num, key)).fetchone()
     return None if row is None else read_facts(db, num, row[0] - 1, row[1] - row[0] + 1)
 
 
@@ -315,22 +310,9 @@ def build_update_values(now: float, changes: SessionChanges) -> tuple[object, ..
 
 
 def build_session_info(row: Sequence[Any]) -> SessionInfo:
-    """Build the list entry from a row of `INFO_COLUMNS`."""
-    return SessionInfo(
-        id=row[0],
-        agent=row[1],
-        status=row[2],
-        seq=row[3],
-        created_at=row[4],
-        updated_at=row[5],
-        name=row[6],
-        workspace=row[7],
-        turns=row[8],
-        cost=row[9],
-        parent=msgspec.json.decode(row[10], type=Parent) if row[10] is not None else None,
-        wake_at=row[11],
-        owner=row[12],
-    )
+    """Build the list entry from a row of `INFO_COLUMNS`, which are in the order of its fields."""
+    parent = msgspec.json.decode(row[10], type=Parent) if row[10] is not None else None
+    return SessionInfo(*row[:10], parent, *row[11:13])
 
 
 def find_longest_due(db: sqlite3.Connection, now: float, agents: Sequence[str] | None = None) -> Candidate | None:

@@ -90,7 +90,14 @@ def migrate_tables(db: sqlite3.Connection, path: Path, migrations: Sequence[Migr
         # Read again under the lock: another process may have migrated while this one waited.
         version = read_version(db, path, migrations)
         if 0 < version < len(migrations):
-            _back_up(path, version)
+            # The copy gets its name only when it is complete.
+            backup = path.with_name(f"{path.name}.v{version}.bak")
+            partial = backup.with_name(f"{backup.name}.partial")
+            partial.unlink(missing_ok=True)
+            partial.touch(mode=0o600)
+            with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(partial)) as copy:
+                source.backup(copy)
+            os.replace(partial, backup)
         for migration in migrations[version:]:
             for statement in migration:
                 db.execute(statement)
@@ -116,14 +123,3 @@ def read_version(db: sqlite3.Connection, path: Path, migrations: Sequence[Migrat
             f"{len(migrations)}; it was not changed. Upgrade treadle to open it"
         )
     return version
-
-
-def _back_up(path: Path, version: int) -> None:
-    """Copy the store next to itself. The copy gets its name only when it is complete."""
-    target = path.with_name(f"{path.name}.v{version}.bak")
-    partial = target.with_name(f"{target.name}.partial")
-    partial.unlink(missing_ok=True)
-    partial.touch(mode=0o600)
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(partial)) as copy:
-        source.backup(copy)
-    os.replace(partial, target)

@@ -17,46 +17,11 @@ import msgspec
 
 from treadle.errors import ClaimLost, NotFound, PositionMoved, StoreError
 from treadle.events import AnyFact
+from treadle.log import records
 from treadle.log.base import Artifact, Claim, PostResult, SearchHit, SessionInfo, SessionPage, SessionQuery, Watch
 from treadle.log.full_text import build_match_query, extract_text, has_unspaced_script, make_snippet, prepare_for_index
 from treadle.log.hub import Channel, Hub, HubLog
 from treadle.log.owner import is_gone
-from treadle.log.records import (
-    HEAD_SQL,
-    INFO_COLUMNS,
-    NO_CHANGES,
-    SEQ_MASK,
-    UPDATE_COLUMNS,
-    Candidate,
-    SessionChanges,
-    append_facts,
-    build_claim_lost,
-    build_first_info,
-    build_no_artifact,
-    build_not_found,
-    build_position_moved,
-    build_session_info,
-    build_still_running,
-    build_taken,
-    build_update_values,
-    contains_text,
-    fetch_row,
-    fetch_session,
-    find_by_key,
-    find_longest_due,
-    format_cursor,
-    hash_artifact,
-    insert_facts,
-    insert_session,
-    number_facts,
-    parse_cursor,
-    read_facts,
-    save_key,
-    stamp_created,
-    stamp_facts,
-    stamp_repeated,
-    summarize_changes,
-)
 from treadle.log.sqlite_file import Durability, SqliteFile
 from treadle.memory.store import SqliteMemories
 
@@ -64,19 +29,19 @@ POLL_SECONDS = 0.05
 INDEX_BATCH = 1000
 _MAX_CACHED_NUMBERS = 10_000
 
-_UPDATE = f"UPDATE sessions SET {UPDATE_COLUMNS} WHERE num = ?"
+_UPDATE = f"UPDATE sessions SET {records.UPDATE_COLUMNS} WHERE num = ?"
 _CLAIM = """UPDATE sessions SET owner = ?, epoch = epoch + 1, lease = ?, wake_at = NULL,
     status = CASE status WHEN 'waiting' THEN 'running' ELSE status END WHERE num = ?"""
-_POST = f"""UPDATE sessions SET {UPDATE_COLUMNS},
+_POST = f"""UPDATE sessions SET {records.UPDATE_COLUMNS},
     wake_at = CASE WHEN ? THEN min(coalesce(wake_at, ?), ?) ELSE wake_at END WHERE num = ?"""
 # Without a position there may be posts that the owner has not seen, so their wake-up is kept.
 _RELEASE = f"""UPDATE sessions SET owner = '', lease = 0,
     wake_at = CASE WHEN :seq IS NOT NULL THEN :wake_at
         ELSE min(coalesce(:wake_at, wake_at), coalesce(wake_at, :wake_at)) END,
     status = CASE WHEN :waiting THEN 'waiting' ELSE status END
-    WHERE num = :num AND epoch = :epoch AND owner = :owner AND (:seq IS NULL OR {HEAD_SQL} <= :seq)"""
+    WHERE num = :num AND epoch = :epoch AND owner = :owner AND (:seq IS NULL OR {records.HEAD_SQL} <= :seq)"""
 # The inner query selects the page: a head costs a look-up, so only the rows of the page get one.
-_PAGE = f"""SELECT {INFO_COLUMNS} FROM sessions WHERE num IN (
+_PAGE = f"""SELECT {records.INFO_COLUMNS} FROM sessions WHERE num IN (
         SELECT num FROM sessions
         WHERE (:status IS NULL OR status = :status) AND (:agent = '' OR agent = :agent)
         AND (:workspace = '' OR workspace = :workspace) AND (:text = '' OR contains_text(name, :text))
@@ -84,7 +49,7 @@ _PAGE = f"""SELECT {INFO_COLUMNS} FROM sessions WHERE num IN (
         AND (:prefix = '' OR substr(id, 1, length(:prefix)) = :prefix)
         AND (updated_at, num) < (:updated_at, :num) ORDER BY updated_at DESC, num DESC LIMIT :limit)
     ORDER BY updated_at DESC, num DESC"""
-_SEARCH = f"""SELECT sessions.id, words.rowid & {SEQ_MASK}, snippet(words, 0, '', '', '…', 24)
+_SEARCH = f"""SELECT sessions.id, words.rowid & {records.SEQ_MASK}, snippet(words, 0, '', '', '…', 24)
     FROM words JOIN sessions ON sessions.num = words.rowid >> 32
     WHERE words MATCH ? ORDER BY rank, words.rowid LIMIT ?"""
 
@@ -108,7 +73,7 @@ class SqliteLog(HubLog):
         self._clock = clock
         self._file = SqliteFile(self.path, durability, busy_timeout)
         with self._file.connection as db:
-            db.create_function("contains_text", 2, contains_text, deterministic=True)
+            db.create_function("contains_text", 2, records.contains_text, deterministic=True)
         self.memories = SqliteMemories(self._file, clock)
         self._hub = Hub(self.read, on_wait=self._schedule_poll)
         self._numbers: dict[str, int] = {}
@@ -119,25 +84,27 @@ class SqliteLog(HubLog):
     async def create(self, session_id: str, facts: Sequence[AnyFact]) -> None:
         self._file.check_not_moved()
         with self._file.transaction as db:
-            if fetch_row(db, "SELECT 1 FROM sessions WHERE id = ?", session_id) is not None:
-                raise build_taken(session_id)
-            numbered = number_facts(facts, self._clock())
-            info = build_first_info(session_id, numbered)
-            num = insert_session(db, info, named_by_user=summarize_changes(numbered).named_by_user)
-            insert_facts(db, num, numbered)
-        stamp_created(facts, numbered)
+            if db.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone() is not None:
+                raise records.build_taken(session_id)
+            numbered = records.number_facts(facts, self._clock())
+            info = records.build_first_info(session_id, numbered)
+            num = records.insert_session(db, info, named_by_user=records.summarize_changes(numbered).named_by_user)
+            records.insert_facts(db, num, numbered)
+        records.stamp_created(facts, numbered)
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
         now, began = self._clock(), time.perf_counter()
         with self._file.transaction as db:
-            num, head = fetch_session(db, f"num, {HEAD_SQL}", session_id)
-            if key and (stored := find_by_key(db, num, key)) is not None:
+            num, head = records.fetch_session(db, f"num, {records.HEAD_SQL}", session_id)
+            if key and (stored := records.find_by_key(db, num, key)) is not None:
                 return PostResult(tuple(stored), is_new=False)
-            stamp_facts(facts, head, now)
-            insert_facts(db, num, facts)
+            records.stamp_facts(facts, head, now)
+            records.insert_facts(db, num, facts)
             if key:
-                save_key(db, num, key, head, len(facts))
-            db.execute(_POST, (*build_update_values(now, summarize_changes(facts)), wake, now, now, num))
+                records.save_key(db, num, key, head, len(facts))
+            db.execute(
+                _POST, (*records.build_update_values(now, records.summarize_changes(facts)), wake, now, now, num)
+            )
         self._announce(session_id, facts, time.perf_counter() - began)
         return PostResult(tuple(facts), is_new=True)
 
@@ -147,10 +114,10 @@ class SqliteLog(HubLog):
         self._file.check_not_moved()
         now = self._clock()
         with self._file.connection as db:
-            if not session_id and find_longest_due(db, now, agents) is None:
+            if not session_id and records.find_longest_due(db, now, agents) is None:
                 return None  # the usual case, answered without the write lock
         with self._file.transaction as db:
-            row = self._find_claimable(db, session_id, now) if session_id else find_longest_due(db, now, agents)
+            row = self._find_claimable(db, session_id, now) if session_id else records.find_longest_due(db, now, agents)
             if row is None:
                 return None
             num, name, agent, head, epoch = row
@@ -162,10 +129,10 @@ class SqliteLog(HubLog):
         self._schedule_poll()
         return Claim(name, owner, epoch + 1, ttl)
 
-    def _find_claimable(self, db: sqlite3.Connection, session_id: str, now: float) -> Candidate | None:
+    def _find_claimable(self, db: sqlite3.Connection, session_id: str, now: float) -> records.Candidate | None:
         """Find a session by its id, unless a live owner runs it."""
-        columns = f"num, id, agent, {HEAD_SQL}, epoch, owner, lease"
-        num, name, agent, head, epoch, owner, lease = fetch_session(db, columns, session_id)
+        columns = f"num, id, agent, {records.HEAD_SQL}, epoch, owner, lease"
+        num, name, agent, head, epoch, owner, lease = records.fetch_session(db, columns, session_id)
         if owner and lease > now and not is_gone(owner):
             return None
         return num, name, agent, head, epoch
@@ -207,73 +174,76 @@ class SqliteLog(HubLog):
         if not facts:
             return
         began = time.perf_counter()
-        stamp_facts(facts, expected_seq, self._clock())
-        changes = summarize_changes(facts)
-        if key or changes is not NO_CHANGES:
+        records.stamp_facts(facts, expected_seq, self._clock())
+        changes = records.summarize_changes(facts)
+        if key or changes is not records.NO_CHANGES:
             self._append_in_transaction(claim, facts, key, changes)
         else:
             with self._file.connection as db:
-                if not append_facts(db, self._get_number(claim.session_id), claim, facts):
+                if not records.append_facts(db, self._get_number(claim.session_id), claim, facts):
                     raise self._explain_refusal(db, claim, expected_seq)
         self._announce(claim.session_id, facts, time.perf_counter() - began, from_owner=True)
 
-    def _append_in_transaction(self, claim: Claim, facts: Sequence[AnyFact], key: str, changes: SessionChanges) -> None:
+    def _append_in_transaction(
+        self, claim: Claim, facts: Sequence[AnyFact], key: str, changes: records.SessionChanges
+    ) -> None:
         """Append facts that have a key or change the session's entry in the list."""
         with self._file.transaction as db:
             num = self._get_number(claim.session_id)
-            if key and (stored := find_by_key(db, num, key)) is not None:
+            if key and (stored := records.find_by_key(db, num, key)) is not None:
                 refusal = self._explain_refusal(db, claim, None)
                 if isinstance(refusal, ClaimLost):
                     raise refusal
-                stamp_repeated(facts, stored, key)
+                records.stamp_repeated(facts, stored, key)
                 return
             head = facts[0].seq - 1
-            if not append_facts(db, num, claim, facts):
+            if not records.append_facts(db, num, claim, facts):
                 raise self._explain_refusal(db, claim, head)
-            db.execute(_UPDATE, (*build_update_values(facts[-1].at, changes), num))
+            db.execute(_UPDATE, (*records.build_update_values(facts[-1].at, changes), num))
             if key:
-                save_key(db, num, key, head, len(facts))
+                records.save_key(db, num, key, head, len(facts))
 
     def _explain_refusal(
         self, db: sqlite3.Connection, claim: Claim, expected_seq: int | None
     ) -> ClaimLost | PositionMoved | NotFound:
         """Build the error for a refused write. It is `PositionMoved` when the claim itself holds."""
-        row = fetch_row(db, f"SELECT epoch, owner, {HEAD_SQL} FROM sessions WHERE id = ?", claim.session_id)
+        sql = f"SELECT epoch, owner, {records.HEAD_SQL} FROM sessions WHERE id = ?"
+        row = db.execute(sql, (claim.session_id,)).fetchone()
         if row is not None and row[:2] == (claim.epoch, claim.owner):
-            return build_position_moved(claim, row[2], expected_seq)
+            return records.build_position_moved(claim, row[2], expected_seq)
         self._hub.mark_released(claim.session_id, claim.epoch)
         if row is None:
             self._numbers.pop(claim.session_id, None)
-            return build_not_found(claim.session_id)
-        return build_claim_lost(claim)
+            return records.build_not_found(claim.session_id)
+        return records.build_claim_lost(claim)
 
     async def read(self, session_id: str, after: int = 0, limit: int | None = None) -> list[AnyFact]:
         with self._file.connection as db:
-            facts = read_facts(db, self._get_number(session_id), after, limit)
+            facts = records.read_facts(db, self._get_number(session_id), after, limit)
             if not facts and limit != 0:
                 # Another process may have deleted the session of this number, and even created it again.
                 known = self._numbers.pop(session_id)
                 if self._get_number(session_id) != known:
-                    return read_facts(db, self._get_number(session_id), after, limit)
+                    return records.read_facts(db, self._get_number(session_id), after, limit)
             return facts
 
     def watch(self, session_id: str, after: int = 0) -> Watch:
         with self._file.connection as db:
-            (head,) = fetch_session(db, HEAD_SQL, session_id)
+            (head,) = records.fetch_session(db, records.HEAD_SQL, session_id)
         return self._hub.watch(session_id, after, head)
 
     async def get_info(self, session_id: str) -> SessionInfo:
         with self._file.connection as db:
-            return build_session_info(fetch_session(db, INFO_COLUMNS, session_id))
+            return records.build_session_info(records.fetch_session(db, records.INFO_COLUMNS, session_id))
 
     async def list_sessions(self, query: SessionQuery) -> SessionPage:
-        updated_at, num = parse_cursor(query.cursor) if query.cursor else (float("inf"), 0)
+        updated_at, num = records.parse_cursor(query.cursor) if query.cursor else (float("inf"), 0)
         with self._file.connection as db:
             values = {**msgspec.structs.asdict(query), "updated_at": updated_at, "num": num, "limit": query.limit + 1}
             rows = db.execute(_PAGE, values).fetchall()
         page = rows[: query.limit]
-        cursor = format_cursor(page[-1][5], page[-1][13]) if len(rows) > len(page) and page else ""
-        return SessionPage(tuple(build_session_info(row) for row in page), cursor)
+        cursor = records.format_cursor(page[-1][5], page[-1][13]) if len(rows) > len(page) and page else ""
+        return SessionPage(tuple(records.build_session_info(row) for row in page), cursor)
 
     async def search(self, text: str, limit: int = 20) -> list[SearchHit]:
         match = build_match_query(text)
@@ -300,15 +270,15 @@ class SqliteLog(HubLog):
     def _index_batch(self) -> bool:
         """Index some new facts. True when there may be more."""
         with self._file.connection as db:
-            if fetch_row(db, f"SELECT 1 FROM sessions WHERE {HEAD_SQL} > indexed LIMIT 1") is None:
+            if db.execute(f"SELECT 1 FROM sessions WHERE {records.HEAD_SQL} > indexed LIMIT 1").fetchone() is None:
                 return False
         room = INDEX_BATCH
         with self._file.transaction as db:
             behind = db.execute(
-                f"SELECT num, indexed FROM sessions WHERE {HEAD_SQL} > indexed LIMIT ?", (room,)
+                f"SELECT num, indexed FROM sessions WHERE {records.HEAD_SQL} > indexed LIMIT ?", (room,)
             ).fetchall()
             for num, indexed in behind:
-                facts = read_facts(db, num, indexed, room)
+                facts = records.read_facts(db, num, indexed, room)
                 found = [
                     ((num << 32) + fact.seq, prepare_for_index(text)) for fact in facts if (text := extract_text(fact))
                 ]
@@ -320,7 +290,7 @@ class SqliteLog(HubLog):
         return False
 
     async def put_artifact(self, session_id: str, data: bytes, media_type: str = "text/plain") -> str:
-        artifact_id = hash_artifact(data)
+        artifact_id = records.hash_artifact(data)
         with self._file.connection as db:
             num = self._fetch_number(db, session_id)
             db.execute(
@@ -336,16 +306,16 @@ class SqliteLog(HubLog):
                 "SELECT media_type, data FROM artifacts WHERE session = ? AND id = ?", (num, artifact_id)
             ).fetchone()
         if row is None:
-            raise build_no_artifact(session_id, artifact_id)
+            raise records.build_no_artifact(session_id, artifact_id)
         return Artifact(artifact_id, row[0], row[1])
 
     async def delete(self, session_id: str) -> None:
         with self._file.transaction as db:
             found = self._find_claimable(db, session_id, self._clock())
             if found is None:
-                raise build_still_running(session_id)
+                raise records.build_still_running(session_id)
             num = found[0]
-            places = (num << 32, (num << 32) + SEQ_MASK)
+            places = (num << 32, (num << 32) + records.SEQ_MASK)
             db.execute("DELETE FROM facts WHERE place BETWEEN ? AND ?", places)
             db.execute("DELETE FROM words WHERE rowid BETWEEN ? AND ?", places)
             db.execute("DELETE FROM keys WHERE session = ?", (num,))
@@ -365,7 +335,7 @@ class SqliteLog(HubLog):
         self._file.close()
 
     def _fetch_number(self, db: sqlite3.Connection, session_id: str) -> int:
-        (num,) = fetch_session(db, "num", session_id)
+        (num,) = records.fetch_session(db, "num", session_id)
         return num
 
     def _get_number(self, session_id: str) -> int:
@@ -405,7 +375,7 @@ class SqliteLog(HubLog):
                 self._data_version = version
 
     def _update_channel(self, db: sqlite3.Connection, session_id: str, channel: Channel) -> None:
-        row = fetch_row(db, f"SELECT num, {HEAD_SQL} FROM sessions WHERE id = ?", session_id)
+        row = db.execute(f"SELECT num, {records.HEAD_SQL} FROM sessions WHERE id = ?", (session_id,)).fetchone()
         if row is None:
             self._hub.end_session(session_id)
             return
@@ -414,7 +384,7 @@ class SqliteLog(HubLog):
             return
         if channel.watchers and head - channel.head <= self._hub.ring:
             with suppress(StoreError):  # the watcher that reads a damaged fact gets the error
-                self._hub.add_facts(session_id, read_facts(db, num, channel.head))
+                self._hub.add_facts(session_id, records.read_facts(db, num, channel.head))
         channel.advance_head(head)
         if self.listener is not None and channel.epoch:
             self.listener(session_id)

@@ -10,8 +10,8 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from treadle.errors import StoreBusy, StoreDamaged, StoreError, StoreFull, StoreReadOnly
@@ -92,18 +92,13 @@ class _Connection:
     def __enter__(self) -> sqlite3.Connection:
         return self._file.get_connection()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, sqlite3.Error):
             raise explain_error(error, self._file.path) from error
 
 
-class _Transaction:
-    __slots__ = ("_file",)
-
-    def __init__(self, file: SqliteFile) -> None:
-        self._file = file
+class _Transaction(_Connection):
+    __slots__ = ()
 
     def __enter__(self) -> sqlite3.Connection:
         db = self._file.get_connection()
@@ -113,9 +108,7 @@ class _Transaction:
             raise explain_error(error, self._file.path) from error
         return db
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         db = self._file.get_connection()
         try:
             if error is None:
@@ -125,8 +118,7 @@ class _Transaction:
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-        if isinstance(error, sqlite3.Error):
-            raise explain_error(error, self._file.path) from error
+        super().__exit__(kind, error, trace)
 
 
 def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
@@ -137,7 +129,12 @@ def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
             f"{path} was held by other processes for too long; nothing was written. Try again, or find "
             f"the process that holds it ({error})"
         )
-    if code == sqlite3.SQLITE_FULL or (code in _MAYBE_FULL and _is_disk_full(path)):
+    is_full = code == sqlite3.SQLITE_FULL
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+        with suppress(OSError):
+            disk = os.statvfs(path.parent)
+            is_full = disk.f_bavail * disk.f_frsize < 65536
+    if is_full:
         return StoreFull(
             f"no room left on the disk of {path}; nothing was written. Everything recorded before is safe: make room "
             "and go on"
@@ -156,17 +153,6 @@ def explain_error(error: sqlite3.Error, path: Path) -> StoreError:
     if isinstance(error, sqlite3.ProgrammingError):
         return StoreError(f"{path} cannot be used here: a log belongs to the thread that opened it ({error})")
     return StoreError(f"{path} cannot be used: {error}. Everything recorded before is safe")
-
-
-_MAYBE_FULL = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-
-
-def _is_disk_full(path: Path) -> bool:
-    try:
-        disk = os.statvfs(path.parent)
-    except OSError:
-        return False
-    return disk.f_bavail * disk.f_frsize < 65536
 
 
 def _read_identity(path: Path) -> tuple[int, int] | None:
@@ -211,7 +197,18 @@ def _connect(
         db = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, cached_statements=64)
         try:
             read_version(db, path, migrations)  # before anything in it is changed
-            _configure(db, path, durability)
+            if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                mode: str = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                if mode != "wal":
+                    raise StoreError(f"{path} cannot use a write-ahead log here (mode {mode}); use a local disk")
+            db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
+            db.execute("PRAGMA wal_autocheckpoint = 2000")
+            db.execute("PRAGMA journal_size_limit = 33554432")
+            db.execute("PRAGMA cache_size = -500")  # in kB; the system caches the rest
+            db.execute("PRAGMA temp_store = MEMORY")
+            # Begin a write now, so that a read-only file is reported at once and not at the first fact.
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("ROLLBACK")
             if 0 < size < QUICK_CHECK_BELOW:
                 _check_damage(db, path, "quick_check")
             migrate_tables(db, path, migrations)
@@ -225,21 +222,6 @@ def _connect(
         except BaseException:
             db.close()
             raise
-
-
-def _configure(db: sqlite3.Connection, path: Path, durability: Durability) -> None:
-    if db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        mode: str = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-        if mode != "wal":
-            raise StoreError(f"{path} cannot use a write-ahead log here (mode {mode}); use a local disk")
-    db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
-    db.execute("PRAGMA wal_autocheckpoint = 2000")
-    db.execute("PRAGMA journal_size_limit = 33554432")
-    db.execute("PRAGMA cache_size = -500")  # in kB; the system caches the rest
-    db.execute("PRAGMA temp_store = MEMORY")
-    # Begin a write now, so that a read-only file is reported at once and not at the first fact.
-    db.execute("BEGIN IMMEDIATE")
-    db.execute("ROLLBACK")
 
 
 def _check_damage(db: sqlite3.Connection, path: Path, pragma: str) -> None:

@@ -19,9 +19,8 @@ from treadle.engine.token_estimate import estimate_text
 from treadle.events import ApprovalAnswered, ApprovalRequested, CallFinished, RunFinished, serialize_event
 from treadle.knowledge.agents import read_sections
 from treadle.knowledge.base import Skill
-from treadle.knowledge.instructions import find_nested
-from treadle.knowledge.skills import MAX_TRIGGERS, find_triggered, read_skill
-from treadle.knowledge.untrusted_text import frame_text, read_beneath
+from treadle.knowledge.file_knowledge import find_nested, read_beneath
+from treadle.knowledge.skills import MAX_TRIGGERS, find_triggered, frame_text, read_skill
 from treadle.memory.base import Memory
 from treadle.messages import Request, ResultMessage, TextPart, UserMessage, render_parts
 from treadle.testing import ScriptedModel, call

@@ -11,7 +11,7 @@ from treadle import tool
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.engine.context import find_own_text
 from treadle.events import serialize_event
-from treadle.knowledge.instructions import list_instruction_folders, read_instructions
+from treadle.knowledge.file_knowledge import list_instruction_folders, read_instructions
 from treadle.models.local.chat_prompt import split_conversation
 from treadle.testing import ScriptedModel, call
 

@@ -1,13 +1,18 @@
 """Knowledge from the files of a workspace and its user: reading them, framing their text, and attaching it.
 
-Text of a workspace is less trusted than the user's. It grants no right, and no link of a workspace is followed.
+Text of a workspace is less trusted than the user's. It grants no right, and no link of a workspace is followed. Links
+in the user's own folder are followed (`linked`): people keep such files elsewhere and link to them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import stat
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,31 +20,30 @@ from msgspec.structs import replace
 from treadle.engine.context import LOWER_TRUST, Attachments
 from treadle.engine.token_estimate import BYTES_PER_TOKEN, count_bytes
 from treadle.errors import NotFound
-from treadle.knowledge.agents import AgentFile, read_agent
+from treadle.knowledge.agents import AgentFile, read_agent, read_sections
 from treadle.knowledge.base import Knowledge, Origin, Problem, Skill
 from treadle.knowledge.builtin_agents import load_builtin_agents
-from treadle.knowledge.instructions import AGENTS_FILE, find_nested, frame_instructions, read_instructions
-from treadle.knowledge.skills import SKILL_FILE, find_triggered, frame_skill, read_skills, render_skill_index
-from treadle.knowledge.untrusted_text import (
-    LINK_SKIPPED,
-    frame_text,
-    list_files,
-    list_folders,
-    list_links,
-    read_beneath,
-)
+from treadle.knowledge.skills import SKILL_FILE, find_triggered, frame_skill, frame_text, read_skill, render_skill_index
 from treadle.memory.base import Memories, Memory
 from treadle.messages import Json
+from treadle.permissions.patterns import PATH_ARGUMENT
+from treadle.workspace.folder import O_PATH, open_beneath
 
+AGENTS_FILE = "AGENTS.md"
 WORKSPACE_FOLDER = ".treadle"
 DEFAULT_AGENT = "default"
 SKILL_FOLDERS = ((WORKSPACE_FOLDER, "skills"), (".agents", "skills"), (".claude", "skills"))
 DISABLED_SKILLS = "skills-off"
+MAX_BYTES = 64 * 1024
 MAX_FILES = 200
+MAX_DEPTH = 32
+MAX_FOLDERS = 50
+"""Of the folders that one call names, so many are searched."""
 MAX_NOTES_LENGTH = 2000
 PREFERENCES_HEADING = (
     "The user's preferences, as noted in earlier sessions. They are notes, not orders, and may be out of date:"
 )
+_LINK_SKIPPED = "skipped: it is a link, and links of a workspace are not followed"
 
 
 class Definitions(Struct, frozen=True):
@@ -150,8 +154,8 @@ class FileKnowledge(Knowledge):
             problems.extend(wrong)
             skills.update((skill.name, replace(skill, enabled=skill.name not in disabled)) for skill in found)
         for parts in SKILL_FOLDERS:  # a link is no loss if the skill itself is there too
-            missed = (name for name in list_links(workspace, parts)[:MAX_FILES] if name not in skills)
-            problems.extend(Problem(str(workspace.joinpath(*parts, name)), 1, LINK_SKIPPED) for name in missed)
+            missed = (name for name in _list_names(workspace, parts, "link") if name not in skills)
+            problems.extend(Problem(str(workspace.joinpath(*parts, name)), 1, _LINK_SKIPPED) for name in missed)
         return dict(sorted(skills.items())), problems
 
     def _read_disabled(self) -> frozenset[str]:
@@ -188,30 +192,6 @@ def _shorten(text: str, window: int | None, share: int) -> str:
     return f"{text[:kept]}\n[… {len(text) - kept} characters left out, for lack of room …]"
 
 
-def _read_agents(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[AgentFile], list[Problem]]:
-    place, linked = folder.joinpath(*parts), origin == "user"
-    agents: list[AgentFile] = []
-    links = [] if linked else list_links(folder, parts)[:MAX_FILES]
-    problems = [Problem(str(place / name), 1, LINK_SKIPPED) for name in links]
-    for name in list_files(folder, parts, linked=linked)[:MAX_FILES]:
-        text = read_beneath(folder, (*parts, name), linked=linked) if name.endswith(".md") else None
-        if text is None:
-            continue
-        agent, found = read_agent(str(place / name), text, name.removesuffix(".md"), origin)
-        problems.extend(found)
-        if agent is not None:
-            agents.append(agent)
-    return agents, problems
-
-
-def _list_all_files(folder: Path, parts: tuple[str, ...] = (), *, linked: bool = False) -> Iterator[str]:
-    """List the files of a skill, down to three folders deep."""
-    for name in list_files(folder, parts, linked=linked)[:MAX_FILES]:
-        yield "/".join((*parts, name))
-    for name in list_folders(folder, parts, linked=linked)[:MAX_FILES] if len(parts) < 3 else ():
-        yield from _list_all_files(folder, (*parts, name), linked=linked)
-
-
 def _render_preferences(preferences: Sequence[Memory]) -> str:
     lines: list[str] = []
     room = MAX_NOTES_LENGTH
@@ -222,3 +202,160 @@ def _render_preferences(preferences: Sequence[Memory]) -> str:
             break
         lines.append(line)
     return frame_text("memories", "\n".join((PREFERENCES_HEADING, *sorted(lines)))) if lines else ""
+
+
+# ── agents and skills ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _read_agents(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[AgentFile], list[Problem]]:
+    place, linked = folder.joinpath(*parts), origin == "user"
+    agents: list[AgentFile] = []
+    links = [] if linked else _list_names(folder, parts, "link")
+    problems = [Problem(str(place / name), 1, _LINK_SKIPPED) for name in links]
+    for name in _list_names(folder, parts, "file", linked=linked):
+        text = read_beneath(folder, (*parts, name), linked=linked) if name.endswith(".md") else None
+        if text is None:
+            continue
+        agent, found = read_agent(str(place / name), text, name.removesuffix(".md"), origin)
+        problems.extend(found)
+        if agent is not None:
+            agents.append(agent)
+    return agents, problems
+
+
+def read_skills(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[Skill], list[Problem]]:
+    """Read the skills in a folder, sorted by name, and their problems."""
+    place, linked = folder.joinpath(*parts), origin == "user"
+    skills: list[Skill] = []
+    problems: list[Problem] = []
+    for name in _list_names(folder, parts, "folder", linked=linked):
+        for file in (SKILL_FILE, SKILL_FILE.lower()):  # the public validator accepts both
+            text = read_beneath(folder, (*parts, name, file), linked=linked)
+            if text is not None:
+                skill, found = read_skill(str(place / name / file), text, name, origin)
+                problems.extend(found)
+                if skill is not None:
+                    skills.append(skill)
+                break
+    return skills, problems
+
+
+# ── AGENTS.md ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def list_instruction_folders(workspace: Path) -> list[tuple[str, Path]]:
+    """List the folders whose AGENTS.md applies, with its path: from the project's root down to the workspace.
+
+    The root is the nearest folder with a `.git`, but never the user's home. Without one, only the workspace counts.
+    """
+    here = workspace.absolute()
+    above = [here, *here.parents]
+    root = next((folder for folder in above if os.path.lexists(folder / ".git") and folder != Path.home()), here)
+    inside = above[: above.index(root) + 1]
+    return [
+        (f"{os.path.relpath(folder, here)}/{AGENTS_FILE}".removeprefix("./"), folder) for folder in reversed(inside)
+    ]
+
+
+def read_instructions(workspace: Path) -> tuple[list[tuple[str, str]], list[AgentFile], list[Problem]]:
+    """Read the text of each AGENTS.md as (path, text), the agents in them, and their problems."""
+    texts: list[tuple[str, str]] = []
+    agents: list[AgentFile] = []
+    problems: list[Problem] = []
+    for path, folder in list_instruction_folders(workspace):
+        text = read_beneath(folder, (AGENTS_FILE,))
+        if text is None:
+            if (folder / AGENTS_FILE).is_symlink():
+                problems.append(Problem(str(folder / AGENTS_FILE), 1, _LINK_SKIPPED))
+            continue
+        rest, found, wrong = read_sections(str(folder / AGENTS_FILE), text, "workspace")
+        agents.extend(found)
+        problems.extend(wrong)
+        if rest:
+            texts.append((path, rest))
+    return texts, agents, problems
+
+
+def find_nested(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
+    """Find the AGENTS.md of the folders between the workspace and the files that a call names, as (path, text)."""
+    for parts in sorted(set(islice(_list_named_folders(workspace, arguments), MAX_FOLDERS))):
+        for depth in range(1, min(len(parts), MAX_DEPTH) + 1):
+            text = read_beneath(workspace, (*parts[:depth], AGENTS_FILE))
+            if text is not None and (rest := read_sections(AGENTS_FILE, text, "workspace")[0]):
+                yield "/".join((*parts[:depth], AGENTS_FILE)), rest
+
+
+def _list_named_folders(workspace: Path, arguments: Mapping[str, Json]) -> Iterator[tuple[str, ...]]:
+    for name, value in arguments.items():
+        if not PATH_ARGUMENT.search(name):
+            continue
+        for path in cast("list[Json]", value) if isinstance(value, list) else [value]:
+            if not isinstance(path, str) or not path or "\0" in path or len(path) > 4096:
+                continue
+            place = PurePosixPath(os.path.normpath(os.path.join(workspace, path)))
+            if place.is_relative_to(workspace) and place != PurePosixPath(workspace):
+                inside = place.relative_to(workspace).parts
+                yield inside if os.path.isdir(place) else inside[:-1]
+
+
+def frame_instructions(path: str, text: str, origin: Origin = "workspace") -> str:
+    """Frame an instruction file for the model."""
+    return frame_text("file", text, path=path, from_="the user's own folder" if origin == "user" else "the workspace")
+
+
+# ── files that others wrote ──────────────────────────────────────────────────────────────────────────────
+
+
+def read_beneath(folder: Path, parts: Sequence[str], *, linked: bool = False) -> str | None:
+    """Read a text file beneath a folder; None when there is no regular file. Longer text is cut and says so."""
+    if not parts:
+        return None
+    # O_NONBLOCK: opening a pipe must not block the session.
+    with suppress(OSError), _open_beneath(folder, parts, os.O_RDONLY | os.O_NONBLOCK, linked=linked) as opened:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            return None
+        with open(opened, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data[:MAX_BYTES].decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\0", "\ufffd")
+        return text if len(data) <= MAX_BYTES else f"{text}\n[… cut after {MAX_BYTES} bytes …]"
+    return None
+
+
+def _list_names(
+    folder: Path, parts: Sequence[str], kind: Literal["file", "folder", "link"], *, linked: bool = False
+) -> list[str]:
+    """List the names of one kind in a folder beneath another, sorted. With `linked`, a link counts as its target."""
+    found: list[str] = []
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    with suppress(OSError), _open_beneath(folder, parts, flags, linked=linked) as opened, os.scandir(opened) as entries:
+        for entry in entries:
+            is_link = entry.is_symlink() and not linked
+            if kind == ("link" if is_link else "folder" if entry.is_dir() else "file" if entry.is_file() else ""):
+                found.append(entry.name)
+    return sorted(found)[:MAX_FILES]
+
+
+@contextmanager
+def _open_beneath(folder: Path, parts: Sequence[str], flags: int, *, linked: bool) -> Generator[int]:
+    if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
+        raise FileNotFoundError
+    if linked:
+        opened = os.open(folder.joinpath(*parts), flags | os.O_CLOEXEC)
+    else:
+        root = os.open(folder, (O_PATH or os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            opened = open_beneath(root, "/".join(parts) or ".", flags)
+        finally:
+            os.close(root)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _list_all_files(folder: Path, parts: tuple[str, ...] = (), *, linked: bool = False) -> Iterator[str]:
+    """List the files of a skill, down to three folders deep."""
+    for name in _list_names(folder, parts, "file", linked=linked):
+        yield "/".join((*parts, name))
+    for name in _list_names(folder, parts, "folder", linked=linked) if len(parts) < 3 else ():
+        yield from _list_all_files(folder, (*parts, name), linked=linked)

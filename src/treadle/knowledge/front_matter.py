@@ -86,15 +86,10 @@ def _compose_yaml(front: str) -> Any:
     try:
         return reader.compose(front, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
-        quoted = _PLAIN_VALUE.sub(_quote_value, front)
+        quoted = _PLAIN_VALUE.sub(lambda one: one[1] + "'" + one[2].rstrip().replace("'", "''") + "'", front)
         with suppress(yaml.YAMLError):
             return reader.compose(quoted, Loader=yaml.SafeLoader)
         raise
-
-
-def _quote_value(found: re.Match[str]) -> str:
-    value = found[2].rstrip().replace("'", "''")
-    return f"{found[1]}'{value}'"
 
 
 def _read_node(node: Any, seen: set[int]) -> Value:

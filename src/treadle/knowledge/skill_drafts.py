@@ -17,7 +17,8 @@ from msgspec import Struct
 from treadle.errors import NotFound
 from treadle.events import AnyFact, CallFinished, MessageReceived, ModelReplied, RunFinished, RunStarted, TurnStarted
 from treadle.knowledge.base import Skill
-from treadle.knowledge.skills import SKILL_FILE, read_skill, read_skills
+from treadle.knowledge.file_knowledge import read_skills
+from treadle.knowledge.skills import SKILL_FILE, read_skill
 from treadle.messages import Request, TextPart, UserMessage, render_parts, replace_surrogates
 from treadle.secrets.detect import find_secret
 

@@ -1,46 +1,27 @@
-"""Skills in the Agent Skills format: a folder with a SKILL.md. Reading them, and finding those that a message needs.
+"""Skills in the Agent Skills format: checking a SKILL.md, finding the skills that a message needs, and framing them.
 
-Triggers are not part of the format, so they are texts in its `metadata`. `triggers:` with lists is accepted too.
+Triggers are not part of the format, so they are texts in its `metadata`. `triggers:` with lists is accepted too. Pure:
+`file_knowledge` reads the files.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from treadle.knowledge.base import Origin, Problem, Skill
 from treadle.knowledge.front_matter import Fields, read_document
-from treadle.knowledge.untrusted_text import frame_text, list_folders, read_beneath
 
 SKILL_FILE = "SKILL.md"
-MAX_SKILLS = 200
 MAX_TRIGGERS = 50
 MAX_MESSAGE_LENGTH, MAX_MESSAGE_LINES = 20_000, 200
 """So much of a message is searched for triggers."""
+_FRAMES = re.compile(r"<(\s*(?:/\s*)?(?:file|skills?|memories)\b)", re.IGNORECASE)
 _NAME = re.compile(r"[^\W_]+(-[^\W_]+)*")
 _REGEX = re.compile(r"\\[bdswBDSW]|\(\?|\[\^?\w-\w|\.\*|\.\+")
-
-
-def read_skills(folder: Path, parts: tuple[str, ...], origin: Origin) -> tuple[list[Skill], list[Problem]]:
-    """Read the skills in a folder, sorted by name. Links are followed only in the user's own folder."""
-    place, linked = folder.joinpath(*parts), origin == "user"
-    skills: list[Skill] = []
-    problems: list[Problem] = []
-    for name in list_folders(folder, parts, linked=linked)[:MAX_SKILLS]:
-        for file in (SKILL_FILE, SKILL_FILE.lower()):  # the public validator accepts both
-            text = read_beneath(folder, (*parts, name, file), linked=linked)
-            if text is not None:
-                break
-        else:
-            continue
-        skill, found = read_skill(str(place / name / file), text, name, origin)
-        problems.extend(found)
-        if skill is not None:
-            skills.append(skill)
-    return skills, problems
 
 
 @lru_cache(maxsize=512)  # skills are read for every run and hardly ever change
@@ -95,7 +76,7 @@ def _fold(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold()
 
 
-def _has_keyword(keywords: Iterable[str], text: str) -> bool:
+def _has_keyword(keywords: Sequence[str], text: str) -> bool:
     words = (_fold(word) for word in keywords if word.strip())
     return any(word in text and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in words)
 
@@ -115,6 +96,14 @@ def _matches(pattern: str, text: str, lines: Sequence[str]) -> bool:
         else:
             return True
     return False
+
+
+def frame_text(kind: str, text: str, **attributes: str) -> str:
+    """Frame a text with where it comes from. The text itself can neither open nor close a frame."""
+    cleaned = {name.rstrip("_"): re.sub(r'["<>\x00-\x1f]', "?", value) for name, value in attributes.items()}
+    written = "".join(f' {name}="{value}"' for name, value in cleaned.items())
+    escaped = _FRAMES.sub(r"<\\\1", text)
+    return f"<{kind}{written}>\n{escaped}\n</{kind}>"
 
 
 def frame_skill(skill: Skill) -> str:

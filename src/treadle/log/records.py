@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle.errors import BadInput, ClaimLost, Conflict, NotFound, PositionMoved, StoreDamaged, StoreTooNew
 from treadle.events import (
@@ -39,7 +40,7 @@ _CURSOR = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,2})?)_(\d{1,18})", re.ASCII)
 
 def number_facts(facts: Sequence[AnyFact], now: float) -> list[AnyFact]:
     """Copy a new session's facts with their positions. A fact that carries a time keeps it."""
-    return [msgspec.structs.replace(fact, seq=seq, at=fact.at or now) for seq, fact in enumerate(facts, 1)]
+    return [replace(fact, seq=seq, at=fact.at or now) for seq, fact in enumerate(facts, 1)]
 
 
 def stamp_created(facts: Sequence[AnyFact], stored: Sequence[AnyFact]) -> None:
@@ -311,8 +312,8 @@ def build_update_values(now: float, changes: SessionChanges) -> tuple[object, ..
 
 def build_session_info(row: Sequence[Any]) -> SessionInfo:
     """Build the list entry from a row of `INFO_COLUMNS`, which are in the order of its fields."""
-    parent = msgspec.json.decode(row[10], type=Parent) if row[10] is not None else None
-    return SessionInfo(*row[:10], parent, *row[11:13])
+    info = SessionInfo(*row[:10], wake_at=row[11], owner=row[12])
+    return replace(info, parent=msgspec.json.decode(row[10], type=Parent)) if row[10] is not None else info
 
 
 def find_longest_due(db: sqlite3.Connection, now: float, agents: Sequence[str] | None = None) -> Candidate | None:

@@ -18,11 +18,13 @@ from treadle.messages import Json
 UNREADABLE_MARK = "? "
 """How a command begins, in an assessment, when nobody can tell what it would run."""
 
+PATH_ARGUMENT = re.compile(r"(^|_)(path|file|filename|folder|directory|dir)s?$")
+"""How the name of an argument ends that takes paths."""
+
 _MAX_REGEX_STEPS = 100_000
 _MAX_OPTIONS = 100
 _GLOB_PIECES = re.compile(r"(\[[*?]\]|\*\*/?|\*|\?)")
 _ANY, _NO_SLASH = ".", "[^/]"
-_PATH_ARGUMENT = re.compile(r"(^|_)(path|file|filename|folder|directory|dir)s?$")
 _COMMAND_ARGUMENT = re.compile(r"(^|_)(command|cmd|script)s?$")
 _SHELL_OPERATORS = re.compile(r"[;&|<>`\n\r]|\$\(|\$\{")
 _WORDS = re.compile(r"""(?:'[^']*'|"[^"]*"|[^ ])+""")
@@ -259,7 +261,7 @@ def _list_values(value: Json) -> tuple[list[Json], list[str]]:
 
 
 def _argument_kind(argument: str) -> Literal["path", "command", "text"]:
-    if _PATH_ARGUMENT.search(argument):
+    if PATH_ARGUMENT.search(argument):
         return "path"
     return "command" if _COMMAND_ARGUMENT.search(argument) else "text"
 

@@ -72,7 +72,8 @@ class FileKnowledge(Knowledge):
             share = 4 * len(texts)
             framed = (frame_instructions(path, _shorten(text, window, share)) for path, text in texts)
             parts.append("\n\n".join((LOWER_TRUST, *framed)))
-        parts.append(render_skill_index(self.load_skills(workspace)))
+        if skills := self.load_skills(workspace):
+            parts.append(render_skill_index(skills))
         # Only memories older than the session, so that its prompt does not change when it remembers something.
         preferences = await memories.list(("", str(workspace)), kind="preference", newest=True)
         parts.append(_render_preferences([memory for memory in preferences if memory.at < before]))

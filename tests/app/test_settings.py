@@ -126,7 +126,7 @@ def test_a_workspace_cannot_widen_anything_and_that_is_said(home: Path, line: st
     workspace_file(home, line + "\n")
     loaded = load_settings()
     assert loaded.settings == usual
-    assert len(loaded.ignored) == 1 and "is left out" in loaded.ignored[0] and str(home / "work") in loaded.ignored[0]
+    assert len(loaded.ignored) == 1 and "is ignored" in loaded.ignored[0] and str(home / "work") in loaded.ignored[0]
 
 
 def test_a_workspace_cannot_widen_what_the_user_narrowed(home: Path) -> None:
@@ -144,20 +144,20 @@ def test_a_workspace_chooses_no_agent_that_may_do_more_than_the_one_the_user_has
         (mine / f"{name}.md").write_text(f"---\ndescription: x\nposture: {posture}\n---\nDo it.")
     workspace_file(home, 'agent = "bold"\n')
     loaded = load_settings()
-    assert loaded.settings.agent == "" and "it is trusted by the user" in loaded.ignored[0]
+    assert loaded.settings.agent == "" and "with a trusting posture" in loaded.ignored[0]
     assert load_settings({"agent": "bold"}).settings.agent == "bold"
     workspace_file(home, 'agent = "calm"\n')
     assert load_settings().settings.agent == "calm"
     user_file(home, 'agent = "reviewer"\n')
     loaded = load_settings()
-    assert loaded.settings.agent == "reviewer" and "than the user did" in loaded.ignored[0]
+    assert loaded.settings.agent == "reviewer" and "the user has chosen an agent" in loaded.ignored[0]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_workspace_whose_file_has_no_end_is_told_and_holds_nothing_up(home: Path, kind: str) -> None:
     file = home / "work" / ".treadle" / "config.toml"
     os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
-    with pytest.raises(BadInput, match="no plain file"):
+    with pytest.raises(BadInput, match="not a regular file"):
         load_settings()
 
 
@@ -184,14 +184,14 @@ def test_the_user_may_still_widen_what_a_workspace_narrowed_on_the_command_line(
         ("max_turns = 'many'", "max_turns is 'many'; it must be a whole number"),
         ("max_turns = 201", "0 (text only) to 200"),
         ("max_cost = 0", "must be more than 0"),
-        ("max_calls = -1", "cannot be negative"),
+        ("max_calls = -1", "must not be negative"),
         ("access = 'root'", "access is 'root'; it must be 'read-only' or 'sandbox' or 'full'"),
         ("forbid = 'shell'", "forbid is 'shell'; it must be a list of texts"),
         ("mcp.git = 5", "mcp: Expected `object`, got `int`"),
-        ("api_key = 'sk-123'", "no secret belongs here"),
-        ("yes = true", "there is no setting 'yes' here"),
+        ("api_key = 'sk-123'", "secrets are not allowed here"),
+        ("yes = true", "unknown setting 'yes'"),
         ("model = ", "not valid TOML"),
-        ("api_key_env = 'A'\napi_key_file = 'B'", "leave one out"),
+        ("api_key_env = 'A'\napi_key_file = 'B'", "remove one"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(home: Path, text: str, told: str) -> None:
@@ -295,7 +295,7 @@ def test_what_the_user_said_for_good_is_part_of_the_grant(home: Path) -> None:
 @pytest.mark.parametrize("value", ["proxy.example:3128", "http://me:word@proxy.example", "socks5://x", "http://x/y z"])
 def test_a_proxy_is_an_address_without_a_password(home: Path, value: str) -> None:
     assert load_settings({"web_proxy": "http://proxy.example:3128"}).settings.web_proxy
-    with pytest.raises(BadInput, match="web_proxy is an address such as"):
+    with pytest.raises(BadInput, match="web_proxy must be an address such as"):
         load_settings({"web_proxy": value})
 
 

@@ -224,12 +224,12 @@ async def test_the_doctor_looks_at_the_file_that_was_named_and_says_its_keys(pla
     async with StrictChat() as fake:
         done = await place.quick("doctor", *model(fake), "--config", str(file))
     assert f"✓ configuration {file}; " in done.out and f"approve from {file}" in done.out
-    assert f"mend it in {file}" in done.out
+    assert f"fix it in {file}" in done.out
 
 
 async def test_the_doctor_says_that_the_weights_are_yet_to_be_fetched(place: Place) -> None:
     done = await place.quick("doctor", "--model", "local")
-    assert done.code == 0 and "! model         local: its weights are fetched at first use" in done.out
+    assert done.code == 0 and "! model         local: its weights are downloaded at first use" in done.out
     assert "treadle models pull local" in done.out
 
 
@@ -239,14 +239,14 @@ async def test_a_server_of_tools_that_does_not_start_is_told(place: Place) -> No
     async with StrictChat([Reply(text="Hello.")]) as fake:
         done = await place.run("run", "hi", *model(fake), "--config", str(file))
     assert (done.code, done.out) == (0, "Hello.\n")
-    assert "mcp issues is down, so its tools are not there: " in done.err
+    assert "the MCP server issues does not run, so its tools are missing: " in done.err
 
 
 async def test_a_proxy_is_no_worry_for_models_on_this_machine(place: Place) -> None:
     async with StrictChat() as fake:
         done = await place.quick("doctor", *model(fake), env={"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""})
     assert "✓ model         fake" in done.out
-    assert "✓ proxy         HTTP_PROXY set, not for this machine" in done.out
+    assert "✓ proxy         HTTP_PROXY set, not used for this machine" in done.out
 
 
 async def test_the_doctor_is_one_when_something_does_not_work(place: Place) -> None:
@@ -267,7 +267,7 @@ async def test_the_doctor_finds_a_model_that_does_not_answer_or_refuses_the_key(
     async with Guarded() as fake:
         assert "✓ model         fake" in (await place.quick("doctor", *model(fake))).out
         done = await place.quick("doctor", *model(fake), env={"TEST_KEY": "sk-old"})
-    assert done.code == 1 and "refuses the key (401)" in done.out and "check TEST_KEY" in done.out
+    assert done.code == 1 and "rejects the key (401)" in done.out and "check TEST_KEY" in done.out
     assert "sk-old" not in done.out
 
 
@@ -275,7 +275,7 @@ async def test_the_doctor_finds_a_store_that_cannot_be_made(place: Place) -> Non
     (place.work / "file").write_text("no folder")
     async with StrictChat() as fake:
         done = await place.quick("doctor", *model(fake), "--store", "file/treadle.db")
-    assert done.code == 1 and "✗ store         file/treadle.db cannot be made" in done.out
+    assert done.code == 1 and "✗ store         file/treadle.db cannot be created" in done.out
     assert (place.work / "file").read_text() == "no folder"
 
 
@@ -297,7 +297,7 @@ async def test_a_server_says_what_is_left_out_of_the_workspaces_file(place: Plac
     (place.work / ".treadle" / "config.toml").write_text('model = "openai:x"\n')
     async with StrictChat() as fake:
         done = await place.run("serve", "--allow-root", "--root", "nowhere", *model(fake))
-    assert "config.toml: model is left out: a workspace may not set it" in done.err
+    assert "config.toml: model is ignored: a workspace may not set it" in done.err
 
 
 async def test_weights_without_their_engine_are_brought_with_a_word_on_it(

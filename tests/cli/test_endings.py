@@ -386,7 +386,7 @@ async def test_a_workspaces_file_narrows_the_run_and_what_it_asks_too_much_is_sa
     async with StrictChat([ASKED, Reply(text="no")]) as fake:
         done = await place.run("run", "write", *model(fake), "--yes", "--json")
     assert golden(done)["calls"] == [{"tool": "write_file", "status": "denied"}]
-    assert any(line["type"] == "log" and "base_url is left out" in line["message"] for line in done.noted)
+    assert any(line["type"] == "log" and "base_url is ignored" in line["message"] for line in done.noted)
 
 
 async def test_a_session_goes_on_by_name_with_all_that_was_said(place: Place) -> None:

@@ -106,7 +106,7 @@ async def test_a_workspace_cannot_name_the_embedding_model(place: Place) -> None
     (place.work / ".treadle" / "config.toml").write_text('embed_model = "openai:text-embedding-3-small"\n')
     async with StrictChat([Reply("Hello.")]) as fake:
         done = await place.run("run", "hello", *model(fake))
-    assert done.code == 0 and "embed_model is left out: a workspace may not set it" in done.err
+    assert done.code == 0 and "embed_model is ignored: a workspace may not set it" in done.err
 
 
 async def test_mistakes_in_agents_and_skills_are_told_with_file_and_line_and_the_others_work(place: Place) -> None:
@@ -186,7 +186,7 @@ async def test_an_agent_that_cannot_be_had_is_told_with_the_reason_and_a_model_f
         assert poet.code == 2 and "poet.md:2: steps must be a number" in poet.err
         given = {"TREADLE_MODEL": "gpt-x", "TREADLE_BASE_URL": fake.base_url}
         critic = await place.run("run", "read it", "--agent", "critic", env=given)
-        assert critic.code == 2 and "critic is left out: there is no model 'sonnet'" in critic.err
+        assert critic.code == 2 and "critic is not available: there is no model 'sonnet'" in critic.err
         critic = await place.run("run", "read it", "--agent", "critic", *model(fake))
         assert (critic.code, critic.out.strip()) == (0, "Hm.")
         assert "critic has no tools: none here is called 'Read', 'Grep'" in critic.err

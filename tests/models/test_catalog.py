@@ -244,8 +244,8 @@ async def test_a_bad_address_does_not_hide_the_other_servers(monkeypatch: pytest
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:99999")
     monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
     assert (await choose.choose_model()).model == "the embedded one"
-    monkeypatch.setattr(doctor, "_embedded", lambda: None)
-    listed = {way.name: way.reason async for way in doctor.find_model_sources() if way is not None}
+    monkeypatch.setattr(doctor, "has_local_runtime", lambda: False)
+    listed = {way.name: way.reason async for way in doctor.find_model_sources()}
     assert "127.0.0.1:99999' is no base URL" in listed["ollama:NAME"]
     assert "ANTHROPIC_API_KEY is not set" in listed["anthropic:NAME"]
 

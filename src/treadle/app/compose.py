@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from treadle.runtime import Runtime
     from treadle.tools.base import Tool
     from treadle.tools.mcp.connection import McpHealth
+    from treadle.tools.mcp.servers import McpServers
 
 _KEY_VARIABLE = "TREADLE_API_KEY"
 
@@ -63,7 +64,12 @@ async def open_runtime(
     model, reason = await choose_model(settings, keyring)
     stack.push_async_callback(model.close)
     log.memories.embed = build_embedding(settings, model, keyring)
-    mcp_tools, down = await _open_mcp_tools(stack, settings)
+    mcp_tools: list[Tool] = []
+    down: list[McpHealth] = []
+    if settings.mcp:
+        servers = await stack.enter_async_context(_create_mcp_servers(settings))
+        mcp_tools = await servers.list_tools()
+        down = [one for one in servers.get_health() if one.state == "down"]
     built = build_agents(settings, model, mcp_tools, keyring)
     runtime = Runtime(log, list(built.agents.values()), **options)
     if follow_up and settings.auto_name:
@@ -74,30 +80,22 @@ async def open_runtime(
         from treadle.app.skill_drafter import SkillDrafter
 
         runtime.after_answer.append(SkillDrafter(built.library))
-    return OpenRuntime(runtime, model, reason, built, (*down, *built.problems))
-
-
-async def _open_mcp_tools(stack: AsyncExitStack, settings: Settings) -> tuple[list[Tool], list[str]]:
-    """Start the MCP servers that the user's file names. Return their tools, and a note for each server that is down."""
-    if not settings.mcp:
-        return [], []
-    from treadle.tools.mcp.server_config import read_mcp_servers
-    from treadle.tools.mcp.servers import McpServers
-
-    servers = await stack.enter_async_context(McpServers(read_mcp_servers(settings.mcp)))
-    tools = await servers.list_tools()
-    down = [one for one in servers.get_health() if one.state == "down"]
-    return tools, [f"mcp {one.server} is down, so its tools are not there: {one.error}" for one in down]
+    notes = [f"the MCP server {one.server} does not run, so its tools are missing: {one.error}" for one in down]
+    return OpenRuntime(runtime, model, reason, built, (*notes, *built.problems))
 
 
 async def check_mcp_servers(settings: Settings) -> list[McpHealth]:
-    """Start the MCP servers that the settings name, look at their health, and stop them again."""
+    """Start the MCP servers that the settings name, check their health, and stop them again."""
+    async with _create_mcp_servers(settings) as servers:
+        await servers.list_tools()
+        return servers.get_health()
+
+
+def _create_mcp_servers(settings: Settings) -> McpServers:
     from treadle.tools.mcp.server_config import read_mcp_servers
     from treadle.tools.mcp.servers import McpServers
 
-    async with McpServers(read_mcp_servers(settings.mcp)) as servers:
-        await servers.list_tools()
-        return servers.get_health()
+    return McpServers(read_mcp_servers(settings.mcp))
 
 
 def find_default_tools() -> dict[str, Tool]:

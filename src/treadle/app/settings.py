@@ -29,11 +29,11 @@ WORKSPACE_KEYS = frozenset(
 )
 """The keys that a workspace's file may set. Other keys are ignored, and the user gets a note."""
 
-_ADDED = frozenset(("approve", "ask", "forbid", "network"))
-_LOWERED = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout"))
-_FLAGS_ONLY = frozenset(("yes", "workspace", "always"))
-_WIDTH: tuple[Tier, ...] = get_args(Tier)
-_WANTED: dict[object, str] = {
+_LIST_KEYS = frozenset(("approve", "ask", "forbid", "network"))
+_LIMIT_KEYS = frozenset(("max_turns", "max_calls", "max_tokens", "max_cost", "timeout"))
+_FLAG_KEYS = frozenset(("yes", "workspace", "always"))
+_TIERS: tuple[Tier, ...] = get_args(Tier)
+_TYPE_NAMES: dict[object, str] = {
     str: "text",
     bool: "true or false",
     int | None: "a whole number",
@@ -81,6 +81,20 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     embed_model: str = ""
     mcp: dict[str, dict[str, Json]] = {}
 
+    def __post_init__(self) -> None:
+        if self.max_turns is not None and not 0 <= self.max_turns <= MAX_TURNS:
+            raise BadInput(f"max_turns is {self.max_turns}; it must be from 0 (text only) to {MAX_TURNS}")
+        if self.max_calls is not None and self.max_calls < 0:
+            raise BadInput(f"max_calls is {self.max_calls}; it must not be negative")
+        for key in ("max_tokens", "max_cost", "timeout"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise BadInput(f"{key} is {value}; it must be more than 0. Leave it out for no limit")
+        if self.web_proxy and not re.fullmatch(r"https?://[^\s/@?#]+/?", self.web_proxy):
+            raise BadInput("web_proxy must be an address such as http://proxy.example:3128, without user and password")
+        if self.api_key_env and self.api_key_file:
+            raise BadInput("api_key_env and api_key_file are both set; remove one")
+
     @property
     def folder(self) -> Path:
         """The absolute path of the workspace."""
@@ -90,6 +104,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def store_location(self) -> str:
         """The store: a path, a URL, or `:memory:`."""
         return self.store or str(data_folder() / "treadle.db")
+
+    @property
+    def store_file(self) -> Path | None:
+        """The file of the store, or None if the store is a database server or in memory."""
+        where = self.store_location
+        return None if "://" in where or where == ":memory:" else Path(where).expanduser().absolute()
 
     def build_limits(self) -> Limits:
         """Build the limits of one run."""
@@ -128,10 +148,10 @@ class LoadedSettings(Struct, frozen=True):
 
     def apply_flags(self, **flags: Json) -> LoadedSettings:
         """Add flags to those of the command line. This reads a file only if the workspace changes."""
-        merged = {**self.read.flags, **_typed(flags, "command line")}
+        merged = {**self.read.flags, **_convert_values(flags, "command line")}
         folder = _find_workspace(merged, self.read.environment)
         file = folder / WORKSPACE_FILE
-        workspace = self.read.workspace if file == self.read.workspace_file else _read(file)
+        workspace = self.read.workspace if file == self.read.workspace_file else _read_toml(file)
         return _merge(replace(self.read, flags=merged, workspace_file=file, workspace=workspace), folder)
 
 
@@ -159,27 +179,33 @@ def load_settings(flags: Mapping[str, Json] | None = None, config: str = "") -> 
     user_file = config_file(config)
     if config and not user_file.is_file():
         raise BadInput(f"there is no configuration file {user_file}; check --config")
-    user = _typed(_read(user_file), str(user_file))
-    environment = _environment()
+    user = _convert_values(_read_toml(user_file), str(user_file))
+    environment: dict[str, Json] = {}
+    for key in Settings.__struct_fields__:
+        text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
+        if text and key not in ("mcp", "always"):
+            words = [word.strip() for word in text.split(",") if word.strip()]
+            value = words if key in _LIST_KEYS else text
+            environment[key] = _convert_value(key, value, f"TREADLE_{key.upper()}", strict=False)
     for source, values in ((f"{user_file}: access", user), ("TREADLE_ACCESS", environment)):
         if values.get("access") == "full":
-            raise BadInput(f"{source} = 'full' is said on the command line only, with --full-access")
+            raise BadInput(f"{source} = 'full' is only allowed on the command line, as --full-access")
     folder = _find_workspace(flags, environment)
     file = folder / WORKSPACE_FILE
-    typed_flags = _typed(flags, "command line")
-    return _merge(_Sources(user_file, user, environment, typed_flags, file, _read(file)), folder)
+    typed_flags = _convert_values(flags, "command line")
+    return _merge(_Sources(user_file, user, environment, typed_flags, file, _read_toml(file)), folder)
 
 
 def _find_workspace(flags: Mapping[str, Json], environment: Mapping[str, Json]) -> Path:
     folder = Path(str(flags.get("workspace") or environment.get("workspace") or ".")).expanduser().absolute()
     if not folder.is_dir():
-        raise BadInput(f"there is no folder {folder}; --workspace wants one that exists")
+        raise BadInput(f"there is no folder {folder}; --workspace must name an existing one")
     return folder
 
 
 def _merge(read: _Sources, folder: Path) -> LoadedSettings:
     """Merge the sources. Precedence: flags, environment, workspace's file, user's file."""
-    workspace, ignored = _narrowing(read.workspace, read.workspace_file, read.user, read.user_file)
+    workspace, ignored = _filter_workspace(read.workspace, read.workspace_file, read.user, read.user_file)
     lasting = {"always" if key == "approve" else key: value for key, value in read.user.items()}
     layers = (
         (str(read.user_file), lasting),
@@ -191,15 +217,15 @@ def _merge(read: _Sources, folder: Path) -> LoadedSettings:
     sources: dict[str, str] = {}
     for source, layer in layers:
         for key, value in layer.items():
-            both = key in _ADDED and key in merged
+            both = key in _LIST_KEYS and key in merged
             merged[key] = tuple(dict.fromkeys((*merged[key], *value))) if both else value
             named = f"TREADLE_{key.upper()}" if source == "environment" else source
             sources[key] = f"{sources[key]}, {named}" if both else named
     merged["workspace"] = str(folder)
-    return LoadedSettings(_checked(Settings(**merged)), sources, read.user_file, ignored, read)
+    return LoadedSettings(Settings(**merged), sources, read.user_file, ignored, read)
 
 
-def _read(file: Path) -> dict[str, Json]:
+def _read_toml(file: Path) -> dict[str, Json]:
     import tomllib
 
     try:
@@ -207,7 +233,7 @@ def _read(file: Path) -> dict[str, Json]:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as opened:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise BadInput(f"{file} is no plain file; nothing was started")
+                raise BadInput(f"{file} is not a regular file; nothing was started")
             text = opened.read()
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -219,90 +245,60 @@ def _read(file: Path) -> dict[str, Json]:
         raise BadInput(f"{file} is not valid TOML: {error}; nothing was started") from None
 
 
-def _environment() -> dict[str, Json]:
-    found: dict[str, Json] = {}
-    for key in Settings.__struct_fields__:
-        text = os.environ.get(f"TREADLE_{key.upper()}", "").strip()
-        if not text or key in ("mcp", "always"):
-            continue
-        listed = key in _ADDED
-        value: Json = [piece.strip() for piece in text.split(",") if piece.strip()] if listed else text
-        found[key] = _converted(key, value, f"TREADLE_{key.upper()}", strict=False)
-    return found
-
-
-def _typed(values: Mapping[str, Json], source: str) -> dict[str, Json]:
+def _convert_values(values: Mapping[str, Json], source: str) -> dict[str, Json]:
     from_file = source != "command line"
     typed: dict[str, Json] = {}
     for key, value in values.items():
-        known = [name for name in Settings.__struct_fields__ if not (from_file and name in _FLAGS_ONLY)]
+        known = [name for name in Settings.__struct_fields__ if not (from_file and name in _FLAG_KEYS)]
         if key in ("api_key", "token", "password"):
-            raise BadInput(
-                f"{source}: {key}: no secret belongs here; name a variable or file: api_key_env, api_key_file"
-            )
+            advice = "name a variable or a file with api_key_env or api_key_file"
+            raise BadInput(f"{source}: {key}: secrets are not allowed here; {advice}")
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"the keys are: {', '.join(known)}"
-            raise BadInput(f"{source}: there is no setting {key!r} here; {hint}")
+            raise BadInput(f"{source}: unknown setting {key!r}; {hint}")
         where = f"{source}: {key}" if from_file else f"--{key.replace('_', '-')}"
-        typed[key] = _converted(key, value, where, strict=from_file)
+        typed[key] = _convert_value(key, value, where, strict=from_file)
     return typed
 
 
-def _converted(key: str, value: Json, where: str, *, strict: bool) -> Json:
+def _convert_value(key: str, value: Json, where: str, *, strict: bool) -> Json:
     field = next(field for field in msgspec.structs.fields(Settings) if field.name == key)
     try:
         return msgspec.convert(value, field.type, strict=strict)
     except msgspec.ValidationError as error:
-        wanted = _WANTED.get(field.type) or " or ".join(map(repr, get_args(field.type)))
+        wanted = _TYPE_NAMES.get(field.type) or " or ".join(map(repr, get_args(field.type)))
         raise BadInput(f"{where}: {error}" if key == "mcp" else f"{where} is {value!r}; it must be {wanted}") from None
 
 
-def _narrowing(
+def _filter_workspace(
     values: Mapping[str, Json], file: Path, user: Mapping[str, Json], user_file: Path
 ) -> tuple[dict[str, Json], tuple[str, ...]]:
     """Return the settings that a workspace's file may set, and a note for each ignored one."""
     ignored = [
-        f"{file}: {key} is left out: a workspace may not set it; {user_file} may"
+        f"{file}: {key} is ignored: a workspace may not set it; set it in {user_file}"
         for key in values
         if key not in WORKSPACE_KEYS
     ]
-    kept = _typed({key: value for key, value in values.items() if key in WORKSPACE_KEYS}, str(file))
-    if "access" in kept and _WIDTH.index(kept["access"]) > _WIDTH.index(user.get("access", Settings().access)):
-        ignored.append(f"{file}: access = {kept.pop('access')!r} is left out: a workspace may only narrow it")
-    if "agent" in kept and ("agent" in user or _is_trusted(kept["agent"], file.parent.parent)):
-        why = "a workspace may not choose another than the user did" if "agent" in user else "it is trusted by the user"
-        ignored.append(f"{file}: agent = {kept.pop('agent')!r} is left out: {why}; name it with --agent")
-    for key in sorted(_LOWERED & kept.keys()):
+    kept = _convert_values({key: value for key, value in values.items() if key in WORKSPACE_KEYS}, str(file))
+    if "access" in kept and _TIERS.index(kept["access"]) > _TIERS.index(user.get("access", Settings().access)):
+        ignored.append(f"{file}: access = {kept.pop('access')!r} is ignored: a workspace may only narrow it")
+    if "agent" in kept:
+        why = "the user has chosen an agent" if "agent" in user else ""
+        if not why:
+            from treadle.app.workspace_knowledge import WorkspaceKnowledge
+
+            agent = WorkspaceKnowledge(file.parent.parent, config_folder()).agents.get(kept["agent"])
+            is_trusting = agent is not None and agent.posture == "trusting"
+            why = "only the user may choose an agent with a trusting posture" if is_trusting else ""
+        if why:
+            ignored.append(f"{file}: agent = {kept.pop('agent')!r} is ignored: {why}; choose it with --agent")
+    for key in sorted(_LIMIT_KEYS & kept.keys()):
         usual = {"max_turns": Limits().turns, "max_calls": Limits().calls}
         most = cast("float | None", user.get(key, usual.get(key)))
         if most is not None and kept[key] > most:
-            ignored.append(f"{file}: {key} = {kept.pop(key)} is left out: a workspace may only lower it from {most:g}")
+            ignored.append(f"{file}: {key} = {kept.pop(key)} is ignored: a workspace may only lower it from {most:g}")
     return kept, tuple(ignored)
-
-
-def _is_trusted(agent: str, workspace: Path) -> bool:
-    """Whether an agent has a trusting posture. Only the user may choose such an agent."""
-    from treadle.app.workspace_knowledge import WorkspaceKnowledge
-
-    written = WorkspaceKnowledge(workspace, config_folder()).agents.get(agent)
-    return written is not None and written.posture == "trusting"
-
-
-def _checked(settings: Settings) -> Settings:
-    if settings.max_turns is not None and not 0 <= settings.max_turns <= MAX_TURNS:
-        raise BadInput(f"max_turns is {settings.max_turns}; it can be 0 (text only) to {MAX_TURNS}")
-    if settings.max_calls is not None and settings.max_calls < 0:
-        raise BadInput(f"max_calls is {settings.max_calls}; it cannot be negative")
-    for key in ("max_tokens", "max_cost", "timeout"):
-        value = getattr(settings, key)
-        if value is not None and not value > 0:
-            raise BadInput(f"{key} is {value}; it must be more than 0, or be left out for no limit of that kind")
-    if settings.web_proxy and not re.fullmatch(r"https?://[^\s/@?#]+/?", settings.web_proxy):
-        raise BadInput("web_proxy is an address such as http://proxy.example:3128, without a user or a password")
-    if settings.api_key_env and settings.api_key_file:
-        raise BadInput("api_key_env and api_key_file are both set; leave one out")
-    return settings
 
 
 def save_setting(key: str, value: str, config: str = "") -> Path:
@@ -310,7 +306,7 @@ def save_setting(key: str, value: str, config: str = "") -> Path:
     import tomlkit
 
     file = config_file(config)
-    _read(file)  # raises if the file is unreadable or not TOML
+    _read_toml(file)  # raises if the file is unreadable or not TOML
     document = tomlkit.parse(file.read_text("utf-8") if file.is_file() else "")
     document[key] = value
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ from treadle.engine.model_call import ask_quietly
 from treadle.engine.setup import Setup
 from treadle.engine.state import State
 from treadle.knowledge.skill_drafts import (
-    AnsweredRequest,
     SkillProposal,
     build_draft_request,
     build_skill_text,
@@ -37,7 +36,7 @@ class SkillDrafter:
     async def __call__(self, session: Session, state: State, setup: Setup) -> None:
         proposal = await self._propose_skill(session, setup)
         if proposal is not None:
-            _logger.info("a skill is proposed: %s; look at it, then accept or decline it", proposal.name)
+            _logger.info("a skill is proposed: %s; review it, then accept or decline it", proposal.name)
             data = {"name": proposal.name, "path": proposal.path, "diff": proposal.diff}
             await session.note("treadle.skill_proposed", data)
 
@@ -51,21 +50,14 @@ class SkillDrafter:
         self._knowledge.refresh()  # a skill may have been accepted elsewhere
         if find_triggered({**self._knowledge.skills, **proposals.load_drafted()}, last.asked):
             return None
-        others = (*earlier, *await _find_in_other_sessions(session))
-        similar = [last, *(one for one in others if is_similar(one.asked, last.asked))][:REPEATS_NEEDED]
+        log = session.log
+        workspace = (await log.get_info(session.id)).workspace
+        page = await log.list_sessions(SessionQuery(workspace=workspace, status="answered", limit=MAX_SESSIONS))
+        for info in page.sessions:
+            if info.id != session.id and (info.parent is None or not info.parent.call_id):  # no sessions of helpers
+                earlier.extend(reversed(list(find_answered_requests(await log.read(info.id)))))
+        similar = [last, *(one for one in earlier if is_similar(one.asked, last.asked))][:REPEATS_NEEDED]
         if len(similar) < REPEATS_NEEDED or not all(one.calls for one in similar):
             return None
         reply = await ask_quietly(setup, build_draft_request(similar, session.id))
         return proposals.add(*build_skill_text(similar, reply.text))
-
-
-async def _find_in_other_sessions(session: Session) -> list[AnsweredRequest]:
-    """Find the answered requests of other sessions in the same workspace, the latest first."""
-    log = session.log
-    workspace = (await log.get_info(session.id)).workspace
-    page = await log.list_sessions(SessionQuery(workspace=workspace, status="answered", limit=MAX_SESSIONS))
-    found: list[AnsweredRequest] = []
-    for info in page.sessions:
-        if info.id != session.id and (info.parent is None or not info.parent.call_id):
-            found.extend(reversed(list(find_answered_requests(await log.read(info.id)))))
-    return found

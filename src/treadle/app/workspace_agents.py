@@ -37,6 +37,14 @@ def build_agents(
     from treadle.tools.builtin import build_default_tools
     from treadle.tools.shell import Shell
 
+    instructions = settings.system_prompt
+    if instructions.startswith("@"):
+        file = Path(instructions[1:]).expanduser()
+        try:
+            instructions = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BadInput(f"system_prompt: {file} cannot be read: {why}") from None
     library = WorkspaceKnowledge(settings.folder, config_folder())
     web = settings.web and (settings.web_proxy or True)
     tools = build_default_tools(web=web, network=settings.network, kept=data_folder() / "kept")
@@ -48,7 +56,7 @@ def build_agents(
         tools=[*tools, *more],
         grant=build_grant(settings),
         limits=settings.build_limits(),
-        instructions=_instructions(settings.system_prompt),
+        instructions=instructions,
         secrets=keyring if keyring is not None else (),
     )
     agents: dict[str, Agent] = {}
@@ -57,11 +65,11 @@ def build_agents(
     for agent in library.build_all_agents(options):
         wanted = library.agents[agent.name].tools
         if wanted and not agent.toolbox:
-            problems.append(f"agent {agent.name} has no tools: none here is called {', '.join(map(repr, wanted))}")
+            problems.append(f"agent {agent.name} has no tools: no tool here is named {', '.join(map(repr, wanted))}")
         try:
             agent.resolve_model()
         except BadInput as error:  # an agent whose model has no key must not stop the others
-            problems.append(f"agent {agent.name} is left out: {error}")
+            problems.append(f"agent {agent.name} is not available: {error}")
             without_model[agent.name] = agent
         else:
             agents[agent.name] = agent
@@ -81,15 +89,3 @@ def build_grant(settings: Settings) -> Grant:
         yes=settings.yes,
     )
     return apply_rules(grant, load_rules(data_folder(), settings.folder))
-
-
-def _instructions(chosen: str) -> str:
-    """Return the instructions. `@FILE` reads them from a file."""
-    if not chosen.startswith("@"):
-        return chosen
-    file = Path(chosen[1:]).expanduser()
-    try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise BadInput(f"system_prompt: {file} cannot be read: {why}") from None

@@ -29,28 +29,6 @@ if TYPE_CHECKING:
 
     from treadle.events import Fact, RunFinished
 
-__all__ = [
-    "AlreadyAnswered",
-    "BadInput",
-    "ClaimLost",
-    "Conflict",
-    "Expired",
-    "ModelError",
-    "ModelErrorKind",
-    "NotAnswered",
-    "NotFound",
-    "PositionMoved",
-    "StoreBusy",
-    "StoreDamaged",
-    "StoreError",
-    "StoreFull",
-    "StoreReadOnly",
-    "StoreTooNew",
-    "ToolDefinitionError",
-    "TreadleError",
-    "describe_error",
-]
-
 ModelErrorKind = Literal[
     "auth",
     "quota",

@@ -25,7 +25,6 @@ from treadle.engine.context import Projection, count_entries_through
 from treadle.engine.model_call import compact_or_note_failure
 from treadle.engine.state import State, Turn, apply, fold
 from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, next_step
-from treadle.engine.token_estimate import estimate_messages, estimate_text
 from treadle.events import (
     AnyFact,
     ContextCompacted,
@@ -53,6 +52,8 @@ from treadle.messages import (
     TextPart,
     Usage,
     UserMessage,
+    estimate_messages,
+    estimate_text,
     render_parts,
 )
 from treadle.testing import ScriptedModel

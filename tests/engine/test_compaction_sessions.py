@@ -13,12 +13,11 @@ from tests.kit.sessions import PATIENCE, list_user_texts, run_to_end, select_eve
 from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished, Limits, ToolContext, tool
 from treadle.engine.context import Projection
-from treadle.engine.token_estimate import estimate_messages, estimate_text, estimate_tools
 from treadle.errors import Conflict, ModelError
 from treadle.events import ContextCompacted, MessageReceived, ModelFailed, SignalDetected, TextDelta
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
-from treadle.messages import Reply, Request, Usage
+from treadle.messages import Reply, Request, Usage, estimate_messages, estimate_text, estimate_tools
 from treadle.testing import ScriptedModel, call, crash_points, say
 from treadle.tools.todo import todo
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treadle.engine.reply import find_cycle
-from treadle.engine.reply_marks import MarkSplitter, SplitReply, split_marks
+from treadle.engine.reply import MarkSplitter, SplitReply, find_cycle, split_marks
 
 PIECES = st.sampled_from(
     [

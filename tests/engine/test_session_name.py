@@ -7,10 +7,10 @@ import pytest
 from tests.kit.sessions import Store, either_store, run_to_end, select_events, wait_for
 from tests.kit.strict import StrictModel
 from treadle import Agent, Runtime
-from treadle.engine.session_name import name_session
 from treadle.errors import ModelError
 from treadle.events import SessionRenamed
 from treadle.messages import Request
+from treadle.runtime import name_session
 from treadle.testing import ScriptedModel
 
 store = either_store

@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from tests.kit.fake_model import FakeModel
-from treadle.engine.token_estimate import estimate_messages, estimate_text, estimate_tools
 from treadle.errors import ModelError
-from treadle.messages import Reply, Request, Usage
+from treadle.messages import Reply, Request, Usage, estimate_messages, estimate_text, estimate_tools
 from treadle.models.base import ModelEvent
 from treadle.testing import ScriptedModel
 from treadle.testing.scripted_model import Line

@@ -15,14 +15,13 @@ from treadle import Grant, Runtime, later, tool
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.engine.compaction import measure_context
 from treadle.engine.state import State
-from treadle.engine.token_estimate import estimate_text
 from treadle.events import ApprovalAnswered, ApprovalRequested, CallFinished, RunFinished, serialize_event
 from treadle.knowledge.agents import read_sections
 from treadle.knowledge.base import Skill
 from treadle.knowledge.file_knowledge import find_nested, read_beneath
 from treadle.knowledge.skills import MAX_TRIGGERS, find_triggered, frame_text, read_skill
 from treadle.memory.base import Memory
-from treadle.messages import Request, ResultMessage, TextPart, UserMessage, render_parts
+from treadle.messages import Request, ResultMessage, TextPart, UserMessage, estimate_text, render_parts
 from treadle.testing import ScriptedModel, call
 
 CANARY = "canary-3f1c-do-not-show"

@@ -13,7 +13,6 @@ from tests.kit.strict import StrictModel
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.engine.context import Projection
 from treadle.engine.state import fold
-from treadle.engine.token_estimate import estimate_text
 from treadle.errors import NotFound
 from treadle.events import (
     AnyFact,
@@ -30,7 +29,7 @@ from treadle.events import (
 from treadle.knowledge.base import Skill
 from treadle.knowledge.skills import find_triggered, frame_skill, read_skill, render_skill_index
 from treadle.log.in_memory import InMemoryLog
-from treadle.messages import ResultMessage, TextPart, UserMessage, render_parts
+from treadle.messages import ResultMessage, TextPart, UserMessage, estimate_text, render_parts
 from treadle.testing import ScriptedModel, call
 
 SPEC_FIELDS = {"name", "description", "license", "allowed-tools", "metadata", "compatibility"}

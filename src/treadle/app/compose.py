@@ -58,7 +58,7 @@ async def open_runtime(
     sessions and drafts skills after an answer, if the settings enable it.
     """
     from treadle.app.workspace_agents import build_agents
-    from treadle.runtime import Runtime
+    from treadle.runtime import Runtime, name_session
 
     keyring.take(filter(None, [settings.api_key_env]))
     model, reason = await choose_model(settings, keyring)
@@ -73,8 +73,6 @@ async def open_runtime(
     built = build_agents(settings, model, mcp_tools, keyring)
     runtime = Runtime(log, list(built.agents.values()), **options)
     if follow_up and settings.auto_name:
-        from treadle.engine.session_name import name_session
-
         runtime.after_answer.append(name_session)
     if follow_up and settings.skill_autogen:
         from treadle.app.skill_drafter import SkillDrafter

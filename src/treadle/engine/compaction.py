@@ -13,25 +13,27 @@ from msgspec.structs import replace
 
 from treadle.engine.context import Attachments, Projection, count_entries_through, find_entry_position
 from treadle.engine.state import Entry, State, Turn, estimate_entry_tokens
-from treadle.engine.token_estimate import (
+from treadle.events import ContextCompacted, MessageReceived, ModelFailed
+from treadle.messages import (
     BYTES_PER_TOKEN,
+    Json,
+    Request,
+    ResultMessage,
+    TextPart,
+    Usage,
+    UserMessage,
     count_bytes,
     estimate_message,
     estimate_messages,
     estimate_text,
     estimate_tools,
+    render_parts,
 )
-from treadle.events import ContextCompacted, MessageReceived, ModelFailed
-from treadle.messages import Json, Request, ResultMessage, TextPart, Usage, UserMessage, render_parts
 
-DUE = 0.85
-"""The share of the window at which a compaction is due."""
 AIM = 0.6
 """Pruning is enough if the context shrinks to this share of the window. Otherwise older turns are summarized."""
 TAIL = 0.25
 """The share of the room that the newest results or entries keep."""
-CROWDED = 2
-"""The run stops after this number of compactions in a row that freed nothing."""
 SMALLEST = 2048
 
 TODO = "treadle.todo"
@@ -82,28 +84,6 @@ def compute_room(window: int | None, state: State, fixed: int = 0, attachments: 
     is_too_long = failed is not None and failed.kind == "too_long"
     size = min(window, state.tokens) if window and is_too_long else window or state.tokens
     return Room(max(size, SMALLEST) if not window else max(size, 1), fixed, attachments)
-
-
-def is_due(state: State, window: int | None) -> bool:
-    """Whether the next request would fill the window too much, and there are turns to shorten."""
-    return bool(window) and state.tokens >= DUE * (window or 0) and any(isinstance(e, Turn) for e in state.entries)
-
-
-def is_futile(state: State) -> bool:
-    """Whether another compaction would free nothing either."""
-    return state.crowded >= CROWDED
-
-
-def describe_full_window(state: State, window: int | None, said: str = "") -> str:
-    """Explain why a run stops whose context does not fit. The numbers that the provider `said` are better than ours."""
-    times = f"{state.crowded} compactions" if state.crowded > 1 else "a compaction"
-    tried = f"{times} freed nothing" if state.crowded else "nothing can be left out"
-    if said:
-        return f"{said} ({tried}; nothing is lost)"
-    return (
-        f"the context is full: about {state.tokens} tokens of the {window} that the model takes, and {tried}. Nothing "
-        "is lost: go on in a new session, with fewer tools, or with a model of a larger window"
-    )
 
 
 def plan_compaction(state: State, room: Room) -> CompactionPlan | None:

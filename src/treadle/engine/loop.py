@@ -16,10 +16,9 @@ from msgspec.structs import replace
 
 from treadle.engine import model_call
 from treadle.engine.authorize import Authorization, ReadyCall, authorize_calls
-from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
 from treadle.engine.reply import build_reply_facts
-from treadle.engine.setup import Lease, Setup, SetupBuilder
+from treadle.engine.setup import CancelScope, Lease, Setup, SetupBuilder
 from treadle.engine.state import CallState, State, apply, fold
 from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, build_unfinished_result, next_step, stops_run
 from treadle.engine.tool_call import (
@@ -157,7 +156,7 @@ class Loop:
                     await self.setup.clock.sleep(wait)
                 request = model_call.build_request(self.setup, self.state, self.projection)
                 reply = await model_call.ask_model(self.setup, self.log, request, self.state.seq, said)
-            facts = build_reply_facts(self.setup, self.state, request, reply)
+            facts = build_reply_facts(self.state, request, reply, self.setup.polling, self.setup.check_output)
         except ModelError as error:
             failure = error
         except TimeoutError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import aclosing
 
 from msgspec.structs import force_setattr, replace
@@ -19,15 +20,14 @@ from treadle.engine.compaction import (
     plan_summary,
 )
 from treadle.engine.context import Projection
-from treadle.engine.reply_marks import MarkSplitter, split_marks
+from treadle.engine.reply import MarkSplitter, split_marks
 from treadle.engine.setup import Setup, check_returned_type, compute_backoff
 from treadle.engine.state import State
-from treadle.engine.token_estimate import estimate_text, estimate_tools
 from treadle.errors import ModelError, describe_error
 from treadle.events import AnyFact, ContextCompacted, ModelFailed, ReasoningDelta, SignalDetected, TextDelta
 from treadle.log.base import Log
-from treadle.messages import Reply, Request, replace_surrogates
-from treadle.models.base import Summarizer
+from treadle.messages import Reply, Request, estimate_text, estimate_tools, replace_surrogates
+from treadle.models.base import ModelEvent, Summarizer
 
 WRAP_UP_TOKENS = 1024
 
@@ -52,16 +52,48 @@ def build_request(setup: Setup, state: State, projection: Projection) -> Request
 
 
 async def ask_model(setup: Setup, log: Log, request: Request, after: int, said: list[str]) -> Reply:
-    """Get the model's reply. `said` collects its text, in case the stream breaks off."""
-    original = request
+    """Get the model's reply, streamed to the watchers. `said` collects its text, in case the stream breaks off."""
+    splitter, publish, session_id = MarkSplitter(), log.publish, request.session_id
+
+    def show(event: ModelEvent) -> None:
+        if isinstance(event, TextDelta | Reply):
+            text, reasoning = splitter.feed(event.text) if isinstance(event, TextDelta) else splitter.finish()
+            if text:
+                said.append(text)
+                publish(session_id, TextDelta(text=replace_surrogates(text), after=after))
+            if reasoning:
+                publish(session_id, ReasoningDelta(text=replace_surrogates(reasoning), after=after))
+        else:
+            force_setattr(event, "after", after)
+            publish(session_id, event)
+
+    return await _get_reply(setup, request, show)
+
+
+async def ask_quietly(setup: Setup, request: Request) -> Reply:
+    """Get the model's reply to a request that is no part of the conversation. It is not streamed to watchers."""
+    reply = await _get_reply(setup, request)
+    return replace(reply, text=replace_surrogates(split_marks(reply.text).text))
+
+
+async def _get_reply(setup: Setup, request: Request, show: Callable[[ModelEvent], None] | None = None) -> Reply:
+    original, reply = request, None
     for middleware in setup.middleware:
         request = check_returned_type(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
     if request.messages is not original.messages and request.render_cache is original.render_cache:
         request = replace(request, render_cache={})  # the adapter rendered the original messages into the old one
-    reply = await _stream_reply(setup, log, request, after, said)
+    async with aclosing(setup.model.stream(request)) as events:
+        async for event in events:
+            if show is not None:
+                show(event)
+            if isinstance(event, Reply):
+                reply = event
+                break
+    if reply is None:
+        raise ModelError(f"{setup.model.name} ended its stream without a reply", kind="network", retryable=True)
     for middleware in setup.middleware:
         reply = check_returned_type(await middleware.on_post_llm(reply), Reply, middleware, "on_post_llm")
-    return reply
+    return reply if reply.model else replace(reply, model=setup.model.name)
 
 
 def build_failure_fact(error: ModelError, state: State, attempt: int, said: str) -> ModelFailed:
@@ -76,19 +108,6 @@ def build_failure_fact(error: ModelError, state: State, attempt: int, said: str)
         wait=compute_backoff(attempt, error.retry_after) if will_retry else None,
         partial=replace_surrogates(error.partial or said),
     )
-
-
-async def ask_quietly(setup: Setup, request: Request) -> Reply:
-    """Get the model's reply to a request that is no part of the conversation. It is not streamed to watchers."""
-    for middleware in setup.middleware:
-        request = check_returned_type(await middleware.on_pre_llm(request), Request, middleware, "on_pre_llm")
-    async with aclosing(setup.model.stream(request)) as events:
-        async for event in events:
-            if isinstance(event, Reply):
-                for middleware in setup.middleware:
-                    event = check_returned_type(await middleware.on_post_llm(event), Reply, middleware, "on_post_llm")
-                return replace(event, text=replace_surrogates(split_marks(event.text).text))
-    raise ModelError(f"{setup.model.name} ended its stream without a reply", kind="network", retryable=True)
 
 
 def measure_room(setup: Setup, state: State) -> Room:
@@ -139,27 +158,3 @@ async def compact_or_note_failure(setup: Setup, state: State) -> AnyFact:
 def build_compaction_failure(why: str) -> SignalDetected:
     """Build the fact that a compaction failed."""
     return SignalDetected(kind="compaction_failed", detail=replace_surrogates(why[:500]))
-
-
-async def _stream_reply(setup: Setup, log: Log, request: Request, after: int, said: list[str]) -> Reply:
-    splitter, publish, session_id = MarkSplitter(), log.publish, request.session_id
-
-    def show(text: str, reasoning: str) -> None:
-        if text:
-            said.append(text)
-            publish(session_id, TextDelta(text=replace_surrogates(text), after=after))
-        if reasoning:
-            publish(session_id, ReasoningDelta(text=replace_surrogates(reasoning), after=after))
-
-    stream = setup.model.stream(request)
-    async with aclosing(stream) as events:
-        async for event in events:
-            if type(event) is TextDelta:
-                show(*splitter.feed(event.text))
-            elif isinstance(event, Reply):
-                show(*splitter.finish())
-                return event
-            else:
-                force_setattr(event, "after", after)
-                publish(session_id, event)
-    raise ModelError(f"{setup.model.name} ended its stream without a reply", kind="network", retryable=True)

@@ -1,23 +1,51 @@
-"""Turn a model's reply into facts: read its marks, make its call ids unique, and detect repeated calls."""
+"""Turn a model's reply into facts: read its marks, make its call ids unique, detect repeated calls. Pure.
+
+Marks are tags such as <answer> or <stuck>. One splitter reads the live stream and the whole text, so both agree.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Collection
+
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from treadle.engine.reply_marks import split_marks
-from treadle.engine.setup import Setup
 from treadle.engine.state import RunState, State, build_signature
-from treadle.engine.token_estimate import estimate_message, estimate_messages, estimate_text, estimate_tools
 from treadle.errors import ModelError
-from treadle.events import AnyFact, ModelReplied, SignalDetected
-from treadle.messages import Call, ModelMessage, Reply, Request, replace_surrogates
+from treadle.events import AnyFact, ModelReplied, SignalDetected, SignalKind
+from treadle.messages import (
+    Call,
+    ModelMessage,
+    Reply,
+    Request,
+    estimate_message,
+    estimate_messages,
+    estimate_text,
+    estimate_tools,
+    replace_surrogates,
+)
 
+_THINKING = ("thinking", "think", "reasoning")
+_KINDS: dict[str, SignalKind] = {"answer": "answered", "uncertain": "uncertain", "stuck": "stuck", "yield": "yielded"}
+_NAMES = "|".join((*_THINKING, *_KINDS))
+_STARTS = "|".join(sorted({name[:end] for name in (*_THINKING, *_KINDS) for end in range(len(name))}, reverse=True))
+_TAG = re.compile(rf"<(/?)({_NAMES})((?:\s+[\w-]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|[^\s<>\"']+))*)\s*(/?)>")
+_TAG_START = re.compile(rf"</?(?:{_STARTS}|(?:{_NAMES})(?:\s[^<>]*|/)?)\Z")
+_CONFIDENCE = re.compile(r"confidence\s*=\s*[\"']?([0-9.]+)")
+_LONGEST_TAG = 120
 _reply_decoder = msgspec.json.Decoder(Reply)
 
 
-def build_reply_facts(setup: Setup, state: State, request: Request, reply: Reply) -> list[AnyFact]:
-    """Build the facts of a reply: the reply itself first, then the signals in it."""
+def build_reply_facts(
+    state: State,
+    request: Request,
+    reply: Reply,
+    polling: Collection[str] = (),
+    check_output: Callable[[str], str] | None = None,
+) -> list[AnyFact]:
+    """Build the facts of a reply: the reply itself first, then the signals in it. `polling` tools may repeat calls."""
     turn, run = state.turn, state.run
     assert turn is not None and run is not None
     reply = _validate_reply(reply)
@@ -36,7 +64,7 @@ def build_reply_facts(setup: Setup, state: State, request: Request, reply: Reply
             calls=calls,
             finish=reply.finish,
             usage=usage,
-            model=reply.model or setup.model.name,
+            model=reply.model,
             opaque=reply.opaque,
             confidence=split.confidence,
         )
@@ -46,12 +74,12 @@ def build_reply_facts(setup: Setup, state: State, request: Request, reply: Reply
         facts.append(SignalDetected(kind="stray_calls", detail=f"dropped, because no tools were offered: {names}"))
     facts.extend(SignalDetected(kind=kind) for kind in split.signals)
     if calls:
-        if run.limits.doom_loop and (detail := _describe_repetition(setup, run, calls)):
+        if run.limits.doom_loop and (detail := _describe_repetition(run, calls, polling)):
             facts.append(SignalDetected(kind="doom_loop", detail=detail))
     elif not split.text:
         facts.append(SignalDetected(kind="empty_reply"))
-    elif setup.check_output is not None and is_answer(split.signals) and turn.wrap_up is None:
-        problem = setup.check_output(split.text)
+    elif check_output is not None and turn.wrap_up is None and not {"stuck", "yielded"} & {*split.signals}:
+        problem = check_output(split.text)
         if problem:
             facts.append(SignalDetected(kind="invalid_output", detail=problem))
     return facts
@@ -76,29 +104,21 @@ def _validate_reply(reply: Reply) -> Reply:
     return reply
 
 
-def is_answer(signals: tuple[str, ...]) -> bool:
-    """Whether a text is the answer: the model did not say that it is stuck or that it yields."""
-    return "stuck" not in signals and "yielded" not in signals
-
-
 def _make_ids_unique(state: State, calls: tuple[Call, ...]) -> tuple[Call, ...]:
     """Give each call an id that is new in this session. Small models number the calls of every reply from zero."""
-    taken: set[str] = set()
-    result: list[Call] = []
+    unique: dict[str, Call] = {}
     for call in calls:
         call_id, number = call.id, len(state.calls)
-        while not call_id or call_id in state.calls or call_id in taken:
+        while not call_id or call_id in state.calls or call_id in unique:
             number += 1
             call_id = f"{call.id or 'call'}_{number}"
-        taken.add(call_id)
-        result.append(call if call_id == call.id else replace(call, id=call_id))
-    return tuple(result)
+        unique[call_id] = call if call_id == call.id else replace(call, id=call_id)
+    return tuple(unique.values())
 
 
-def _describe_repetition(setup: Setup, run: RunState, calls: tuple[Call, ...]) -> str:
-    """Name the calls that are repeated, or return nothing. Polling tools may repeat their calls."""
-    polling = setup.polling
-    trail = [signature for signature in run.trail if signature[0] not in polling] if polling else [*run.trail]
+def _describe_repetition(run: RunState, calls: tuple[Call, ...], polling: Collection[str]) -> str:
+    """Name the calls that are repeated, or return an empty string."""
+    trail = [signature for signature in run.trail if signature[0] not in polling]
     for call in calls:
         if call.tool in polling:
             continue
@@ -118,3 +138,88 @@ def find_cycle(trail: list[tuple[str, str]]) -> int:
         if len(trail) >= length and trail[-length:-period] == trail[period - length :]:
             return period
     return 0
+
+
+# ── marks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class MarkSplitter(Struct):
+    """Splits streamed text into answer and reasoning, and removes the marks.
+
+    `signals` collects the marks. Text that may be the start of a mark is held back until that is certain.
+    """
+
+    signals: list[SignalKind] = []
+    confidence: float | None = None
+    _held: str = ""
+    _thinking: bool = False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Return the answer text and the reasoning that are certain by now."""
+        if not self._held and "<" not in text:
+            return ("", text) if self._thinking else (text, "")
+        text = self._held + text
+        start = _TAG_START.search(text, max(0, len(text) - _LONGEST_TAG))
+        self._held = text[start.start() :] if start else ""
+        return self._split(text[: start.start()] if start else text)
+
+    def finish(self) -> tuple[str, str]:
+        """Return the text that was held back: no more text follows."""
+        rest, self._held = self._held, ""
+        return ("", rest) if self._thinking else (rest, "")
+
+    def _split(self, text: str) -> tuple[str, str]:
+        answer: list[str] = []
+        reasoning: list[str] = []
+        position = 0
+        for tag in _TAG.finditer(text):
+            name, is_opening = tag[2], not tag[1]
+            # Inside reasoning the model only writes about a mark.
+            if len(tag[0]) > _LONGEST_TAG or (self._thinking and name in _KINDS):
+                continue
+            (reasoning if self._thinking else answer).append(text[position : tag.start()])
+            position = tag.end()
+            if name in _THINKING:
+                self._thinking = is_opening and not tag[4]
+            elif is_opening:
+                self._record_signal(_KINDS[name], tag[3])
+        (reasoning if self._thinking else answer).append(text[position:])
+        return "".join(answer), "".join(reasoning)
+
+    def _record_signal(self, kind: SignalKind, attributes: str) -> None:
+        if kind not in self.signals:
+            self.signals.append(kind)
+        if found := _CONFIDENCE.search(attributes):
+            try:
+                self.confidence = min(1.0, max(0.0, float(found[1])))
+            except ValueError:
+                self.confidence = None
+
+
+class SplitReply(Struct, frozen=True):
+    """A whole text without its marks, and the signals in them."""
+
+    text: str
+    reasoning: str
+    signals: tuple[SignalKind, ...]
+    confidence: float | None
+
+
+def split_marks(text: str) -> SplitReply:
+    """Remove the marks and the leaked reasoning from a whole text."""
+    if "<" not in text:
+        return SplitReply(text if text.strip() else "", "", (), None)
+    # Some chat templates open the thinking block in the prompt, so only its end is in the reply.
+    leaked = re.match(rf"(?s)(?:(?!<(?:{'|'.join(_THINKING)})[\s>]).)*?</(?:{'|'.join(_THINKING)})>", text)
+    prefix = ""
+    if leaked:
+        prefix, text = leaked[0][: leaked[0].rindex("</")].strip(), text[leaked.end() :]
+    splitter = MarkSplitter()
+    answer, reasoning = map("".join, zip(splitter.feed(text), splitter.finish(), strict=True))
+    is_changed = leaked is not None or splitter.signals or reasoning or not answer.strip()
+    return SplitReply(
+        answer.strip() if is_changed else answer,
+        "\n".join(piece for piece in (prefix, reasoning.strip()) if piece),
+        tuple(splitter.signals),
+        splitter.confidence,
+    )

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from treadle.engine.token_estimate import MESSAGE_TOKENS, estimate_parts, estimate_text
 from treadle.events import (
     AnyFact,
     ApprovalAnswered,
@@ -41,7 +40,7 @@ from treadle.events import (
     SignalDetected,
     TurnStarted,
 )
-from treadle.messages import Call, Json, Usage
+from treadle.messages import MESSAGE_TOKENS, Call, Json, Usage, estimate_parts, estimate_text
 from treadle.permissions.patterns import covers_call, unpin_version
 from treadle.permissions.policy import RememberedAnswer
 

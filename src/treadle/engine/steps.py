@@ -6,11 +6,11 @@ Read `next_step` from the top: it follows the life of a run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from treadle.engine.compaction import describe_full_window, is_due, is_futile
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, RunState, State, Turn
 from treadle.events import (
     AnyFact,
@@ -31,6 +31,10 @@ TURN_CEILING = 200
 MAX_EMPTY_REPLIES = 3
 MAX_INVALID_OUTPUTS = 3
 MAX_SAFE_ATTEMPTS = 3
+DUE = 0.85
+"""The share of the window at which a compaction is due."""
+CROWDED = 2
+"""The run stops after this number of compactions in a row that freed nothing."""
 
 
 class Record(Struct, frozen=True):
@@ -74,42 +78,36 @@ def next_step(state: State, now: float, limits: Limits | None = None, window: in
     """
     run, turn = state.run, state.turn
     if run is None:
-        return _start_run(state, limits)
+        run_id, wanted = f"run_{state.runs + 1}", state.requested
+        limits = limits or (state.created.limits if state.created is not None else Limits())
+        if wanted is not None:
+            return Record((RunStarted(run_id=run_id, limits=wanted.limits or limits, trigger=wanted.trigger),))
+        if state.queue and not state.held:
+            return Record((RunStarted(run_id=run_id, limits=limits, trigger="message"),))
+        return Rest()
     if run.cancel is not None or run.interrupted:
-        return _cancel_run(state, run)
+        return _cancel_run(run, turn)
     if turn is None:
         return _start_turn(state, run, now)
     if turn.reply is None:
-        return _check_room(state, run, turn, window) or _call_model(state, run, turn, now)
+        return _call_model(state, run, turn, now, window)
     if not turn.is_settled:
         return _settle_calls(turn, now)
     return _finish_turn(state, run, turn, now)
 
 
-def _start_run(state: State, limits: Limits | None) -> Step:
-    limits = limits or (state.created.limits if state.created is not None else Limits())
-    run_id = f"run_{state.runs + 1}"
-    if state.requested is not None:
-        wanted = state.requested
-        return Record((RunStarted(run_id=run_id, limits=wanted.limits or limits, trigger=wanted.trigger),))
-    if state.queue and not state.held:
-        return Record((RunStarted(run_id=run_id, limits=limits, trigger="message"),))
-    return Rest()
-
-
-def _cancel_run(state: State, run: RunState) -> Step:
-    turn, cancel = state.turn, run.cancel
+def _cancel_run(run: RunState, turn: Turn | None) -> Record:
     closing: list[AnyFact] = []
     partial = ""
     if turn is not None:
         closing = [build_unfinished_result(call) for call in turn.calls.values() if call.finished is None]
         partial = turn.reply.text if turn.reply else turn.failed.partial if turn.failed else ""
-    if cancel is None:
-        error = "interrupted by a new message"
-    else:
-        by = f" by {cancel.by}" if cancel.by else ""
-        error = f"cancelled{by}: {cancel.why}" if cancel.why else f"cancelled{by}"
-    return Record((*closing, _build_end(run, "cancelled", partial, error=error)))
+    error = "interrupted by a new message"
+    if run.cancel is not None:
+        by = f" by {run.cancel.by}" if run.cancel.by else ""
+        why = f": {run.cancel.why}" if run.cancel.why else ""
+        error = f"cancelled{by}{why}"
+    return _end_run(run, "cancelled", partial, error=error, closing=closing)
 
 
 def stops_run(fact: AnyFact) -> bool:
@@ -126,37 +124,42 @@ def build_unfinished_result(call: CallState) -> CallFinished:
     )
 
 
-def _check_room(state: State, run: RunState, turn: Turn, window: int | None) -> Step | None:
-    """Compact the context right before the model is called: then every call has its result."""
-    if "compaction_failed" in turn.signals:
-        return None
-    failed, refusal = turn.failed, ""
-    if failed is not None and failed.kind == "too_long" and turn.compacted_at < failed.seq:
-        refusal = f"{failed.kind}: {failed.message}"
-    if not refusal and not is_due(state, window):
-        return None
-    if is_futile(state):
-        return Record((_build_end(run, "failed", error=describe_full_window(state, window, refusal)),))
-    return Compact()
-
-
-def _call_model(state: State, run: RunState, turn: Turn, now: float) -> Step:
+def _call_model(state: State, run: RunState, turn: Turn, now: float, window: int | None) -> Step:
+    """Call the model, or compact the context first: at this point every call has its result."""
     failed = turn.failed
+    error = f"{failed.kind}: {failed.message}" if failed is not None else ""
+    is_refused = failed is not None and failed.kind == "too_long" and turn.compacted_at <= failed.seq
+    is_full = bool(window) and state.tokens >= DUE * (window or 0) and any(isinstance(e, Turn) for e in state.entries)
+    if (is_refused or is_full) and "compaction_failed" not in turn.signals:
+        if state.crowded < CROWDED:
+            return Compact()
+        return _end_run(run, "failed", error=_describe_full_window(state, window, error if is_refused else ""))
     if failed is None:
         return AskModel(1)
     if failed.wait is not None:
         return AskModel(failed.attempt + 1, failed.at + failed.wait)
-    if failed.kind == "too_long" and turn.compacted_at > failed.seq:
+    if failed.kind == "too_long" and not is_refused:
         return AskModel(failed.attempt + 1)
     if turn.wrap_up is not None:
-        return Record((_build_end(run, turn.wrap_up, _describe_missing_summary(run, turn.wrap_up)),))
+        return _end_run(run, turn.wrap_up, _describe_missing_summary(run, turn.wrap_up))
     # Nobody cancelled the run, or it would have ended. So the time limit stopped the model.
     if run.limits.seconds is not None and (failed.kind == "cancelled" or is_out_of_time(run, now)):
         return _start_wrap_up(run, "time_limit")
-    error = f"{failed.kind}: {failed.message}"
-    if failed.kind == "too_long":
-        error = describe_full_window(state, None, error)
-    return Record((_build_end(run, "failed", failed.partial, error=error),))
+    if is_refused:
+        error = _describe_full_window(state, None, error)
+    return _end_run(run, "failed", failed.partial, error=error)
+
+
+def _describe_full_window(state: State, window: int | None, said: str = "") -> str:
+    """Explain why a run stops whose context does not fit. The numbers that the provider `said` are better than ours."""
+    times = f"{state.crowded} compactions" if state.crowded > 1 else "a compaction"
+    tried = f"{times} freed nothing" if state.crowded else "nothing can be left out"
+    if said:
+        return f"{said} ({tried}; nothing is lost)"
+    return (
+        f"the context is full: about {state.tokens} tokens of the {window} that the model takes, and {tried}. Nothing "
+        "is lost: go on in a new session, with fewer tools, or with a model of a larger window"
+    )
 
 
 def _settle_calls(turn: Turn, now: float) -> Step:
@@ -203,43 +206,54 @@ def _finish_turn(state: State, run: RunState, turn: Turn, now: float) -> Step:
     assert reply is not None
     fatal = next((c.finished for c in turn.calls.values() if c.finished and c.finished.fatal), None)
     if fatal is not None:
-        return Record((_build_end(run, "failed", reply.text, error=f"{fatal.tool}: {fatal.output}"),))
+        return _end_run(run, "failed", reply.text, error=f"{fatal.tool}: {fatal.output}")
     if turn.wrap_up is not None:
-        return Record(
-            (_build_end(run, turn.wrap_up, reply.text.strip() or _describe_missing_summary(run, turn.wrap_up)),)
-        )
+        return _end_run(run, turn.wrap_up, reply.text.strip() or _describe_missing_summary(run, turn.wrap_up))
     if reply.calls:
         refused = any(call.finished and call.finished.status == "refused" for call in turn.calls.values())
         if refused and not run.doomed:
             return _start_wrap_up(run, "call_limit")
         return _start_turn(state, run, now)
     if "stuck" in turn.signals:
-        return Record((_build_end(run, "stuck", reply.text, error="the model says that it is stuck"),))
+        return _end_run(run, "stuck", reply.text, error="the model says that it is stuck")
     if "yielded" in turn.signals:
-        return Record((_build_end(run, "yielded", reply.text),))
+        return _end_run(run, "yielded", reply.text)
     if not reply.text.strip():
         if run.empty >= MAX_EMPTY_REPLIES:
             error = f"the model gave {run.empty} empty replies in a row"
-            return Record((_build_end(run, "stuck", error=error),))
+            return _end_run(run, "stuck", error=error)
         return _start_turn(state, run, now)
     if reply.finish == "filter":
-        return Record((_build_end(run, "failed", reply.text, error="the provider's content filter cut the reply"),))
+        return _end_run(run, "failed", reply.text, error="the provider's content filter cut the reply")
     if reply.finish == "length":
         return _start_wrap_up(run, "token_limit")
     if "invalid_output" in turn.signals:
         if run.invalid >= MAX_INVALID_OUTPUTS:
             error = f"{run.invalid} answers in a row did not fit the output schema"
-            return Record((_build_end(run, "failed", reply.text, error=error),))
+            return _end_run(run, "failed", reply.text, error=error)
         return _start_turn(state, run, now)
-    return Record((_build_end(run, "answered", reply.text, confidence=reply.confidence),))
+    return _end_run(run, "answered", reply.text, confidence=reply.confidence)
 
 
-def _start_turn(state: State, run: RunState, now: float) -> Step:
-    limit = _find_reached_limit(run, now)
+def _start_turn(state: State, run: RunState, now: float) -> Record:
+    """Start the next turn. When a limit is reached, it is the last one."""
+    limits, limit = run.limits, None
+    # A text-only run has one turn, and one more for each empty or invalid reply.
+    most_turns = min(limits.turns, TURN_CEILING) or 1 + run.empty + run.invalid
+    if run.doomed:
+        limit = "doom_loop"
+    elif is_out_of_time(run, now):
+        limit = "time_limit"
+    elif limits.cost is not None and run.usage.cost >= limits.cost:
+        limit = "cost_limit"
+    elif limits.tokens is not None and run.usage.output_tokens >= limits.tokens:
+        limit = "token_limit"
+    elif run.turns >= most_turns:
+        limit = "turn_limit"
     if limit is not None and run.turns > 0:
         return _start_wrap_up(run, limit)
     promoted = tuple(message.id for message in state.queue)
-    return Record((TurnStarted(turn=run.turns + 1, messages=promoted, tools=run.limits.turns > 0),))
+    return Record((TurnStarted(turn=run.turns + 1, messages=promoted, tools=limits.turns > 0),))
 
 
 def _start_wrap_up(run: RunState, limit: EndReason) -> Record:
@@ -251,26 +265,17 @@ def is_out_of_time(run: RunState, now: float) -> bool:
     return run.limits.seconds is not None and now - run.started_at - run.waited >= run.limits.seconds
 
 
-def _find_reached_limit(run: RunState, now: float) -> EndReason | None:
-    limits = run.limits
-    if run.doomed:
-        return "doom_loop"
-    if is_out_of_time(run, now):
-        return "time_limit"
-    if limits.cost is not None and run.usage.cost >= limits.cost:
-        return "cost_limit"
-    if limits.tokens is not None and run.usage.output_tokens >= limits.tokens:
-        return "token_limit"
-    # A text-only run has one turn, and one more for each empty or invalid reply.
-    if run.turns >= (min(limits.turns, TURN_CEILING) or 1 + run.empty + run.invalid):
-        return "turn_limit"
-    return None
-
-
-def _build_end(
-    run: RunState, reason: EndReason, answer: str = "", *, error: str = "", confidence: float | None = None
-) -> RunFinished:
-    return RunFinished(
+def _end_run(
+    run: RunState,
+    reason: EndReason,
+    answer: str = "",
+    *,
+    error: str = "",
+    confidence: float | None = None,
+    closing: Sequence[AnyFact] = (),
+) -> Record:
+    """End the run, after the facts that close its calls."""
+    end = RunFinished(
         run_id=run.id,
         reason=reason,
         answer=answer,
@@ -281,6 +286,7 @@ def _build_end(
         error=error,
         confidence=confidence,
     )
+    return Record((*closing, end))
 
 
 def _describe_missing_summary(run: RunState, reason: EndReason) -> str:

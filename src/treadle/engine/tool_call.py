@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from treadle.engine.authorize import ReadyCall
-from treadle.engine.cancel_scope import CancelScope
-from treadle.engine.setup import Setup
+from treadle.engine.setup import CancelScope, Setup
 from treadle.errors import BadInput, NotFound, describe_error
 from treadle.events import (
     AnyDelta,

@@ -18,14 +18,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from treadle.engine.context import LOWER_TRUST, Attachments
-from treadle.engine.token_estimate import BYTES_PER_TOKEN, count_bytes
 from treadle.errors import NotFound
 from treadle.knowledge.agents import AgentFile, read_agent, read_sections
 from treadle.knowledge.base import Knowledge, Origin, Problem, Skill
 from treadle.knowledge.builtin_agents import load_builtin_agents
 from treadle.knowledge.skills import SKILL_FILE, find_triggered, frame_skill, frame_text, read_skill, render_skill_index
 from treadle.memory.base import Memories, Memory
-from treadle.messages import Json
+from treadle.messages import BYTES_PER_TOKEN, Json, count_bytes
 from treadle.permissions.patterns import PATH_ARGUMENT
 from treadle.workspace.folder import O_PATH, open_beneath
 

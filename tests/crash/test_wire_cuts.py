@@ -15,7 +15,7 @@ from tests.kit.fakes.travel import WIRES, travelling
 from treadle import Agent, Limits, tool
 from treadle.log.in_memory import InMemoryLog
 from treadle.messages import Message, Reply, Request
-from treadle.models.request_parts import MessageBuffer
+from treadle.models.wire_format import MessageBuffer
 from treadle.testing import call
 
 

@@ -24,7 +24,7 @@ from treadle.messages import (
 )
 from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.providers import PROVIDERS
-from treadle.models.request_parts import MISTRAL_IDS
+from treadle.models.wire_format import MISTRAL_IDS
 
 
 def body(request: Request, quirks: Quirks = Quirks(), model: str = "m") -> dict[str, Any]:  # noqa: B008

@@ -23,7 +23,7 @@ from treadle.messages import (
     Sampling,
     Usage,
 )
-from treadle.models.request_parts import WireFormat
+from treadle.models.wire_format import WireFormat
 
 CALLS = (Call("call_1", "add", '{"a":1,"b":2}'), Call("call_2", "echo", '{"text":"größer"}'))
 STRICT = ("chat", "anthropic", "responses")

@@ -15,8 +15,8 @@ from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
 from treadle.messages import Reply
 from treadle.models.failures import ReportedFailure
-from treadle.models.request_parts import WireFormat
-from treadle.models.sse import MalformedStream
+from treadle.models.reply_reader import MalformedStream
+from treadle.models.wire_format import WireFormat
 
 CALL = {"id": "c", "function": {"name": "add", "arguments": '{"a":1,"b":2}'}}
 CHAT: list[Any] = [

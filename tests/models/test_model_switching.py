@@ -23,7 +23,7 @@ from tests.kit.fakes.responses import StrictResponses
 from treadle.messages import Call, Message, Messages, Reply, Request, Sampling
 from treadle.models.chat_completions import Quirks
 from treadle.models.remote import RemoteModel
-from treadle.models.request_parts import MISTRAL_IDS
+from treadle.models.wire_format import MISTRAL_IDS
 
 SWITCHED = ("chat", "anthropic", "responses")
 SCRIPT = [

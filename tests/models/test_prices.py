@@ -8,7 +8,7 @@ import pytest
 from treadle.errors import BadInput
 from treadle.messages import Usage
 from treadle.models.model_info import UNKNOWN_MODEL, find_model_info, load_table
-from treadle.models.reply_builder import add_cost
+from treadle.models.ollama_chat import OllamaChat
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def no_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cost_of(name: str, usage: Usage, cache_write: int = 0) -> float:
-    return add_cost(usage, find_model_info(name) or UNKNOWN_MODEL, cache_write).cost
+    return OllamaChat("any", "model", find_model_info(name) or UNKNOWN_MODEL).add_cost(usage, cache_write).cost
 
 
 def test_cached_and_written_tokens_have_their_own_price() -> None:

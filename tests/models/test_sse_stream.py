@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from treadle.models import sse
-from treadle.models.sse import MalformedStream, MessageDecoder, MessageStream
+from treadle.models import reply_reader
+from treadle.models.reply_reader import MalformedStream, MessageDecoder, MessageStream
 
 
 class Note(Struct):
@@ -102,7 +102,7 @@ def test_a_document_instead_of_events_is_returned() -> None:
 
 @pytest.mark.parametrize("start", [b"data: ", b'{"text":"'])
 def test_a_message_without_end_is_an_error(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "_MOST_HELD", 1000)
+    monkeypatch.setattr(reply_reader, "_MOST_HELD", 1000)
     stream = MessageStream(NOTES)
     for _ in range(9):
         assert list(stream.feed(start + b"x" * 100)) == []

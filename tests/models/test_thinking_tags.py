@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.models.reply_builder import ThinkSplitter, split_unopened_block
+from treadle.models.reply_reader import ThinkSplitter, split_unopened_block
 
 
 def split(pieces: list[str]) -> tuple[str, str]:

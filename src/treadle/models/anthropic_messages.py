@@ -9,55 +9,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import Raw, Struct
 
-from treadle.messages import (
-    FilePart,
-    FinishReason,
-    ImagePart,
-    Json,
-    Message,
-    ModelMessage,
-    Part,
-    Request,
-    ResultMessage,
-    TextPart,
-    ToolSpec,
-    Usage,
-)
+from treadle import messages
+from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart, ToolSpec
+from treadle.models import reply_reader, wire_format
 from treadle.models.failures import ReportedFailure
-from treadle.models.reply_builder import OutputTokenDetails, PendingCall, ReplyReader, add_cost
-from treadle.models.request_parts import (
-    LONGER_IDS,
-    MISSING,
-    MessageBuffer,
-    OpaqueState,
-    WireFormat,
-    decode_own_state,
-    decode_text_file,
-    describe_unreadable_file,
-    encode,
-    encode_arguments,
-    encode_state,
-    estimate_tokens,
-    fit_tool_name,
-    get_buffer,
-    list_called_tools,
-    merge_calls,
-    read_raw,
-    read_type,
-)
-from treadle.models.sse import MalformedStream, MessageDecoder, MessageStream, decode_document
+from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
 from treadle.models.strict_schema import narrow_schema
+from treadle.models.wire_format import TokenCounts, WireFormat, encode, read_raw
 
 _CACHE_MARK = b',"cache_control":{"type":"ephemeral"}}'
 _IMAGE_TYPES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
-_OWN_FIELDS = frozenset(
-    ("model", "messages", "stream", "tools", "system", "max_tokens", "thinking", "parallel_tool_calls")
-)
 _DEFAULT_OUTPUT = 8192
 _LEAST_OUTPUT = 4096
 _LEAST_THINKING = 1024
@@ -98,13 +64,16 @@ class AnthropicMessages(WireFormat):
 
     protocol = "anthropic"
     path = "/messages"
+    own_fields = frozenset(
+        ("model", "messages", "stream", "tools", "system", "max_tokens", "thinking", "parallel_tool_calls")
+    )
 
     def build_body(self, request: Request, window: int | None) -> bytes:
         head = self._get_head(request)
         buffer, state = self._write_messages(request, head)
         is_open = state.turn == "open"
         data = buffer.take_prefix(len(request.messages))
-        room = window - estimate_tokens(len(data)) if window is not None else None
+        room = window - wire_format.estimate_tokens(len(data)) if window is not None else None
         pieces: list[bytes | bytearray] = [
             head.data[:-1],
             b",",
@@ -123,9 +92,9 @@ class AnthropicMessages(WireFormat):
         _, state = self._write_messages(request, head)
         return AnthropicReader(self, sent, _build_prefix(head.digest, state.digest))
 
-    def _write_messages(self, request: Request, head: _Head) -> tuple[MessageBuffer, _State]:
+    def _write_messages(self, request: Request, head: _Head) -> tuple[wire_format.MessageBuffer, _State]:
         """The messages, serialised for this head: another head may need another choice of thinking."""
-        buffer = get_buffer(request, f"{self.key}:{head.digest.hex()}")
+        buffer = wire_format.get_buffer(request, f"{self.key}:{head.digest.hex()}")
         write = partial(self._write_message, head.digest)
         return buffer, buffer.extend(request.messages, write, _State("start", b""))
 
@@ -141,8 +110,9 @@ class AnthropicMessages(WireFormat):
             if before is not None:
                 specs = before.tools
             else:
-                names = list_called_tools(request.messages)
-                specs = tuple(ToolSpec(fit_tool_name(name), "", {"type": "object"}) for name in names)
+                called = (m.calls for m in request.messages if isinstance(m, ModelMessage))
+                names = sorted({call.tool for calls in called for call in calls})
+                specs = tuple(ToolSpec(wire_format.fit_tool_name(name), "", {"type": "object"}) for name in names)
         data = encode(self._build_fields(request, [_describe_tool(tool) for tool in specs]))
         bound = encode([request.system, [_describe_tool(tool) for tool in specs]])
         digest = hashlib.blake2b(bound, digest_size=16).digest()
@@ -165,7 +135,7 @@ class AnthropicMessages(WireFormat):
             fields.pop("temperature", None)
         if stops := [stop for stop in sampling.stop if stop.strip()]:
             fields["stop_sequences"] = stops
-        fields |= {k: v for k, v in sampling.extra.items() if k not in _OWN_FIELDS}
+        fields |= self.build_extra(request)
         if request.output_schema is not None:
             form = {"type": "json_schema", "schema": narrow_schema(request.output_schema)}
             fields["output_config"] = {**fields.get("output_config", {}), "format": form}
@@ -196,7 +166,7 @@ class AnthropicMessages(WireFormat):
         fields["thinking"] = wanted
         return fields
 
-    def _write_message(self, bound: bytes, message: Message, state: _State) -> tuple[bytes, _State]:
+    def _write_message(self, bound: bytes, message: messages.Message, state: _State) -> tuple[bytes, _State]:
         """The JSON of one message, and the state after it: the next message may join an open user turn."""
         loop = state.loop
         if isinstance(message, ModelMessage):
@@ -208,7 +178,7 @@ class AnthropicMessages(WireFormat):
             data = b"%b%b]}" % (start, b",".join(blocks))
         else:
             if isinstance(message, ResultMessage):
-                blocks = [_write_result(message)]
+                blocks = [self._write_result(message)]
             else:
                 blocks = [encode(block) for part in message.parts if (block := _build_part(part)) is not None]
                 blocks = blocks or [encode({"type": "text", "text": "(an empty message)"})]
@@ -221,22 +191,33 @@ class AnthropicMessages(WireFormat):
             encode(
                 {
                     "type": "tool_use",
-                    "id": LONGER_IDS.fit(call.id),
-                    "name": fit_tool_name(call.tool),
-                    "input": Raw(encode_arguments(call)),
+                    "id": self.id_rule.fit(call.id),
+                    "name": wire_format.fit_tool_name(call.tool),
+                    "input": Raw(wire_format.encode_arguments(call)),
                 }
             )
             for call in message.calls
         ]
-        own = decode_own_state(message, self.key)
+        own = self.decode_own_state(message)
         if own is None or own.prefix != prefix:
             text = [encode({"type": "text", "text": message.text})] if message.text.strip() else []
             return text + calls, False
-        blocks = merge_calls(own.items, calls, "tool_use", "thinking")
-        return blocks, any("thinking" in read_type(block) for block in blocks)
+        blocks = wire_format.merge_calls(own.items, calls, "tool_use", "thinking")
+        return blocks, any("thinking" in wire_format.read_type(block) for block in blocks)
+
+    def _write_result(self, message: ResultMessage) -> bytes:
+        content: Json = message.text
+        if message.parts:
+            blocks = [_build_part(TextPart(message.text)), *(_build_part(part) for part in message.parts)]
+            content = [block for block in blocks if block is not None]
+        call_id = self.id_rule.fit(message.call_id)
+        fields: dict[str, Json] = {"type": "tool_result", "tool_use_id": call_id, "content": content}
+        if not message.ok:
+            fields["is_error"] = True
+        return encode(fields)
 
 
-def _find_cache_marks(messages: Sequence[Message], ends: Sequence[int]) -> list[int]:
+def _find_cache_marks(messages: Sequence[messages.Message], ends: Sequence[int]) -> list[int]:
     """Where the last user turn ends, and the one before it.
 
     The cache looks back only some twenty blocks from a mark, and a turn with many calls is longer.
@@ -258,21 +239,6 @@ def _describe_tool(tool: ToolSpec) -> dict[str, Json]:
     return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
 
 
-def _write_result(message: ResultMessage) -> bytes:
-    content: Json = message.text
-    if message.parts:
-        blocks = [_build_part(TextPart(message.text)), *(_build_part(part) for part in message.parts)]
-        content = [block for block in blocks if block is not None]
-    fields: dict[str, Json] = {
-        "type": "tool_result",
-        "tool_use_id": LONGER_IDS.fit(message.call_id),
-        "content": content,
-    }
-    if not message.ok:
-        fields["is_error"] = True
-    return encode(fields)
-
-
 def _build_part(part: Part) -> dict[str, Json] | None:
     match part:
         case TextPart():
@@ -287,9 +253,9 @@ def _build_part(part: Part) -> dict[str, Json] | None:
             source = {"type": "base64", "media_type": "application/pdf", "data": part.data}
             return {"type": "document", "source": source, "title": part.name}
         case FilePart():
-            text = decode_text_file(part)
+            text = wire_format.decode_text_file(part)
             if text is None or not text.strip():
-                return {"type": "text", "text": describe_unreadable_file(part)}
+                return {"type": "text", "text": wire_format.describe_unreadable_file(part)}
             source = {"type": "text", "media_type": "text/plain", "data": text}
             return {"type": "document", "source": source, "title": part.name}
 
@@ -312,12 +278,9 @@ def _build_tool_choice(choice: Any, parallel: Any) -> dict[str, Json] | None:
     return cast("dict[str, Json] | None", fields)
 
 
-class _Usage(Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+class _Usage(TokenCounts, gc=False):
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
-    output_tokens_details: OutputTokenDetails | None = None
 
 
 class _StopDetails(Struct, gc=False):
@@ -329,7 +292,7 @@ class _Delta(Struct, gc=False):
     thinking: str | None = None
     partial_json: str | None = None
     signature: str | None = None
-    citation: Raw = MISSING
+    citation: Raw = wire_format.MISSING
     stop_reason: str | None = None
     stop_details: _StopDetails | None = None
 
@@ -345,7 +308,7 @@ class _Event(Struct, gc=False):
     type: str = ""
     index: int = 0
     delta: _Delta | None = None
-    content_block: Raw = MISSING
+    content_block: Raw = wire_format.MISSING
     message: _Message | None = None
     usage: _Usage | None = None
     error: Any = None
@@ -359,7 +322,7 @@ class _BlockStart(Struct):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: Raw = MISSING
+    input: Raw = wire_format.MISSING
 
 
 _EVENTS = MessageDecoder(
@@ -371,14 +334,6 @@ _EVENTS = MessageDecoder(
 _block_start = msgspec.json.Decoder(_BlockStart)
 _message = msgspec.json.Decoder(_Message)
 _fields = msgspec.json.Decoder(dict[str, Raw])
-_FINISH: dict[str, FinishReason] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "tool_use": "calls",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "refusal": "filter",
-}
 
 
 class _Block:
@@ -424,25 +379,24 @@ class _Block:
 class AnthropicReader(ReplyReader[_Event]):
     """Reads events, and whole messages of proxies that do not stream. `prefix` stands for the request."""
 
+    finish_reasons: ClassVar[FinishReasons] = {
+        "end_turn": "stop",
+        "stop_sequence": "stop",
+        "tool_use": "calls",
+        "max_tokens": "length",
+        "model_context_window_exceeded": "length",
+        "refusal": "filter",
+    }
+
     def __init__(self, wire: AnthropicMessages, sent: int, prefix: str) -> None:
         super().__init__(wire, MessageStream(_EVENTS), sent)
         self._prefix = prefix
         self._blocks: dict[int, _Block] = {}
-        self._stop_reason = ""
         self._usage = _Usage()
         self._has_usage = False
-        self._has_stopped = False
 
-    @property
-    def is_done(self) -> bool:
-        return self._has_stopped
-
-    @property
-    def has_ended(self) -> bool:
-        return self._has_stopped or bool(self._stop_reason)
-
-    def _read(self, messages: Iterable[_Event]) -> None:
-        for event in messages:
+    def _read(self, events: Iterable[_Event]) -> None:
+        for event in events:
             match event.type:
                 case "content_block_delta":
                     if event.delta is not None:
@@ -455,11 +409,11 @@ class AnthropicReader(ReplyReader[_Event]):
                 case "message_delta":
                     self._add_usage(event.usage)
                     if event.delta is not None:
-                        self._stop_reason = event.delta.stop_reason or self._stop_reason
+                        self._finish_reason = event.delta.stop_reason or self._finish_reason
                         if event.delta.stop_details is not None and event.delta.stop_details.explanation:
                             self._refusal = [event.delta.stop_details.explanation]
                 case "message_stop":
-                    self._has_stopped = True
+                    self.is_done = True
                 case "error":
                     raise ReportedFailure(event.error)
                 case _ if event.error:  # a proxy's own form, whatever the protocol
@@ -487,7 +441,7 @@ class AnthropicReader(ReplyReader[_Event]):
     def _grow_block(self, index: int, delta: _Delta) -> None:
         block = self._blocks.get(index)
         if block is None:
-            raise MalformedStream(f"a piece of block {index}, which did not begin")
+            raise reply_reader.MalformedStream(f"a piece of block {index}, which did not begin")
         if delta.text is not None:
             block.text.append(delta.text)
             self._builder.add_text(delta.text)
@@ -507,11 +461,11 @@ class AnthropicReader(ReplyReader[_Event]):
 
     def _read_document(self, document: bytes) -> None:
         super()._read_document(document)  # it may be an error
-        message = decode_document(_message, document)
+        message = reply_reader.decode_document(_message, document)
         for index, raw in enumerate(message.content or ()):
             self._start_block(index, bytes(raw))
         self._model = message.model or ""
-        self._stop_reason = message.stop_reason or ""
+        self._finish_reason = message.stop_reason or ""
         self._add_usage(message.usage)
 
     def _add_usage(self, usage: _Usage | None) -> None:
@@ -524,22 +478,19 @@ class AnthropicReader(ReplyReader[_Event]):
             if value is not None:
                 setattr(self._usage, name, value)
 
-    def _read_finish(self) -> FinishReason:
-        return _FINISH.get(self._stop_reason, "other") if self._stop_reason else "stop"
-
-    def _build_usage(self, written: int) -> Usage:
+    def _build_usage(self, written: int) -> messages.Usage:
         if not self._has_usage:
             return super()._build_usage(written)
         usage = self._usage
         cache_read, cache_write = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
-        details = usage.output_tokens_details or OutputTokenDetails()
-        count = Usage(
+        details = usage.output_tokens_details
+        count = messages.Usage(
             input_tokens=(usage.input_tokens or 0) + cache_read + cache_write,
             output_tokens=usage.output_tokens or 0,
             cached_tokens=cache_read,
-            reasoning_tokens=details.thinking_tokens or 0,
+            reasoning_tokens=(details.thinking_tokens or 0) if details is not None else 0,
         )
-        return add_cost(count, self._wire.info, cache_write)
+        return self._wire.add_cost(count, cache_write)
 
     def _build_opaque(self, reasoning: str) -> str:
         """The blocks as they came, where they are more than text and calls."""
@@ -547,4 +498,4 @@ class AnthropicReader(ReplyReader[_Event]):
         if all(block.type in ("text", "tool_use") for block in blocks):
             return ""
         items = [Raw(whole) for block in blocks if (whole := block.join()) is not None]
-        return encode_state(OpaqueState(owner=self._wire.key, items=items, prefix=self._prefix))
+        return self._wire.encode_own_state(items, prefix=self._prefix)

@@ -26,7 +26,7 @@ from treadle.models.remote import (
     probe_model_list,
     probe_ollama,
 )
-from treadle.models.request_parts import WireFormat
+from treadle.models.wire_format import WireFormat
 from treadle.secrets.keyring import Keyring
 
 _PROBES: dict[str, WindowProbe] = {

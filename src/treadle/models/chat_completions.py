@@ -6,53 +6,19 @@ Differences between vendors are data (`Quirks`), never a branch on a vendor's na
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import Raw, Struct
 
-from treadle.messages import (
-    FilePart,
-    FinishReason,
-    ImagePart,
-    Json,
-    Message,
-    ModelMessage,
-    Part,
-    Request,
-    ResultMessage,
-    TextPart,
-    Usage,
-    UserMessage,
-)
+from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart, Usage
+from treadle.models import wire_format
 from treadle.models.base import ModelEvent
 from treadle.models.failures import ReportedFailure
 from treadle.models.model_info import UNKNOWN_MODEL, ModelInfo
-from treadle.models.reply_builder import InputTokenDetails, OutputTokenDetails, PendingCall, ReplyReader, add_cost
-from treadle.models.request_parts import (
-    MISSING,
-    OPENAI_IDS,
-    CarriedParts,
-    IdRule,
-    MessageBuffer,
-    OpaqueState,
-    WireFormat,
-    add_tools,
-    build_content,
-    build_data_url,
-    decode_own_state,
-    decode_text_file,
-    describe_file,
-    describe_function,
-    encode,
-    encode_arguments,
-    encode_state,
-    fit_tool_name,
-    get_buffer,
-    read_raw,
-)
-from treadle.models.sse import MessageDecoder, MessageStream
+from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
 from treadle.models.strict_schema import is_strict
+from treadle.models.wire_format import FunctionPiece, ListFormat, TokenDetails, encode
 
 
 class Quirks(Struct, frozen=True):
@@ -62,7 +28,7 @@ class Quirks(Struct, frozen=True):
     seed_field: str = "seed"
     accepts_stream_options: bool = True
     schema_mode: Literal["json_schema", "json_object", "prompt"] = "json_schema"
-    id_rule: IdRule = OPENAI_IDS
+    id_rule: wire_format.IdRule = wire_format.OPENAI_IDS
     recovers_text_calls: bool = True
     splits_think_tags: bool = True
     replays_reasoning: bool = False
@@ -73,39 +39,28 @@ class Quirks(Struct, frozen=True):
 
 _DUMMY_SIGNATURE = Raw(b'{"google":{"thought_signature":"skip_thought_signature_validator"}}')
 _NO_QUIRKS = Quirks()
-_OWN_FIELDS = frozenset(("model", "messages", "stream", "tools"))
 
 
-class ChatCompletions(WireFormat):
+class ChatCompletions(ListFormat):
     """The wire format of one model behind a Chat Completions endpoint."""
 
     protocol = "chat"
     path = "/chat/completions"
+    own_fields = frozenset(("model", "messages", "stream", "tools"))
 
     def __init__(self, provider: str, model: str, quirks: Quirks = _NO_QUIRKS, info: ModelInfo = UNKNOWN_MODEL) -> None:
         super().__init__(provider, model, info)
         self.quirks = quirks
-        self._last_head, self._last_head_key = b"", tuple[Any, ...]()
-
-    def build_body(self, request: Request, window: int | None) -> bytes:
-        buffer = get_buffer(request, self.key)
-        buffer.extend(request.messages, self._write_message, CarriedParts())
-        limit = self.limit_output(request)
-        system = self._write_system(request)
-        fragments = buffer.take_prefix(len(request.messages))
-        return b"".join(
-            (
-                self._get_head(request, buffer),
-                b"" if limit is None else b',"%b":%d' % (self.quirks.limit_field.encode(), limit),
-                b',"messages":[',
-                system,
-                fragments if system else fragments[1:],
-                b"]}",
-            )
-        )
+        self.id_rule = quirks.id_rule
+        if quirks.sends_cache_key:
+            self.head_fields = (*self.head_fields, "session_id")
 
     def open_reader(self, request: Request, sent: int) -> ChatReader:
         return ChatReader(self, request, sent)
+
+    def _write_limit(self, request: Request) -> bytes:
+        limit = self.limit_output(request)
+        return b"" if limit is None else b',"%b":%d' % (self.quirks.limit_field.encode(), limit)
 
     def _write_system(self, request: Request) -> bytes:
         text = request.system
@@ -114,17 +69,7 @@ class ChatCompletions(WireFormat):
             text = f"{text}\n\nGive the final answer as one JSON object of this schema, nothing else: {schema}"
         return encode({"role": "system", "content": text.strip()}) if text.strip() else b""
 
-    def _get_head(self, request: Request, buffer: MessageBuffer) -> bytes:
-        """All but the messages and the token limit. It is serialised again only when it changes; sessions share it."""
-        session = request.session_id if self.quirks.sends_cache_key else ""
-        key = (request.tools, request.tool_choice, request.sampling, request.output_schema, session)
-        if buffer.head_key != key:
-            if self._last_head_key != key:
-                self._last_head, self._last_head_key = encode(self._build_fields(request))[:-1], key
-            buffer.head, buffer.head_key = self._last_head, self._last_head_key
-        return buffer.head
-
-    def _build_fields(self, request: Request) -> dict[str, Json]:
+    def _build_fields(self, request: Request, window: int | None) -> dict[str, Json]:
         quirks, sampling = self.quirks, request.sampling
         fields: dict[str, Json] = {"model": self.model, "stream": True}
         if quirks.accepts_stream_options:
@@ -142,32 +87,36 @@ class ChatCompletions(WireFormat):
                 fields["response_format"] = {"type": "json_schema", "json_schema": form}
             elif quirks.schema_mode == "json_object":
                 fields["response_format"] = {"type": "json_object"}
-        fields |= {k: v for k, v in sampling.extra.items() if k not in _OWN_FIELDS}
-        add_tools(fields, request, describe_function, lambda name: {"type": "function", "function": {"name": name}})
+        fields |= self.build_extra(request)
+        wire_format.add_tools(
+            fields,
+            request,
+            wire_format.describe_function,
+            lambda name: {"type": "function", "function": {"name": name}},
+        )
         return fields
 
-    def _write_message(self, message: Message, carried: CarriedParts) -> tuple[bytes, CarriedParts]:
-        match message:
-            case ModelMessage():
-                return self._write_reply(message), CarriedParts(len(message.calls))
-            case ResultMessage():
-                call_id = self.quirks.id_rule.fit(message.call_id)
-                fragment = b"," + encode({"role": "tool", "tool_call_id": call_id, "content": message.text})
-                due, carried = carried.add_result(message)
-                return fragment + self._write_user(due) if due else fragment, carried
-            case UserMessage():
-                return self._write_user(message.parts), carried
+    def _write_user(self, parts: Sequence[Part]) -> bytes:
+        content = wire_format.build_content(parts, self._build_part)
+        return b"," + encode({"role": "user", "content": content}) if content else b""
+
+    def _write_result(self, message: ResultMessage) -> bytes:
+        call_id = self.id_rule.fit(message.call_id)
+        return b"," + encode({"role": "tool", "tool_call_id": call_id, "content": message.text})
 
     def _write_reply(self, message: ModelMessage) -> bytes:
         if not message.calls:
             # A reply without words is no message to any provider.
             return b"," + encode({"role": "assistant", "content": message.text}) if message.text else b""
-        state = decode_own_state(message, self.key)
+        state = self.decode_own_state(message)
         extras = state.items if state is not None else []
         calls: list[Json] = []
         for place, call in enumerate(message.calls):
-            function = {"name": fit_tool_name(call.tool), "arguments": encode_arguments(call).decode()}
-            entry: dict[str, Json] = {"id": self.quirks.id_rule.fit(call.id), "type": "function", "function": function}
+            function = {
+                "name": wire_format.fit_tool_name(call.tool),
+                "arguments": wire_format.encode_arguments(call).decode(),
+            }
+            entry: dict[str, Json] = {"id": self.id_rule.fit(call.id), "type": "function", "function": function}
             if place < len(extras) and bytes(extras[place]) != b"null":
                 entry["extra_content"] = extras[place]
             elif self.quirks.needs_thought_signatures and state is None and place == 0:
@@ -182,32 +131,23 @@ class ChatCompletions(WireFormat):
                 fields["reasoning_content"] = " "
         return b"," + encode(fields)
 
-    def _write_user(self, parts: Sequence[Part]) -> bytes:
-        content = build_content(parts, self._build_part)
-        return b"," + encode({"role": "user", "content": content}) if content else b""
-
     def _build_part(self, part: Part) -> dict[str, Json]:
         match part:
             case TextPart():
                 return {"type": "text", "text": part.text}
             case ImagePart():
-                return {"type": "image_url", "image_url": {"url": part.url or build_data_url(part)}}
-            case FilePart() if self.quirks.accepts_files and decode_text_file(part) is None:
-                return {"type": "file", "file": {"filename": part.name, "file_data": build_data_url(part)}}
+                return {"type": "image_url", "image_url": {"url": part.url or wire_format.build_data_url(part)}}
+            case FilePart() if self.quirks.accepts_files and wire_format.decode_text_file(part) is None:
+                return {"type": "file", "file": {"filename": part.name, "file_data": wire_format.build_data_url(part)}}
             case FilePart():
-                return {"type": "text", "text": describe_file(part)}
-
-
-class _Function(Struct, gc=False):
-    name: str | None = None
-    arguments: str | dict[str, Any] | None = None
+                return {"type": "text", "text": wire_format.describe_file(part)}
 
 
 class _ToolCall(Struct, gc=False):
     index: int | None = None
     id: str | int | None = None
-    function: _Function | None = None
-    extra_content: Raw = MISSING
+    function: FunctionPiece | None = None
+    extra_content: Raw = wire_format.MISSING
 
 
 class _Piece(Struct, gc=False):
@@ -241,8 +181,8 @@ class _Choice(Struct, gc=False):
 class _Usage(Struct, gc=False):
     prompt_tokens: float | None = None
     completion_tokens: float | None = None
-    prompt_tokens_details: InputTokenDetails | None = None
-    completion_tokens_details: OutputTokenDetails | None = None
+    prompt_tokens_details: TokenDetails | None = None
+    completion_tokens_details: TokenDetails | None = None
     prompt_cache_hit_tokens: int | None = None
     cost: float | None = None
 
@@ -263,25 +203,25 @@ class _Chunk(Struct, gc=False):
 
 
 _CHUNKS = MessageDecoder(_Chunk)
-_FINISH: dict[str, FinishReason] = {
-    "stop": "stop",
-    "eos": "stop",
-    "end_turn": "stop",
-    "tool_calls": "calls",
-    "function_call": "calls",
-    "length": "length",
-    "max_tokens": "length",
-    "content_filter": "filter",
-    "safety": "filter",
-    "SAFETY": "filter",
-}
-_NO_FUNCTION = _Function()
+_NO_FUNCTION = FunctionPiece()
 _NULL = Raw(b"null")
 
 
 class ChatReader(ReplyReader[_Chunk]):
     """Reads chunks, and whole completions of servers that do not stream."""
 
+    finish_reasons: ClassVar[FinishReasons] = {
+        "stop": "stop",
+        "eos": "stop",
+        "end_turn": "stop",
+        "tool_calls": "calls",
+        "function_call": "calls",
+        "length": "length",
+        "max_tokens": "length",
+        "content_filter": "filter",
+        "safety": "filter",
+        "SAFETY": "filter",
+    }
     finishes_with_calls = ("stop", "calls", "filter", "other")
 
     def __init__(self, wire: ChatCompletions, request: Request, sent: int) -> None:
@@ -297,26 +237,17 @@ class ChatReader(ReplyReader[_Chunk]):
         self._reasoning_details: list[Raw] = []
         self._reasoning_field = ""
         self._call_at: dict[int, PendingCall] = {}
-        self._finish = ""
         self._usage: _Usage | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self._stream.is_done
-
-    @property
-    def has_ended(self) -> bool:
-        return self.is_done or bool(self._finish)
 
     def finish(self) -> list[ModelEvent]:
         deltas = super().finish()
-        if self._finish == "error":
+        if self._finish_reason == "error":
             raise ReportedFailure({"message": "the model broke off with an error, and nothing says which"})
         return deltas
 
-    def _read(self, messages: Iterable[_Chunk]) -> None:
+    def _read(self, chunks: Iterable[_Chunk]) -> None:
         builder, chunk = self._builder, None
-        for chunk in messages:
+        for chunk in chunks:
             if chunk.error:
                 raise ReportedFailure(chunk.error)
             if not chunk.choices and (said := chunk.message or chunk.detail):
@@ -329,7 +260,7 @@ class ChatReader(ReplyReader[_Chunk]):
                 if choice.index:
                     continue
                 if choice.finish_reason:
-                    self._finish = choice.finish_reason
+                    self._finish_reason = choice.finish_reason
                 delta = choice.delta or choice.message
                 if delta is None:
                     continue
@@ -345,6 +276,7 @@ class ChatReader(ReplyReader[_Chunk]):
                     self._refusal.append(delta.refusal)
         if chunk is not None and chunk.model:
             self._model = chunk.model
+        self.is_done = self._stream.is_done
 
     def _read_reasoning(self, delta: _Delta) -> str:
         """The reasoning in a delta, under whichever name the server gives it."""
@@ -370,7 +302,7 @@ class ChatReader(ReplyReader[_Chunk]):
             if piece.index is not None:
                 self._call_at[piece.index] = call
         call.id = call.id or call_id
-        if extra := read_raw(piece.extra_content):
+        if extra := wire_format.read_raw(piece.extra_content):
             call.extra = Raw(extra)
         if function.name and function.name != call.name:
             call.name += function.name
@@ -381,7 +313,7 @@ class ChatReader(ReplyReader[_Chunk]):
             call.arguments.append(encode(function.arguments).decode())
         return call
 
-    def _find_call(self, index: int | None, call_id: str, function: _Function) -> PendingCall | None:
+    def _find_call(self, index: int | None, call_id: str, function: FunctionPiece) -> PendingCall | None:
         """The call that a piece belongs to, which servers say in many ways; None where a new call begins."""
         calls = self._builder.calls
         if index is not None:
@@ -401,15 +333,12 @@ class ChatReader(ReplyReader[_Chunk]):
             is_other = bool(function.name and function.arguments and call.is_complete())
         return None if is_other else call
 
-    def _read_finish(self) -> FinishReason:
-        return _FINISH.get(self._finish, "other") if self._finish else "stop"
-
     def _build_usage(self, written: int) -> Usage:
         usage = self._usage
         if usage is None or (not usage.prompt_tokens and not usage.completion_tokens):
             return super()._build_usage(written)
-        inputs = usage.prompt_tokens_details or InputTokenDetails()
-        outputs = usage.completion_tokens_details or OutputTokenDetails()
+        inputs = usage.prompt_tokens_details or TokenDetails()
+        outputs = usage.completion_tokens_details or TokenDetails()
         count = Usage(
             input_tokens=int(usage.prompt_tokens or 0),
             output_tokens=int(usage.completion_tokens or 0),
@@ -418,7 +347,7 @@ class ChatReader(ReplyReader[_Chunk]):
         )
         if usage.cost is not None:
             return msgspec.structs.replace(count, cost=usage.cost)
-        return add_cost(count, self._wire.info, inputs.cache_write_tokens or 0)
+        return self._wire.add_cost(count, inputs.cache_write_tokens or 0)
 
     def _build_opaque(self, reasoning: str) -> str:
         items = [call.extra or _NULL for call in self._builder.list_real_calls()]
@@ -429,7 +358,7 @@ class ChatReader(ReplyReader[_Chunk]):
             fields[self._reasoning_field] = Raw(encode(reasoning))
         if not fields and all(item is _NULL for item in items):
             return ""
-        return encode_state(OpaqueState(owner=self._wire.key, items=items, fields=fields))
+        return self._wire.encode_own_state(items, fields)
 
 
 def _merge_details(details: list[Raw]) -> list[dict[str, Any]]:

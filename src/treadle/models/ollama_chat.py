@@ -6,56 +6,32 @@ Its OpenAI-compatible API cannot set `num_ctx` and silently drops the beginning 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from msgspec import Raw, Struct
 
-from treadle.messages import (
-    FilePart,
-    FinishReason,
-    ImagePart,
-    Json,
-    Message,
-    ModelMessage,
-    Part,
-    Request,
-    ResultMessage,
-    TextPart,
-    Usage,
-    UserMessage,
-)
+from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart, Usage
 from treadle.models.failures import ReportedFailure
-from treadle.models.reply_builder import ReplyReader, add_cost
-from treadle.models.request_parts import (
-    CarriedParts,
-    MessageBuffer,
-    WireFormat,
+from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, ReplyReader
+from treadle.models.wire_format import (
+    FunctionPiece,
+    ListFormat,
     describe_file,
     describe_function,
     encode,
     encode_arguments,
     estimate_tokens,
     fit_tool_name,
-    get_buffer,
 )
-from treadle.models.sse import MessageDecoder, MessageStream
-
-_OWN_FIELDS = frozenset(("model", "messages", "stream", "tools", "options", "tool_choice", "parallel_tool_calls"))
 
 
-class OllamaChat(WireFormat):
+class OllamaChat(ListFormat):
     """The wire format of one model behind an Ollama server. `num_ctx` is the window that was asked for."""
 
     protocol = "ollama"
     path = "/api/chat"
-
-    def build_body(self, request: Request, window: int | None) -> bytes:
-        buffer = get_buffer(request, self.key)
-        buffer.extend(request.messages, self._write_message, CarriedParts())
-        data = buffer.take_prefix(len(request.messages))
-        system = encode({"role": "system", "content": request.system}) if request.system.strip() else b""
-        head = self._get_head(request, buffer, window)
-        return b"".join((head, b',"messages":[', system, data if system else data[1:], b"]}"))
+    own_fields = frozenset(("model", "messages", "stream", "tools", "options", "tool_choice", "parallel_tool_calls"))
+    head_fields = (*ListFormat.head_fields, "max_tokens")
 
     def open_reader(self, request: Request, sent: int) -> OllamaReader:
         return OllamaReader(
@@ -66,12 +42,8 @@ class OllamaChat(WireFormat):
             splits_think_tags=True,
         )
 
-    def _get_head(self, request: Request, buffer: MessageBuffer, window: int | None) -> bytes:
-        """All but the messages."""
-        key = (request.tools, request.tool_choice, request.sampling, request.output_schema, request.max_tokens, window)
-        if buffer.head_key != key:
-            buffer.head, buffer.head_key = encode(self._build_fields(request, window))[:-1], key
-        return buffer.head
+    def _write_system(self, request: Request) -> bytes:
+        return encode({"role": "system", "content": request.system}) if request.system.strip() else b""
 
     def _build_fields(self, request: Request, window: int | None) -> dict[str, Json]:
         sampling = request.sampling
@@ -84,12 +56,11 @@ class OllamaChat(WireFormat):
             "stop": sampling.stop or None,
         }
         options = {name: value for name, value in values.items() if value is not None}
-        extra = sampling.extra
-        if isinstance(own := extra.get("options"), Mapping):
+        if isinstance(own := sampling.extra.get("options"), Mapping):
             options |= cast("Mapping[str, Json]", own)
         # Without these two, a server that knows them cuts what does not fit instead of refusing it.
         fields: dict[str, Json] = {"model": self.model, "stream": True, "truncate": False, "shift": False}
-        fields |= {name: value for name, value in extra.items() if name not in _OWN_FIELDS}
+        fields |= self.build_extra(request)
         fields["options"] = options
         # Ollama has no choice of tools: tools that may not be called are not shown.
         tools = request.tools if request.tool_choice != "none" else ()
@@ -99,53 +70,40 @@ class OllamaChat(WireFormat):
             fields["tools"] = [describe_function(tool) for tool in tools]
         return fields
 
-    def _write_message(self, message: Message, carried: CarriedParts) -> tuple[bytes, CarriedParts]:
-        match message:
-            case UserMessage():
-                return b"," + encode(_build_user(message.parts)), carried
-            case ModelMessage():
-                fields: dict[str, Json] = {"role": "assistant", "content": message.text}
-                if message.calls:
-                    fields["tool_calls"] = [
-                        {"function": {"name": fit_tool_name(call.tool), "arguments": Raw(encode_arguments(call))}}
-                        for call in message.calls
-                    ]
-                is_empty = not message.text and not message.calls
-                return b"" if is_empty else b"," + encode(fields), CarriedParts(len(message.calls))
-            case ResultMessage():
-                result = {"role": "tool", "tool_name": fit_tool_name(message.tool), "content": message.text}
-                due, carried = carried.add_result(message)
-                more = b"," + encode(_build_user(due)) if due else b""
-                return b"," + encode(result) + more, carried
+    def _write_user(self, parts: Sequence[Part]) -> bytes:
+        texts: list[str] = []
+        images: list[str] = []
+        for part in parts:
+            match part:
+                case TextPart():
+                    texts.append(part.text)
+                case ImagePart(data=data) if data:
+                    images.append(data)
+                case ImagePart():
+                    texts.append(f"[an image at {part.url}, which cannot be fetched from here]")
+                case FilePart():
+                    texts.append(describe_file(part))
+        fields: dict[str, Json] = {"role": "user", "content": "\n".join(texts)}
+        if images:
+            fields["images"] = images
+        return b"," + encode(fields)
 
+    def _write_reply(self, message: ModelMessage) -> bytes:
+        fields: dict[str, Json] = {"role": "assistant", "content": message.text}
+        if message.calls:
+            fields["tool_calls"] = [
+                {"function": {"name": fit_tool_name(call.tool), "arguments": Raw(encode_arguments(call))}}
+                for call in message.calls
+            ]
+        return b"," + encode(fields) if message.text or message.calls else b""
 
-def _build_user(parts: Sequence[Part]) -> dict[str, Json]:
-    texts: list[str] = []
-    images: list[str] = []
-    for part in parts:
-        match part:
-            case TextPart():
-                texts.append(part.text)
-            case ImagePart(data=data) if data:
-                images.append(data)
-            case ImagePart():
-                texts.append(f"[an image at {part.url}, which cannot be fetched from here]")
-            case FilePart():
-                texts.append(describe_file(part))
-    fields: dict[str, Json] = {"role": "user", "content": "\n".join(texts)}
-    if images:
-        fields["images"] = images
-    return fields
-
-
-class _Function(Struct, gc=False):
-    name: str | None = None
-    arguments: dict[str, Any] | str | None = None
+    def _write_result(self, message: ResultMessage) -> bytes:
+        return b"," + encode({"role": "tool", "tool_name": fit_tool_name(message.tool), "content": message.text})
 
 
 class _ToolCall(Struct, gc=False):
     id: str | None = None
-    function: _Function | None = None
+    function: FunctionPiece | None = None
 
 
 class _Message(Struct, gc=False):
@@ -165,21 +123,17 @@ class _Line(Struct, gc=False):
 
 
 _LINES = MessageDecoder(_Line)
-_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "load": "other", "unload": "other"}
 
 
 class OllamaReader(ReplyReader[_Line]):
     """Reads lines of JSON, of which the last has the counts."""
 
+    finish_reasons: ClassVar[FinishReasons] = {"stop": "stop", "length": "length"}
     finishes_with_calls = ("stop", "calls", "other")
-    _last: _Line | None = None
+    _last = _Line()
 
-    @property
-    def is_done(self) -> bool:
-        return self._last is not None
-
-    def _read(self, messages: Iterable[_Line]) -> None:
-        for line in messages:
+    def _read(self, lines: Iterable[_Line]) -> None:
+        for line in lines:
             if line.error:
                 raise ReportedFailure(line.error)
             message = line.message
@@ -191,27 +145,23 @@ class OllamaReader(ReplyReader[_Line]):
                 for call in message.tool_calls or ():
                     self._add_call(call)
             if line.done:
-                self._last = line
-                self._model = line.model or ""
+                self.is_done, self._last = True, line
+                self._model, self._finish_reason = line.model or "", line.done_reason or ""
 
     def _add_call(self, call: _ToolCall) -> None:
-        function = call.function or _Function()
+        function = call.function or FunctionPiece()
         pending = self._builder.start_call()
         pending.id, pending.name = call.id or "", function.name or ""
         arguments = function.arguments
         pending.arguments.append(arguments if isinstance(arguments, str) else encode(arguments or {}).decode())
         self._builder.mark_changed(pending)
 
-    def _read_finish(self) -> FinishReason:
-        reason = self._last.done_reason if self._last is not None else None
-        return _FINISH.get(reason or "stop", "other")
-
     def _build_usage(self, written: int) -> Usage:
-        last = self._last or _Line()
+        last = self._last
         has_count = last.eval_count is not None
         usage = Usage(
             input_tokens=last.prompt_eval_count or estimate_tokens(self._sent),
             output_tokens=last.eval_count or (0 if has_count else estimate_tokens(written)),
             estimated=not has_count or last.prompt_eval_count is None,
         )
-        return add_cost(usage, self._wire.info)
+        return self._wire.add_cost(usage)

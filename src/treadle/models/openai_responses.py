@@ -5,61 +5,33 @@ Nothing is stored at the provider. Reasoning comes encrypted and goes back uncha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Raw, Struct
 
-from treadle.messages import (
-    FilePart,
-    FinishReason,
-    ImagePart,
-    Json,
-    Message,
-    ModelMessage,
-    Part,
-    Request,
-    ResultMessage,
-    TextPart,
-    ToolSpec,
-    Usage,
-    UserMessage,
-)
+from treadle import messages
+from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart, Usage
+from treadle.models import reply_reader, wire_format
 from treadle.models.failures import ReportedFailure
 from treadle.models.model_info import UNKNOWN_MODEL, ModelInfo
-from treadle.models.reply_builder import InputTokenDetails, OutputTokenDetails, PendingCall, ReplyReader, add_cost
-from treadle.models.request_parts import (
-    LONGER_IDS,
-    MISSING,
-    MessageBuffer,
-    OpaqueState,
-    WireFormat,
-    add_tools,
-    build_content,
-    build_data_url,
-    decode_own_state,
-    describe_file,
-    encode,
-    encode_arguments,
-    encode_state,
-    fit_tool_name,
-    get_buffer,
-    merge_calls,
-    read_raw,
-)
-from treadle.models.sse import MalformedStream, MessageDecoder, MessageStream, decode_document
+from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
 from treadle.models.strict_schema import is_strict
+from treadle.models.wire_format import ListFormat, TokenCounts, TokenDetails, encode, read_raw
 
-_OWN_FIELDS = frozenset(("model", "input", "instructions", "stream", "tools", "store"))
 _LEAST_OUTPUT = 16
 
 
-class OpenAIResponses(WireFormat):
+class OpenAIResponses(ListFormat):
     """The wire format of one model behind the Responses API, which knows neither `seed` nor `stop`."""
 
     protocol = "responses"
     path = "/responses"
+    own_fields = frozenset(("model", "input", "instructions", "stream", "tools", "store"))
+    head_fields = (*ListFormat.head_fields, "system", "session_id")
+    list_field = b"input"
+    carries_parts = False
 
     def __init__(
         self, provider: str, model: str, info: ModelInfo = UNKNOWN_MODEL, *, asks_encrypted_reasoning: bool = True
@@ -67,32 +39,14 @@ class OpenAIResponses(WireFormat):
         super().__init__(provider, model, info)
         self._asks_encrypted_reasoning = asks_encrypted_reasoning
 
-    def build_body(self, request: Request, window: int | None) -> bytes:
-        buffer = get_buffer(request, self.key)
-        buffer.extend(request.messages, self._write_message, None)
-        limit = self.limit_output(request)
-        cap = b"" if limit is None else b',"max_output_tokens":%d' % max(limit, _LEAST_OUTPUT)
-        data = buffer.take_prefix(len(request.messages))
-        return b"".join((self._get_head(request, buffer)[:-1], cap, b',"input":[', data[1:], b"]}"))
-
     def open_reader(self, request: Request, sent: int) -> ResponsesReader:
         return ResponsesReader(self, sent)
 
-    def _get_head(self, request: Request, buffer: MessageBuffer) -> bytes:
-        """All but the messages and the token limit."""
-        key = (
-            request.system,
-            request.tools,
-            request.tool_choice,
-            request.sampling,
-            request.output_schema,
-            request.session_id,
-        )
-        if buffer.head_key != key:
-            buffer.head, buffer.head_key = encode(self._build_fields(request)), key
-        return buffer.head
+    def _write_limit(self, request: Request) -> bytes:
+        limit = self.limit_output(request)
+        return b"" if limit is None else b',"max_output_tokens":%d' % max(limit, _LEAST_OUTPUT)
 
-    def _build_fields(self, request: Request) -> dict[str, Json]:
+    def _build_fields(self, request: Request, window: int | None) -> dict[str, Json]:
         fields: dict[str, Json] = {"model": self.model, "stream": True, "store": False}
         if self._asks_encrypted_reasoning:
             fields["include"] = ["reasoning.encrypted_content"]
@@ -101,46 +55,43 @@ class OpenAIResponses(WireFormat):
         if request.session_id:
             fields["prompt_cache_key"] = request.session_id[:64]
         fields |= self.build_sampling(request)
-        fields |= {k: v for k, v in request.sampling.extra.items() if k not in _OWN_FIELDS}
+        fields |= self.build_extra(request)
         if (schema := request.output_schema) is not None:
             form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
             fields["text"] = {**fields.get("text", {}), "format": form}
-        add_tools(fields, request, _describe_tool, lambda name: {"type": "function", "name": name})
+        wire_format.add_tools(fields, request, _describe_tool, lambda name: {"type": "function", "name": name})
         return fields
 
-    def _write_message(self, message: Message, state: None) -> tuple[bytes, None]:
-        match message:
-            case ModelMessage():
-                items = self._write_reply(message)
-            case ResultMessage():
-                output: Json = message.text
-                if message.parts:
-                    parts = (TextPart(message.text), *message.parts) if message.text else message.parts
-                    output = [_build_part(part) for part in parts]
-                call_id = LONGER_IDS.fit(message.call_id)
-                items = [encode({"type": "function_call_output", "call_id": call_id, "output": output})]
-            case UserMessage():
-                content = build_content(message.parts, _build_part)
-                items = [encode({"role": "user", "content": content})] if content else []
-        return b"".join(b"," + item for item in items), None
+    def _write_user(self, parts: Sequence[Part]) -> bytes:
+        content = wire_format.build_content(parts, _build_part)
+        return b"," + encode({"role": "user", "content": content}) if content else b""
 
-    def _write_reply(self, message: ModelMessage) -> list[bytes]:
-        calls = [
+    def _write_result(self, message: ResultMessage) -> bytes:
+        output: Json = message.text
+        if message.parts:
+            parts = (TextPart(message.text), *message.parts) if message.text else message.parts
+            output = [_build_part(part) for part in parts]
+        call_id = self.id_rule.fit(message.call_id)
+        return b"," + encode({"type": "function_call_output", "call_id": call_id, "output": output})
+
+    def _write_reply(self, message: ModelMessage) -> bytes:
+        items = [
             encode(
                 {
                     "type": "function_call",
-                    "call_id": LONGER_IDS.fit(call.id),
-                    "name": fit_tool_name(call.tool),
-                    "arguments": encode_arguments(call).decode(),
+                    "call_id": self.id_rule.fit(call.id),
+                    "name": wire_format.fit_tool_name(call.tool),
+                    "arguments": wire_format.encode_arguments(call).decode(),
                 }
             )
             for call in message.calls
         ]
-        own = decode_own_state(message, self.key)
+        own = self.decode_own_state(message)
         if own is not None:
-            return merge_calls(own.items, calls, "function_call", "reasoning")
-        text = [encode({"role": "assistant", "content": message.text})] if message.text.strip() else []
-        return text + calls
+            items = wire_format.merge_calls(own.items, items, "function_call", "reasoning")
+        elif message.text.strip():
+            items.insert(0, encode({"role": "assistant", "content": message.text}))
+        return b"".join(b"," + item for item in items)
 
 
 def _build_part(part: Part) -> dict[str, Json]:
@@ -148,14 +99,14 @@ def _build_part(part: Part) -> dict[str, Json]:
         case TextPart():
             return {"type": "input_text", "text": part.text}
         case ImagePart():
-            return {"type": "input_image", "image_url": part.url or build_data_url(part), "detail": "auto"}
+            return {"type": "input_image", "image_url": part.url or wire_format.build_data_url(part), "detail": "auto"}
         case FilePart(media_type="application/pdf"):
-            return {"type": "input_file", "filename": part.name, "file_data": build_data_url(part)}
+            return {"type": "input_file", "filename": part.name, "file_data": wire_format.build_data_url(part)}
         case FilePart():
-            return {"type": "input_text", "text": describe_file(part)}
+            return {"type": "input_text", "text": wire_format.describe_file(part)}
 
 
-def _describe_tool(tool: ToolSpec) -> dict[str, Json]:
+def _describe_tool(tool: messages.ToolSpec) -> dict[str, Json]:
     return {
         "type": "function",
         "name": tool.name,
@@ -163,13 +114,6 @@ def _describe_tool(tool: ToolSpec) -> dict[str, Json]:
         "parameters": tool.parameters,
         "strict": False,
     }
-
-
-class _Usage(Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: InputTokenDetails | None = None
-    output_tokens_details: OutputTokenDetails | None = None
 
 
 class _Incomplete(Struct, gc=False):
@@ -180,7 +124,7 @@ class _Response(Struct, gc=False):
     model: str | None = None
     status: str | None = None
     output: list[Raw] | None = None
-    usage: _Usage | None = None
+    usage: TokenCounts | None = None
     error: Any = None
     incomplete_details: _Incomplete | None = None
 
@@ -190,7 +134,7 @@ class _Event(Struct, gc=False):
     delta: Any = None
     output_index: int | None = 0
     summary_index: int | None = 0
-    item: Raw = MISSING
+    item: Raw = wire_format.MISSING
     response: _Response | None = None
     code: Any = None
     message: Any = None
@@ -235,25 +179,22 @@ _EVENTS = MessageDecoder(
 _item = msgspec.json.Decoder(_Item)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _response = msgspec.json.Decoder(_Response)
-_FINISH: dict[str, FinishReason] = {"max_output_tokens": "length", "content_filter": "filter"}
 
 
 class ResponsesReader(ReplyReader[_Event]):
     """Reads events, and whole responses of servers that do not stream."""
+
+    finish_reasons: ClassVar[FinishReasons] = {"max_output_tokens": "length", "content_filter": "filter"}
 
     def __init__(self, wire: OpenAIResponses, sent: int) -> None:
         super().__init__(wire, MessageStream(_EVENTS), sent)
         self._calls: dict[int, PendingCall] = {}
         self._items: dict[int, bytes] = {}
         self._streamed: set[int] = set()
-        self._response: _Response | None = None
+        self._usage: TokenCounts | None = None
 
-    @property
-    def is_done(self) -> bool:
-        return self._response is not None
-
-    def _read(self, messages: Iterable[_Event]) -> None:
-        for event in messages:
+    def _read(self, events: Iterable[_Event]) -> None:
+        for event in events:
             place = event.output_index or 0
             match event.type:
                 case "response.output_text.delta":
@@ -317,33 +258,31 @@ class ResponsesReader(ReplyReader[_Event]):
         if not self._items:
             for place, raw in enumerate(response.output or ()):
                 self._finish_item(place, raw)
-        self._response = response
+        self.is_done = True
+        self._usage = response.usage
         self._model = response.model or ""
+        reason = response.incomplete_details.reason if response.incomplete_details is not None else None
+        self._finish_reason = reason or ("incomplete" if response.status == "incomplete" else "")
 
     def _read_document(self, document: bytes) -> None:
-        response = decode_document(_response, document)
+        response = reply_reader.decode_document(_response, document)
         if response.output is None and not response.error:
-            raise MalformedStream(repr(document[:200].decode()))
+            raise reply_reader.MalformedStream(repr(document[:200].decode()))
         self._end(response)
 
-    def _read_finish(self) -> FinishReason:
-        response = self._response or _Response()
-        reason = response.incomplete_details.reason if response.incomplete_details is not None else None
-        return _FINISH.get(reason or "", "other") if reason or response.status == "incomplete" else "stop"
-
     def _build_usage(self, written: int) -> Usage:
-        usage = self._response.usage if self._response is not None else None
+        usage = self._usage
         if usage is None or (not usage.input_tokens and not usage.output_tokens):
             return super()._build_usage(written)
-        inputs = usage.input_tokens_details or InputTokenDetails()
-        outputs = usage.output_tokens_details or OutputTokenDetails()
+        inputs = usage.input_tokens_details or TokenDetails()
+        outputs = usage.output_tokens_details or TokenDetails()
         count = Usage(
             input_tokens=usage.input_tokens or 0,
             output_tokens=usage.output_tokens or 0,
             cached_tokens=inputs.cached_tokens or 0,
             reasoning_tokens=outputs.reasoning_tokens or 0,
         )
-        return add_cost(count, self._wire.info, inputs.cache_write_tokens or 0)
+        return self._wire.add_cost(count, inputs.cache_write_tokens or 0)
 
     def _build_opaque(self, reasoning: str) -> str:
         """The items as they came, where there is reasoning among them.
@@ -363,7 +302,7 @@ class ResponsesReader(ReplyReader[_Event]):
                 items.append(Raw(encode(fields)))
             elif kinds[place] != "reasoning" or b'"encrypted_content"' in self._items[place]:
                 items.append(Raw(self._items[place]))
-        return encode_state(OpaqueState(owner=self._wire.key, items=items))
+        return self._wire.encode_own_state(items)
 
 
 _NO_ITEM = _Item()

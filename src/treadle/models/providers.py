@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from treadle.models.chat_completions import Quirks
-from treadle.models.request_parts import MISTRAL_IDS
+from treadle.models.wire_format import MISTRAL_IDS
 
 ProtocolName = Literal["chat", "anthropic", "responses", "ollama"]
 WindowSource = Literal["", "props", "studio", "show", "models"]

@@ -18,9 +18,8 @@ from treadle.messages import ModelMessage, Request, TextPart
 from treadle.models.base import ModelEvent
 from treadle.models.failures import ReportedFailure, classify_stream_error
 from treadle.models.http import Endpoint, HttpExchange, Transport
-from treadle.models.reply_builder import ReplyReader
-from treadle.models.request_parts import WireFormat, estimate_tokens
-from treadle.models.sse import MalformedStream
+from treadle.models.reply_reader import MalformedStream, ReplyReader
+from treadle.models.wire_format import WireFormat, estimate_tokens
 
 _MOST_WINDOW_PROBES = 3
 _EMBED_SECONDS = 60.0

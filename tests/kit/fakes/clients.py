@@ -19,7 +19,7 @@ from treadle.models.http import Endpoint, Secret, Timeouts
 from treadle.models.ollama_chat import OllamaChat
 from treadle.models.openai_responses import OpenAIResponses
 from treadle.models.remote import RemoteModel, WindowProbe, probe_ollama
-from treadle.models.request_parts import WireFormat
+from treadle.models.wire_format import WireFormat
 
 PLENTY = Timeouts(connect=30.0, first_byte=30.0, idle=30.0, total=120.0)
 """So that a busy machine is never taken for a server that hangs; a test of a limit names it."""

@@ -12,7 +12,7 @@ from treadle.messages import Call, FinishReason, Json, Reply, Request, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
 from treadle.models.local.llama_process import CompletionPiece, LlamaEngine
-from treadle.models.reply_builder import new_call_id
+from treadle.models.wire_format import new_call_id
 
 TEMPERATURE = 0.3
 """For models that write calls themselves, where the request names none."""

@@ -15,7 +15,7 @@ from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.local.driver import TEMPERATURE, Driver, build_options
 from treadle.models.local.json_tools import JsonTools
 from treadle.models.local.llama_process import LlamaEngine
-from treadle.models.request_parts import describe_function
+from treadle.models.wire_format import describe_function
 
 _PATH = "/v1/chat/completions"
 _WIRE = ChatCompletions("local", "engine", Quirks(recovers_text_calls=False, splits_think_tags=False))

@@ -1,4 +1,4 @@
-"""What the wire formats share when they write a request: messages serialised once, ids and names a provider accepts.
+"""How requests to one model are written and its responses read: the base of the protocols, and what they share.
 
 Pure. A fragment is the JSON of one message. The body of a request is joined from fragments and never built anew.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -15,29 +16,36 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from treadle.messages import (
-    Call,
-    FilePart,
-    ImagePart,
-    Json,
-    Message,
-    ModelMessage,
-    Part,
-    Request,
-    ResultMessage,
-    TextPart,
-    ToolSpec,
-)
+from treadle import messages
+from treadle.messages import Call, FilePart, Json, Message, ModelMessage, Part, Request, ResultMessage, TextPart, Usage
 from treadle.models.model_info import UNKNOWN_MODEL, ModelInfo
 
 if TYPE_CHECKING:
-    from treadle.models.reply_builder import ReplyReader
+    from treadle.models.reply_reader import ReplyReader
 
+S = TypeVar("S")
 encode = msgspec.json.Encoder().encode
 _object = msgspec.json.Decoder(dict[str, Raw])
 
 
-S = TypeVar("S")
+class IdRule(Struct, frozen=True):
+    """Which call ids a provider accepts: the characters, and the least and greatest length."""
+
+    pattern: str = r"[a-zA-Z0-9_-]+"
+    shortest: int = 1
+    longest: int = 40
+
+    def fit(self, call_id: str) -> str:
+        """`call_id` if the provider accepts it, else an id that is always the same for it."""
+        fits = self.shortest <= len(call_id) <= self.longest
+        if fits and re.fullmatch(self.pattern, call_id):
+            return call_id
+        digest = hashlib.blake2b(call_id.encode("utf-8", "replace"), digest_size=20).hexdigest()
+        return digest[: self.longest] if self.longest < 30 else "call_" + digest[:24]
+
+
+OPENAI_IDS = IdRule()
+MISTRAL_IDS = IdRule(pattern=r"[a-zA-Z0-9]{9}", shortest=9, longest=9)
 
 
 class WireFormat(ABC):
@@ -45,6 +53,9 @@ class WireFormat(ABC):
 
     protocol: ClassVar[str]
     path: ClassVar[str]
+    own_fields: ClassVar[frozenset[str]]
+    """The fields of a request that `Sampling.extra` may not set."""
+    id_rule: IdRule = IdRule(longest=64)
 
     def __init__(self, provider: str, model: str, info: ModelInfo = UNKNOWN_MODEL) -> None:
         self.model = model
@@ -61,10 +72,8 @@ class WireFormat(ABC):
 
     def limit_output(self, request: Request) -> int | None:
         """How many tokens the reply may have, as far as that is limited."""
-        most = self.info.max_output
-        if request.max_tokens is None or most is None:
-            return request.max_tokens
-        return min(request.max_tokens, most)
+        wanted, most = request.max_tokens, self.info.max_output
+        return wanted if wanted is None or most is None else min(wanted, most)
 
     def build_sampling(self, request: Request) -> dict[str, Json]:
         """Temperature and top-p, where they are set and the model accepts them."""
@@ -72,6 +81,102 @@ class WireFormat(ABC):
             return {}
         values = {"temperature": request.sampling.temperature, "top_p": request.sampling.top_p}
         return {name: value for name, value in values.items() if value is not None}
+
+    def build_extra(self, request: Request) -> dict[str, Json]:
+        """The fields that the user adds to a request."""
+        return {name: value for name, value in request.sampling.extra.items() if name not in self.own_fields}
+
+    def decode_own_state(self, message: ModelMessage) -> OpaqueState | None:
+        """The state that this model gave with a message, or None when the message is another model's."""
+        if not message.opaque:
+            return None
+        try:
+            state = _opaque.decode(message.opaque)
+        except msgspec.DecodeError:
+            return None
+        return state if state.owner == self.key else None
+
+    def encode_own_state(self, items: list[Raw], fields: dict[str, Raw] | None = None, prefix: str = "") -> str:
+        """State as it is kept with a message until it goes back to this model."""
+        return encode(OpaqueState(self.key, items, fields or {}, prefix)).decode()
+
+    def add_cost(self, usage: Usage, cache_write: int = 0) -> Usage:
+        """`usage` with its cost in dollars. `cache_write` of its input tokens were written to a prompt cache."""
+        info = self.info
+        if not (info.input or info.output):
+            return usage
+        fresh = max(0, usage.input_tokens - usage.cached_tokens - cache_write)
+        dollars = (
+            fresh * info.input
+            + usage.cached_tokens * (info.input if info.cached is None else info.cached)
+            + cache_write * (info.input if info.cache_write is None else info.cache_write)
+            + usage.output_tokens * info.output
+        )
+        return msgspec.structs.replace(usage, cost=dollars / 1e6)
+
+
+class ListFormat(WireFormat):
+    """A format whose messages are the entries of one list, each written without a look at the others."""
+
+    head_fields: tuple[str, ...] = ("tools", "tool_choice", "sampling", "output_schema")
+    """The fields of a request that its head depends on."""
+    list_field: ClassVar[bytes] = b"messages"
+    carries_parts: ClassVar[bool] = True
+    """Whether images and files of a tool result are shown in a user message behind it."""
+
+    def __init__(self, provider: str, model: str, info: ModelInfo = UNKNOWN_MODEL) -> None:
+        super().__init__(provider, model, info)
+        self._last_head, self._last_head_key = b"", tuple[Any, ...]()
+
+    def build_body(self, request: Request, window: int | None) -> bytes:
+        buffer = get_buffer(request, self.key)
+        buffer.extend(request.messages, self._write_message, CarriedParts())
+        fragments = buffer.take_prefix(len(request.messages))
+        system = self._write_system(request)
+        head, limit = self._get_head(request, buffer, window), self._write_limit(request)
+        return b"".join(
+            (head, limit, b',"%b":[' % self.list_field, system, fragments if system else fragments[1:], b"]}")
+        )
+
+    def _get_head(self, request: Request, buffer: MessageBuffer, window: int | None) -> bytes:
+        """All but the messages and the token limit. It is serialised again only when it changes; sessions share it."""
+        key = (window, *(getattr(request, name) for name in self.head_fields))
+        if buffer.head_key != key:
+            if self._last_head_key != key:
+                self._last_head, self._last_head_key = encode(self._build_fields(request, window))[:-1], key
+            buffer.head, buffer.head_key = self._last_head, key
+        return buffer.head
+
+    @abstractmethod
+    def _build_fields(self, request: Request, window: int | None) -> dict[str, Json]: ...
+
+    def _write_limit(self, request: Request) -> bytes:
+        """The field that limits the reply's tokens, after a comma."""
+        return b""
+
+    def _write_system(self, request: Request) -> bytes:
+        """The entry with the instructions, where they are an entry of the list."""
+        return b""
+
+    def _write_message(self, message: Message, carried: CarriedParts) -> tuple[bytes, CarriedParts]:
+        match message:
+            case messages.UserMessage():
+                return self._write_user(message.parts), carried
+            case ModelMessage():
+                return self._write_reply(message), CarriedParts(len(message.calls))
+            case ResultMessage():
+                due, carried = carried.add_result(message) if self.carries_parts else ((), carried)
+                return self._write_result(message) + (self._write_user(due) if due else b""), carried
+
+    @abstractmethod
+    def _write_user(self, parts: Sequence[Part]) -> bytes:
+        """The entry of a user message, after a comma. Empty where there is nothing to show. So are the others."""
+
+    @abstractmethod
+    def _write_reply(self, message: ModelMessage) -> bytes: ...
+
+    @abstractmethod
+    def _write_result(self, message: ResultMessage) -> bytes: ...
 
 
 class MessageBuffer:
@@ -145,31 +250,12 @@ class CarriedParts(NamedTuple):
             parts = (*parts, TextPart(f"What {result.tool} gave:"), *result.parts)
         if self.open_calls > 1:
             return (), CarriedParts(self.open_calls - 1, parts)
-        return parts, NOTHING_CARRIED
+        return parts, CarriedParts()
 
 
-NOTHING_CARRIED = CarriedParts()
-
-
-class IdRule(Struct, frozen=True):
-    """Which call ids a provider accepts: the characters, and the least and greatest length."""
-
-    pattern: str = r"[a-zA-Z0-9_-]+"
-    shortest: int = 1
-    longest: int = 40
-
-    def fit(self, call_id: str) -> str:
-        """`call_id` if the provider accepts it, else an id that is always the same for it."""
-        fits = self.shortest <= len(call_id) <= self.longest
-        if fits and re.fullmatch(self.pattern, call_id):
-            return call_id
-        digest = hashlib.blake2b(call_id.encode("utf-8", "replace"), digest_size=20).hexdigest()
-        return digest[: self.longest] if self.longest < 30 else "call_" + digest[:24]
-
-
-OPENAI_IDS = IdRule()
-LONGER_IDS = IdRule(longest=64)
-MISTRAL_IDS = IdRule(pattern=r"[a-zA-Z0-9]{9}", shortest=9, longest=9)
+def new_call_id() -> str:
+    """An id for a call that came without one."""
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def fit_tool_name(name: str) -> str:
@@ -187,14 +273,17 @@ def encode_arguments(call: Call) -> bytes:
     return text.encode()
 
 
-def describe_function(tool: ToolSpec) -> dict[str, Json]:
+def describe_function(tool: messages.ToolSpec) -> dict[str, Json]:
     """A tool as Chat Completions and its imitations declare it."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
 def add_tools(
-    fields: dict[str, Json], request: Request, describe: Callable[[ToolSpec], Json], choose: Callable[[str], Json]
+    fields: dict[str, Json],
+    request: Request,
+    describe: Callable[[messages.ToolSpec], Json],
+    choose: Callable[[str], Json],
 ) -> None:
     """Add the tools to a request's fields. `choose` builds the choice of one tool by its name."""
     if request.tools:
@@ -217,7 +306,7 @@ def build_content(parts: Sequence[Part], build_part: Callable[[Part], dict[str, 
     return [build_part(part) for part in parts]
 
 
-def build_data_url(part: ImagePart | FilePart) -> str:
+def build_data_url(part: messages.ImagePart | FilePart) -> str:
     return f"data:{part.media_type};base64,{part.data}"
 
 
@@ -253,6 +342,31 @@ def read_raw(raw: Raw) -> bytes:
     return b"" if text == b"null" else text
 
 
+class FunctionPiece(Struct, gc=False):
+    """A call's function, or a piece of it, in Chat Completions and its imitations."""
+
+    name: str | None = None
+    arguments: str | dict[str, Json] | None = None
+
+
+class TokenDetails(Struct, gc=False):
+    """How the protocols break down the tokens of a request or of a reply."""
+
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    thinking_tokens: int | None = None
+
+
+class TokenCounts(Struct, gc=False):
+    """How Responses and Messages count the tokens of a request and its reply."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: TokenDetails | None = None
+    output_tokens_details: TokenDetails | None = None
+
+
 class OpaqueState(Struct, omit_defaults=True):
     """State that only the model named in `owner` may see again, such as signed reasoning.
 
@@ -266,21 +380,6 @@ class OpaqueState(Struct, omit_defaults=True):
 
 
 _opaque = msgspec.json.Decoder(OpaqueState)
-
-
-def decode_own_state(message: ModelMessage, owner: str) -> OpaqueState | None:
-    """The state that `owner` gave with this message, or None when the message is another model's."""
-    if not message.opaque:
-        return None
-    try:
-        state = _opaque.decode(message.opaque)
-    except msgspec.DecodeError:
-        return None
-    return state if state.owner == owner else None
-
-
-def encode_state(state: OpaqueState) -> str:
-    return encode(state).decode()
 
 
 class _Typed(Struct):
@@ -317,8 +416,3 @@ def merge_calls(items: Sequence[Raw], calls: Sequence[bytes], call_type: str, re
 def estimate_tokens(size: int) -> int:
     """About how many tokens `size` bytes of text or JSON are."""
     return size // 4 + 1
-
-
-def list_called_tools(messages: Sequence[Message]) -> list[str]:
-    """The tools called in a conversation, for providers that want them declared when none is offered."""
-    return sorted({call.tool for m in messages if isinstance(m, ModelMessage) for call in m.calls})

@@ -1,42 +1,197 @@
-"""A reply while it arrives: text, reasoning, calls and usage, the same for every protocol. No network here.
+"""Reads a response while it arrives: bytes become messages, and messages become deltas and one reply. No network here.
 
-All pieces that arrive together become one delta for each run of text, of reasoning, or of a call's arguments.
+All that has arrived together is decoded together, which costs a tenth of decoding it message by message. It becomes
+one delta for each run of text, of reasoning, or of a call's arguments.
 """
 
 from __future__ import annotations
 
-import uuid
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import Call, FinishReason, Reply, ToolSpec, Usage
 from treadle.models.base import ModelEvent
-from treadle.models.model_info import ModelInfo
-from treadle.models.request_parts import WireFormat, estimate_tokens
-from treadle.models.sse import MessageStream
+from treadle.models.wire_format import WireFormat, estimate_tokens, new_call_id, read_type
 
-M = TypeVar("M")
+T = TypeVar("T")
 _OPENING_TAG, _CLOSING_TAG = "<think>", "</think>"
+_LONGEST_EVENT = 1 << 24
+_MOST_HELD = 1 << 26
+"""How many bytes may come without the end of a message. Some messages hold images, but none is endless."""
+_IGNORED_START = b"\xef\xbb\xbf \t\r\n"
+"""What may stand before the first event and means nothing: a byte order mark, and blanks."""
 
 
-class InputTokenDetails(Struct, gc=False):
-    """How OpenAI's protocols break down the tokens of a request."""
-
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
+class MalformedStream(ValueError):
+    """The stream has something that is not a message of this protocol."""
 
 
-class OutputTokenDetails(Struct, gc=False):
-    """How the protocols break down the tokens of a reply: OpenAI counts reasoning, Anthropic thinking."""
+class MessageStream(Generic[T]):
+    """The messages in a stream of bytes, wherever the bytes are cut when they arrive.
 
-    reasoning_tokens: int | None = None
-    thinking_tokens: int | None = None
+    `is_done` is set after `[DONE]`. `is_framed=False` is for streams of bare JSON lines. Some servers send one JSON
+    document instead of events, whatever content type they name: `join_document` returns it.
+    """
+
+    __slots__ = ("_has_begun", "_held", "_is_document", "_is_framed", "_parts", "_unfinished", "decoder", "is_done")
+
+    def __init__(self, decoder: MessageDecoder[T], *, is_framed: bool = True) -> None:
+        self._is_framed = is_framed
+        self._has_begun = False
+        self._held = 0
+        self._is_document = False
+        self.decoder = decoder
+        self._parts: list[bytes] = []
+        self._unfinished = b""
+        self.is_done = False
+
+    def feed(self, data: bytes) -> Iterable[T]:
+        """The messages that `data` completes. An error is raised after the messages before it."""
+        if not self._has_begun:
+            data = data.lstrip(_IGNORED_START)
+            self._has_begun = bool(data)
+            self._is_document = self._is_framed and data.startswith(b"{")
+        cut = 0 if self._is_document else data.rfind(b"\n") + 1
+        if not cut:
+            self._parts.append(data)
+            self._held += len(data)
+            if self._held > _MOST_HELD:
+                raise MalformedStream(f"{self._held} bytes without the end of a message")
+            return []
+        self._held = len(data) - cut
+        if self._parts:
+            self._parts.append(data[:cut])
+            block = b"".join(self._parts)
+            self._parts.clear()
+        else:
+            block = data[:cut]
+        if cut < len(data):
+            self._parts.append(data[cut:])
+        return self._decode(self._extract_payloads(block))
+
+    def finish(self) -> list[T]:
+        """The messages that are left in a stream without its last line break."""
+        if self._is_document:
+            return []
+        rest = b"".join(self._parts)
+        self._parts.clear()
+        found = list(self._decode(self._extract_payloads(rest))) if rest.strip() else []
+        if self._unfinished:
+            raise MalformedStream(_quote(self._unfinished))
+        return found
+
+    def join_document(self) -> bytes | None:
+        """The response as one JSON document, or None where it is a stream."""
+        return b"".join(self._parts).decode("utf-8", "replace").encode() if self._is_document else None
+
+    def _extract_payloads(self, block: bytes) -> list[bytes]:
+        lines = block.splitlines()
+        if not self._is_framed:
+            return [line for line in lines if line.strip()]
+        # llama-server of 2024 and its descendants report a failure in a field of its own.
+        if block.startswith(b"error:") or b"\nerror:" in block:
+            lines = [b'data:{"error":%b}' % x[6:] if x.startswith(b"error:") else x for x in lines]
+        return [line[5:] for line in lines if line.startswith(b"data:")]
+
+    def _decode(self, payloads: list[bytes]) -> Iterable[T]:
+        if self._is_framed:
+            for place in range(len(payloads) - 1, max(len(payloads) - 3, -1), -1):
+                if payloads[place].strip() == b"[DONE]":
+                    self.is_done = True
+                    del payloads[place:]
+                    break
+        if not payloads:
+            return []
+        if not self._unfinished:
+            try:
+                return self.decoder.many.decode(b"[%b]" % b",".join(payloads))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                pass
+        return self._decode_one_by_one(payloads)
+
+    def _decode_one_by_one(self, payloads: Iterable[bytes]) -> Iterable[T]:
+        """Decode slowly: for events over several `data` lines, and to say which message is bad."""
+        for payload in payloads:
+            if payload.strip() == b"[DONE]":
+                self.is_done = True
+                return
+            if not payload.strip():
+                continue
+            text = self._unfinished + b"\n" + payload if self._unfinished else payload
+            # Each attempt reads all of the text, so only a text that may end an object is tried.
+            message = self._decode_message(text) if not self._unfinished or payload.rstrip().endswith(b"}") else None
+            if message is not None:
+                self._unfinished = b""
+                yield message
+            elif self._unfinished and (payload.startswith(b" {") or len(text) > _LONGEST_EVENT):
+                raise MalformedStream(_quote(self._unfinished))
+            else:
+                self._unfinished = text
+
+    def _decode_message(self, text: bytes) -> T | None:
+        """The message in `text`, or None where the text is no complete JSON document."""
+        try:
+            return self.decoder.one.decode(text)
+        except msgspec.ValidationError as error:
+            if self.decoder.is_unknown_type(text):
+                return self.decoder.shape()
+            raise MalformedStream(f"{error}: {_quote(text)}") from None
+        except msgspec.DecodeError:
+            pass
+        except UnicodeDecodeError:
+            text = text.decode("utf-8", "replace").encode()
+        # Servers that cut strings in two send half a surrogate pair, which msgspec refuses.
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return None
+        clean = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        try:
+            return self.decoder.one.decode(clean)
+        except msgspec.DecodeError as error:
+            raise MalformedStream(f"{error}: {_quote(text)}") from None
+
+
+def decode_document(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """A response that is one JSON document."""
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise MalformedStream(f"{error}: {_quote(body)}") from None
+
+
+class MessageDecoder(Generic[T]):
+    """The decoders for the messages of one protocol. They are built once, because building them is slow.
+
+    `known` are the types of messages that are read. A provider may add others, of any shape.
+    """
+
+    __slots__ = ("known", "many", "one", "shape")
+
+    def __init__(self, shape: type[T], known: frozenset[str] = frozenset()) -> None:
+        self.shape = shape
+        self.known = known
+        self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
+        self.many: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(list[shape])
+
+    def is_unknown_type(self, text: bytes) -> bool:
+        """Whether a message is of a type that is not read."""
+        try:
+            kind = read_type(text)
+        except msgspec.ValidationError:
+            return False
+        return bool(self.known and kind and kind not in self.known)
+
+
+def _quote(text: bytes) -> str:
+    return repr(text[:200].decode("utf-8", "replace"))
 
 
 class ThinkSplitter:
@@ -56,42 +211,33 @@ class ThinkSplitter:
         """`(reasoning, text)` of this piece."""
         if self._mode == "text":
             return "", text
-        if self._mode == "gap":
-            return "", self._skip_empty_lines(text)
-        text = self._held + text
-        self._held = ""
+        text, self._held, reasoning = self._held + text, "", ""
         if self._mode == "start":
             bare = text.lstrip()
-            if bare.startswith(_OPENING_TAG):
-                self._mode = "reasoning"
-                text = bare[len(_OPENING_TAG) :]
-            elif _OPENING_TAG.startswith(bare):
+            if _OPENING_TAG.startswith(bare):
                 self._held = text
                 return "", ""
-            else:
+            if not bare.startswith(_OPENING_TAG):
                 self._mode = "text"
                 return "", text
-        reasoning, tag, rest = text.partition(_CLOSING_TAG)
-        if tag:
+            self._mode = "reasoning"
+            text = bare[len(_OPENING_TAG) :]
+        if self._mode == "reasoning":
+            reasoning, tag, text = text.partition(_CLOSING_TAG)
+            if not tag:
+                lengths = range(min(len(_CLOSING_TAG) - 1, len(reasoning)), 0, -1)
+                self._held = next((end for n in lengths if _CLOSING_TAG.startswith(end := reasoning[-n:])), "")
+                return reasoning.removesuffix(self._held), ""
             self._mode = "gap"
-            return reasoning, self._skip_empty_lines(rest)
-        for length in range(min(len(_CLOSING_TAG) - 1, len(text)), 0, -1):
-            if _CLOSING_TAG.startswith(text[-length:]):
-                self._held = text[-length:]
-                return text[:-length], ""
-        return text, ""
+        text = text.lstrip("\n")  # the empty lines between a block and the answer
+        if text:
+            self._mode = "text"
+        return reasoning, text
 
     def finish(self) -> tuple[str, str]:
         """`(reasoning, text)` that was still held back when the text ended."""
         held, self._held = self._held, ""
         return (held, "") if self._mode == "reasoning" else ("", held)
-
-    def _skip_empty_lines(self, text: str) -> str:
-        """Drop the empty lines between a block and the answer."""
-        text = text.lstrip("\n")
-        if text:
-            self._mode = "text"
-        return text
 
 
 def split_unopened_block(text: str) -> tuple[str, str]:
@@ -242,31 +388,39 @@ class ReplyBuilder:
             self._deltas.append(TextDelta(text=text))
 
 
-class ReplyReader(ABC, Generic[M]):
+FinishReasons = Mapping[str, FinishReason]
+
+
+class ReplyReader(ABC, Generic[T]):
     """Turns the bytes of one response into deltas and one reply. Each protocol says what its messages mean.
 
     `sent` is the size of the request: tokens are estimated from it where the provider does not count them. Calls of
-    `tools` are recovered where the model wrote them as text.
+    `tools` are recovered where the model wrote them as text. `is_done` says that the reply is complete, though the
+    connection may still be open.
     """
 
+    finish_reasons: ClassVar[FinishReasons]
+    """What the provider's reasons to finish mean. Any other is "other", and no reason is "stop"."""
     finishes_with_calls: ClassVar[tuple[FinishReason, ...]] = ("stop", "calls")
     """The reasons to finish that become "calls" when the reply has calls."""
 
     def __init__(
         self,
         wire: WireFormat,
-        stream: MessageStream[M],
+        stream: MessageStream[T],
         sent: int,
         *,
         tools: tuple[ToolSpec, ...] = (),
         splits_think_tags: bool = False,
     ) -> None:
+        self.is_done = False
         self._wire = wire
         self._stream = stream
         self._sent = sent
         self._tools = tools
         self._builder = ReplyBuilder(splits_think_tags=splits_think_tags)
         self._refusal: list[str] = []
+        self._finish_reason = ""
         self._model = ""
 
     @property
@@ -275,14 +429,9 @@ class ReplyReader(ABC, Generic[M]):
         return self._builder.join_text()
 
     @property
-    @abstractmethod
-    def is_done(self) -> bool:
-        """Whether the reply is complete, though the connection may still be open."""
-
-    @property
     def has_ended(self) -> bool:
         """Whether the model has said why it stopped, so that at most its count of tokens is missing."""
-        return self.is_done
+        return self.is_done or bool(self._finish_reason)
 
     def feed(self, data: bytes) -> list[ModelEvent]:
         """The deltas in the next bytes."""
@@ -305,10 +454,13 @@ class ReplyReader(ABC, Generic[M]):
     def build_reply(self) -> Reply:
         """The complete reply, after `finish`."""
         text, reasoning = self._builder.join_texts()
-        finish = self._read_finish()
+        finish = self.finish_reasons.get(self._finish_reason, "other") if self._finish_reason else "stop"
         calls = self._builder.build_calls(is_cut_off=finish == "length")
-        if not calls and self._tools:
-            text, calls = extract_text_calls(text, self._tools)
+        if self._tools and not calls and any(mark in text for mark in "{<["):
+            from treadle.models.text_calls import recover_calls
+
+            text, found = recover_calls(text, self._tools)
+            calls = tuple(Call(new_call_id(), call.tool, call.arguments) for call in found)
         if calls and finish in self.finishes_with_calls:
             finish = "calls"
         elif self._refusal:
@@ -325,50 +477,18 @@ class ReplyReader(ABC, Generic[M]):
         )
 
     @abstractmethod
-    def _read(self, messages: Iterable[M]) -> None:
+    def _read(self, arrived: Iterable[T], /) -> None:
         """Take in the next messages of the stream."""
 
     def _read_document(self, document: bytes) -> None:
         """Take in a response that is one JSON document instead of a stream."""
-        self._read([self._stream.decode_document(document)])
-
-    @abstractmethod
-    def _read_finish(self) -> FinishReason: ...
+        self._read([decode_document(self._stream.decoder.one, document)])
 
     def _build_usage(self, written: int) -> Usage:
         """An estimate, from the size of the request and of what the model has written."""
         usage = Usage(estimate_tokens(self._sent), estimate_tokens(written), estimated=True)
-        return add_cost(usage, self._wire.info)
+        return self._wire.add_cost(usage)
 
     def _build_opaque(self, reasoning: str) -> str:
         """What this same model wants back unchanged."""
         return ""
-
-
-def add_cost(usage: Usage, info: ModelInfo, cache_write: int = 0) -> Usage:
-    """`usage` with its cost in dollars. `cache_write` of its input tokens were written to a prompt cache."""
-    if not (info.input or info.output):
-        return usage
-    fresh = max(0, usage.input_tokens - usage.cached_tokens - cache_write)
-    dollars = (
-        fresh * info.input
-        + usage.cached_tokens * (info.input if info.cached is None else info.cached)
-        + cache_write * (info.input if info.cache_write is None else info.cache_write)
-        + usage.output_tokens * info.output
-    )
-    return msgspec.structs.replace(usage, cost=dollars / 1e6)
-
-
-def extract_text_calls(text: str, tools: tuple[ToolSpec, ...]) -> tuple[str, tuple[Call, ...]]:
-    """The text of a reply without the calls that are written in it, and those calls."""
-    if not ("{" in text or "<" in text or "[" in text):
-        return text, ()
-    from treadle.models.text_calls import recover_calls
-
-    rest, found = recover_calls(text, tools)
-    return rest, tuple(Call(new_call_id(), call.tool, call.arguments) for call in found)
-
-
-def new_call_id() -> str:
-    """An id for a call that came without one."""
-    return f"call_{uuid.uuid4().hex[:24]}"

@@ -20,7 +20,7 @@ from treadle.models import reply_reader, wire_format
 from treadle.models.failures import ReportedFailure
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
 from treadle.models.strict_schema import narrow_schema
-from treadle.models.wire_format import TokenCounts, WireFormat, encode, read_raw
+from treadle.models.wire_format import ReportedUsage, WireFormat, encode, read_raw
 
 _CACHE_MARK = b',"cache_control":{"type":"ephemeral"}}'
 _IMAGE_TYPES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
@@ -278,11 +278,6 @@ def _build_tool_choice(choice: Any, parallel: Any) -> dict[str, Json] | None:
     return cast("dict[str, Json] | None", fields)
 
 
-class _Usage(TokenCounts, gc=False):
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-
-
 class _StopDetails(Struct, gc=False):
     explanation: str | None = None
 
@@ -299,7 +294,7 @@ class _Delta(Struct, gc=False):
 
 class _Message(Struct, gc=False):
     model: str | None = None
-    usage: _Usage | None = None
+    usage: ReportedUsage | None = None
     content: list[Raw] | None = None
     stop_reason: str | None = None
 
@@ -310,7 +305,7 @@ class _Event(Struct, gc=False):
     delta: _Delta | None = None
     content_block: Raw = wire_format.MISSING
     message: _Message | None = None
-    usage: _Usage | None = None
+    usage: ReportedUsage | None = None
     error: Any = None
 
 
@@ -392,8 +387,6 @@ class AnthropicReader(ReplyReader[_Event]):
         super().__init__(wire, MessageStream(_EVENTS), sent)
         self._prefix = prefix
         self._blocks: dict[int, _Block] = {}
-        self._usage = _Usage()
-        self._has_usage = False
 
     def _read(self, events: Iterable[_Event]) -> None:
         for event in events:
@@ -468,29 +461,25 @@ class AnthropicReader(ReplyReader[_Event]):
         self._finish_reason = message.stop_reason or ""
         self._add_usage(message.usage)
 
-    def _add_usage(self, usage: _Usage | None) -> None:
+    def _add_usage(self, counts: ReportedUsage | None) -> None:
         """Take in counts. They come with the start and, complete, with the end: the later ones replace the earlier."""
-        if usage is None:
+        if self._usage is None or counts is None:
+            self._usage = self._usage or counts
             return
-        self._has_usage = True
-        for name in _Usage.__struct_fields__:
-            value = getattr(usage, name)
+        for name in counts.__struct_fields__:
+            value = getattr(counts, name)
             if value is not None:
                 setattr(self._usage, name, value)
 
     def _build_usage(self, written: int) -> messages.Usage:
-        if not self._has_usage:
+        counts = self._usage
+        if counts is None:
             return super()._build_usage(written)
-        usage = self._usage
-        cache_read, cache_write = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
-        details = usage.output_tokens_details
-        count = messages.Usage(
-            input_tokens=(usage.input_tokens or 0) + cache_read + cache_write,
-            output_tokens=usage.output_tokens or 0,
-            cached_tokens=cache_read,
-            reasoning_tokens=(details.thinking_tokens or 0) if details is not None else 0,
-        )
-        return self._wire.add_cost(count, cache_write)
+        cache_read, cache_write = counts.cache_read_input_tokens or 0, counts.cache_creation_input_tokens or 0
+        thinking = counts.output_tokens_details.thinking_tokens if counts.output_tokens_details is not None else None
+        inputs = (counts.input_tokens or 0) + cache_read + cache_write
+        usage = messages.Usage(inputs, counts.output_tokens or 0, cache_read, thinking or 0)
+        return self._wire.add_cost(usage, cache_write)
 
     def _build_opaque(self, reasoning: str) -> str:
         """The blocks as they came, where they are more than text and calls."""

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Literal, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart, Usage
+from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart
 from treadle.models import wire_format
 from treadle.models.base import ModelEvent
 from treadle.models.failures import ReportedFailure
 from treadle.models.model_info import UNKNOWN_MODEL, ModelInfo
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
 from treadle.models.strict_schema import is_strict
-from treadle.models.wire_format import FunctionPiece, ListFormat, TokenDetails, encode
+from treadle.models.wire_format import CallPiece, FunctionPiece, ListFormat, ReportedUsage, encode
 
 
 class Quirks(Struct, frozen=True):
@@ -143,13 +143,6 @@ class ChatCompletions(ListFormat):
                 return {"type": "text", "text": wire_format.describe_file(part)}
 
 
-class _ToolCall(Struct, gc=False):
-    index: int | None = None
-    id: str | int | None = None
-    function: FunctionPiece | None = None
-    extra_content: Raw = wire_format.MISSING
-
-
 class _Piece(Struct, gc=False):
     """A part of a content that is a list: text, or Mistral's thinking."""
 
@@ -164,7 +157,7 @@ class _Piece(Struct, gc=False):
 
 class _Delta(Struct, gc=False):
     content: str | list[_Piece] | None = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: list[CallPiece] | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
     reasoning_details: list[Raw] | None = None
@@ -178,22 +171,13 @@ class _Choice(Struct, gc=False):
     finish_reason: str | None = None
 
 
-class _Usage(Struct, gc=False):
-    prompt_tokens: float | None = None
-    completion_tokens: float | None = None
-    prompt_tokens_details: TokenDetails | None = None
-    completion_tokens_details: TokenDetails | None = None
-    prompt_cache_hit_tokens: int | None = None
-    cost: float | None = None
-
-
 class _Vendor(Struct, gc=False):
-    usage: _Usage | None = None
+    usage: ReportedUsage | None = None
 
 
 class _Chunk(Struct, gc=False):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: ReportedUsage | None = None
     model: str | None = None
     error: Any = None
     message: Any = None
@@ -237,7 +221,6 @@ class ChatReader(ReplyReader[_Chunk]):
         self._reasoning_details: list[Raw] = []
         self._reasoning_field = ""
         self._call_at: dict[int, PendingCall] = {}
-        self._usage: _Usage | None = None
 
     def finish(self) -> list[ModelEvent]:
         deltas = super().finish()
@@ -292,7 +275,7 @@ class ChatReader(ReplyReader[_Chunk]):
             return "".join(piece.join_thinking() for piece in delta.content)
         return ""
 
-    def _add_call_piece(self, piece: _ToolCall) -> PendingCall:
+    def _add_call_piece(self, piece: CallPiece) -> PendingCall:
         """Add a piece to its call."""
         function = piece.function or _NO_FUNCTION
         call_id = str(piece.id or "")  # some servers count instead of naming
@@ -332,22 +315,6 @@ class ChatReader(ReplyReader[_Chunk]):
             # The next call has the same index or none, and there is no id: it begins where a complete call has ended.
             is_other = bool(function.name and function.arguments and call.is_complete())
         return None if is_other else call
-
-    def _build_usage(self, written: int) -> Usage:
-        usage = self._usage
-        if usage is None or (not usage.prompt_tokens and not usage.completion_tokens):
-            return super()._build_usage(written)
-        inputs = usage.prompt_tokens_details or TokenDetails()
-        outputs = usage.completion_tokens_details or TokenDetails()
-        count = Usage(
-            input_tokens=int(usage.prompt_tokens or 0),
-            output_tokens=int(usage.completion_tokens or 0),
-            cached_tokens=inputs.cached_tokens or usage.prompt_cache_hit_tokens or 0,
-            reasoning_tokens=outputs.reasoning_tokens or 0,
-        )
-        if usage.cost is not None:
-            return msgspec.structs.replace(count, cost=usage.cost)
-        return self._wire.add_cost(count, inputs.cache_write_tokens or 0)
 
     def _build_opaque(self, reasoning: str) -> str:
         items = [call.extra or _NULL for call in self._builder.list_real_calls()]

@@ -245,18 +245,6 @@ class Transport:
 class HttpExchange:
     """One request and its response, which is read as it arrives. Every failure is a `ModelError`."""
 
-    __slots__ = (
-        "_content",
-        "_deadline",
-        "_first_byte_limit",
-        "_loop",
-        "_response",
-        "_timeouts",
-        "_timer",
-        "_transport",
-        "_waiting_since",
-    )
-
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._timeouts = transport.endpoint.timeouts

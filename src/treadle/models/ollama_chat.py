@@ -14,6 +14,7 @@ from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Requ
 from treadle.models.failures import ReportedFailure
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, ReplyReader
 from treadle.models.wire_format import (
+    CallPiece,
     FunctionPiece,
     ListFormat,
     describe_file,
@@ -101,15 +102,10 @@ class OllamaChat(ListFormat):
         return b"," + encode({"role": "tool", "tool_name": fit_tool_name(message.tool), "content": message.text})
 
 
-class _ToolCall(Struct, gc=False):
-    id: str | None = None
-    function: FunctionPiece | None = None
-
-
 class _Message(Struct, gc=False):
     content: str | None = None
     thinking: str | None = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: list[CallPiece] | None = None
 
 
 class _Line(Struct, gc=False):
@@ -148,10 +144,10 @@ class OllamaReader(ReplyReader[_Line]):
                 self.is_done, self._last = True, line
                 self._model, self._finish_reason = line.model or "", line.done_reason or ""
 
-    def _add_call(self, call: _ToolCall) -> None:
+    def _add_call(self, call: CallPiece) -> None:
         function = call.function or FunctionPiece()
         pending = self._builder.start_call()
-        pending.id, pending.name = call.id or "", function.name or ""
+        pending.id, pending.name = str(call.id or ""), function.name or ""
         arguments = function.arguments
         pending.arguments.append(arguments if isinstance(arguments, str) else encode(arguments or {}).decode())
         self._builder.mark_changed(pending)

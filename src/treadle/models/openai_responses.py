@@ -12,13 +12,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 from treadle import messages
-from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart, Usage
+from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart
 from treadle.models import reply_reader, wire_format
 from treadle.models.failures import ReportedFailure
 from treadle.models.model_info import UNKNOWN_MODEL, ModelInfo
 from treadle.models.reply_reader import FinishReasons, MessageDecoder, MessageStream, PendingCall, ReplyReader
 from treadle.models.strict_schema import is_strict
-from treadle.models.wire_format import ListFormat, TokenCounts, TokenDetails, encode, read_raw
+from treadle.models.wire_format import ListFormat, ReportedUsage, encode, read_raw
 
 _LEAST_OUTPUT = 16
 
@@ -124,7 +124,7 @@ class _Response(Struct, gc=False):
     model: str | None = None
     status: str | None = None
     output: list[Raw] | None = None
-    usage: TokenCounts | None = None
+    usage: ReportedUsage | None = None
     error: Any = None
     incomplete_details: _Incomplete | None = None
 
@@ -191,7 +191,6 @@ class ResponsesReader(ReplyReader[_Event]):
         self._calls: dict[int, PendingCall] = {}
         self._items: dict[int, bytes] = {}
         self._streamed: set[int] = set()
-        self._usage: TokenCounts | None = None
 
     def _read(self, events: Iterable[_Event]) -> None:
         for event in events:
@@ -269,20 +268,6 @@ class ResponsesReader(ReplyReader[_Event]):
         if response.output is None and not response.error:
             raise reply_reader.MalformedStream(repr(document[:200].decode()))
         self._end(response)
-
-    def _build_usage(self, written: int) -> Usage:
-        usage = self._usage
-        if usage is None or (not usage.input_tokens and not usage.output_tokens):
-            return super()._build_usage(written)
-        inputs = usage.input_tokens_details or TokenDetails()
-        outputs = usage.output_tokens_details or TokenDetails()
-        count = Usage(
-            input_tokens=usage.input_tokens or 0,
-            output_tokens=usage.output_tokens or 0,
-            cached_tokens=inputs.cached_tokens or 0,
-            reasoning_tokens=outputs.reasoning_tokens or 0,
-        )
-        return self._wire.add_cost(count, inputs.cache_write_tokens or 0)
 
     def _build_opaque(self, reasoning: str) -> str:
         """The items as they came, where there is reasoning among them.

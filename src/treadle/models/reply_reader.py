@@ -18,7 +18,7 @@ from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
 from treadle.messages import Call, FinishReason, Reply, ToolSpec, Usage
 from treadle.models.base import ModelEvent
-from treadle.models.wire_format import WireFormat, estimate_tokens, new_call_id, read_type
+from treadle.models.wire_format import ReportedUsage, TokenDetails, WireFormat, estimate_tokens, new_call_id, read_type
 
 T = TypeVar("T")
 _OPENING_TAG, _CLOSING_TAG = "<think>", "</think>"
@@ -39,8 +39,6 @@ class MessageStream(Generic[T]):
     `is_done` is set after `[DONE]`. `is_framed=False` is for streams of bare JSON lines. Some servers send one JSON
     document instead of events, whatever content type they name: `join_document` returns it.
     """
-
-    __slots__ = ("_has_begun", "_held", "_is_document", "_is_framed", "_parts", "_unfinished", "decoder", "is_done")
 
     def __init__(self, decoder: MessageDecoder[T], *, is_framed: bool = True) -> None:
         self._is_framed = is_framed
@@ -173,8 +171,6 @@ class MessageDecoder(Generic[T]):
     `known` are the types of messages that are read. A provider may add others, of any shape.
     """
 
-    __slots__ = ("known", "many", "one", "shape")
-
     def __init__(self, shape: type[T], known: frozenset[str] = frozenset()) -> None:
         self.shape = shape
         self.known = known
@@ -200,8 +196,6 @@ class ThinkSplitter:
     Only a block at the very beginning counts: a tag in the middle of an answer is part of the answer. A piece is
     held back only while it may be a part of a tag.
     """
-
-    __slots__ = ("_held", "_mode")
 
     def __init__(self) -> None:
         self._mode: Literal["start", "reasoning", "gap", "text"] = "start"
@@ -253,8 +247,6 @@ class PendingCall:
     count only where no pieces follow. `extra` is the provider's own data about the call.
     """
 
-    __slots__ = ("arguments", "extra", "id", "index", "initial_arguments", "name", "sent")
-
     def __init__(self, index: int) -> None:
         self.index = index
         self.id = ""
@@ -285,8 +277,6 @@ class PendingCall:
 
 class ReplyBuilder:
     """Collects the pieces of a reply. `take_deltas` returns the deltas since it was last called."""
-
-    __slots__ = ("_changed", "_deltas", "_is_reasoning", "_run", "_splitter", "calls", "reasoning", "texts")
 
     def __init__(self, *, splits_think_tags: bool = False) -> None:
         self.texts: list[str] = []
@@ -421,6 +411,7 @@ class ReplyReader(ABC, Generic[T]):
         self._builder = ReplyBuilder(splits_think_tags=splits_think_tags)
         self._refusal: list[str] = []
         self._finish_reason = ""
+        self._usage: ReportedUsage | None = None
         self._model = ""
 
     @property
@@ -485,9 +476,19 @@ class ReplyReader(ABC, Generic[T]):
         self._read([decode_document(self._stream.decoder.one, document)])
 
     def _build_usage(self, written: int) -> Usage:
-        """An estimate, from the size of the request and of what the model has written."""
-        usage = Usage(estimate_tokens(self._sent), estimate_tokens(written), estimated=True)
-        return self._wire.add_cost(usage)
+        """The provider's count, or an estimate from the size of the request and of what the model has written."""
+        counts = self._usage or ReportedUsage()
+        inputs, outputs = counts.prompt_tokens or counts.input_tokens, counts.completion_tokens or counts.output_tokens
+        if not inputs and not outputs:
+            usage = Usage(estimate_tokens(self._sent), estimate_tokens(written), estimated=True)
+            return self._wire.add_cost(usage)
+        read = counts.prompt_tokens_details or counts.input_tokens_details or TokenDetails()
+        wrote = counts.completion_tokens_details or counts.output_tokens_details or TokenDetails()
+        cached = read.cached_tokens or counts.prompt_cache_hit_tokens or 0
+        usage = Usage(int(inputs or 0), int(outputs or 0), cached, wrote.reasoning_tokens or 0)
+        if counts.cost is not None:
+            return msgspec.structs.replace(usage, cost=counts.cost)
+        return self._wire.add_cost(usage, read.cache_write_tokens or 0)
 
     def _build_opaque(self, reasoning: str) -> str:
         """What this same model wants back unchanged."""

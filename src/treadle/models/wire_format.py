@@ -349,6 +349,15 @@ class FunctionPiece(Struct, gc=False):
     arguments: str | dict[str, Json] | None = None
 
 
+class CallPiece(Struct, gc=False):
+    """A call, or a piece of it, in Chat Completions and its imitations."""
+
+    index: int | None = None
+    id: str | int | None = None
+    function: FunctionPiece | None = None
+    extra_content: Raw = MISSING
+
+
 class TokenDetails(Struct, gc=False):
     """How the protocols break down the tokens of a request or of a reply."""
 
@@ -358,12 +367,20 @@ class TokenDetails(Struct, gc=False):
     thinking_tokens: int | None = None
 
 
-class TokenCounts(Struct, gc=False):
-    """How Responses and Messages count the tokens of a request and its reply."""
+class ReportedUsage(Struct, gc=False):
+    """The counts that a provider gives, under the names of all protocols."""
 
+    prompt_tokens: float | None = None
+    prompt_tokens_details: TokenDetails | None = None
+    prompt_cache_hit_tokens: int | None = None
+    completion_tokens: float | None = None
+    completion_tokens_details: TokenDetails | None = None
+    cost: float | None = None
     input_tokens: int | None = None
-    output_tokens: int | None = None
     input_tokens_details: TokenDetails | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    output_tokens: int | None = None
     output_tokens_details: TokenDetails | None = None
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What the command line costs before it does anything: CPU of `treadle --help` and of a list from 10 000 sessions.
+"""Measure the start of the command line: CPU of `treadle --help` and of a list from 10 000 sessions.
 
     python benchmarks/cli.py [--sessions 10000] [--times 15]
 
-Each command is a process of its own, started anew; CPU is user and system time, the best of so many tries. The
-floor is an interpreter that does nothing. The goal is under 150 ms each.
+Each command runs in a new process. CPU is user and system time, the best of several runs. The floor is an
+interpreter that does nothing. The goal is less than 150 ms each.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from pathlib import Path
 GOAL_MS = 150
 
 
-def cost(argv, env, times):
-    """CPU and wall of a command in ms, the best of several."""
+def measure_command(argv, env, times):
+    """Return the least CPU and wall time of a command in milliseconds."""
     cpu = wall = float("inf")
     for _ in range(times):
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -32,7 +32,7 @@ def cost(argv, env, times):
     return cpu, wall
 
 
-async def fill(path, sessions):
+async def fill_store(path, sessions):
     from treadle.events import (
         AgentConfig,
         MessageReceived,
@@ -72,7 +72,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store.db"
-        asyncio.run(fill(store, args.sessions))
+        asyncio.run(fill_store(store, args.sessions))
         env = {**os.environ, "HOME": folder, "XDG_CONFIG_HOME": folder, "XDG_DATA_HOME": folder}
         treadle = [sys.executable, "-m", "treadle"]
         rows = {
@@ -87,7 +87,7 @@ def main():
         print(f"{args.sessions} sessions in the store; goal {GOAL_MS} ms of CPU")
         print(f"{'command':<28}{'CPU ms':>9}{'wall ms':>9}")
         for name, argv in rows.items():
-            cpu, wall = cost(argv, env, args.times)
+            cpu, wall = measure_command(argv, env, args.times)
             print(f"{name:<28}{cpu:>9.0f}{wall:>9.0f}")
 
 

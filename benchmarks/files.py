@@ -1,6 +1,6 @@
-"""What the file tools cost beside the programs they stand for, on a tree of 50 000 small files in a temporary folder.
+"""Compare the file tools with `rg` and `cat` on a tree of 50 000 small files in a temporary folder.
 
-CPU counts the children too. One JSON line out: seconds (or milliseconds a file), and the ratio to `rg` or `cat`.
+The CPU time includes child processes. Print one JSON line: ratios, seconds, and milliseconds per file.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ FOLDERS, FILES, READ, REPEATS = 500, 100, 300, 5
 NEEDLE = "needle in folder 7"
 
 
-def grow(root: Path) -> list[Path]:
-    """The tree: every file about a kilobyte, a hundred of them with the needle."""
+def build_tree(root: Path) -> list[Path]:
+    """Build the tree. Each file has about a kilobyte, and a hundred of them contain the needle."""
     made: list[Path] = []
     for folder in range(FOLDERS):
         place = root / f"package{folder % 20}" / f"folder{folder}"
@@ -37,23 +37,23 @@ def grow(root: Path) -> list[Path]:
     return made
 
 
-def cpu() -> float:
+def read_cpu() -> float:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 async def measure(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
-    """The least CPU and wall time of several goes, after one that warms up."""
+    """Return the least CPU and wall time of several rounds, after one round to warm up."""
     await work()
     goes: list[tuple[float, float]] = []
     for _ in range(REPEATS):
-        used, began = cpu(), time.perf_counter()
+        used, began = read_cpu(), time.perf_counter()
         await work()
-        goes.append((cpu() - used, time.perf_counter() - began))
+        goes.append((read_cpu() - used, time.perf_counter() - began))
     return min(used for used, _ in goes), min(wall for _, wall in goes)
 
 
-async def program(*words: str) -> None:
+async def run_program(*words: str) -> None:
     process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     await process.wait()
 
@@ -61,7 +61,7 @@ async def program(*words: str) -> None:
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, kept = Path(folder) / "workspace", ContentStore(Path(folder) / "kept")
-        paths = grow(root)
+        paths = build_tree(root)
         tools = {tool.name: tool for tool in build_file_tools(kept)}
         context = ToolContext("session", "call", root)
 
@@ -75,9 +75,9 @@ async def main() -> None:
 
         async def cat_some() -> None:
             for path in paths[:: len(paths) // READ][:READ]:
-                await program("cat", str(path))
+                await run_program("cat", str(path))
 
-        async def look() -> None:
+        async def take_snapshots() -> None:
             taken = Snapshot(kept, root)
             await taken.take_first()
             await taken.find_changes()
@@ -86,12 +86,12 @@ async def main() -> None:
         assert found.count(NEEDLE) == FILES, found
         rows = {
             "search_files": await measure(lambda: call("search_files", pattern=NEEDLE)),
-            "rg": await measure(lambda: program(find_ripgrep(), "--no-config", "--hidden", NEEDLE, str(root))),
+            "rg": await measure(lambda: run_program(find_ripgrep(), "--no-config", "--hidden", NEEDLE, str(root))),
             "list_files": await measure(lambda: call("list_files")),
-            "rg --files": await measure(lambda: program(find_ripgrep(), "--no-config", "--files", str(root))),
+            "rg --files": await measure(lambda: run_program(find_ripgrep(), "--no-config", "--files", str(root))),
             f"read_file x {READ}": await measure(read_some),
             f"cat x {READ}": await measure(cat_some),
-            "snapshot before and after": await measure(look),
+            "snapshot before and after": await measure(take_snapshots),
         }
         kept.close()
     for name, (used, wall) in rows.items():

@@ -1,4 +1,4 @@
-"""The floor: the same tool loop by hand over aiohttp, without log, policy or recovery. One JSON line out."""
+"""Run the same tool loop by hand over aiohttp, without log, policy or recovery. Print one JSON line."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-async def events(client: aiohttp.ClientSession, url: str, body: dict):
+async def read_events(client: aiohttp.ClientSession, url: str, body: dict):
     headers = {"content-type": "application/json"}
     async with client.post(url, data=json.dumps(body).encode(), headers=headers) as response:
         async for line in response.content:
@@ -35,13 +35,13 @@ async def events(client: aiohttp.ClientSession, url: str, body: dict):
                 yield json.loads(line[6:])
 
 
-async def session(client: aiohttp.ClientSession, url: str, model: str) -> int:
-    """One session to its end; the number of text chunks seen."""
+async def run_session(client: aiohttp.ClientSession, url: str, model: str) -> int:
+    """Run one session to its end, and return the number of text chunks."""
     messages = [{"role": "system", "content": "You add."}, {"role": "user", "content": "go"}]
     while True:
         text, calls = [], {}
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        async for chunk in events(client, url, {"model": model, "messages": messages, "tools": TOOLS, **options}):
+        async for chunk in read_events(client, url, {"model": model, "messages": messages, "tools": TOOLS, **options}):
             if not chunk["choices"]:
                 continue
             delta = chunk["choices"][0]["delta"]
@@ -73,7 +73,7 @@ async def session(client: aiohttp.ClientSession, url: str, model: str) -> int:
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(out)})
 
 
-def cpu() -> float:
+def read_cpu() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
@@ -83,12 +83,12 @@ async def main(port: str, model: str, at_once: int, rounds: int) -> None:
     connector = aiohttp.TCPConnector(limit=1000)
     async with aiohttp.ClientSession(connector=connector) as client:
         for _ in range(2):
-            await asyncio.gather(*(session(client, url, model) for _ in range(at_once)))
+            await asyncio.gather(*(run_session(client, url, model) for _ in range(at_once)))
         took: list[float] = []
         for _ in range(rounds):
-            before = cpu()
-            await asyncio.gather(*(session(client, url, model) for _ in range(at_once)))
-            took.append(cpu() - before)
+            before = read_cpu()
+            await asyncio.gather(*(run_session(client, url, model) for _ in range(at_once)))
+            took.append(read_cpu() - before)
     print(json.dumps({"cpu_s": min(took)}))
 
 

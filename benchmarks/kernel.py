@@ -1,4 +1,4 @@
-"""What the kernel itself costs, on a scripted model and a real SQLite file. One JSON line out; see run.py."""
+"""Measure the kernel alone, on a scripted model and a real SQLite file. Print one JSON line; run.py reads it."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ from treadle.testing import ScriptedModel, call
 TURNS = 200
 
 
-def cpu() -> float:
+def read_cpu() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
@@ -53,37 +53,37 @@ class Adder(ScriptedModel):
 
     def __init__(self, turns: int) -> None:
         super().__init__(keep=False)
-        self._script = self._lines(turns)
+        self._script = self._build_script(turns)
 
-    def _lines(self, turns: int) -> Iterator[Call | str]:
+    def _build_script(self, turns: int) -> Iterator[Call | str]:
         for number in itertools.count(1):
             yield call("add", a=number, b=1) if number % turns else "done"
 
 
-async def steps(tool_used: object, store: str, runs: int) -> list[float]:
-    """CPU seconds a step of each run of TURNS - 1 steps, one after another in one session."""
+async def measure_steps(tool_used: object, store: str, runs: int) -> list[float]:
+    """Return the CPU seconds per step of each run. One session makes the runs in turn, with TURNS - 1 steps each."""
     agent = Agent(Adder(TURNS), tools=[tool_used], limits=Limits(turns=TURNS, calls=TURNS))
     took: list[float] = []
     async with agent.session(store) as session:
         for _ in range(runs):
-            before = cpu()
+            before = read_cpu()
             async with session.run("add") as run:
                 await run.wait()
-            took.append((cpu() - before) / (TURNS - 1))
+            took.append((read_cpu() - before) / (TURNS - 1))
             assert run.outcome is not None and run.outcome.reason == "answered" and run.outcome.calls == TURNS - 1
     return took
 
 
-async def step(kind: str) -> dict[str, float]:
+async def measure_step(kind: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         store = ":memory:" if kind == "memory" else os.path.join(folder, "bench.db")
-        took = await steps(add_in_thread if kind == "thread" else add, store, 11)
+        took = await measure_steps(add_in_thread if kind == "thread" else add, store, 11)
     # The first run is step 1 to 199, the last one step 1 990 to 2 189.
     return {"cpu_s": min(took), "first": min(took[:2]), "last": min(took[-2:])}
 
 
-def history(length: int) -> list[object]:
-    """The facts of a long session: turns with one call each."""
+def build_history(length: int) -> list[object]:
+    """Build the facts of a long session whose turns have one call each."""
     facts: list[object] = [SessionCreated(session_id="bench")]
     facts.append(MessageReceived(id="m", parts=(TextPart("add numbers"),)))
     facts.append(RunStarted(run_id="run_1", limits=Limits()))
@@ -99,30 +99,30 @@ def history(length: int) -> list[object]:
     return facts
 
 
-async def opening() -> dict[str, float]:
-    """Opening a store and folding a session of 100 000 facts."""
+async def measure_opening() -> dict[str, float]:
+    """Open a store and fold a session of 100 000 facts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "long.db"
         log = SqliteLog(path)
-        facts = history(100_000)
+        facts = build_history(100_000)
         await log.create("bench", facts)  # type: ignore[arg-type]
         await log.close()
         del facts
         gc.collect()
         took: list[float] = []
         for _ in range(3):
-            before = cpu()
+            before = read_cpu()
             log = SqliteLog(path)
             state = fold(await log.read("bench"))
-            took.append(cpu() - before)
+            took.append(read_cpu() - before)
             assert state.last is not None and state.seq > 99_000
             await log.close()
             del state
     return {"cpu_s": min(took)}
 
 
-class Held(ScriptedModel):
-    """Two calls, then a reply that never comes: an active session."""
+class HangingModel(ScriptedModel):
+    """Makes two calls and then never replies, so that its session stays active."""
 
     async def stream(self, request: Request):
         if len(request.messages) >= 5:
@@ -130,12 +130,12 @@ class Held(ScriptedModel):
         yield Reply(calls=(Call("", "add", '{"a":1,"b":%d}' % len(request.messages)),), finish="calls")
 
 
-async def memory() -> dict[str, float]:
-    """Bytes a session costs the process: 100 in the middle of a model call, and 100 that are done."""
+async def measure_memory() -> dict[str, float]:
+    """Measure the bytes that a session costs: 100 sessions in a model call, and 100 that are done."""
     count = 100
     with tempfile.TemporaryDirectory() as folder:
         done = Agent(ScriptedModel(*["done"] * (count + 50), keep=False), name="done")
-        held = Agent(Held(), tools=[add], name="held")
+        held = Agent(HangingModel(), tools=[add], name="held")
         async with Runtime(Path(folder) / "many.db", [done, held], recover=False) as runtime:
 
             async def start(name: str, text: str) -> None:
@@ -156,7 +156,7 @@ async def memory() -> dict[str, float]:
             base = tracemalloc.get_traced_memory()[0]
             for _ in range(count):
                 await start("held", "hello")
-            while len(asyncio.all_tasks()) < count or not await settled(runtime, count):
+            while len(asyncio.all_tasks()) < count or not await have_sessions_called(runtime, count):
                 await asyncio.sleep(0.05)
             gc.collect()
             active = (tracemalloc.get_traced_memory()[0] - base) / count
@@ -164,19 +164,19 @@ async def memory() -> dict[str, float]:
     return {"parked_bytes": parked, "active_bytes": active}
 
 
-async def settled(runtime: Runtime, count: int) -> bool:
-    """Whether every held session has made its two calls."""
+async def have_sessions_called(runtime: Runtime, count: int) -> bool:
+    """Return whether every active session has made its two calls."""
     page = await runtime.sessions()
     running = [info for info in page.sessions if info.status == "running" and info.agent == "held"]
     return all(info.seq >= 11 for info in running) and len(running) >= min(count, 50)
 
 
 SCENARIOS = {
-    "step": lambda: step("async"),
-    "step_thread": lambda: step("thread"),
-    "step_memory": lambda: step("memory"),
-    "opening": opening,
-    "memory": memory,
+    "step": lambda: measure_step("async"),
+    "step_thread": lambda: measure_step("thread"),
+    "step_memory": lambda: measure_step("memory"),
+    "opening": measure_opening,
+    "memory": measure_memory,
 }
 
 if __name__ == "__main__":

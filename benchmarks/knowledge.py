@@ -1,6 +1,6 @@
-"""What knowing costs: requests and compactions at any length of history, prompts with skills, search over sessions.
+"""Measure requests and compactions at several lengths of history, prompts with skills, and search over sessions.
 
-CPU time of this process; one JSON line out, with the ratios that are held against a goal in `GOALS`.
+Print the CPU time of this process as one JSON line, and which goals of `GOALS` were missed.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ GOALS = {"request_10000_to_10": 1.5, "search_ms": 50.0, "preamble_ms": 20.0}
 SESSIONS = 10_000
 
 
-def turn_facts(number: int) -> list[AnyFact]:
+def build_turn_facts(number: int) -> list[AnyFact]:
     one = Call(f"call_{number}", "look", '{"page":%d}' % number)
     return [
         TurnStarted(turn=number + 1, messages=("m",) if not number else ()),
@@ -53,15 +53,15 @@ def turn_facts(number: int) -> list[AnyFact]:
     ]
 
 
-def session_of(length: int) -> State:
-    """A running session with so many facts, about to ask its model."""
+def build_session(length: int) -> State:
+    """Build a running session with so many facts whose next step is a model call."""
     state = State()
     start = [
         SessionCreated(session_id="bench"),
         MessageReceived(id="m", parts=(TextPart("read the book"),)),
         RunStarted(run_id="run_1", limits=Limits(turns=10**6)),
     ]
-    turns = itertools.chain.from_iterable(map(turn_facts, itertools.count()))
+    turns = itertools.chain.from_iterable(map(build_turn_facts, itertools.count()))
     for fact in itertools.chain(start, turns):
         stamp_fact(fact, state.seq + 1, 0.0)
         apply(state, fact)
@@ -70,18 +70,18 @@ def session_of(length: int) -> State:
     raise AssertionError
 
 
-def best(times: int, measured: Callable[[], object]) -> float:
-    """The least CPU time of several goes, in seconds a go."""
+def measure_best(times: int, work: Callable[[], object]) -> float:
+    """Return the least CPU time of several rounds, in seconds per call."""
     found = []
     for _ in range(5):
         before = cpu()
         for _ in range(times):
-            measured()
+            work()
         found.append((cpu() - before) / times)
     return min(found)
 
 
-def setup_for(folder: Path) -> Setup:
+def build_setup(folder: Path) -> Setup:
     knowledge = FileKnowledge(folder / "own")
     return Setup(
         model=ScriptedModel(window=None),
@@ -94,15 +94,15 @@ def setup_for(folder: Path) -> Setup:
     )
 
 
-def request_cost(setup: Setup, length: int, turns: int = 300) -> float:
-    """CPU seconds to build the request of one more turn."""
+def measure_request(setup: Setup, length: int, turns: int = 300) -> float:
+    """Return the CPU seconds that the request of one more turn takes to build."""
     found: list[float] = []
     for _ in range(3):
-        state, projection = session_of(length), Projection()
+        state, projection = build_session(length), Projection()
         projection.build_messages(state, setup.attachments)
         spent = 0.0
         for number in range(turns):
-            for fact in (*turn_facts(10**6 + number), TurnStarted(turn=number)):
+            for fact in (*build_turn_facts(10**6 + number), TurnStarted(turn=number)):
                 stamp_fact(fact, state.seq + 1, 0.0)
                 apply(state, fact)
             before = cpu()
@@ -112,8 +112,8 @@ def request_cost(setup: Setup, length: int, turns: int = 300) -> float:
     return min(found)
 
 
-async def searching(folder: Path) -> dict[str, float]:
-    """Ten thousand sessions: the first search indexes them, the others only look."""
+async def measure_search(folder: Path) -> dict[str, float]:
+    """Search ten thousand sessions. The first search indexes them."""
     log = SqliteLog(folder / "many.db")
     for number in range(SESSIONS):
         facts: list[AnyFact] = [
@@ -165,13 +165,15 @@ async def main() -> None:
         folder = Path(name)
         write_skills(folder, 100)
         (folder / "AGENTS.md").write_text("Use tabs.\n" * 100)
-        setup = setup_for(folder)
-        found = {f"request_{length}_us": request_cost(setup, length) * 1e6 for length in LENGTHS}
+        setup = build_setup(folder)
+        found = {f"request_{length}_us": measure_request(setup, length) * 1e6 for length in LENGTHS}
         found["request_10000_to_10"] = found["request_10000_us"] / found["request_10_us"]
-        long = session_of(10_000)
+        long = build_session(10_000)
         long.tokens = 4096
-        found["plan_10000_ms"] = best(3, lambda: plan_compaction(long, compute_room(4096, long))) * 1e3
-        found["first_request_10000_ms"] = best(3, lambda: Projection().build_messages(long, setup.attachments)) * 1e3
+        found["plan_10000_ms"] = measure_best(3, lambda: plan_compaction(long, compute_room(4096, long))) * 1e3
+        found["first_request_10000_ms"] = (
+            measure_best(3, lambda: Projection().build_messages(long, setup.attachments)) * 1e3
+        )
         knowledge, log = FileKnowledge(folder / "own"), SqliteLog(folder / "empty.db")
         await knowledge.build_preamble(folder, log.memories, 0.0)
         before = cpu()
@@ -179,7 +181,7 @@ async def main() -> None:
             await knowledge.build_preamble(folder, log.memories, 0.0)
         found["preamble_ms"] = (cpu() - before) / 20 * 1e3
         await log.close()
-        found.update(await searching(folder))
+        found.update(await measure_search(folder))
     missed = {name: goal for name, goal in GOALS.items() if found[name] > goal}
     print(json.dumps({name: round(value, 3) for name, value in found.items()} | {"missed": missed}))
     sys.exit(1 if missed else 0)

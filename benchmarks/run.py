@@ -1,7 +1,7 @@
-"""All benchmarks, as one table: `python benchmarks/run.py [NAME…] [--reps N]`.
+"""Print the benchmarks of the kernel and the models as tables: `python benchmarks/run.py [NAME…] [--reps N]`.
 
-Every measurement is a process of its own, repeated and interleaved; the least CPU time counts. Compare ratios
-within one run, never figures of different runs: these depend on the machine and on what else it does.
+Each measurement runs in its own process. The processes take turns, and the least CPU time counts. Compare ratios
+within one run. Figures of different runs depend on the machine and its load.
 """
 
 import argparse
@@ -23,7 +23,7 @@ IMPORT_CPU = (
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what was measured, what we get, and the goal it is held against."""
+    """One line of the table: the subject, the figure and the goal."""
 
     what: str
     figure: str
@@ -32,8 +32,8 @@ class Row:
 
 
 @contextmanager
-def fake_model() -> Iterator[str]:
-    """A model on loopback that answers at once; yields its port."""
+def start_fake_model() -> Iterator[str]:
+    """Start a model on loopback that answers at once, and yield its port."""
     command = [sys.executable, str(HERE / "fake_model.py"), "--until-eof"]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None and server.stdin is not None
@@ -45,7 +45,7 @@ def fake_model() -> Iterator[str]:
 
 
 def measure(*command: str) -> dict[str, float]:
-    # Compiled modules are part of an installation; without them an import would be timed with its compilation.
+    # An installation has compiled modules. Without them, an import would include the compilation.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env=env)
     if done.returncode:
@@ -53,42 +53,42 @@ def measure(*command: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def least(results: list[dict[str, float]], key: str = "cpu_s") -> float:
+def find_least(results: list[dict[str, float]], key: str = "cpu_s") -> float:
     return min(result[key] for result in results)
 
 
-def kernel(reps: int) -> Iterator[Row]:
+def measure_kernel(reps: int) -> Iterator[Row]:
     names = ("step", "step_thread", "step_memory", "opening", "memory")
     results: dict[str, list[dict[str, float]]] = {name: [] for name in (*names, "floor", "import")}
-    with fake_model() as port:
+    with start_fake_model() as port:
         for _ in range(reps):
             results["floor"].append(measure(str(HERE / "floor.py"), port, "steps-50", "1", "10"))
             for name in names:
                 results[name].append(measure(str(HERE / "kernel.py"), name))
             results["import"].append(measure("-c", IMPORT_CPU.format(name="treadle.runtime, treadle.tools.function")))
-    floor = least(results["floor"]) / 51
+    floor = find_least(results["floor"]) / 51
     yield Row("floor: one step by hand over aiohttp", f"{floor * 1e3:.3f} ms", "", True)
     for name, what, goal in (
         ("step", "one durable step, async tool, SQLite", 0.6),
         ("step_thread", "one durable step, plain function in a thread, SQLite", None),
         ("step_memory", "one step, async tool, log in memory", None),
     ):
-        ratio = least(results[name]) / floor
-        figure = f"{least(results[name]) * 1e3:.3f} ms = {ratio:.2f} × the floor"
+        ratio = find_least(results[name]) / floor
+        figure = f"{find_least(results[name]) * 1e3:.3f} ms = {ratio:.2f} × the floor"
         yield Row(what, figure, f"≤ {goal} ×" if goal else "", goal is None or ratio <= goal)
-    growth = least(results["step"], "last") / least(results["step"], "first")
+    growth = find_least(results["step"], "last") / find_least(results["step"], "first")
     yield Row("step 2 000 against step 20", f"{growth:.2f} ×", "≤ 1.3 ×", growth <= 1.3)
-    opening = least(results["opening"])
+    opening = find_least(results["opening"])
     yield Row("open and fold 100 000 facts", f"{opening:.2f} s", "< 1 s", opening < 1)
-    parked, active = least(results["memory"], "parked_bytes"), least(results["memory"], "active_bytes")
+    parked, active = find_least(results["memory"], "parked_bytes"), find_least(results["memory"], "active_bytes")
     yield Row("memory of a session that is done or waits", f"{parked / 1e3:.1f} kB", "0", parked < 1000)
     yield Row("memory of an active session", f"{active / 1e3:.1f} kB", "≤ 100 kB", active <= 100_000)
-    imports = least(results["import"])
+    imports = find_least(results["import"])
     yield Row("import of what an agent needs, without a model", f"{imports * 1e3:.0f} ms", "< 100 ms", imports < 0.1)
 
 
-def models(reps: int) -> Iterator[Row]:
-    """treadle with its SQLite log against the loop by hand, on the same fake model over a real socket."""
+def measure_models(reps: int) -> Iterator[Row]:
+    """Compare treadle and its SQLite log with the loop by hand, on the same fake model over a real socket."""
     scenarios = (
         ("tool loop, 50 steps", "steps-50", 1, 8, 51, 2.0),
         ("tool loop, 200 steps", "steps-200", 1, 3, 201, 1.7),
@@ -97,7 +97,7 @@ def models(reps: int) -> Iterator[Row]:
     )
     names = {"aiohttp": "aiohttp", "chat": "treadle, treadle.models.catalog, treadle.models.chat_completions, aiohttp"}
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    with fake_model() as port:
+    with start_fake_model() as port:
         for _ in range(reps):
             for _, model, at_once, rounds, _, _ in scenarios:
                 for program in ("floor.py", "run_treadle.py"):
@@ -106,18 +106,18 @@ def models(reps: int) -> Iterator[Row]:
             for name, modules in names.items():
                 found.setdefault(("import", name), []).append(measure("-c", IMPORT_CPU.format(name=modules)))
     for what, model, _, _, parts, goal in scenarios:
-        floor, ours = (least(found[program, model]) / parts for program in ("floor.py", "run_treadle.py"))
+        floor, ours = (find_least(found[program, model]) / parts for program in ("floor.py", "run_treadle.py"))
         unit, scale = ("µs", 1e6) if ours < 1e-4 else ("ms", 1e3)
         figure = f"{ours * scale:.2f} {unit} = {ours / floor:.2f} × the floor's {floor * scale:.2f}"
         yield Row(what, figure, f"≤ {goal} ×", ours / floor <= goal)
-    grown = least(found["run_treadle.py", "steps-5-tok-50-delay-5ms"], "rss_bytes") / 1e3
+    grown = find_least(found["run_treadle.py", "steps-5-tok-50-delay-5ms"], "rss_bytes") / 1e3
     yield Row("memory a session, 200 at once", f"{grown:.0f} kB", "≤ 60 kB", grown <= 60)
-    ours, alone = least(found["import", "chat"]), least(found["import", "aiohttp"])
+    ours, alone = find_least(found["import", "chat"]), find_least(found["import", "aiohttp"])
     figure = f"{ours * 1e3:.0f} ms = {ours / alone:.2f} × aiohttp alone"
     yield Row("import of all that a chat model needs", figure, "≤ 1.3 ×", ours / alone <= 1.3)
 
 
-SUITES = {"kernel": kernel, "models": models}
+SUITES = {"kernel": measure_kernel, "models": measure_models}
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""treadle as a runner of the overhead bench: the default is durable (SQLite), `log in memory` is the other setting.
+"""Run treadle on the fake model, with an SQLite log by default or with a log in memory.
 
-Run by run.py here, as `run_treadle.py PORT MODEL SESSIONS ROUNDS`. Laid beside a `_harness.py` that measures many
-frameworks alike, it hands `Peer` over to that one.
+run.py calls it as `run_treadle.py PORT MODEL SESSIONS ROUNDS`. Beside a `_harness.py` that measures several frameworks,
+it passes `Peer` to that harness.
 """
 
-try:  # first, where there is one: it starts its clock when it is imported
+try:  # the harness starts its clock when it is imported, so it comes first
     from _harness import main as harness
 except ImportError:
     harness = None
@@ -57,12 +57,12 @@ class Peer:
         await self.agent.resolve_model().close()
 
 
-def cpu() -> float:
+def read_cpu() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
-def peak_rss() -> int:
+def read_peak_memory() -> int:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
 
@@ -72,13 +72,13 @@ async def main(port: str, model: str, at_once: int, rounds: int) -> None:
         peer = Peer(f"http://127.0.0.1:{port}", model, add, 1000, "log", folder)
         await peer.open()
         await peer.run("warm", "go [steps-2-tok-3]")
-        base, took = peak_rss(), []
+        base, took = read_peak_memory(), []
         for _ in range(rounds):
-            before = cpu()
+            before = read_cpu()
             texts = await asyncio.gather(*(peer.run(str(number), "go") for number in range(at_once)))
-            took.append(cpu() - before)
+            took.append(read_cpu() - before)
             assert all(text for text, _ in texts)
-        grown = peak_rss() - base
+        grown = read_peak_memory() - base
         await peer.close()
     print(json.dumps({"cpu_s": min(took), "rss_bytes": grown / at_once}))
 

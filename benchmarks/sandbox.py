@@ -1,8 +1,9 @@
-"""What walls cost: a command that does nothing, plainly and in each sandbox. Prints a table.
+"""Run a command that does nothing, without a sandbox and in each sandbox, and print a table.
 
 python benchmarks/sandbox.py [--reps 5] [--rounds 40]
 
-Wall time, and CPU time, user and system, of this process and of what it starts; the least of several rounds counts.
+The table shows wall time, and CPU time (user and system) of this process and its children.
+The least of several rounds counts.
 """
 
 import argparse
@@ -21,8 +22,8 @@ from treadle.sandbox.base import CommandResult, Job, OnOutput
 Run = Callable[[Job, OnOutput], Awaitable[CommandResult]]
 
 
-async def plain(job: Job, on_output: OnOutput) -> CommandResult:
-    """The floor: the same command from the standard library, with its output read."""
+async def run_plainly(job: Job, on_output: OnOutput) -> CommandResult:
+    """Run the same command with the standard library, and read its output. This is the floor."""
     process = await asyncio.create_subprocess_exec(
         *job.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=job.workspace
     )
@@ -30,18 +31,18 @@ async def plain(job: Job, on_output: OnOutput) -> CommandResult:
     return CommandResult(process.returncode, "exited", None, 0.0, 0)
 
 
-def cpu() -> float:
+def read_cpu() -> float:
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 async def measure(run: Run, job: Job, rounds: int) -> tuple[float, float]:
-    """Seconds of wall and CPU for one command."""
-    wall, used = time.perf_counter(), cpu()
+    """Return the seconds of wall and CPU time for one command."""
+    wall, used = time.perf_counter(), read_cpu()
     for _ in range(rounds):
         ended = await run(job, lambda data: None)
         assert ended.code == 0, ended
-    return (time.perf_counter() - wall) / rounds, (cpu() - used) / rounds
+    return (time.perf_counter() - wall) / rounds, (read_cpu() - used) / rounds
 
 
 async def main() -> None:
@@ -52,7 +53,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         job = Job(("/usr/bin/true",), Path(folder))
         ways: dict[str, tuple[Run, Job]] = {
-            "plain, by asyncio": (plain, job),
+            "plain, by asyncio": (run_plainly, job),
             "on the host, bounds held": (run_on_host, job),
         }
         if landlock.read_landlock_version() >= landlock.OLDEST_VERSION:

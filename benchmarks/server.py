@@ -1,7 +1,7 @@
-"""The server against a bare relay, on the same fake model over real sockets: `python benchmarks/server.py [--reps N]`.
+"""Compare the server with a bare relay on the same fake model: `python benchmarks/server.py [--reps N]`.
 
-CPU time is the server process' own, a token from the model's socket to the client's. The relay is aiohttp to Starlette
-and does nothing else. Compare ratios within one run. `--crowd` is the full size of the crowd test.
+The CPU time is that of the server process, per token from the model's socket to the client's. The relay only connects
+aiohttp to Starlette. Compare ratios within one run. `--crowd` runs the crowd test at full size.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SHORT = "steps-0-tok-1"
 CROWD = "steps-5-tok-50-delay-5ms"
 
 
-# --- the servers that are measured, each a process of its own
+# --- the servers, each in its own process
 
 
 def serve_treadle(port: str, model: str, store: str) -> None:
@@ -82,12 +82,12 @@ def serve_relay(port: str, model: str, store: str) -> None:
     uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).run([listening])
 
 
-# --- what is done with them
+# --- the clients
 
 
 @contextmanager
-def process(*command: str) -> Iterator[tuple[str, int]]:
-    """A child; the first line it says, and its id."""
+def start_process(*command: str) -> Iterator[tuple[str, int]]:
+    """Start a child process, and yield the first line that it prints and its id."""
     child = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     assert child.stdout is not None
     try:
@@ -97,17 +97,17 @@ def process(*command: str) -> Iterator[tuple[str, int]]:
         child.wait()
 
 
-def cpu(pid: int) -> float:
+def read_cpu(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory(pid: int) -> int:
+def read_memory(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1024
 
 
-async def sessions(http: aiohttp.ClientSession, count: int) -> list[str]:
+async def create_sessions(http: aiohttp.ClientSession, count: int) -> list[str]:
     async def make() -> str:
         async with http.post("/v1/sessions", json={}) as answer:
             return (await answer.json())["id"]
@@ -115,15 +115,15 @@ async def sessions(http: aiohttp.ClientSession, count: int) -> list[str]:
     return await asyncio.gather(*(make() for _ in range(count)))
 
 
-async def read(http: aiohttp.ClientSession, path: str, mark: bytes) -> int:
-    """A streamed answer to the end; how many tokens it had."""
+async def count_streamed_tokens(http: aiohttp.ClientSession, path: str, mark: bytes) -> int:
+    """Read a streamed answer to its end, and count its tokens."""
     async with http.post(path, json={"content": "go"}) as answer:
         assert answer.status == 200, await answer.text()
         return (await answer.read()).count(mark)
 
 
-async def watch(http: aiohttp.ClientSession, session_id: str, mark: bytes) -> int:
-    """A session's own events until its run ends; how many tokens there were."""
+async def count_watched_tokens(http: aiohttp.ClientSession, session_id: str, mark: bytes) -> int:
+    """Read a session's events until its run ends, and count the tokens."""
     pieces: list[bytes] = []
     async with http.get(f"/v1/sessions/{session_id}/events") as answer:
         async with http.post(f"/v1/sessions/{session_id}/messages?wait=0", json={"content": "go"}) as begun:
@@ -135,26 +135,26 @@ async def watch(http: aiohttp.ClientSession, session_id: str, mark: bytes) -> in
     return b"".join(pieces).count(mark)
 
 
-async def streaming(base: str, pid: int, kind: str) -> float:
-    """CPU seconds a streamed token."""
+async def measure_streaming(base: str, pid: int, kind: str) -> float:
+    """Return the CPU seconds per streamed token."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(base, headers=AUTH, connector=connector) as http:
-        ids = await sessions(http, STREAMS) if kind != "relay" else ["x"] * STREAMS
-        before = cpu(pid)
+        ids = await create_sessions(http, STREAMS) if kind != "relay" else ["x"] * STREAMS
+        before = read_cpu(pid)
         if kind == "events":
-            counts = await asyncio.gather(*(watch(http, one, b'"text_delta"') for one in ids))
+            counts = await asyncio.gather(*(count_watched_tokens(http, one, b'"text_delta"') for one in ids))
         else:
             mark = b'"content"' if kind == "relay" else b'"delta"'
             paths = [f"/v1/sessions/{one}/messages/stream" for one in ids]
-            counts = await asyncio.gather(*(read(http, path, mark) for path in paths))
+            counts = await asyncio.gather(*(count_streamed_tokens(http, path, mark) for path in paths))
         assert all(count >= TOKENS / 2 for count in counts), counts[:3]  # tokens of one read may come as one fragment
-        return (cpu(pid) - before) / (STREAMS * TOKENS)
+        return (read_cpu(pid) - before) / (STREAMS * TOKENS)
 
 
-async def asking(base: str, at_once: int = 8, each: int = 50) -> float:
-    """Messages answered a second."""
+async def measure_rate(base: str, at_once: int = 8, each: int = 50) -> float:
+    """Return how many messages the server answers per second."""
     async with aiohttp.ClientSession(base, headers=AUTH) as http:
-        ids = await sessions(http, at_once)
+        ids = await create_sessions(http, at_once)
 
         async def talk(session_id: str) -> None:
             for _ in range(each):
@@ -166,12 +166,12 @@ async def asking(base: str, at_once: int = 8, each: int = 50) -> float:
         return at_once * each / (time.perf_counter() - began)
 
 
-async def crowd(base: str, pid: int, count: int = 200) -> dict[str, float]:
-    """Sessions of five calls with a watcher each: CPU a token and memory a session; every view is the log's."""
+async def measure_crowd(base: str, pid: int, count: int = 200) -> dict[str, float]:
+    """Run sessions of five calls with a watcher each, and check that each watcher saw the log."""
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(base, headers=AUTH, connector=connector, timeout=timeout) as http:
-        ids = await sessions(http, count)
-        before, rss = cpu(pid), memory(pid)
+        ids = await create_sessions(http, count)
+        before, rss = read_cpu(pid), read_memory(pid)
 
         async def one(session_id: str) -> None:
             seen: list[dict[str, object]] = []
@@ -193,7 +193,7 @@ async def crowd(base: str, pid: int, count: int = 200) -> dict[str, float]:
 
         await asyncio.gather(*(one(session_id) for session_id in ids))
         tokens = count * 50  # under load many of them come as one fragment
-        return {"cpu_us": (cpu(pid) - before) / tokens * 1e6, "kB": (memory(pid) - rss) / count / 1e3}
+        return {"cpu_us": (read_cpu(pid) - before) / tokens * 1e6, "kB": (read_memory(pid) - rss) / count / 1e3}
 
 
 def measure(kind: str, port: str) -> dict[str, float]:
@@ -201,12 +201,12 @@ def measure(kind: str, port: str) -> dict[str, float]:
     served = "relay" if kind == "relay" else "treadle"
     with tempfile.TemporaryDirectory() as folder:
         command = (__file__, "--serve", served, port, model, f"{folder}/store.db")
-        with process(*command) as (base, pid):
+        with start_process(*command) as (base, pid):
             if kind == "ask":
-                return {"rate": asyncio.run(asking(base))}
+                return {"rate": asyncio.run(measure_rate(base))}
             if kind == "crowd":
-                return asyncio.run(crowd(base, pid))
-            return {"cpu_s": asyncio.run(streaming(base, pid, kind))}
+                return asyncio.run(measure_crowd(base, pid))
+            return {"cpu_s": asyncio.run(measure_streaming(base, pid, kind))}
 
 
 def main() -> None:
@@ -218,7 +218,7 @@ def main() -> None:
     if options.serve:
         {"treadle": serve_treadle, "relay": serve_relay}[options.serve[0]](*options.serve[1:])
         return
-    with process(str(HERE / "fake_model.py"), "--until-eof") as (said, _):
+    with start_process(str(HERE / "fake_model.py"), "--until-eof") as (said, _):
         port = said.split()[1]
         if options.crowd:
             found = measure("crowd", port)

@@ -146,7 +146,7 @@ async def test_an_answer_can_be_regenerated_and_a_past_forked() -> None:
             assert (await until(events, type="run_finished"))[-1]["answer"] == "second"
         shown = await client.json("GET", f"/v1/sessions/{session_id}")
         assert [(one["role"], one["content"]) for one in shown["messages"]] == [("user", "hi"), ("assistant", "second")]
-        session = await client.app.state.service.open_session(session_id)
+        session = await client.app.state.service.runtime.open(session_id)
         await session.rewind(2, "conversation")
         shown = await client.json("GET", f"/v1/sessions/{session_id}")
         assert "second" not in str(shown["messages"])

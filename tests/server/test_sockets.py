@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import Struct, to_builtins
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.dialects.test_message_frames import Page
@@ -137,8 +138,8 @@ class Halting:
         self.sent: list[dict[str, Any]] = []
         self.full, self.free = asyncio.Event(), asyncio.Event()
 
-    async def send(self, data: bytes) -> None:
-        self.sent.append(json.loads(data))
+    async def send_frame(self, frame: Struct) -> None:
+        self.sent.append(to_builtins(frame))
         self.full.set()
         await self.free.wait()
 

@@ -22,7 +22,6 @@ from treadle.events import (
     Fact,
     Grant,
     InputRequested,
-    Limits,
     ModelFailed,
     ModelReplied,
     RunFinished,
@@ -342,11 +341,6 @@ class LoopDialect:
 def build_continuation_token(session_id: str, fact: RunFinished) -> str:
     """Name the ending after which to go on. It works once, because going on moves the log."""
     return f"{session_id}.{fact.seq}"
-
-
-def build_limits(max_iterations: int = 10, max_tool_calls: int = 50, max_tokens: int = 16384) -> Limits:
-    """The limits of a run, with this dialect's names and defaults."""
-    return Limits(turns=max_iterations, calls=max_tool_calls, tokens=max_tokens)
 
 
 def _wrap(event: LoopEvent) -> LoopEnvelope:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
+from operator import attrgetter
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
-from fastapi.routing import APIRoute
 
 from treadle import Runtime, __version__
-from treadle.server import catalogue, home, loop_api, openai_api, problems, sessions, sockets
+from treadle.server import catalogue, home, loop_api, openai_api, problems, session_control, sessions, sockets
 from treadle.server import rpc as chat
 from treadle.server.config import ServerConfig
 from treadle.server.guard import AsgiApp, Guard
@@ -59,33 +59,25 @@ def create_app(runtime: Runtime, config: ServerConfig | None = None) -> ServerAp
         redoc_url=None,
         openapi_url=None,
         responses=problems.ERROR_RESPONSES,
-        generate_unique_id_function=_name_operation,
+        generate_unique_id_function=attrgetter("name"),  # so an id does not change when a path does
     )
-    for part in (home, sessions, loop_api, chat, openai_api, catalogue, sockets):
+    for part in (home, sessions, session_control, loop_api, chat, openai_api, catalogue, sockets):
         app.include_router(part.router)
-    _add_documentation(app)
     problems.install_error_handlers(app)
-    return app
 
-
-def _name_operation(route: APIRoute) -> str:
-    """Operations are named after their functions, so an id does not change when a path does."""
-    return route.name
-
-
-def _add_documentation(app: ServerApp) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi(token: Viewer) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
         return app.openapi()
 
     @app.get("/docs", include_in_schema=False)
     async def docs(token: Viewer) -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
-        schema = app.openapi()
         rows: list[str] = []
-        for path, methods in schema["paths"].items():
+        for path, methods in app.openapi()["paths"].items():
             for method, about in methods.items():
                 text = html.escape(about.get("description", ""))
                 rows.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt><dd>{text}</dd>")
         head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>treadle: the API</title>'
         link = '<p>For programs: <a href="openapi.json">openapi.json</a></p>'
         return HTMLResponse(f"{head}<h1>The API</h1>{link}<dl>{''.join(rows)}</dl></html>")
+
+    return app

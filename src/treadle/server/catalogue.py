@@ -7,11 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from treadle.errors import NotFound, TreadleError
+from treadle.errors import NotFound
 from treadle.memory.base import MAX_MEMORY_LENGTH, Memory, MemoryKind
 from treadle.server.problems import build_field_error
-from treadle.server.service import CurrentService, Sender, Service, Viewer
-from treadle.server.views import StrictBody
+from treadle.server.service import CurrentService, Sender, Service, StrictBody, Viewer
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 
@@ -193,9 +192,8 @@ async def get_config(service: CurrentService, token: Viewer) -> ConfigView:
 @router.get("/models")
 async def list_models(service: CurrentService, token: Viewer) -> ModelList:
     """List the models, and the agents as `agent:NAME`."""
-    named = [_model_view(service, name) for name in service.list_model_names()]
-    agents = [ModelView(id=f"agent:{name}") for name in service.runtime.agents]
-    return ModelList(data=[*named, *agents])
+    models = [_describe_model(service, name) for name in service.list_model_names()]
+    return ModelList(data=[*models, *(ModelView(id=f"agent:{name}") for name in service.runtime.agents)])
 
 
 @router.get("/models/{model_id:path}")
@@ -207,40 +205,33 @@ async def get_model(service: CurrentService, token: Viewer, model_id: str) -> Mo
     raise NotFound(f"there is no model {model_id[:200]!r} here; GET /v1/models lists them")
 
 
-def _model_view(service: Service, name: str) -> ModelView:
-    try:
-        window = service.runtime.model(name).window
-    except TreadleError:  # its key or its package is missing
+def _describe_model(service: Service, name: str) -> ModelView:
+    model = service.find_model(name)
+    if model is None:
         return ModelView(id=name, loaded=False)
-    return ModelView(id=name, loaded=name not in service.unloaded_models, window=window)
+    return ModelView(id=name, loaded=name not in service.unloaded_models, window=model.window)
 
 
 @router.post("/models/load")
 async def load_model(service: CurrentService, token: Sender, body: ModelName) -> ModelView:
     """Load a model before it is needed."""
-    name = _check_model_name(service, body.model)
-    service.unloaded_models.discard(name)
-    loading = getattr(service.get_model(name), "load", None)
-    if loading is not None:
-        await loading()
-    return _model_view(service, name)
+    service.check_model_name(body.model)
+    service.unloaded_models.discard(body.model)
+    load = getattr(service.get_model(body.model), "load", None)
+    if load is not None:
+        await load()
+    return _describe_model(service, body.model)
 
 
 @router.post("/models/unload")
 async def unload_model(service: CurrentService, token: Sender, body: ModelName) -> ModelView:
     """Free what a model holds. No run starts on it until it is loaded again; a current run loads it itself."""
-    name = _check_model_name(service, body.model)
-    unloading = getattr(service.runtime.model(name), "unload", None)
-    if unloading is not None:
-        unloading()
-    service.unloaded_models.add(name)
-    return _model_view(service, name)
-
-
-def _check_model_name(service: Service, name: str) -> str:
-    if name not in service.list_model_names():
-        raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
-    return name
+    service.check_model_name(body.model)
+    unload = getattr(service.runtime.model(body.model), "unload", None)
+    if unload is not None:
+        unload()
+    service.unloaded_models.add(body.model)
+    return _describe_model(service, body.model)
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────
@@ -254,9 +245,8 @@ async def list_memories(
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> list[MemoryView]:
     """List the memories, the oldest first. `offset` skips that many."""
-    return [
-        MemoryView.from_memory(memory) for memory in await service.runtime.log.memories.list(limit=limit, offset=offset)
-    ]
+    memories = await service.runtime.log.memories.list(limit=limit, offset=offset)
+    return [MemoryView.from_memory(memory) for memory in memories]
 
 
 @router.get("/memory/search")

@@ -40,6 +40,11 @@ SECURITY_HEADERS = [
     (b"x-frame-options", b"DENY"),
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
 ]
+PREFLIGHT_HEADERS = [
+    (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
+    (b"access-control-allow-headers", b"authorization, content-type, idempotency-key, last-event-id"),
+    (b"access-control-max-age", b"600"),
+]
 # Possessive quantifiers: a scan takes time linear in the length of the text, whatever the text is.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -95,19 +100,18 @@ class Tokens:
     def find_by_headers(self, headers: dict[str, str]) -> Token | None:
         """Find the token of a request: in its Authorization header, or else in its login cookie."""
         if "authorization" in headers:
-            return self.find_by_header(headers["authorization"])
-        return self.find_by_cookie(_find_login_cookie(headers["cookie"])) if "cookie" in headers else None
-
-    def find_by_header(self, header: str) -> Token | None:
-        """Find the token of an Authorization header, if it is one of ours."""
-        kind, _, value = header.partition(" ")
-        if kind.lower() != "bearer":
-            return None
-        given, found = value.strip().encode("utf-8", "replace"), None
-        for token in self._tokens:  # compare all of them, so that the time taken reveals nothing
-            if hmac.compare_digest(token.value.encode(), given):
-                found = token
-        return found
+            kind, _, value = headers["authorization"].partition(" ")
+            given, found = value.strip().encode("utf-8", "replace"), None
+            for token in self._tokens:  # compare all of them, so that the time taken reveals nothing
+                if hmac.compare_digest(token.value.encode(), given):
+                    found = token
+            return found if kind.lower() == "bearer" else None
+        # The standard library may take minutes over a hostile header, so we read the cookies ourselves.
+        for pair in headers.get("cookie", "").split(";"):
+            name, _, value = pair.partition("=")
+            if name.strip() == COOKIE_NAME:
+                return self.find_by_cookie(value.strip(' "'))
+        return None
 
     def find_by_cookie(self, value: str) -> Token | None:
         """Find the token of a login cookie, while the cookie is valid."""
@@ -140,10 +144,6 @@ class Tokens:
     @property
     def has_tokens(self) -> bool:
         return bool(self._tokens)
-
-    @property
-    def first(self) -> Token:
-        return self._tokens[0] if self._tokens else ANYONE
 
     def record_wrong_token(self, client: str) -> None:
         """Count a wrong token from this client."""
@@ -183,10 +183,11 @@ class Guard:
         bucket: RateBucket | None = None
         try:
             self._check_origin(scope, headers)
-            if _is_preflight(scope, headers):
-                await _answer_preflight(send_with_headers)
+            if scope.get("method") == "OPTIONS" and {"origin", "access-control-request-method"} <= headers.keys():
+                await _send_response(send_with_headers, 204, PREFLIGHT_HEADERS)
                 return
-            scope["query_string"] = _drop_empty_values(scope["query_string"])
+            if b"=" in (query := scope["query_string"]):  # `?status=&q=tea` asks for tea, with any status
+                scope["query_string"] = b"&".join(part for part in query.split(b"&") if part.partition(b"=")[2])
             scope["treadle.token"] = token = self._authenticate(scope, headers)
             scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"cookie"]  # no route reads them
             bucket = self._take_rate(token)
@@ -201,7 +202,9 @@ class Guard:
         finally:
             if bucket is not None:
                 bucket.active -= 1
-            _log_request(scope, status[0], time.perf_counter() - started_at)
+            # The route's template is logged, never an id, a query, a header or a body.
+            route, seconds = getattr(scope.get("route"), "path", "-"), time.perf_counter() - started_at
+            _logger.info("%s %s %d %.1f ms", scope.get("method", "WS"), route, status[0], seconds * 1e3)
 
     def _check_origin(self, scope: AsgiScope, headers: dict[str, str]) -> None:
         """Refuse requests under a foreign host name, and requests from pages of other origins."""
@@ -223,9 +226,8 @@ class Guard:
         if origin in self._config.origins:
             return
         scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
-        if origin is not None and origin.lower() != f"{scheme}://{host.lower()}":
-            raise Refusal(403, "wrong_origin", "pages of other origins may not use this server")
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        is_foreign = origin is not None and origin.lower() != f"{scheme}://{host.lower()}"
+        if is_foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Refusal(403, "wrong_origin", "pages of other origins may not use this server")
 
     def _authenticate(self, scope: AsgiScope, headers: dict[str, str]) -> Token:
@@ -278,13 +280,18 @@ class Guard:
                 raise Refusal(400, "malformed", "a body must be JSON in UTF-8")
             if is_too_deep(body, self._config.json_depth):
                 raise Refusal(400, "too_deep", f"the JSON is nested deeper than {self._config.json_depth}")
-        return _replay_body(body, receive)
+        bodies = [body]
+
+        async def receive_again() -> AsgiMessage:
+            return {"type": "http.request", "body": bodies.pop()} if bodies else await receive()
+
+        return receive_again
 
     async def _read_body(self, headers: dict[str, str], receive: Receive) -> bytes:
-        max_bytes = self._config.body_bytes
-        length = headers.get("content-length", "0")
+        max_bytes, length = self._config.body_bytes, headers.get("content-length", "0")
+        too_large = Refusal(413, "too_large", f"a body may have {max_bytes} bytes")
         if not length.isdigit() or int(length) > max_bytes:
-            raise Refusal(413, "too_large", f"a body may have {max_bytes} bytes")
+            raise too_large
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -294,14 +301,9 @@ class Guard:
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
             if size > max_bytes:
-                raise Refusal(413, "too_large", f"a body may have {max_bytes} bytes")
+                raise too_large
             if not message.get("more_body"):
                 return b"".join(pieces)
-
-
-def _drop_empty_values(query: bytes) -> bytes:
-    """Remove parameters without a value: `?status=&q=tea` asks for tea, with any status."""
-    return b"&".join(part for part in query.split(b"&") if part.partition(b"=")[2]) if b"=" in query else query
 
 
 def is_too_deep(body: bytes, max_depth: int) -> bool:
@@ -310,15 +312,6 @@ def is_too_deep(body: bytes, max_depth: int) -> bool:
         return False
     brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
     return any(depth > max_depth for depth in accumulate(1 if one in b"[{" else -1 for one in brackets))
-
-
-def _find_login_cookie(cookies: str) -> str:
-    """Find the login cookie's value. The standard library may take minutes over a hostile header, so we read it."""
-    for pair in cookies.split(";"):
-        name, _, value = pair.partition("=")
-        if name.strip() == COOKIE_NAME:
-            return value.strip(' "')
-    return ""
 
 
 def _read_headers(scope: AsgiScope) -> dict[str, str]:
@@ -333,17 +326,6 @@ def _read_headers(scope: AsgiScope) -> dict[str, str]:
             text = f"{found[key]}; {text}" if key == "cookie" else found[key]
         found[key] = text
     return found
-
-
-def _replay_body(body: bytes, receive: Receive) -> Receive:
-    bodies = [body]
-
-    async def receive_again() -> AsgiMessage:
-        if bodies:
-            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
-        return await receive()
-
-    return receive_again
 
 
 def _add_headers(send: Send, allowed_origin: str, status: list[int]) -> Send:
@@ -391,21 +373,6 @@ async def _answer_head(app: AsgiApp, scope: AsgiScope, receive: Receive, send: S
     await send({"type": "http.response.body", "body": b""})
 
 
-def _is_preflight(scope: AsgiScope, headers: dict[str, str]) -> bool:
-    is_options = scope["type"] == "http" and scope["method"] == "OPTIONS"
-    return is_options and "origin" in headers and "access-control-request-method" in headers
-
-
-async def _answer_preflight(send: Send) -> None:
-    headers = [
-        (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
-        (b"access-control-allow-headers", b"authorization, content-type, idempotency-key, last-event-id"),
-        (b"access-control-max-age", b"600"),
-    ]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
-
-
 async def send_refusal(scope: AsgiScope, send: Send, refusal: Refusal) -> None:
     """Answer with a refusal. A WebSocket gets it instead of being accepted, if the server supports that."""
     kind = "http.response"
@@ -421,13 +388,11 @@ async def send_refusal(scope: AsgiScope, send: Send, refusal: Refusal) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     if refusal.retry_after:
         headers.append((b"retry-after", str(max(1, round(refusal.retry_after))).encode()))
-    await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
+    await _send_response(send, refusal.status, headers, body, kind)
+
+
+async def _send_response(
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"", kind: str = "http.response"
+) -> None:
+    await send({"type": f"{kind}.start", "status": status, "headers": headers})
     await send({"type": f"{kind}.body", "body": body})
-
-
-def _log_request(scope: AsgiScope, status: int, seconds: float) -> None:
-    """Log one line per request: the route's template, never an id, a query, a header or a body."""
-    if _logger.isEnabledFor(logging.INFO):
-        route = getattr(scope.get("route"), "path", "-")
-        method = scope.get("method", "WS")
-        _logger.info("%s %s %d %.1f ms", method, route, status, seconds * 1e3)

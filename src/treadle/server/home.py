@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from pydantic import BaseModel
 
-from treadle.server.guard import COOKIE_NAME, COOKIE_SECONDS, Refusal
-from treadle.server.service import CurrentService, Viewer, get_token
+from treadle.server.guard import COOKIE_NAME, COOKIE_SECONDS, TICKET_SECONDS, Refusal
+from treadle.server.service import CurrentService, Viewer
 
 router = APIRouter(tags=["server"])
 PAGE = """<!doctype html>
@@ -80,11 +80,11 @@ async def show_page() -> Response:
 
 
 @router.post("/v1/tickets", status_code=201)
-async def create_ticket(service: CurrentService, request: Request, token: Viewer) -> TicketView:
+async def create_ticket(service: CurrentService, token: Viewer) -> TicketView:
     """Create a login link for another browser of the same person."""
     if not service.tokens.has_tokens:
         raise Refusal(409, "conflict", "this server needs no login")
-    return TicketView(path=f"/login?ticket={service.tokens.issue_ticket(get_token(request))}", expires_in=600.0)
+    return TicketView(path=f"/login?ticket={service.tokens.issue_ticket(token)}", expires_in=TICKET_SECONDS)
 
 
 @router.get("/login", include_in_schema=False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -11,11 +10,10 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from starlette.responses import StreamingResponse
 
-from treadle import Answer, Grant, Run, RunFinished
+from treadle import Answer, Grant, Limits, Run, RunFinished
 from treadle.dialects.base import encode_frame
-from treadle.dialects.loop_events import LoopDialect, build_continuation_token, build_limits
+from treadle.dialects.loop_events import LoopDialect, build_continuation_token
 from treadle.errors import BadInput, Conflict, NotFound
 from treadle.events import (
     AnyFact,
@@ -34,17 +32,18 @@ from treadle.events import (
 )
 from treadle.log.base import SessionQuery
 from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, RunStatus, classify_run
-from treadle.server.service import Approver, CurrentService, Sender, Service, Viewer, filter_preapproved
+from treadle.server.service import Approver, CurrentService, LenientBody, Sender, Service, Viewer, filter_preapproved
+from treadle.server.session_control import CancelledView, ResolvedView
+from treadle.server.sessions import MAX_TURNS
 from treadle.server.streams import (
     PING,
     SHUTDOWN_COMMENT,
-    SSE_HEADERS,
     SSE_RESPONSES,
     DialectWriter,
     EventStream,
+    StreamedResponse,
     parse_position,
 )
-from treadle.server.views import MAX_TURNS, CancelledView, LenientBody, ResolvedView
 
 router = APIRouter(prefix="/api/agent", tags=["agent"])
 EMPTY_OBJECTIVE = "Objective must not be empty"
@@ -115,7 +114,7 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
         grant=Grant(tier="full", approve=approve, forbid=tuple(body.forbidden), ask_all=True),
         configured=SessionConfigured(
             instructions=body.system_prompt or "",
-            limits=build_limits(body.max_iterations, body.max_tool_calls, body.max_tokens),
+            limits=Limits(turns=body.max_iterations, calls=body.max_tool_calls, tokens=body.max_tokens),
             approval_ttl=service.config.approval_seconds,
             approve=filter_preapproved(token, approve),
             by=token.name,
@@ -128,15 +127,15 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
 async def _stream(service: Service, run: Run) -> EventStream:
     dialect = await _build_dialect(service, run.session_id)
     write = DialectWriter(dialect, named=True)
-    stream = EventStream(service.streams, run, write)
-    stream.on_shutdown = lambda: write.encode_frames(dialect.end_for_shutdown()) + SHUTDOWN_COMMENT
-    return stream
+    return EventStream(service.streams, run, write, at_shutdown=lambda: write.encode_frames(dialect.end_for_shutdown()))
 
 
 async def _build_dialect(service: Service, session_id: str) -> LoopDialect:
-    """Build a dialect that starts in the middle of a session and knows its first fact."""
-    first = (await service.runtime.log.read(session_id, limit=1))[0]
-    return LoopDialect(first if isinstance(first, SessionCreated) else None)
+    """Build a dialect that starts in the middle of a session and knows its first fact, unless it was deleted."""
+    with suppress(NotFound):
+        first = (await service.runtime.log.read(session_id, limit=1))[0]
+        return LoopDialect(first if isinstance(first, SessionCreated) else None)
+    return LoopDialect()
 
 
 @router.post("/{session_id}/approve")
@@ -205,9 +204,7 @@ async def list_agent_sessions(
 @router.get("/sessions/stream", response_class=Response, responses=SSE_RESPONSES)
 async def stream_all_sessions(service: CurrentService, token: Viewer) -> Any:
     """Stream all sessions live: session_started, session_updated, agent_event and session_ended."""
-    return StreamingResponse(
-        _follow_all_sessions(service), headers={key.decode(): value.decode() for key, value in SSE_HEADERS}
-    )
+    return StreamedResponse(service.streams, _follow_all_sessions(service))
 
 
 @router.get("/sessions/{session_id}")
@@ -232,37 +229,27 @@ async def stream_agent_session(
 ) -> Any:
     """Stream one session's loop events after `after` or Last-Event-ID, then live."""
     start = await service.limit_position(session_id, parse_position(last_event_id, after))
-    session = await service.open_session(session_id)
+    session = await service.runtime.open(session_id)
     write = DialectWriter(LoopDialect(), start, named=True)
     return EventStream(service.streams, session.watch(), write)
 
 
-async def _follow_all_sessions(service: Service) -> AsyncIterator[bytes]:
+async def _follow_all_sessions(service: Service) -> AsyncGenerator[bytes]:
     dialects: dict[str, LoopDialect] = {}
     with service.observer.subscribe() as subscription:
-        facts = subscription.__aiter__()
-        upcoming = asyncio.ensure_future(anext(facts, None))
-        try:
-            yield PING
-            while not service.is_draining:
-                done, _ = await asyncio.wait((upcoming,), timeout=service.config.keep_alive)
-                if not done:
-                    yield PING
-                    continue
-                item = upcoming.result()
-                if item is None:
-                    break
-                upcoming = asyncio.ensure_future(anext(facts, None))
-                session_id, fact = item
-                if session_id not in dialects and not isinstance(fact, SILENT_FACTS):
-                    dialects[session_id] = await _build_known_dialect(service, session_id)
-                if session_id in dialects:
-                    yield _encode_fact(dialects, session_id, fact)
-                if missed := subscription.take_missed():
-                    yield _encode_missed(missed)
-            yield SHUTDOWN_COMMENT
-        finally:
-            upcoming.cancel()
+        if service.is_draining:
+            subscription.close()
+        yield PING
+        async for session_id, fact in subscription:
+            if session_id not in dialects and not isinstance(fact, SILENT_FACTS):
+                dialects[session_id] = await _build_dialect(service, session_id)
+            if session_id in dialects:
+                yield _encode_fact(dialects, session_id, fact)
+            if missed := subscription.take_missed():
+                message = f"{missed} events were dropped because they were not read fast enough"
+                message += "; GET /api/agent/sessions has all"
+                yield _encode_event("error", {"message": message, "recoverable": True})
+        yield SHUTDOWN_COMMENT
 
 
 def _encode_fact(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFact) -> bytes:
@@ -293,15 +280,3 @@ def _encode_fact(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFac
 
 def _encode_event(name: str, data: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode({"event": name, "data": data}))
-
-
-def _encode_missed(count: int) -> bytes:
-    message = f"{count} events were dropped because they were not read fast enough; GET /api/agent/sessions has all"
-    return _encode_event("error", {"message": message, "recoverable": True})
-
-
-async def _build_known_dialect(service: Service, session_id: str) -> LoopDialect:
-    try:
-        return await _build_dialect(service, session_id)
-    except NotFound:  # it was deleted meanwhile
-        return LoopDialect()

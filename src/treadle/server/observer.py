@@ -9,9 +9,9 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from treadle.events import AnyFact, CallFinished, ModelReplied, RunFinished, TurnStarted
@@ -28,19 +28,9 @@ _BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 class Subscription:
     """One watcher of all sessions. Facts that come while its queue is full are counted and dropped."""
 
-    def __init__(self, subscriptions: set[Subscription]) -> None:
-        self._subscriptions = subscriptions
+    def __init__(self) -> None:
         self._queue: asyncio.Queue[tuple[str, AnyFact] | None] = asyncio.Queue(_MAX_QUEUED_FACTS)
         self._missed = 0
-
-    def __enter__(self) -> Subscription:
-        self._subscriptions.add(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._subscriptions.discard(self)
 
     def offer(self, session_id: str, fact: AnyFact) -> None:
         """Queue a fact, or count it as missed."""
@@ -101,9 +91,15 @@ class LogObserver:
         self._turn_starts: OrderedDict[str, float] = OrderedDict()
         self._tools: set[str] = set()
 
-    def subscribe(self) -> Subscription:
+    @contextmanager
+    def subscribe(self) -> Generator[Subscription]:
         """Watch all sessions for the length of a `with` block."""
-        return Subscription(self._subscriptions)
+        subscription = Subscription()
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
 
     def close(self) -> None:
         """End every subscription."""

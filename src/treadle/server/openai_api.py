@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from array import array
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -16,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 from pydantic import BaseModel, Field
 
-from treadle import RunFinished, Session
+from treadle import Run, RunFinished, Session
 from treadle.dialects.base import encode_frame
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.openai_chat import ChatChunkDialect, ReplyFormat, TextChunkDialect, describe_failed_run
@@ -43,12 +45,11 @@ from treadle.events import (
 )
 from treadle.messages import Reply
 from treadle.messages import Request as ModelRequest
-from treadle.models.base import Embedder, Model
+from treadle.models.base import Embedder, Model, ModelEvent
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_error_body, build_field_error, build_refusal
-from treadle.server.service import CurrentService, Sender, Service, Token
-from treadle.server.streams import SHUTDOWN_COMMENT, EventStream, RelayedStream, detach_at_shutdown
-from treadle.server.views import StrictBody
+from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token
+from treadle.server.streams import EventStream, StreamedResponse
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 AGENT_PREFIX = "agent:"
@@ -134,20 +135,12 @@ async def create_embeddings(service: CurrentService, token: Sender, body: Embedd
     texts = [body.input] if isinstance(body.input, str) else body.input
     if not texts or not all(texts):
         raise build_field_error("input", "there must be text to embed")
-    vectors = await model.embed(texts)
+    vectors: list[list[float] | str] = [*await model.embed(texts)]
+    if body.encoding_format == "base64":
+        vectors = [base64.b64encode(array("f", vector).tobytes()).decode() for vector in vectors]
+    data = [EmbeddingView(embedding=vector, index=index) for index, vector in enumerate(vectors)]
     tokens = sum(max(1, len(text) // 4) for text in texts)
-    data = [
-        EmbeddingView(embedding=_pack_vector(vector) if body.encoding_format == "base64" else vector, index=index)
-        for index, vector in enumerate(vectors)
-    ]
     return EmbeddingsView(data=data, model=body.model, usage={"prompt_tokens": tokens, "total_tokens": tokens})
-
-
-def _pack_vector(vector: list[float]) -> str:
-    import base64
-    from array import array
-
-    return base64.b64encode(array("f", vector).tobytes()).decode()
 
 
 def _make_id(prefix: str) -> str:
@@ -166,44 +159,35 @@ async def _reply(
     dialect: ReplyFormat,
 ) -> Response:
     """Have a model or an agent answer, and send the reply streamed or whole."""
+    write = ReplyWriter(dialect)
     if body.model.startswith(AGENT_PREFIX):
         session, message = await _ask_agent(service, token, body.model, asked, body.session_id)
+        run = session.follow(message)
         if body.stream:
-            return _stream_agent(service, session, message, dialect)
-        return _send_json(dialect.complete_run(*await _wait_for_agent(service, session, message, dialect)))
-    model = service.get_model(body.model)
-    if not body.stream:
-        return _send_json(dialect.complete_reply(await _wait_for_model(model, asked)))
-    end = _encode_end(dialect)
-    pieces = _stream_model(model, asked, dialect, end)
-    return RelayedStream(service.streams, pieces, lambda error: _encode_error(build_refusal(error)) + end)
+            refusal = _build_shutdown_error(session)
+            return EventStream(service.streams, run, write, tail=write.end, at_shutdown=lambda: _encode_error(refusal))
+        return _send_json(dialect.complete_run(*await _wait_for_agent(service, session, run, dialect)))
+    replying = _ask_model(service.get_model(body.model), asked)
+    if body.stream:
+        return StreamedResponse(
+            service.streams, write.relay(replying), lambda error: _encode_error(build_refusal(error)) + write.end
+        )
+    (reply,) = [event async for event in replying if isinstance(event, Reply)]
+    return _send_json(dialect.complete_reply(reply))
 
 
 # ── a model ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _wait_for_model(model: Model, asked: ModelRequest) -> Reply:
-    async with aclosing(model.stream(asked)) as events:
-        async for event in events:
-            if isinstance(event, Reply):
-                return event
-    raise _build_no_reply_error(model)
-
-
-async def _stream_model(model: Model, asked: ModelRequest, dialect: ReplyFormat, end: bytes) -> AsyncGenerator[bytes]:
-    write, has_replied = _build_writer(dialect), False
+async def _ask_model(model: Model, asked: ModelRequest) -> AsyncGenerator[ModelEvent]:
+    """Stream a model's reply. Raises when the stream ends without one."""
+    has_replied = False
     async with aclosing(model.stream(asked)) as events:
         async for event in events:
             has_replied = has_replied or isinstance(event, Reply)
-            if data := write(event):
-                yield data
+            yield event
     if not has_replied:
-        raise _build_no_reply_error(model)
-    yield end
-
-
-def _build_no_reply_error(model: Model) -> ModelError:
-    return ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
+        raise ModelError(f"{model.name} ended its stream without a reply", kind="network", retryable=True)
 
 
 # ── an agent ─────────────────────────────────────────────────────────────────────────────────────────
@@ -234,11 +218,11 @@ async def _ask_agent(
 
 
 async def _wait_for_agent(
-    service: Service, session: Session, message: MessageReceived, dialect: ReplyFormat
+    service: Service, session: Session, run: Run, dialect: ReplyFormat
 ) -> tuple[RunFinished, list[AnyFact]]:
-    """Wait for the run that takes up a message. Returns its end and what its tools did."""
-    run, activity = session.follow(message), list[AnyFact]()
-    with detach_at_shutdown(service.streams, run):
+    """Wait for the end of a run. Returns it with what the run's tools did."""
+    activity: list[AnyFact] = []
+    with service.detach_at_shutdown(run):
         async for event in run:
             if isinstance(event, CallStarted | CallFinished | ApprovalRequested | InputRequested):
                 activity.append(event)
@@ -254,13 +238,6 @@ async def _wait_for_agent(
     return ending, activity
 
 
-def _stream_agent(service: Service, session: Session, message: MessageReceived, dialect: ReplyFormat) -> EventStream:
-    run, write = session.follow(message), _build_writer(dialect)
-    stream = EventStream(service.streams, run, write, lambda: _encode_end(dialect))
-    stream.on_shutdown = lambda: _encode_error(_build_shutdown_error(session)) + SHUTDOWN_COMMENT
-    return stream
-
-
 def _build_shutdown_error(session: Session) -> Refusal:
     return Refusal(503, "shutting_down", f"session {session.id}: {RUN_CONTINUES_LATER}", retry_after=2)
 
@@ -268,13 +245,16 @@ def _build_shutdown_error(session: Session) -> Refusal:
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _build_writer(dialect: ReplyFormat) -> Callable[[Event | Reply], bytes]:
-    """Write events as server-sent events. What the stream begins with goes before the first of them."""
-    beginning = list(dialect.begin())
+class ReplyWriter:
+    """Writes a reply as server-sent events. What the stream begins with goes before the first of them."""
 
-    def write(event: Event | Reply) -> bytes:
-        frames = [*beginning, *dialect.feed(event)]
-        beginning.clear()
+    def __init__(self, dialect: ReplyFormat) -> None:
+        self._dialect, self._beginning = dialect, list(dialect.begin())
+        self.end = b"data: %b\n\n" % dialect.end_mark if dialect.end_mark else b""
+
+    def __call__(self, event: Event | Reply) -> bytes:
+        frames = [*self._beginning, *self._dialect.feed(event)]
+        self._beginning.clear()
         lines: list[bytes] = []
         for frame in frames:
             if kind := str(getattr(frame, "type", "")):
@@ -282,11 +262,13 @@ def _build_writer(dialect: ReplyFormat) -> Callable[[Event | Reply], bytes]:
             lines.append(b"data: %b\n\n" % encode_frame(frame))
         return b"".join(lines)
 
-    return write
-
-
-def _encode_end(dialect: ReplyFormat) -> bytes:
-    return b"data: %b\n\n" % dialect.end_mark if dialect.end_mark else b""
+    async def relay(self, events: AsyncGenerator[ModelEvent]) -> AsyncGenerator[bytes]:
+        """Write all events of a model, and the end."""
+        async with aclosing(events):
+            async for event in events:
+                if data := self(event):
+                    yield data
+        yield self.end
 
 
 def _encode_error(refusal: Refusal) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +12,9 @@ from fastapi.exceptions import RequestValidationError, WebSocketRequestValidatio
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.routing import Match
+from starlette.websockets import WebSocketState
 
 from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, ModelError, NotFound, StoreError, TreadleError
 from treadle.server.guard import AsgiScope, Receive, Refusal, Send, send_refusal
@@ -85,6 +86,13 @@ def build_refusal(error: Exception) -> Refusal:
     match error:
         case Refusal():
             return error
+        case RequestValidationError() | WebSocketRequestValidationError():
+            first, *others = error.errors()
+            if first["type"] == "json_invalid":
+                return Refusal(400, "malformed", "the body is not valid JSON")
+            where = ".".join(str(piece) for piece in first["loc"] if piece not in ("body", "query", "path", "header"))
+            also = f" (and {len(others)} more)" if others else ""
+            return build_field_error(where or "the body", f"{first['msg']}{also}")
         case NotFound():
             return Refusal(404, "not_found", str(error))
         case BadInput():
@@ -135,49 +143,32 @@ def build_error_response(refusal: Refusal) -> JSONResponse:
     return JSONResponse(build_error_body(refusal), refusal.status, headers)
 
 
-def _build_validation_refusal(errors: Sequence[Any]) -> Refusal:
-    first = errors[0]
-    if first["type"] == "json_invalid":
-        return Refusal(400, "malformed", "the body is not valid JSON")
-    where = ".".join(str(piece) for piece in first["loc"] if piece not in ("body", "query", "path", "header"))
-    also = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return build_field_error(where or "the body", f"{first['msg']}{also}")
-
-
 def describe_validation_error(error: ValidationError, default_field: str) -> str:
     """The first problem of a value that did not validate, with its field."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or default_field}: {first['msg']}"
 
 
-def _list_methods(app: FastAPI, scope: AsgiScope) -> list[str]:
-    """The methods of an address. A route knows only its own method."""
-    methods = [
-        method
-        for method in METHODS
-        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.routes)
-    ]
-    return ["OPTIONS", *(["HEAD"] if "GET" in methods else []), *methods]
-
-
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every exception in this form."""
 
-    async def answer_error(request: Request, error: Exception) -> JSONResponse:
-        return build_error_response(build_refusal(error))
-
-    async def answer_invalid_request(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return build_error_response(_build_validation_refusal(error.errors()))
-
-    async def refuse_invalid_socket(socket: WebSocket, error: Exception) -> None:
-        assert isinstance(error, WebSocketRequestValidationError)
-        await send_refusal(socket.scope, socket.send, _build_validation_refusal(error.errors()))
+    async def answer_error(connection: HTTPConnection, error: Exception) -> JSONResponse | None:
+        refusal = build_refusal(error)
+        if not isinstance(connection, WebSocket):
+            return build_error_response(refusal)
+        if connection.application_state is WebSocketState.CONNECTING:
+            await send_refusal(connection.scope, connection.send, refusal)
+        return None
 
     async def answer_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == 405:
-            error.headers = {"allow": ", ".join(_list_methods(app, request.scope))}
+        if error.status_code == 405:  # a route knows only its own method
+            methods = [
+                method
+                for method in METHODS
+                if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in app.routes)
+            ]
+            error.headers = {"allow": ", ".join(["OPTIONS", *(["HEAD"] if "GET" in methods else []), *methods])}
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=error.headers)
         kinds = {404: "not_found", 405: "method_not_allowed"}
@@ -187,10 +178,9 @@ def install_error_handlers(app: FastAPI) -> None:
         answer.headers.update(error.headers or {})
         return answer
 
-    for kind in (TreadleError, Refusal, msgspec.MsgspecError, Exception):
-        app.add_exception_handler(kind, answer_error)
-    app.add_exception_handler(RequestValidationError, answer_invalid_request)
-    app.add_exception_handler(WebSocketRequestValidationError, refuse_invalid_socket)  # pyright: ignore[reportArgumentType]
+    invalid = (RequestValidationError, WebSocketRequestValidationError)
+    for kind in (TreadleError, Refusal, msgspec.MsgspecError, *invalid, Exception):
+        app.add_exception_handler(kind, answer_error)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, answer_http_error)
 
     async def answer_unknown_route(scope: AsgiScope, receive: Receive, send: Send) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from fastapi import APIRouter, Request, Response, WebSocket
@@ -11,9 +12,8 @@ from pydantic import Field, ValidationError
 
 from treadle import Answer, Session
 from treadle.dialects import jsonrpc
-from treadle.dialects.base import encode_frame, parse_approval_id
-from treadle.dialects.chat_rpc import ChatRpcDialect
-from treadle.dialects.chat_rpc import ChatToken as ChatToken
+from treadle.dialects.base import parse_approval_id
+from treadle.dialects.chat_rpc import ChatNotification, ChatRpcDialect, ChatToken
 from treadle.dialects.jsonrpc import RpcError, RpcFailure, RpcRequest, RpcResponse, RpcResult
 from treadle.errors import Conflict, NotFound
 from treadle.events import AnyFact, Delta, Event, MessageReceived, SessionConfigured
@@ -21,9 +21,9 @@ from treadle.messages import Json
 from treadle.run import RunTracker
 from treadle.server.guard import Refusal
 from treadle.server.problems import build_refusal, describe_validation_error
-from treadle.server.service import CurrentService, Service, Token, get_service, get_token, require_right
+from treadle.server.service import CurrentService, CurrentToken, Service, StrictBody, Token, require_right
+from treadle.server.sessions import Attachment, Name, NewMessage
 from treadle.server.sockets import SocketConnection
-from treadle.server.views import Attachment, Name, NewMessage, StrictBody
 
 router = APIRouter(tags=["rpc"])
 MAX_BATCH_SIZE = 100
@@ -59,11 +59,6 @@ class RpcMethods:
 
     def __init__(self, service: Service, token: Token, watch: StartWatching | None = None) -> None:
         self._service, self._token, self._watch = service, token, watch
-        self._methods: dict[str, Callable[[dict[str, Json]], Awaitable[Json]]] = {
-            "agents.chat": self._chat,
-            "agents.chat.cancel": self._cancel,
-            "agents.chat.approve": self._approve,
-        }
 
     async def answer(self, data: bytes | str) -> bytes | None:
         """Answer a message. Returns None when it holds only notifications."""
@@ -98,16 +93,20 @@ class RpcMethods:
         return RpcFailure(error, called) if error is not None else RpcResult(result, called)
 
     async def _call(self, request: RpcRequest) -> Json:
-        name = request.method
-        method = self._methods.get(f"agents.{name.removeprefix('agent.')}" if name.startswith("agent.") else name)
-        if method is None:
+        methods: dict[str, tuple[type[StrictBody], Callable[[Any], Awaitable[Json]]]] = {
+            "agent.chat": (ChatParams, self._chat),
+            "agent.chat.cancel": (SessionParams, self._cancel),
+            "agent.chat.approve": (ApproveParams, self._approve),
+        }
+        name = re.sub("^agents[.]", "agent.", request.method)
+        if name not in methods:
             raise Refusal(404, "method_not_found", "Method not found")
         if not isinstance(request.params, dict):
             raise Refusal(422, "invalid_params", "Invalid params: they must be an object")
-        return await method(request.params)
+        kind, method = methods[name]
+        return await method(kind.model_validate(request.params))
 
-    async def _chat(self, params: dict[str, Json]) -> Json:
-        given = ChatParams.model_validate(params)
+    async def _chat(self, given: ChatParams) -> Json:
         token, service = require_right(self._token, "send"), self._service
         service.check_open()
         parts = NewMessage(content=given.prompt, attachments=given.attachments).build_parts("prompt")
@@ -125,14 +124,12 @@ class RpcMethods:
             self._watch(session, message, given.stream)
         return {"accepted": True, "session_id": session.id, "message_id": message.id}
 
-    async def _cancel(self, params: dict[str, Json]) -> Json:
-        given = SessionParams.model_validate(params)
+    async def _cancel(self, given: SessionParams) -> Json:
         token = require_right(self._token, "send")
         session = await self._service.open_for_use(given.session_id, token)
         return {"cancelled": await session.cancel(by=token.name) is not None}
 
-    async def _approve(self, params: dict[str, Json]) -> Json:
-        given = ApproveParams.model_validate(params)
+    async def _approve(self, given: ApproveParams) -> Json:
         token = require_right(self._token, "approve")
         named, call_id = parse_approval_id(given.approval_id)
         if not call_id:
@@ -148,18 +145,17 @@ class RpcMethods:
 
 
 @router.post("/v1/rpc", responses={204: {"description": "only notifications were sent"}})
-async def call_rpc(service: CurrentService, request: Request) -> Response:
+async def call_rpc(service: CurrentService, token: CurrentToken, request: Request) -> Response:
     """Call `agents.chat`, `agents.chat.cancel` or `agents.chat.approve` by JSON-RPC 2.0, one by one or in batches."""
-    answer = await RpcMethods(service, get_token(request)).answer(await request.body())
+    answer = await RpcMethods(service, token).answer(await request.body())
     if answer is None:
         return Response(status_code=204)
     return Response(answer, media_type="application/json")
 
 
 @router.websocket("/v1/rpc")
-async def serve_rpc_socket(socket: WebSocket) -> None:
+async def serve_rpc_socket(socket: WebSocket, service: CurrentService, token: CurrentToken) -> None:
     """JSON-RPC 2.0 with `agents.chat.event` notifications."""
-    service, token = get_service(socket), get_token(socket)
     watches: dict[str, ChatWatch] = {}
     new_watches: list[tuple[Session, int]] = []
     async with SocketConnection(socket, service.streams) as connection:
@@ -206,11 +202,11 @@ class ChatWatch:
 async def _send_chat(connection: SocketConnection, session: Session, after: int, watches: dict[str, ChatWatch]) -> None:
     dialect, chat_watch = ChatRpcDialect(session.id), watches[session.id]
 
-    def write(event: Event) -> list[bytes]:
+    def translate(event: Event) -> Sequence[ChatNotification]:
         notifications = dialect.feed(event)
-        if not chat_watch.sends_tokens:
-            notifications = [one for one in notifications if not isinstance(one.params, ChatToken)]
-        return [encode_frame(notification) for notification in notifications]
+        if chat_watch.sends_tokens:
+            return notifications
+        return [one for one in notifications if not isinstance(one.params, ChatToken)]
 
     def until(event: Event) -> bool:
         is_over = chat_watch.feed(event)
@@ -218,4 +214,4 @@ async def _send_chat(connection: SocketConnection, session: Session, after: int,
             del watches[session.id]
         return is_over
 
-    await connection.follow(session.watch(after), write, until)
+    await connection.follow(session.watch(after), translate, until=until)

@@ -73,29 +73,23 @@ async def serve(settings: Settings, options: ServeOptions) -> None:
 def _build_config(settings: Settings, options: ServeOptions) -> tuple[Path, ServerConfig]:
     """Build the configuration. Returns it with the file of its tokens."""
     file = Path(options.token_file).expanduser() if options.token_file else data_folder() / "tokens.json"
+    roots: list[Path] = []
+    for name in options.roots:
+        roots.append(Path(name).expanduser().resolve())
+        if not roots[-1].is_dir():
+            raise BadInput(f"--root {name} is no folder; name a folder that holds workspaces")
+    own = () if is_loopback(options.host) or options.host in ("0.0.0.0", "::") else (options.host,)
+    hosts = [name.lower() if ":" in name else f"{name.lower()}:{options.port}" for name in (*own, *options.names)]
     config = ServerConfig(
         tokens=load_tokens(file),
-        hosts=_list_hosts(options),
+        hosts=hosts,
         origins=tuple(options.origins),
-        roots=tuple(map(_resolve_root, options.roots)) or (settings.folder,),
+        roots=roots or (settings.folder,),
         models=tuple(options.models),
         agent=settings.agent or "default",
         skill_autogen=settings.skill_autogen,
     )
     return file, config
-
-
-def _resolve_root(given: str) -> Path:
-    folder = Path(given).expanduser().resolve()
-    if not folder.is_dir():
-        raise BadInput(f"--root {given} is no folder; name a folder that holds workspaces")
-    return folder
-
-
-def _list_hosts(options: ServeOptions) -> tuple[str, ...]:
-    """The host names of this server besides those of loopback."""
-    own = () if is_loopback(options.host) or options.host in ("0.0.0.0", "::") else (options.host,)
-    return tuple(name.lower() if ":" in name else f"{name.lower()}:{options.port}" for name in (*own, *options.names))
 
 
 class DrainingServer(uvicorn.Server):
@@ -143,7 +137,15 @@ async def serve_app(
     """Serve until a signal comes. `on_started` gets the address when the server is ready."""
     if not is_loopback(host) and not app.state.service.tokens.has_tokens:
         raise BadInput(f"{host} can be reached by others, so a token is needed; nothing was started")
-    listening = _open_socket(host, port)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        why = error.strerror if isinstance(error, OSError) else "ports are numbers from 0 to 65535"
+        raise BadInput(f"{host}:{port} cannot be listened on: {why}; choose another --host or --port") from None
+    listening.listen(4096)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -159,24 +161,8 @@ async def serve_app(
         backlog=4096,
     )
     # uvicorn warns about an unfinished handshake when a WebSocket is refused with a status.
-    logging.getLogger("uvicorn.error").addFilter(_is_not_about_refusal)
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: "without completing handshake" not in record.getMessage()
+    )
     with listening:
         await DrainingServer(config, app, on_started).serve([listening])
-
-
-def _is_not_about_refusal(record: logging.LogRecord) -> bool:
-    return "without completing handshake" not in record.getMessage()
-
-
-def _open_socket(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listening.close()
-        why = error.strerror if isinstance(error, OSError) else "ports are numbers from 0 to 65535"
-        raise BadInput(f"{host}:{port} cannot be listened on: {why}; choose another --host or --port") from None
-    listening.listen(4096)
-    return listening

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
 
 from fastapi import Depends
+from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.requests import HTTPConnection
 
-from treadle import Agent, Grant, Runtime, Session, later
+from treadle import Agent, Grant, Run, Runtime, Session, later
 from treadle.errors import NotFound, TreadleError
 from treadle.events import MessageReceived, SessionConfigured, SessionCreated
 from treadle.log.base import SessionQuery
@@ -30,6 +32,24 @@ READY_SECONDS = 5.0
 PROBE_SECONDS = 2.0
 
 
+class LenientBody(BaseModel):
+    """A null field counts as missing, because many clients send every field that they know."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        fields = cast("dict[str, Any]", given)
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class StrictBody(LenientBody):
+    """A request's body. Unknown fields are refused, so that typing mistakes are found."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 class Service:
     """The shared state of one server."""
 
@@ -41,6 +61,7 @@ class Service:
         self.registry = Registry()
         self.is_draining = False
         self.unloaded_models: set[str] = set()
+        self._waiting: set[Run] = set()
         self._attached = False
         self._ready: tuple[float, dict[str, str]] = (0.0, {})
 
@@ -71,17 +92,27 @@ class Service:
         self.is_draining = True
         self.observer.close()
         self.streams.close()
+        for run in self._waiting:
+            run.detach()
 
     def check_open(self) -> None:
         """Raise when the server shuts down and no run may start."""
         if self.is_draining:
             raise Refusal(503, "shutting_down", "the server is shutting down; nothing was started", retry_after=2)
 
-    # ── sessions ───────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def detach_at_shutdown(self, run: Run) -> Generator[None]:
+        """Follow a run in this block until the server stops. Leaving the block never stops the run."""
+        self._waiting.add(run)
+        if self.is_draining:  # the request came in before the server began to shut down
+            run.detach()
+        try:
+            yield
+        finally:
+            self._waiting.discard(run)
+            run.detach()
 
-    async def open_session(self, session_id: str) -> Session:
-        """Open a session to read it."""
-        return await self.runtime.open(session_id)
+    # ── sessions ───────────────────────────────────────────────────────────────────────────────────────
 
     async def limit_position(self, session_id: str, after: int) -> int:
         """Limit a position to the end of the log. A client beyond the end would miss the next facts."""
@@ -175,11 +206,22 @@ class Service:
         """Get a model that requests may use. `default` is the default agent's model."""
         if name in ("", "default"):
             name = self.default_agent.resolve_model().name
-        if name not in self.list_model_names():
-            raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
+        self.check_model_name(name)
         if name in self.unloaded_models:
             raise build_no_model_error()
         return self.runtime.model(name)
+
+    def check_model_name(self, name: str) -> None:
+        """Raise when requests may not use a model of this name."""
+        if name not in self.list_model_names():
+            raise NotFound(f"there is no model {name[:200]!r} here; GET /v1/models lists them")
+
+    def find_model(self, name: str) -> Model | None:
+        """Find a model by its name. Returns None when its key or its package is missing."""
+        try:
+            return self.runtime.model(name)
+        except TreadleError:
+            return None
 
     async def check_model(self, agent: Agent) -> None:
         """Raise when the agent has no model that can answer."""
@@ -198,20 +240,13 @@ class Service:
         name = (await session.state()).model
         if not name:
             await self.check_model(session.agent)
-        elif name in self.unloaded_models or self._is_missing(name):
+        elif name in self.unloaded_models or self.find_model(name) is None:
             raise build_no_model_error()
-
-    def _is_missing(self, name: str) -> bool:
-        try:
-            self.runtime.model(name)
-        except TreadleError:
-            return True
-        return False
 
     async def get_window(self, session: Session) -> int | None:
         """The size of the session's model window in tokens, if it is known."""
-        name = (await session.state()).model or session.agent.resolve_model().name
-        return None if self._is_missing(name) else self.runtime.model(name).window
+        model = self.find_model((await session.state()).model or session.agent.resolve_model().name)
+        return model.window if model is not None else None
 
     def list_tool_classes(self, agent: Agent) -> Mapping[str, str]:
         """The safety class of each tool, as far as it is known without arguments."""
@@ -235,11 +270,18 @@ class Service:
             found["store"] = str(error)
         for name in self.list_model_names():
             try:
-                problem = await _try_connection(self.runtime.model(name))
+                endpoint = getattr(self.runtime.model(name), "endpoint", None)
+                if endpoint is not None:  # connect, but send the model no request
+                    parts = urlsplit(str(endpoint.base_url))
+                    async with asyncio.timeout(PROBE_SECONDS):
+                        port = parts.port or (443 if parts.scheme == "https" else 80)
+                        _, writer = await asyncio.open_connection(parts.hostname, port)
+                        writer.close()
+                        await writer.wait_closed()
             except TreadleError as error:
-                problem = str(error)
-            if problem:
-                found[f"model {name}"] = problem
+                found[f"model {name}"] = str(error)
+            except (OSError, TimeoutError):
+                found[f"model {name}"] = "cannot be reached"
         return found
 
     async def read_gauges(self) -> dict[str, float]:
@@ -249,7 +291,7 @@ class Service:
         return {
             "treadle_sessions_active": len(active.sessions),
             "treadle_sessions_waiting": len(waiting.sessions),
-            "treadle_watchers": len(self.streams),
+            "treadle_watchers": len(self.streams) + len(self._waiting),
         }
 
 
@@ -258,26 +300,10 @@ def filter_preapproved(token: Token, patterns: Sequence[str]) -> tuple[str, ...]
     return tuple(patterns) if "approve" in token.rights else ()
 
 
-async def _try_connection(model: Model) -> str:
-    """Say why a model cannot be reached, or return an empty text. It sends the model no request."""
-    endpoint = getattr(model, "endpoint", None)
-    if endpoint is None:
-        return ""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(str(endpoint.base_url))
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        async with asyncio.timeout(PROBE_SECONDS):
-            _, writer = await asyncio.open_connection(parts.hostname, port)
-            writer.close()
-            await writer.wait_closed()
-    except (OSError, TimeoutError):
-        return "cannot be reached"
-    return ""
+# Dependencies are coroutines, because FastAPI would run a plain function in a thread.
 
 
-def get_service(connection: HTTPConnection) -> Service:
+async def get_service(connection: HTTPConnection) -> Service:
     """The service of the application that got the request."""
     service = connection.app.state.service
     assert isinstance(service, Service)
@@ -285,7 +311,7 @@ def get_service(connection: HTTPConnection) -> Service:
     return service
 
 
-def get_token(connection: HTTPConnection) -> Token:
+async def get_token(connection: HTTPConnection) -> Token:
     """The token of the request, as the guard found it."""
     token = connection.scope["treadle.token"]
     assert isinstance(token, Token)
@@ -299,26 +325,15 @@ def require_right(token: Token, right: Right) -> Token:
     return token
 
 
-# Dependencies are coroutines, because FastAPI would run a plain function in a thread.
+def _check_right(right: Right) -> Callable[[Token], Awaitable[Token]]:
+    async def check(token: CurrentToken) -> Token:
+        return require_right(token, right)
+
+    return check
 
 
-async def _service(connection: HTTPConnection) -> Service:
-    return get_service(connection)
-
-
-async def _viewer(connection: HTTPConnection) -> Token:
-    return require_right(get_token(connection), "view")
-
-
-async def _sender(connection: HTTPConnection) -> Token:
-    return require_right(get_token(connection), "send")
-
-
-async def _approver(connection: HTTPConnection) -> Token:
-    return require_right(get_token(connection), "approve")
-
-
-CurrentService = Annotated[Service, Depends(_service)]
-Viewer = Annotated[Token, Depends(_viewer)]
-Sender = Annotated[Token, Depends(_sender)]
-Approver = Annotated[Token, Depends(_approver)]
+CurrentService = Annotated[Service, Depends(get_service)]
+CurrentToken = Annotated[Token, Depends(get_token)]
+Viewer = Annotated[Token, Depends(_check_right("view"))]
+Sender = Annotated[Token, Depends(_check_right("send"))]
+Approver = Annotated[Token, Depends(_check_right("approve"))]

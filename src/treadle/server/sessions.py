@@ -1,73 +1,271 @@
-"""`/v1/sessions`: create, list, change and delete sessions; messages, approvals, answers; cancel and continue."""
+"""`/v1/sessions`: create, list, show, change and delete sessions, and send them messages."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
-from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 from pydantic import BaseModel, Field
 
-from treadle import Answer, Session
-from treadle.dialects.base import Dialect, encode_frame, parse_approval_id
-from treadle.dialects.chat_rpc import ChatRpcDialect
-from treadle.dialects.loop_events import RUN_CONTINUES_LATER, LoopDialect
-from treadle.dialects.message_frames import MessageFramesDialect
+from treadle import (
+    ApprovalRequested,
+    FilePart,
+    Grant,
+    ImagePart,
+    InputRequested,
+    Limits,
+    RunFinished,
+    Session,
+    TextPart,
+)
+from treadle.dialects.base import build_approval_id, check_base64, list_options
+from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
-from treadle.errors import Conflict, NotFound, TreadleError
-from treadle.events import MessageReceived, ModelFailed, RunStarted, SessionConfigured, SignalDetected, TurnStarted
-from treadle.export.transcript import Form, render_transcript
+from treadle.engine.state import Turn
+from treadle.errors import BadInput, NotFound, TreadleError
+from treadle.events import MessageReceived, ModelReplied, SessionConfigured
 from treadle.log.base import SessionInfo, SessionQuery, Status
-from treadle.messages import render_parts
-from treadle.server.service import Approver, CurrentService, Sender, Service, Token, Viewer, filter_preapproved
-from treadle.server.streams import (
-    SHUTDOWN_COMMENT,
-    SSE_RESPONSES,
-    DialectWriter,
-    EventStream,
-    detach_at_shutdown,
-    parse_position,
-)
-from treadle.server.views import (
-    AnswersBody,
-    ApprovalAnswer,
-    CancelledView,
-    ChangeSession,
-    CompactBody,
-    CompactView,
-    ContextView,
-    ForkBody,
-    MessageAnswer,
-    MessageView,
-    NewMessage,
-    NewSession,
-    NextRunBody,
-    PendingQuestion,
-    ResolvedView,
-    RunAccepted,
-    RunOutcome,
-    SessionDetail,
-    SessionPageView,
-    SessionView,
-    SimpleAnswer,
-)
+from treadle.messages import Part, render_parts
+from treadle.server.problems import build_field_error
+from treadle.server.service import CurrentService, Sender, Service, StrictBody, Token, Viewer, filter_preapproved
+from treadle.server.streams import SSE_RESPONSES, DialectWriter, EventStream
 
 router = APIRouter(prefix="/v1", tags=["sessions"])
-MAX_PENDING = 1000
+MAX_TURNS = 200
 HELD_MESSAGE = "cancelled before it was begun; it is kept, and goes with the next message"
-MEDIA_TYPES: dict[Form, str] = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}
-EXPORT: dict[int | str, dict[str, Any]] = {
-    200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "the whole session"}
-}
-DialectName = Literal["events", "loop", "frames", "wire", "rpc"]
+Name = Annotated[str, Field(max_length=200)]
 Key = Annotated[str, Header(alias="Idempotency-Key", max_length=200)]
-EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}, "application/json": {}}, "description": "a stream, or an array"}
-}
+
+
+class Attachment(StrictBody):
+    """An image or a file that goes with a message: base64 `data`, or for images a `url`."""
+
+    name: str = Field("", max_length=500)
+    media_type: str = Field("application/octet-stream", max_length=200)
+    data: str = ""
+    url: str = Field("", max_length=8000)
+
+    def build_part(self) -> Part:
+        try:
+            data = check_base64(self.data, "data")
+        except BadInput:
+            raise build_field_error("attachments.data", "must be base64") from None
+        if self.media_type.startswith("image/") or self.url:
+            if self.url and not self.url.startswith(("https://", "http://")):
+                raise build_field_error("attachments.url", "must be http or https")
+            if not self.data and not self.url:
+                raise build_field_error("attachments", "an image needs `data` or a `url`")
+            kind = self.media_type if self.media_type.startswith("image/") else "image/png"
+            return ImagePart(data=data, media_type=kind, url=self.url)
+        return FilePart(name=self.name or "file", data=data, media_type=self.media_type)
+
+
+class LimitsBody(StrictBody):
+    """The limits of one run. Missing limits are the agent's."""
+
+    turns: int | None = Field(None, ge=0, le=MAX_TURNS)
+    calls: int | None = Field(None, ge=0, le=100_000)
+    tokens: int | None = Field(None, ge=1, le=2**53)
+    seconds: float | None = Field(None, gt=0, le=10**9)
+    cost: float | None = Field(None, gt=0, le=10**9)
+
+    def apply_to(self, defaults: Limits) -> Limits:
+        """Combine these limits with the defaults. Tokens, seconds and cost never exceed the operator's."""
+        return Limits(
+            turns=defaults.turns if self.turns is None else min(self.turns, MAX_TURNS),
+            calls=defaults.calls if self.calls is None else self.calls,
+            tokens=_take_smaller(self.tokens, defaults.tokens),
+            seconds=_take_smaller(self.seconds, defaults.seconds),
+            cost=_take_smaller(self.cost, defaults.cost),
+            attempts=defaults.attempts,
+            doom_loop=defaults.doom_loop,
+        )
+
+
+def _take_smaller(requested: Any, default: Any) -> Any:
+    if requested is None or default is None:
+        return default if requested is None else requested
+    return min(requested, default)
+
+
+class NewSession(StrictBody):
+    """The settings of a new session."""
+
+    agent: Name = ""
+    model: Name = ""
+    name: Name = ""
+    workspace: str = Field("", max_length=4000)
+    limits: LimitsBody | None = None
+    approve: list[Name] = Field(default_factory=list, max_length=200)
+    forbid: list[Name] = Field(default_factory=list, max_length=200)
+
+    def build_grant(self) -> Grant | None:
+        """The grant of the request. The stricter of it and the operator's grant decides."""
+        if not self.approve and not self.forbid:
+            return None
+        return Grant(tier="full", approve=tuple(self.approve), forbid=tuple(self.forbid))
+
+
+class ChangeSession(StrictBody):
+    """What to change in a session, starting with its next run."""
+
+    name: Name | None = None
+    agent: Name = ""
+    model: Name = ""
+    limits: LimitsBody | None = None
+
+
+class NewMessage(StrictBody):
+    """A message for a session. It steers a current run, or stops it first with `interrupt`."""
+
+    content: str = ""
+    attachments: list[Attachment] = Field(default_factory=list[Attachment], max_length=100)
+    mode: Literal["queue", "interrupt"] = "queue"
+
+    def build_parts(self, field: str = "content") -> tuple[Part, ...]:
+        """The parts of the message. `field` is the name of the text in errors."""
+        if not self.content.strip() and not self.attachments:
+            raise build_field_error(field, "the message is empty")
+        text: tuple[Part, ...] = (TextPart(self.content),) if self.content else ()
+        return (*text, *(attachment.build_part() for attachment in self.attachments))
+
+
+class PendingQuestion(BaseModel):
+    """A question that waits for a person. `options` are the suggested answers to each of `questions`."""
+
+    id: str
+    session_id: str
+    call_id: str
+    kind: Literal["approval", "input"]
+    tool: str = ""
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+    safety: str = ""
+    why: str = ""
+    rule: str = ""
+    digest: str = ""
+    questions: list[str] = Field(default_factory=list[str])
+    options: list[list[str]] = Field(default_factory=list[list[str]])
+    asked_at: float = 0.0
+    expires_at: float | None = None
+
+    @classmethod
+    def from_fact(cls, session_id: str, fact: ApprovalRequested | InputRequested) -> PendingQuestion:
+        pending = cls(
+            id=build_approval_id(session_id, fact.call_id),
+            session_id=session_id,
+            call_id=fact.call_id,
+            kind="input" if isinstance(fact, InputRequested) else "approval",
+            asked_at=fact.at,
+            expires_at=fact.expires_at,
+        )
+        if isinstance(fact, InputRequested):
+            pending.questions = [question.text for question in fact.questions]
+            pending.options = [list(options) for options in list_options(fact)]
+        else:
+            pending.tool, pending.arguments, pending.safety = fact.tool, fact.arguments, fact.safety
+            pending.why, pending.rule, pending.digest = fact.why, fact.rule, fact.digest
+        return pending
+
+
+class SessionView(BaseModel):
+    """One entry in a list of sessions."""
+
+    id: str
+    name: str
+    agent: str
+    status: str
+    seq: int
+    turns: int
+    cost: float
+    workspace: str
+    created_at: float
+    updated_at: float
+    parent: str | None = None
+
+    @classmethod
+    def from_info(cls, info: SessionInfo, agent: str = "") -> SessionView:
+        """Build the entry. `agent` is the current agent, if it is known."""
+        fields: dict[str, Any] = {name: getattr(info, name) for name in SessionView.model_fields}
+        fields["agent"] = agent or info.agent
+        fields["parent"] = info.parent.session_id if info.parent is not None else None
+        return cls(**fields)
+
+
+class MessageView(BaseModel):
+    role: Literal["user", "assistant"]
+    content: str
+    at: float
+    seq: int
+
+
+class ContextView(BaseModel):
+    """What fills the model's window, in tokens. `window` and `free` are null when the window is unknown."""
+
+    window: int | None
+    used: int
+    system: int
+    tools: int
+    skills: int
+    files: int
+    history: int
+    free: int | None
+    estimated: bool
+
+
+class SessionDetail(SessionView):
+    """A session with its messages and open questions. `context` is null when its model is not available."""
+
+    model: str = ""
+    messages: list[MessageView] = Field(default_factory=list[MessageView])
+    pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
+    context: ContextView | None = None
+
+
+class SessionPageView(BaseModel):
+    sessions: list[SessionView]
+    cursor: str = ""
+
+
+class RunOutcome(BaseModel):
+    """How a run went. `answered` is the only success. `waiting` means that somebody must answer first."""
+
+    status: Literal["answered", "stopped", "failed", "cancelled", "waiting"]
+    reason: str
+    turns: int = 0
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    can_continue: bool = False
+    error: str = ""
+    pending: list[PendingQuestion] = Field(default_factory=list[PendingQuestion])
+
+    @classmethod
+    def from_fact(cls, fact: RunFinished) -> RunOutcome:
+        status = fact.reason if fact.reason in ("answered", "failed", "cancelled") else "stopped"
+        return cls(
+            status=status,
+            reason=fact.reason,
+            turns=fact.turns,
+            calls=fact.calls,
+            input_tokens=fact.usage.input_tokens,
+            output_tokens=fact.usage.output_tokens,
+            cost=fact.usage.cost,
+            can_continue=fact.can_continue,
+            error=fact.error,
+        )
+
+
+class MessageAnswer(BaseModel):
+    """The answer to a message."""
+
+    reply: str
+    session: SessionView
+    outcome: RunOutcome
+    message_id: str
 
 
 @router.get("/sessions")
@@ -108,39 +306,28 @@ async def create_session(service: CurrentService, token: Sender, body: NewSessio
 async def get_session(service: CurrentService, token: Viewer, session_id: str) -> SessionDetail:
     """Show a session: its messages, its open questions, and what fills its model's window."""
     info = await service.runtime.log.get_info(session_id)
-    session = await service.open_session(session_id)
-    state = await session.state()
-    return SessionDetail(
-        **SessionView.from_info(info, state.agent).model_dump(),
-        model=state.model or (state.created.model if state.created is not None else ""),
-        messages=await _list_messages(session),
-        pending=[PendingQuestion.from_fact(session_id, question) for question in state.pending],
-        context=await _measure_context(session),
-    )
-
-
-async def _list_messages(session: Session) -> list[MessageView]:
-    """The messages that are still part of the conversation. Replies without text are left out."""
+    session = await service.runtime.open(session_id)
     state = await session.state()
     messages: list[MessageView] = []
     for entry in (*state.entries, *state.queue):
         match entry:
             case MessageReceived():
                 messages.append(MessageView(role="user", content=render_parts(entry.parts), at=entry.at, seq=entry.seq))
-            case SignalDetected() | TurnStarted() | ModelFailed() | RunStarted():
+            case Turn(reply=ModelReplied() as reply) if reply.text:
+                messages.append(MessageView(role="assistant", content=reply.text, at=reply.at, seq=reply.seq))
+            case _:
                 pass
-            case turn:
-                if turn.reply is not None and turn.reply.text:
-                    reply = turn.reply
-                    messages.append(MessageView(role="assistant", content=reply.text, at=reply.at, seq=reply.seq))
-    return messages
-
-
-async def _measure_context(session: Session) -> ContextView | None:
     try:
-        return ContextView(**asdict(await session.context()))
+        context = ContextView(**asdict(await session.context()))
     except TreadleError:  # the model may have no key here; the session can be read all the same
-        return None
+        context = None
+    return SessionDetail(
+        **SessionView.from_info(info, state.agent).model_dump(),
+        model=state.model or (state.created.model if state.created is not None else ""),
+        messages=messages,
+        pending=[PendingQuestion.from_fact(session_id, question) for question in state.pending],
+        context=context,
+    )
 
 
 @router.patch("/sessions/{session_id}")
@@ -188,7 +375,7 @@ async def post_message(
     """
     session, message = await _post(service, token, session_id, body, key)
     run = session.follow(message)
-    with suppress(TimeoutError), detach_at_shutdown(service.streams, run):
+    with suppress(TimeoutError), service.detach_at_shutdown(run):
         async with asyncio.timeout(wait):
             await run.wait()
     if run.outcome is not None:
@@ -197,7 +384,7 @@ async def post_message(
         outcome = RunOutcome(status="cancelled", reason="cancelled", error=HELD_MESSAGE, can_continue=True)
     else:
         pending = [PendingQuestion.from_fact(session_id, question) for question in (await session.state()).pending]
-        reason = "shutting_down" if service.streams.is_closed else "waiting" if pending else "running"
+        reason = "shutting_down" if service.is_draining else "waiting" if pending else "running"
         outcome = RunOutcome(status="waiting", reason=reason, pending=pending)
     return MessageAnswer(
         reply=run.outcome.answer if run.outcome is not None else "",
@@ -215,207 +402,9 @@ async def stream_message(
     session, message = await _post(service, token, session_id, body, key)
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
     write = DialectWriter(dialect)
-    stream = EventStream(service.streams, session.follow(message), write)
-    stream.on_shutdown = lambda: write.encode_frames([ErrorFrame(RUN_CONTINUES_LATER)]) + SHUTDOWN_COMMENT
-    return stream
-
-
-class EventQuery(BaseModel):
-    """Which events to return, and in which dialect."""
-
-    after: int = Field(0, ge=0, le=2**53)
-    follow: bool = True
-    dialect: DialectName = "events"
-
-
-@router.get("/sessions/{session_id}/events", response_class=Response, responses=EVENTS)
-async def stream_events(
-    service: CurrentService,
-    token: Viewer,
-    session_id: str,
-    query: Annotated[EventQuery, Query()],
-    last_event_id: Annotated[str, Header(max_length=40)] = "",
-) -> Any:
-    """Stream a session's events after `after` or Last-Event-ID, then live. `follow=false` returns a JSON array."""
-    after = await service.limit_position(session_id, parse_position(last_event_id, query.after))
-    session = await service.open_session(session_id)
-    if query.dialect == "events":
-        if query.follow:
-            return EventStream(service.streams, session.watch(after), service.streams.encoder)
-        return _build_array(await session.facts(after))
-    dialect = _build_dialect(session_id, query.dialect, await service.get_window(session))
-    if query.follow:
-        return EventStream(
-            service.streams, session.watch(), DialectWriter(dialect, after, named=query.dialect == "loop")
-        )
-    translated = [(fact.seq, dialect.feed(fact)) for fact in await session.facts()]
-    return _build_array([frame for seq, frames in translated if seq > after for frame in frames])
-
-
-def _build_array(items: Sequence[Struct]) -> Response:
-    return Response(b"[" + b",".join(map(encode_frame, items)) + b"]", media_type="application/json")
-
-
-def _build_dialect(session_id: str, name: DialectName, window: int | None) -> Dialect:
-    match name:
-        case "loop":
-            return LoopDialect()
-        case "wire":
-            return MessageFramesDialect(session_id, window)
-        case "rpc":
-            return ChatRpcDialect(session_id)
-        case _:
-            return SessionFramesDialect(session_id)
-
-
-# ── answering ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@router.post("/sessions/{session_id}/approvals/{call_id:path}")
-async def answer_approval(
-    service: CurrentService, token: Approver, session_id: str, call_id: str, body: ApprovalAnswer
-) -> ResolvedView:
-    """Allow or deny a call: once, or for a tool, a pattern or the session. The first answer counts."""
-    session = await service.open_for_use(session_id, token)
-    answer = Answer(body.decision, body.scope, body.comment, by=token.name)
-    await session.approve(call_id, answer, digest=body.digest)
-    return ResolvedView()
-
-
-@router.post("/sessions/{session_id}/answers/{call_id:path}")
-async def answer_question(
-    service: CurrentService, token: Approver, session_id: str, call_id: str, body: AnswersBody
-) -> ResolvedView:
-    """Answer the questions that the model asked the user."""
-    session = await service.open_for_use(session_id, token)
-    await session.answer(call_id, *body.answers, by=token.name)
-    return ResolvedView()
-
-
-@router.get("/approvals", tags=["approvals"])
-async def list_approvals(service: CurrentService, token: Viewer) -> list[PendingQuestion]:
-    """List the open questions of all sessions."""
-    found: dict[str, PendingQuestion] = {}
-    # Running sessions may have open questions too. They come first, because they may start to wait meanwhile.
-    for status in ("running", "waiting"):
-        query: SessionQuery | None = SessionQuery(status=status, limit=200)
-        while query is not None and len(found) < MAX_PENDING:
-            page = await service.runtime.sessions(query)
-            for info in page.sessions:
-                found.update((one.id, one) for one in await _list_questions(service, info))
-            query = replace(query, cursor=page.cursor) if page.cursor else None
-    return sorted(found.values(), key=lambda one: one.asked_at)
-
-
-async def _list_questions(service: Service, info: SessionInfo) -> list[PendingQuestion]:
-    if info.agent not in service.runtime.agents:
-        return []
-    try:
-        state = await (await service.open_session(info.id)).state()
-    except NotFound:  # it was deleted meanwhile
-        return []
-    return [PendingQuestion.from_fact(info.id, question) for question in state.pending]
-
-
-@router.post("/approvals/{approval:path}", tags=["approvals"])
-async def answer_by_id(service: CurrentService, token: Approver, approval: str, body: SimpleAnswer) -> ResolvedView:
-    """Allow or deny a call by the id of its request."""
-    session_id, call_id = parse_approval_id(approval)
-    session = await service.open_for_use(session_id, token)
-    answer = Answer("allow" if body.approved else "deny", by=token.name)
-    await session.approve(call_id, answer, digest=body.digest)
-    return ResolvedView()
-
-
-# ── steering ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@router.post("/sessions/{session_id}/cancel")
-async def cancel_session(service: CurrentService, token: Sender, session_id: str) -> CancelledView:
-    """Stop the run, its model call and its tools. The response comes when the end is recorded."""
-    ending = await (await service.open_for_use(session_id, token)).cancel(by=token.name)
-    return CancelledView.from_ending(ending)
-
-
-@router.post("/sessions/{session_id}/continue")
-async def continue_session(
-    service: CurrentService, token: Sender, session_id: str, body: NextRunBody | None = None
-) -> RunAccepted:
-    """Continue after a limit, a cancel or a failure, with a fresh budget."""
-    return await _start_run(service, token, session_id, "continue", body)
-
-
-@router.post("/sessions/{session_id}/regenerate")
-async def regenerate_answer(
-    service: CurrentService, token: Sender, session_id: str, body: NextRunBody | None = None
-) -> RunAccepted:
-    """Answer the last message again."""
-    return await _start_run(service, token, session_id, "regenerate", body)
-
-
-async def _start_run(
-    service: Service,
-    token: Token,
-    session_id: str,
-    trigger: Literal["continue", "regenerate"],
-    body: NextRunBody | None,
-) -> RunAccepted:
-    session = await service.open_for_run(session_id, token)
-    wanted = body.limits.apply_to(session.agent.limits) if body is not None and body.limits is not None else None
-    position = await session.go_on(trigger, wanted)
-    return RunAccepted(session_id=session_id, after=position)
-
-
-@router.post("/sessions/{session_id}/fork", status_code=201)
-async def fork_session(
-    service: CurrentService, token: Sender, session_id: str, body: ForkBody | None = None
-) -> SessionView:
-    """Create a session that shares this one's past up to a position."""
-    session = await service.open_for_use(session_id, token)
-    after = body.after if body is not None else None
-    if after is not None and after > (last := (await service.runtime.log.get_info(session_id)).seq):
-        raise Conflict(f"after: session {session_id} has positions 1 to {last}, not {after}; nothing was forked")
-    made = await session.fork(after)
-    return SessionView.from_info(await service.runtime.log.get_info(made.id))
-
-
-@router.post("/sessions/{session_id}/compact")
-async def compact_session(
-    service: CurrentService, token: Sender, session_id: str, body: CompactBody | None = None
-) -> CompactView:
-    """Summarize older turns for the model to make room, or undo that. The log keeps everything."""
-    service.check_open()
-    session = await service.open_for_use(session_id, token)
-    if body is not None and body.undo:
-        await session.undo_compaction()
-        return CompactView(compacted=False)
-    await service.check_session_model(session)
-    fact = await session.compact()
-    if fact is None:
-        return CompactView(compacted=False)
-    return CompactView(compacted=True, tokens_before=fact.tokens_before, tokens_after=fact.tokens_after)
-
-
-# ── downloads ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@router.get(
-    "/sessions/{session_id}/artifacts/{artifact_id}",
-    response_class=Response,
-    responses={200: {"content": {"application/octet-stream": {}}, "description": "the whole output"}},
-)
-async def download_artifact(service: CurrentService, token: Viewer, session_id: str, artifact_id: str) -> Response:
-    """Download the whole output of a call that was too large for the model."""
-    kept = await (await service.open_session(session_id)).artifact(artifact_id)
-    headers = {"content-disposition": "attachment"}
-    return Response(kept.data, media_type="application/octet-stream", headers=headers)
-
-
-@router.get("/sessions/{session_id}/export", response_class=Response, responses=EXPORT)
-async def export_session(
-    service: CurrentService, token: Viewer, session_id: str, format: Annotated[Form, Query()] = "jsonl"
-) -> Response:
-    """Export a session: every fact and artifact as a line of JSON, or a page to read."""
-    data = await render_transcript(service.runtime.log, session_id, format)
-    headers = {"content-disposition": "attachment"}
-    return Response(data, media_type=MEDIA_TYPES[format], headers=headers)
+    return EventStream(
+        service.streams,
+        session.follow(message),
+        write,
+        at_shutdown=lambda: write.encode_frames([ErrorFrame(RUN_CONTINUES_LATER)]),
+    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, WebSocket
+from msgspec import Struct
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
@@ -20,11 +21,11 @@ from treadle.dialects.session_frames import ErrorFrame, SessionFramesDialect
 from treadle.errors import TreadleError
 from treadle.events import Delta, Event
 from treadle.log.base import SessionQuery, Watch
-from treadle.server.guard import Refusal, send_refusal
+from treadle.server.guard import Refusal
 from treadle.server.problems import build_refusal, describe_validation_error
-from treadle.server.service import Service, Token, get_service, get_token, require_right
+from treadle.server.service import CurrentService, Service, StrictBody, Token, Viewer, require_right
+from treadle.server.sessions import Attachment, NewMessage
 from treadle.server.streams import OpenStreams
-from treadle.server.views import Attachment, NewMessage, StrictBody
 
 router = APIRouter(tags=["sockets"])
 GOING_AWAY = 1012
@@ -111,6 +112,9 @@ class SocketConnection:
             with suppress(WebSocketDisconnect, RuntimeError):  # the reader notices that the client has left
                 await self._socket.send_text(data.decode())
 
+    async def send_frame(self, frame: Struct) -> None:
+        await self.send(encode_frame(frame))
+
     async def receive_messages(self) -> AsyncIterator[str]:
         """The client's messages, until the client leaves or the server shuts down."""
         while not self._streams.is_closed:
@@ -121,13 +125,19 @@ class SocketConnection:
             yield text if text is not None else message["bytes"].decode("utf-8", "replace")
 
     async def follow(
-        self, watch: Watch, write: Callable[[Event], list[bytes]], until: Callable[[Event], bool] | None = None
+        self,
+        watch: Watch,
+        translate: Callable[[Event], Sequence[Struct]],
+        after: int = 0,
+        until: Callable[[Event], bool] | None = None,
     ) -> None:
-        """Send the events of a watch."""
+        """Send what `translate` returns for the events of a watch. Events up to `after` are translated but not sent."""
         try:
             async for event in watch:
-                for data in write(event):
-                    await self.send(data)
+                frames = translate(event)
+                if isinstance(event, Delta) or event.seq > after:
+                    for frame in frames:
+                        await self.send_frame(frame)
                 if until is not None and until(event):
                     return
         finally:
@@ -146,27 +156,22 @@ class SocketConnection:
 
 
 @router.websocket("/v1/sessions/{session_id}/stream")
-async def serve_session_socket(socket: WebSocket, session_id: str, after: int = -1) -> None:
+async def serve_session_socket(
+    socket: WebSocket, service: CurrentService, token: Viewer, session_id: str, after: int = -1
+) -> None:
     """Frames of a session, from now on or from `after`; takes `user`, `cancel`, `approval` and `answer`."""
-    service, token = get_service(socket), get_token(socket)
-    session = await _open_or_refuse(socket, service, token, session_id)
-    if session is None:
-        return
+    session = await service.runtime.open(session_id)
     dialect = SessionFramesDialect(session_id, service.list_tool_classes(session.agent))
     start = await service.limit_position(session_id, after if after >= 0 else sys.maxsize)
-
-    def write(event: Event) -> list[bytes]:
-        return [encode_frame(frame) for frame in dialect.feed(event)]
-
     async with SocketConnection(socket, service.streams) as connection:
-        connection.start_task(connection.follow(session.watch(start), write), closes_at_end=True)
+        connection.start_task(connection.follow(session.watch(start), dialect.feed), closes_at_end=True)
         async for text in connection.receive_messages():
             try:
                 await _handle_frame(service, token, session, _frames.validate_json(text))
             except ValidationError as error:
-                await connection.send(encode_frame(ErrorFrame(describe_validation_error(error, "frame"))))
+                await connection.send_frame(ErrorFrame(describe_validation_error(error, "frame")))
             except (TreadleError, Refusal) as error:
-                await connection.send(encode_frame(ErrorFrame(build_refusal(error).message)))
+                await connection.send_frame(ErrorFrame(build_refusal(error).message))
 
 
 async def _handle_frame(service: Service, token: Token, session: Session, frame: ClientFrame) -> None:
@@ -196,39 +201,21 @@ def _find_call_id(session: Session, approval_id: str) -> str:
 
 
 @router.websocket("/v1/ws")
-async def serve_user_socket(socket: WebSocket, session: str = "", after: int = 0) -> None:
+async def serve_user_socket(
+    socket: WebSocket, service: CurrentService, token: Viewer, session: str = "", after: int = 0
+) -> None:
     """Without `session`: the status of all sessions. With it: its message frames, from `after` on."""
-    service, token = get_service(socket), get_token(socket)
-    if session:
-        opened = await _open_or_refuse(socket, service, token, session)
-        if opened is None:
-            return
-        async with SocketConnection(socket, service.streams) as connection:
-            write = _build_writer(
-                session, await service.limit_position(session, after), await service.get_window(opened)
-            )
-            connection.start_task(connection.follow(opened.watch(), write), closes_at_end=True)
-            async for _ in connection.receive_messages():
-                pass
-        return
-    if not await _can_view_or_refuse(socket, token):
-        return
+    opened = await service.runtime.open(session) if session else None
     async with SocketConnection(socket, service.streams) as connection:
-        connection.start_task(_send_statuses(service, connection), closes_at_end=True)
+        if opened is None:
+            work = _send_statuses(service, connection)
+        else:
+            dialect = MessageFramesDialect(session, await service.get_window(opened))
+            after = await service.limit_position(session, after)
+            work = connection.follow(opened.watch(), dialect.feed, after)
+        connection.start_task(work, closes_at_end=True)
         async for _ in connection.receive_messages():
             pass
-
-
-def _build_writer(session_id: str, after: int, window: int | None) -> Callable[[Event], list[bytes]]:
-    dialect = MessageFramesDialect(session_id, window)
-
-    def write(event: Event) -> list[bytes]:
-        frames = dialect.feed(event)
-        if not isinstance(event, Delta) and event.seq <= after:
-            return []
-        return [encode_frame(frame) for frame in frames]
-
-    return write
 
 
 async def _send_statuses(service: Service, connection: SocketConnection) -> None:
@@ -243,7 +230,7 @@ async def _send_statuses(service: Service, connection: SocketConnection) -> None
                 dialects[session_id] = ChatStatusDialect(session_id, before)
             for frame in dialects[session_id].feed(fact):
                 seen[session_id] = (frame.status, frame.name or seen.get(session_id, ("", ""))[1])
-                await connection.send(encode_frame(frame))
+                await connection.send_frame(frame)
 
 
 async def _poll_statuses(
@@ -256,26 +243,5 @@ async def _poll_statuses(
             now = (_STATES.get(info.status, "idle"), info.name)
             if before.get(info.id) == seen.get(info.id) != now:  # otherwise something newer was sent meanwhile
                 seen[info.id] = now
-                status = ChatStatusFrame(info.id, info.id, *now)
-                await connection.send(encode_frame(status))
+                await connection.send_frame(ChatStatusFrame(info.id, info.id, *now))
         await asyncio.sleep(POLL_SECONDS)
-
-
-async def _open_or_refuse(socket: WebSocket, service: Service, token: Token, session_id: str) -> Session | None:
-    """Open the session, or refuse the WebSocket with a status and return None."""
-    if not await _can_view_or_refuse(socket, token):
-        return None
-    try:
-        return await service.open_session(session_id)
-    except TreadleError as error:
-        await send_refusal(socket.scope, socket.send, build_refusal(error))
-        return None
-
-
-async def _can_view_or_refuse(socket: WebSocket, token: Token) -> bool:
-    try:
-        require_right(token, "view")
-    except Refusal as refusal:
-        await send_refusal(socket.scope, socket.send, refusal)
-        return False
-    return True

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol, TypeAlias
 
-import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
 from treadle import Run
-from treadle.dialects.base import Dialect
+from treadle.dialects.base import Dialect, encode_frame
 from treadle.errors import BadInput
 from treadle.events import Delta, Event, serialize_event
 from treadle.log.base import Watch
@@ -32,7 +31,6 @@ SSE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "a stream"}
 }
 _KEPT = 2048
-_encoder = msgspec.json.Encoder()
 
 
 class SharedEncoder:
@@ -45,7 +43,9 @@ class SharedEncoder:
         kept = self._kept.get(id(event))
         if kept is not None and kept[0] is event:
             return kept[1]
-        data = encode_event(event)
+        data = b"data: %b\n\n" % serialize_event(event)
+        if not isinstance(event, Delta):
+            data = b"id: %d\n%b" % (event.seq, data)
         if len(self._kept) >= _KEPT:
             self._kept.clear()
         self._kept[id(event)] = (event, data)
@@ -59,13 +59,6 @@ def parse_position(last_event_id: str, after: int = 0) -> int:
     if not last_event_id.isascii() or not last_event_id.isdigit() or int(last_event_id) > 2**53:
         raise BadInput("Last-Event-ID: must be the id of an event, which is a number")
     return int(last_event_id)
-
-
-def encode_event(event: Event) -> bytes:
-    """Encode one of our own events. Only facts have an id."""
-    if isinstance(event, Delta):
-        return b"data: " + serialize_event(event) + b"\n\n"
-    return b"id: %d\ndata: %b\n\n" % (event.seq, serialize_event(event))
 
 
 class DialectWriter:
@@ -90,7 +83,7 @@ class DialectWriter:
                 lines.append(b"id: %d\n" % seq)
             if self._named:
                 lines.append(b"event: %b\n" % str(getattr(frame, "event", "message")).encode())
-            lines.append(b"data: %b\n\n" % _encoder.encode(frame))
+            lines.append(b"data: %b\n\n" % encode_frame(frame))
         return b"".join(lines)
 
 
@@ -149,106 +142,15 @@ class OpenStreams:
                     task.add_done_callback(self._pings.discard)
 
 
-class WaitingRequest:
-    """A request that waits for the end of a run. It ends when the server does."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.last, self.pinging = 0.0, True
-
-    def stop(self) -> None:
-        self._run.detach()
-
-    async def ping(self) -> None:
-        """Nothing is sent before the answer."""
-
-
-@contextmanager
-def detach_at_shutdown(streams: OpenStreams, run: Run) -> Generator[None]:
-    """Follow a run in this block until the server stops. Leaving the block never stops the run."""
-    waiting = WaitingRequest(run)
-    streams.add(waiting)
-    try:
-        yield
-    finally:
-        streams.remove(waiting)
-        run.detach()
-
-
-class EventStream(Response):
-    """A response that sends the events of a session or a run until they end, the client leaves or the server stops."""
-
-    def __init__(
-        self, streams: OpenStreams, events: Watch | Run, write: EventWriter, tail: Callable[[], bytes] | None = None
-    ) -> None:
-        super().__init__()
-        self._streams, self._events, self._write, self._tail = streams, events, write, tail
-        self.on_shutdown: Callable[[], bytes] = lambda: SHUTDOWN_COMMENT
-        self._send: Send | None = None
-        self._is_over = False
-        self.last = time.monotonic()
-        self.pinging = False
-
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        self._send = send
-        gone = asyncio.create_task(self._until_gone(receive))
-        self._streams.add(self)
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-            await self._follow(send)
-            self._is_over = True
-            if self._streams.is_closed:
-                await send({"type": "http.response.body", "body": self.on_shutdown(), "more_body": True})
-            elif self._tail is not None:
-                await send({"type": "http.response.body", "body": self._tail(), "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            self._is_over = True
-            self._streams.remove(self)
-            self.stop()
-            gone.cancel()
-
-    async def _follow(self, send: Send) -> None:
-        write, events = self._write, self._events
-        async for event in events:
-            data = write(event)
-            for more in events.ready():
-                data += write(more)
-            if data:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-                self.last = time.monotonic()
-
-    def stop(self) -> None:
-        """End the events."""
-        if isinstance(self._events, Run):
-            self._events.detach()
-        else:
-            self._events.close()
-
-    async def ping(self) -> None:
-        """Send a comment that keeps the connection alive."""
-        self.pinging = True
-        try:
-            if self._send is not None and not self._is_over:
-                await self._send({"type": "http.response.body", "body": PING, "more_body": True})
-                self.last = time.monotonic()
-        finally:
-            self.pinging = False
-
-    async def _until_gone(self, receive: Receive) -> None:
-        await _wait_for_disconnect(receive)
-        self.stop()
-
-
-class RelayedStream(Response):
-    """A response of pieces that are not stored. The pieces stop when the client leaves.
+class StreamedResponse(Response):
+    """A response of pieces that come over time. The pieces stop when the client leaves.
 
     Nothing is sent before the first piece or comment, so an early failure still has its own status. A later failure is
     sent as what `problem` returns.
     """
 
     def __init__(
-        self, streams: OpenStreams, pieces: AsyncGenerator[bytes], problem: Callable[[Exception], bytes]
+        self, streams: OpenStreams, pieces: AsyncGenerator[bytes], problem: Callable[[Exception], bytes] | None = None
     ) -> None:
         super().__init__()
         self._streams, self._pieces, self._problem = streams, pieces, problem
@@ -259,8 +161,12 @@ class RelayedStream(Response):
         self.pinging = False
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        async def wait_for_disconnect() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
         self._send = send
-        relaying, gone = asyncio.ensure_future(self._relay()), asyncio.ensure_future(_wait_for_disconnect(receive))
+        relaying, gone = asyncio.ensure_future(self._relay()), asyncio.ensure_future(wait_for_disconnect())
         self._streams.add(self)
         try:
             await asyncio.wait((relaying, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -269,6 +175,7 @@ class RelayedStream(Response):
         finally:
             self._is_over = True
             self._streams.remove(self)
+            self.stop()
             relaying.cancel()
             gone.cancel()
             await asyncio.gather(relaying, gone, return_exceptions=True)
@@ -279,7 +186,7 @@ class RelayedStream(Response):
                 async for piece in pieces:
                     await self._send_piece(piece)
             except Exception as error:
-                if not self._has_begun:
+                if not self._has_begun or self._problem is None:
                     raise
                 await self._send_piece(self._problem(error))
         self._is_over = True
@@ -307,7 +214,40 @@ class RelayedStream(Response):
             self.pinging = False
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class EventStream(StreamedResponse):
+    """Sends the events of a session or a run until they end, the client leaves or the server stops.
+
+    `tail` is sent after the events, and what `at_shutdown` returns is sent when the server stops before their end.
+    """
+
+    def __init__(
+        self,
+        streams: OpenStreams,
+        events: Watch | Run,
+        write: EventWriter,
+        *,
+        tail: bytes = b"",
+        at_shutdown: Callable[[], bytes] = lambda: b"",
+    ) -> None:
+        super().__init__(streams, self._write_events(write, tail, at_shutdown))
+        self._events = events
+
+    async def _write_events(
+        self, write: EventWriter, tail: bytes, at_shutdown: Callable[[], bytes]
+    ) -> AsyncGenerator[bytes]:
+        events = self._events
+        yield b""  # sends the head, however late the first event comes
+        async for event in events:
+            data = write(event)
+            for more in events.ready():
+                data += write(more)
+            if data:
+                yield data
+        yield at_shutdown() + SHUTDOWN_COMMENT if self._streams.is_closed else tail
+
+    def stop(self) -> None:
+        """End the events."""
+        if isinstance(self._events, Run):
+            self._events.detach()
+        else:
+            self._events.close()

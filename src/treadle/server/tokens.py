@@ -37,7 +37,11 @@ ANYONE = Token("anyone", "")
 def load_tokens(file: Path) -> tuple[Token, ...]:
     """Read the tokens of a private file. A missing file is created with one token that may do everything."""
     if not file.exists():
-        _create_token_file(file)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        token = Token("owner", secrets.token_urlsafe(32))
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(msgspec.json.format(msgspec.json.encode([token]), indent=1) + b"\n")
     mode = stat.S_IMODE(file.stat().st_mode)
     if mode & 0o077:
         raise BadInput(f"{file} can be read by others (mode {mode:o}), so its tokens are not secret: chmod 600 {file}")
@@ -50,11 +54,3 @@ def load_tokens(file: Path) -> tuple[Token, ...]:
     if len({token.name for token in tokens}) < len(tokens):
         raise BadInput(f"{file} has two tokens with the same name; give each its own")
     return tokens
-
-
-def _create_token_file(file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    token = Token("owner", secrets.token_urlsafe(32))
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(msgspec.json.format(msgspec.json.encode([token]), indent=1) + b"\n")

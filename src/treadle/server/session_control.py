@@ -1,0 +1,285 @@
+"""What else can be done with a session: follow its events, answer, cancel, continue, fork, compact and export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query, Response
+from msgspec import Struct
+from msgspec.structs import replace
+from pydantic import BaseModel, Field
+
+from treadle import Answer, RunFinished
+from treadle.dialects.base import Dialect, encode_frame, parse_approval_id
+from treadle.dialects.chat_rpc import ChatRpcDialect
+from treadle.dialects.loop_events import LoopDialect
+from treadle.dialects.message_frames import MessageFramesDialect
+from treadle.dialects.session_frames import SessionFramesDialect
+from treadle.errors import Conflict, NotFound
+from treadle.export.transcript import Form, render_transcript
+from treadle.log.base import SessionQuery
+from treadle.server.service import Approver, CurrentService, Sender, Service, StrictBody, Token, Viewer
+from treadle.server.sessions import LimitsBody, PendingQuestion, RunOutcome, SessionView
+from treadle.server.streams import DialectWriter, EventStream, parse_position
+
+router = APIRouter(prefix="/v1", tags=["sessions"])
+MAX_PENDING = 1000
+MEDIA_TYPES: dict[Form, str] = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}
+EXPORT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "the whole session"}
+}
+DialectName = Literal["events", "loop", "frames", "wire", "rpc"]
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}, "application/json": {}}, "description": "a stream, or an array"}
+}
+
+
+class ApprovalAnswer(StrictBody):
+    decision: Literal["allow", "deny"]
+    scope: Literal["call", "tool", "pattern", "session"] = "call"
+    comment: str = Field("", max_length=10_000)
+    digest: str = Field("", max_length=200)
+
+
+class SimpleAnswer(StrictBody):
+    approved: bool
+    digest: str = Field("", max_length=200)
+
+
+class AnswersBody(StrictBody):
+    answers: list[str] = Field(min_length=1, max_length=100)
+
+
+class ForkBody(StrictBody):
+    after: int | None = Field(None, ge=1, le=2**53)
+
+
+class NextRunBody(StrictBody):
+    limits: LimitsBody | None = None
+
+
+class RunAccepted(BaseModel):
+    """A run was started. Watch the events after `after`."""
+
+    session_id: str
+    after: int
+
+
+class ResolvedView(BaseModel):
+    resolved: bool = True
+
+
+class CancelledView(BaseModel):
+    cancelled: bool
+    outcome: RunOutcome | None = None
+
+    @classmethod
+    def from_ending(cls, fact: RunFinished | None) -> CancelledView:
+        """The end of the cancelled run; None says that nothing was running."""
+        return cls(cancelled=fact is not None, outcome=RunOutcome.from_fact(fact) if fact is not None else None)
+
+
+class CompactBody(StrictBody):
+    """`undo` reverts the last compaction: the model sees the older turns again."""
+
+    undo: bool = False
+
+
+class CompactView(BaseModel):
+    compacted: bool
+    tokens_before: int = 0
+    tokens_after: int = 0
+
+
+class EventQuery(BaseModel):
+    """Which events to return, and in which dialect."""
+
+    after: int = Field(0, ge=0, le=2**53)
+    follow: bool = True
+    dialect: DialectName = "events"
+
+
+@router.get("/sessions/{session_id}/events", response_class=Response, responses=EVENTS)
+async def stream_events(
+    service: CurrentService,
+    token: Viewer,
+    session_id: str,
+    query: Annotated[EventQuery, Query()],
+    last_event_id: Annotated[str, Header(max_length=40)] = "",
+) -> Any:
+    """Stream a session's events after `after` or Last-Event-ID, then live. `follow=false` returns a JSON array."""
+    after = await service.limit_position(session_id, parse_position(last_event_id, query.after))
+    session = await service.runtime.open(session_id)
+    if query.dialect == "events":
+        if query.follow:
+            return EventStream(service.streams, session.watch(after), service.streams.encoder)
+        return _build_array(await session.facts(after))
+    dialect: Dialect
+    match query.dialect:
+        case "loop":
+            dialect = LoopDialect()
+        case "wire":
+            dialect = MessageFramesDialect(session_id, await service.get_window(session))
+        case "rpc":
+            dialect = ChatRpcDialect(session_id)
+        case _:
+            dialect = SessionFramesDialect(session_id)
+    if query.follow:
+        return EventStream(
+            service.streams, session.watch(), DialectWriter(dialect, after, named=query.dialect == "loop")
+        )
+    translated = [(fact.seq, dialect.feed(fact)) for fact in await session.facts()]
+    return _build_array([frame for seq, frames in translated if seq > after for frame in frames])
+
+
+def _build_array(items: Sequence[Struct]) -> Response:
+    return Response(b"[" + b",".join(map(encode_frame, items)) + b"]", media_type="application/json")
+
+
+# ── answering ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post("/sessions/{session_id}/approvals/{call_id:path}")
+async def answer_approval(
+    service: CurrentService, token: Approver, session_id: str, call_id: str, body: ApprovalAnswer
+) -> ResolvedView:
+    """Allow or deny a call: once, or for a tool, a pattern or the session. The first answer counts."""
+    session = await service.open_for_use(session_id, token)
+    answer = Answer(body.decision, body.scope, body.comment, by=token.name)
+    await session.approve(call_id, answer, digest=body.digest)
+    return ResolvedView()
+
+
+@router.post("/sessions/{session_id}/answers/{call_id:path}")
+async def answer_question(
+    service: CurrentService, token: Approver, session_id: str, call_id: str, body: AnswersBody
+) -> ResolvedView:
+    """Answer the questions that the model asked the user."""
+    session = await service.open_for_use(session_id, token)
+    await session.answer(call_id, *body.answers, by=token.name)
+    return ResolvedView()
+
+
+@router.get("/approvals", tags=["approvals"])
+async def list_approvals(service: CurrentService, token: Viewer) -> list[PendingQuestion]:
+    """List the open questions of all sessions."""
+    found: dict[str, PendingQuestion] = {}
+    # Running sessions may have open questions too. They come first, because they may start to wait meanwhile.
+    for status in ("running", "waiting"):
+        query: SessionQuery | None = SessionQuery(status=status, limit=200)
+        while query is not None and len(found) < MAX_PENDING:
+            page = await service.runtime.sessions(query)
+            for info in page.sessions:
+                if info.agent in service.runtime.agents:
+                    with suppress(NotFound):  # it was deleted meanwhile
+                        state = await (await service.runtime.open(info.id)).state()
+                        questions = (PendingQuestion.from_fact(info.id, question) for question in state.pending)
+                        found.update((question.id, question) for question in questions)
+            query = replace(query, cursor=page.cursor) if page.cursor else None
+    return sorted(found.values(), key=lambda one: one.asked_at)
+
+
+@router.post("/approvals/{approval:path}", tags=["approvals"])
+async def answer_by_id(service: CurrentService, token: Approver, approval: str, body: SimpleAnswer) -> ResolvedView:
+    """Allow or deny a call by the id of its request."""
+    session_id, call_id = parse_approval_id(approval)
+    session = await service.open_for_use(session_id, token)
+    answer = Answer("allow" if body.approved else "deny", by=token.name)
+    await session.approve(call_id, answer, digest=body.digest)
+    return ResolvedView()
+
+
+# ── steering ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post("/sessions/{session_id}/cancel")
+async def cancel_session(service: CurrentService, token: Sender, session_id: str) -> CancelledView:
+    """Stop the run, its model call and its tools. The response comes when the end is recorded."""
+    ending = await (await service.open_for_use(session_id, token)).cancel(by=token.name)
+    return CancelledView.from_ending(ending)
+
+
+@router.post("/sessions/{session_id}/continue")
+async def continue_session(
+    service: CurrentService, token: Sender, session_id: str, body: NextRunBody | None = None
+) -> RunAccepted:
+    """Continue after a limit, a cancel or a failure, with a fresh budget."""
+    return await _start_run(service, token, session_id, "continue", body)
+
+
+@router.post("/sessions/{session_id}/regenerate")
+async def regenerate_answer(
+    service: CurrentService, token: Sender, session_id: str, body: NextRunBody | None = None
+) -> RunAccepted:
+    """Answer the last message again."""
+    return await _start_run(service, token, session_id, "regenerate", body)
+
+
+async def _start_run(
+    service: Service,
+    token: Token,
+    session_id: str,
+    trigger: Literal["continue", "regenerate"],
+    body: NextRunBody | None,
+) -> RunAccepted:
+    session = await service.open_for_run(session_id, token)
+    wanted = body.limits.apply_to(session.agent.limits) if body is not None and body.limits is not None else None
+    position = await session.go_on(trigger, wanted)
+    return RunAccepted(session_id=session_id, after=position)
+
+
+@router.post("/sessions/{session_id}/fork", status_code=201)
+async def fork_session(
+    service: CurrentService, token: Sender, session_id: str, body: ForkBody | None = None
+) -> SessionView:
+    """Create a session that shares this one's past up to a position."""
+    session = await service.open_for_use(session_id, token)
+    after = body.after if body is not None else None
+    if after is not None and after > (last := (await service.runtime.log.get_info(session_id)).seq):
+        raise Conflict(f"after: session {session_id} has positions 1 to {last}, not {after}; nothing was forked")
+    made = await session.fork(after)
+    return SessionView.from_info(await service.runtime.log.get_info(made.id))
+
+
+@router.post("/sessions/{session_id}/compact")
+async def compact_session(
+    service: CurrentService, token: Sender, session_id: str, body: CompactBody | None = None
+) -> CompactView:
+    """Summarize older turns for the model to make room, or undo that. The log keeps everything."""
+    service.check_open()
+    session = await service.open_for_use(session_id, token)
+    if body is not None and body.undo:
+        await session.undo_compaction()
+        return CompactView(compacted=False)
+    await service.check_session_model(session)
+    fact = await session.compact()
+    if fact is None:
+        return CompactView(compacted=False)
+    return CompactView(compacted=True, tokens_before=fact.tokens_before, tokens_after=fact.tokens_after)
+
+
+# ── downloads ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get(
+    "/sessions/{session_id}/artifacts/{artifact_id}",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}, "description": "the whole output"}},
+)
+async def download_artifact(service: CurrentService, token: Viewer, session_id: str, artifact_id: str) -> Response:
+    """Download the whole output of a call that was too large for the model."""
+    kept = await (await service.runtime.open(session_id)).artifact(artifact_id)
+    headers = {"content-disposition": "attachment"}
+    return Response(kept.data, media_type="application/octet-stream", headers=headers)
+
+
+@router.get("/sessions/{session_id}/export", response_class=Response, responses=EXPORT)
+async def export_session(
+    service: CurrentService, token: Viewer, session_id: str, format: Annotated[Form, Query()] = "jsonl"
+) -> Response:
+    """Export a session: every fact and artifact as a line of JSON, or a page to read."""
+    data = await render_transcript(service.runtime.log, session_id, format)
+    headers = {"content-disposition": "attachment"}
+    return Response(data, media_type=MEDIA_TYPES[format], headers=headers)

@@ -7,13 +7,13 @@ One run with one call of `read_file` is followed twice: `treadle run` and `POST 
 `treadle serve`. Each is a real process that talks to a fake model on loopback.
 
 - The start: `treadle run` enters `Session.run` with the message; the server is called with the request.
-- The end: the process has ended. The server is stopped after it has sent the answer and named the session.
-- A file counts when one of its functions runs between the two, whether it is entered or resumed after an `await`.
-  What runs while a module is imported does not count.
+- The end: `treadle run` has ended; the server has sent the answer, has named the session, and gets the signal to stop.
+- A file counts when one of its functions works between the two: it is entered, or it is resumed after an `await` and
+  calls something. A coroutine that only waits for another one does not count, although each step of the event loop
+  passes through it (`serve` while the server runs, say). What runs while a module is imported does not count either.
 
-Each line is the file and the first function that ran. `resumed` marks a file of which no function was entered: a
-coroutine of it was only passed through on the way to another one (`serve` while the server waits, say). On a busy
-machine the server's periodic look for abandoned sessions may fall into the walk and add a file.
+Each line is the file and the first function that worked. On a busy machine the server's periodic look for abandoned
+sessions may fall into the walk and add a file.
 """
 
 import argparse
@@ -36,13 +36,14 @@ FOLLOW_UP_SECONDS = 5
 REQUESTS = 3
 """What the server asks the model: two turns, and a name for the session."""
 
-# Python imports this module by itself at start. The flag of the RESUME instruction tells entering from resuming.
+# Python imports this module by itself at start. The flag of the RESUME instruction tells entering from resuming. A
+# function that is resumed works as soon as it enters another function or calls one that is written in C.
 RECORDER = """\
 import atexit, json, os, sys, threading
 
 ROOT, OUT, SURFACE = (os.environ[f"WALK_{name}"] for name in ("ROOT", "OUT", "SURFACE"))
 OPTIMIZED = 1  # set for functions, not for the bodies of modules and classes
-walk, started = {}, False
+walk, resumed, started, stopped = {}, set(), False, False
 
 def is_start(frame, code):
     if SURFACE == "run":
@@ -58,23 +59,28 @@ def is_importing(frame):
     return False
 
 def record(frame, event, argument):
-    global started
-    if event != "call":
-        return
+    global started, stopped
     code = frame.f_code
-    started = started or is_start(frame, code)
+    if event == "call":
+        started = started or is_start(frame, code)
+        stopped = stopped or code.co_name == "handle_exit"
+    if not started or stopped:
+        return
+    if event == "call" and code.co_code[frame.f_lasti + 1] & 3:
+        resumed.add(code)
+    elif event == "call":
+        add_step(frame)
+        if frame.f_back is not None and frame.f_back.f_code in resumed:
+            add_step(frame.f_back)
+    elif event == "c_call" and code in resumed:
+        add_step(frame)
+
+def add_step(frame):
+    code = frame.f_code
     path = code.co_filename
-    if not started or not path.startswith(ROOT) or not code.co_flags & OPTIMIZED:
+    if path in walk or not path.startswith(ROOT) or not code.co_flags & OPTIMIZED or is_importing(frame):
         return
-    is_entered = not code.co_code[frame.f_lasti + 1] & 3
-    step = walk.get(path)
-    if step is not None and (step["is_entered"] or not is_entered):
-        return
-    if is_importing(frame):
-        return
-    if step is None:
-        step = walk[path] = {"path": path[len(ROOT):], "function": code.co_qualname, "is_entered": False}
-    step["is_entered"] = is_entered
+    walk[path] = {"path": path[len(ROOT):], "function": code.co_qualname}
 
 def save():
     sys.setprofile(None)
@@ -211,8 +217,7 @@ def main():
         for name, steps in walks.items():
             print(f"{name}\n")
             for number, step in enumerate(steps, 1):
-                resumed = "" if step["is_entered"] else "  (resumed)"
-                print(f"{number:>3}  {step['path']:<32}{step['function']}{resumed}")
+                print(f"{number:>3}  {step['path']:<32}{step['function']}")
             print()
     for name, steps in walks.items():
         print(f"{name}: {len(steps)} files")

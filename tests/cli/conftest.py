@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.terminal import Place, place_in
+from tests.kit.terminal import Place, create_place
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return place_in(tmp_path)
+    return create_place(tmp_path)

@@ -15,7 +15,7 @@ import pytest
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd, status
 from tests.kit.sessions import PATIENCE
-from tests.kit.terminal import Place, calling, model
+from tests.kit.terminal import Place, call_tool, model_options
 from treadle.cli.main import COMMANDS
 from treadle.messages import Reply
 from treadle.permissions.saved_rules import save_rule
@@ -36,7 +36,7 @@ async def talked(place: Place, *names: str, answer: str = "Since Monday, because
     ids: list[str] = []
     async with StrictChat([Reply(text=answer)]) as fake:
         for name in names:
-            done = await place.run("run", "why is the build red?", "--name", name, *model(fake), "--json")
+            done = await place.run("run", "why is the build red?", "--name", name, *model_options(fake), "--json")
             ids.append(done.document["session_id"])
     return ids
 
@@ -175,43 +175,45 @@ async def test_an_import_that_brings_its_own_approvals_must_be_trusted(place: Pl
 
 
 async def test_a_session_continues_with_a_fresh_budget_after_a_limit(place: Place) -> None:
-    script = [calling("current_time"), Reply(text="Not done."), Reply(text="Now it is done.")]
+    script = [call_tool("current_time"), Reply(text="Not done."), Reply(text="Now it is done.")]
     async with StrictChat(script) as fake:
-        stopped = await place.run("run", "work", "--max-turns", "1", *model(fake), "--json")
+        stopped = await place.run("run", "work", "--max-turns", "1", *model_options(fake), "--json")
         assert stopped.code == 3
         session = stopped.document["session_id"]
-        going = await place.run("sessions", "continue", session, *model(fake), "--json")
+        going = await place.run("sessions", "continue", session, *model_options(fake), "--json")
     assert going.code == 0 and going.document["answer"] == "Now it is done."
 
 
 async def test_an_approval_for_a_question_is_refused_and_an_answer_is_taken(place: Place) -> None:
     async with StrictChat(
-        [calling("ask_user", question="Which?", options=["red", "blue"]), Reply(text="Blue.")]
+        [call_tool("ask_user", question="Which?", options=["red", "blue"]), Reply(text="Blue.")]
     ) as fake:
-        waiting = await place.run("run", "paint", *model(fake), "--ask-later", "--json")
+        waiting = await place.run("run", "paint", *model_options(fake), "--ask-later", "--json")
         session = waiting.document["session_id"]
         assert "Which?  (red, blue)" in (await place.quick("approvals")).out
         assert (await place.quick("approvals", "allow", session)).code == 2
         assert (await place.quick("approvals", "answer", session, "blue")).code == 0
         assert (await place.quick("approvals")).out == ""
-        done = await place.run("sessions", "resume", session, *model(fake))
+        done = await place.run("sessions", "resume", session, *model_options(fake))
         told = fake.seen[-1].body["messages"][-1]["content"]
     assert (done.code, done.out, told) == (0, "Blue.\n", "blue")
 
 
 async def test_what_was_allowed_runs_also_when_it_is_resumed_with_other_flags(place: Place) -> None:
-    script = [calling("write_file", path="a.txt", content="x"), Reply(text="Written.")]
+    script = [call_tool("write_file", path="a.txt", content="x"), Reply(text="Written.")]
     async with StrictChat(script) as fake:
-        waiting = await place.run("run", "write", "--access", "read-only", *model(fake), "--ask-later", "--json")
+        waiting = await place.run(
+            "run", "write", "--access", "read-only", *model_options(fake), "--ask-later", "--json"
+        )
         session = waiting.document["session_id"]
         assert (await place.quick("approvals", "allow", session)).code == 0
-        done = await place.run("sessions", "resume", session, *model(fake), "--approve", "read_*", "--json")
+        done = await place.run("sessions", "resume", session, *model_options(fake), "--approve", "read_*", "--json")
     assert (done.code, done.document["calls"]) == (0, [{"tool": "write_file", "status": "ok"}])
 
 
 async def test_the_doctor_says_what_works_and_what_to_do(place: Place) -> None:
     async with StrictChat() as fake:
-        done = await place.quick("doctor", *model(fake))
+        done = await place.quick("doctor", *model_options(fake))
     names = [line.split()[1] for line in done.out.splitlines() if line[:1] in "✓!✗"]
     assert names == ["configuration", "model", "sandbox", "store", "disk", "search", "terminal", "proxy"]
     assert "✓ model         fake" in done.out
@@ -222,7 +224,7 @@ async def test_the_doctor_looks_at_the_file_that_was_named_and_says_its_keys(pla
     file = place.home / "mine.toml"
     file.write_text('approve = ["shell(git *)"]\n[mcp.odd]\nnonsense = 1\n')
     async with StrictChat() as fake:
-        done = await place.quick("doctor", *model(fake), "--config", str(file))
+        done = await place.quick("doctor", *model_options(fake), "--config", str(file))
     assert f"✓ configuration {file}; " in done.out and f"approve from {file}" in done.out
     assert f"fix it in {file}" in done.out
 
@@ -237,14 +239,16 @@ async def test_a_server_of_tools_that_does_not_start_is_told(place: Place) -> No
     file = place.home / "mine.toml"
     file.write_text('[mcp.issues]\ncommand = "there-is-no-such-server"\n')
     async with StrictChat([Reply(text="Hello.")]) as fake:
-        done = await place.run("run", "hi", *model(fake), "--config", str(file))
+        done = await place.run("run", "hi", *model_options(fake), "--config", str(file))
     assert (done.code, done.out) == (0, "Hello.\n")
     assert "the MCP server issues does not run, so its tools are missing: " in done.err
 
 
 async def test_a_proxy_is_no_worry_for_models_on_this_machine(place: Place) -> None:
     async with StrictChat() as fake:
-        done = await place.quick("doctor", *model(fake), env={"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""})
+        done = await place.quick(
+            "doctor", *model_options(fake), env={"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}
+        )
     assert "✓ model         fake" in done.out
     assert "✓ proxy         HTTP_PROXY set, not used for this machine" in done.out
 
@@ -261,12 +265,12 @@ async def test_the_doctor_is_one_when_something_does_not_work(place: Place) -> N
 
 async def test_the_doctor_finds_a_model_that_does_not_answer_or_refuses_the_key(place: Place) -> None:
     async with StrictChat() as fake:
-        gone = model(fake)
+        gone = model_options(fake)
     done = await place.quick("doctor", *gone)
     assert done.code == 1 and "✗ model         fake" in done.out and "cannot be reached" in done.out
     async with Guarded() as fake:
-        assert "✓ model         fake" in (await place.quick("doctor", *model(fake))).out
-        done = await place.quick("doctor", *model(fake), env={"TEST_KEY": "sk-old"})
+        assert "✓ model         fake" in (await place.quick("doctor", *model_options(fake))).out
+        done = await place.quick("doctor", *model_options(fake), env={"TEST_KEY": "sk-old"})
     assert done.code == 1 and "rejects the key (401)" in done.out and "check TEST_KEY" in done.out
     assert "sk-old" not in done.out
 
@@ -274,7 +278,7 @@ async def test_the_doctor_finds_a_model_that_does_not_answer_or_refuses_the_key(
 async def test_the_doctor_finds_a_store_that_cannot_be_made(place: Place) -> None:
     (place.work / "file").write_text("no folder")
     async with StrictChat() as fake:
-        done = await place.quick("doctor", *model(fake), "--store", "file/treadle.db")
+        done = await place.quick("doctor", *model_options(fake), "--store", "file/treadle.db")
     assert done.code == 1 and "✗ store         file/treadle.db cannot be created" in done.out
     assert (place.work / "file").read_text() == "no folder"
 
@@ -282,13 +286,13 @@ async def test_the_doctor_finds_a_store_that_cannot_be_made(place: Place) -> Non
 @pytest.mark.parametrize(("flag", "value"), [("--port", "99999"), ("--port", "-1"), ("--host", "no.such.invalid")])
 async def test_an_address_that_cannot_be_listened_on_is_two(place: Place, flag: str, value: str) -> None:
     async with StrictChat() as fake:
-        done = await place.run("serve", "--allow-root", flag, value, *model(fake))
+        done = await place.run("serve", "--allow-root", flag, value, *model_options(fake))
     assert done.code == 2 and "cannot be listened on" in done.err and "another --host or --port" in done.err
 
 
 async def test_a_root_that_is_no_folder_is_two(place: Place) -> None:
     async with StrictChat() as fake:
-        done = await place.run("serve", "--allow-root", "--root", "nowhere", *model(fake))
+        done = await place.run("serve", "--allow-root", "--root", "nowhere", *model_options(fake))
     assert done.code == 2 and "--root nowhere is no folder" in done.err
 
 
@@ -296,7 +300,7 @@ async def test_a_server_says_what_is_left_out_of_the_workspaces_file(place: Plac
     (place.work / ".treadle").mkdir()
     (place.work / ".treadle" / "config.toml").write_text('model = "openai:x"\n')
     async with StrictChat() as fake:
-        done = await place.run("serve", "--allow-root", "--root", "nowhere", *model(fake))
+        done = await place.run("serve", "--allow-root", "--root", "nowhere", *model_options(fake))
     assert "config.toml: model is ignored: a workspace may not set it" in done.err
 
 
@@ -439,10 +443,10 @@ async def test_a_reader_that_leaves_does_not_make_a_mess(place: Place) -> None:
 
 
 async def test_a_session_that_runs_elsewhere_is_watched_and_steered(place: Place) -> None:
-    asked = calling("write_file", path="AGENTS.md", content="be kind\n")
+    asked = call_tool("write_file", path="AGENTS.md", content="be kind\n")
     async with (
         StrictChat([asked, Reply(text="It is written."), Reply(text="You are welcome.")]) as fake,
-        place.screen("chat", "--name", "job", *model(fake)) as owner,
+        place.screen("chat", "--name", "job", *model_options(fake)) as owner,
     ):
         await owner.until("/help shows")
         owner.type("write it\r")
@@ -475,6 +479,6 @@ async def test_a_chat_without_a_terminal_is_bad_usage(place: Place) -> None:
 
 
 async def test_a_chat_does_not_begin_with_an_image_that_is_none(place: Place) -> None:
-    async with StrictChat() as fake, place.screen("chat", "--image", "none.png", *model(fake)) as screen:
+    async with StrictChat() as fake, place.screen("chat", "--image", "none.png", *model_options(fake)) as screen:
         assert await screen.end() == 2
     assert "there is no image none.png" in screen.text

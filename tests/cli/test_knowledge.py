@@ -7,7 +7,7 @@ from typing import Any
 from tests.cli.test_terminal import needs_sandbox, until_fact
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.sessions import PATIENCE
-from tests.kit.terminal import Place, calling, model
+from tests.kit.terminal import Place, call_tool, model_options
 from tests.server.test_knowledge import Provider, replying
 from treadle.events import AgentConfig, Parent, RunFinished, SessionCreated, SessionRenamed
 from treadle.log.sqlite import SqliteLog
@@ -17,7 +17,7 @@ from treadle.messages import Call, Reply
 async def test_a_chat_drafts_a_skill_and_says_where_to_look_at_it(place: Place) -> None:
     async with (
         StrictChat(replying) as fake,
-        place.screen("chat", *model(fake), env={"TREADLE_SKILL_AUTOGEN": "true"}) as screen,
+        place.screen("chat", *model_options(fake), env={"TREADLE_SKILL_AUTOGEN": "true"}) as screen,
     ):
         await screen.until("/help shows")
         for number, folder in enumerate(("garden", "cellar", "attic"), 1):
@@ -38,7 +38,7 @@ async def test_without_being_switched_on_no_skill_is_drafted(place: Place) -> No
         asked.append(str(body["messages"][0]["content"]))
         return replying(body)
 
-    async with StrictChat(answer) as fake, place.screen("chat", *model(fake)) as screen:
+    async with StrictChat(answer) as fake, place.screen("chat", *model_options(fake)) as screen:
         await screen.until("/help shows")
         for number in range(1, 5):
             screen.type("please look around in the garden\r")
@@ -53,7 +53,7 @@ async def test_a_context_is_compacted_and_shown_again_in_a_chat(place: Place) ->
         sums_up = "notes of an agent" in str(body["messages"][0])
         return Reply("- a story was told" if sums_up else "There was a king who could not sleep. " * 60)
 
-    async with StrictChat(answer) as fake, place.screen("chat", *model(fake)) as screen:
+    async with StrictChat(answer) as fake, place.screen("chat", *model_options(fake)) as screen:
         await screen.until("/help shows")
         for number, text in enumerate(("tell me a story", "and another one"), 1):
             screen.type(f"{text}\r")
@@ -87,7 +87,7 @@ async def test_a_run_recalls_by_meaning_where_an_embedding_model_is_named(place:
                 found = (await place.quick("memory", "search", "anything red", env=named)).out
             while answer.startswith("Nothing"):
                 done = await place.run(
-                    "run", "what is red?", "--json", *model(fake), env={"TREADLE_EMBED_MODEL": "vectors"}
+                    "run", "what is red?", "--json", *model_options(fake), env={"TREADLE_EMBED_MODEL": "vectors"}
                 )
                 answer = done.document["answer"]
     assert "crimson" in found and "Bread" not in found
@@ -105,7 +105,7 @@ async def test_a_workspace_cannot_name_the_embedding_model(place: Place) -> None
     (place.work / ".treadle").mkdir()
     (place.work / ".treadle" / "config.toml").write_text('embed_model = "openai:text-embedding-3-small"\n')
     async with StrictChat([Reply("Hello.")]) as fake:
-        done = await place.run("run", "hello", *model(fake))
+        done = await place.run("run", "hello", *model_options(fake))
     assert done.code == 0 and "embed_model is ignored: a workspace may not set it" in done.err
 
 
@@ -134,7 +134,7 @@ async def test_mistakes_in_agents_and_skills_are_told_with_file_and_line_and_the
     assert "good" in shown.out and "bad" not in shown.out and "linked" not in shown.out
     assert f"{skills}/bad/SKILL.md:2: " in shown.err
     async with StrictChat([Reply("Hello.")]) as fake:
-        done = await place.run("run", "hello", "--agent", "greedy", *model(fake))
+        done = await place.run("run", "hello", "--agent", "greedy", *model_options(fake))
         asked = fake.seen[-1].body
     assert done.code == 0 and asked["model"] == "fake" and "from elsewhere" not in str(asked) and "fine" in str(asked)
 
@@ -150,9 +150,9 @@ async def test_the_scripts_of_skills_run_like_any_command_and_cannot_be_changed(
     (place.home / "secret").write_text("canary")
     commands = [f"sh {folder}/scripts/do.sh" for folder in (own, here)]
     commands += [f"cat {own}/secret", f"echo x > {own}/scripts/do.sh", f"echo x > {here}/scripts/do.sh"]
-    script = [calling("shell", f"call_{number}", command=one) for number, one in enumerate(commands)]
+    script = [call_tool("shell", f"call_{number}", command=one) for number, one in enumerate(commands)]
     async with StrictChat([*script, Reply("Done.")]) as fake:
-        done = await place.run("run", "greet and wave", "--yes", *model(fake))
+        done = await place.run("run", "greet and wave", "--yes", *model_options(fake))
         told = {one["tool_call_id"]: one["content"] for one in fake.seen[-1].body["messages"] if one["role"] == "tool"}
     assert done.code == 0, done.err
     assert "greetd by do.sh" in told["call_0"] and "waved by do.sh" in told["call_1"]
@@ -168,7 +168,10 @@ async def test_a_chat_goes_on_with_the_folders_last_session_and_never_with_a_hel
         )
         await log.create(name, [created, SessionRenamed(name=name)])
     await log.close()
-    async with StrictChat([Reply("Hello.")]) as fake, place.screen("chat", "--continue", *model(fake)) as screen:
+    async with (
+        StrictChat([Reply("Hello.")]) as fake,
+        place.screen("chat", "--continue", *model_options(fake)) as screen,
+    ):
         await screen.until("/help shows")
         assert await screen.leave() == 0
         assert "come back with: treadle chat --session mine" in screen.text
@@ -182,12 +185,12 @@ async def test_an_agent_that_cannot_be_had_is_told_with_the_reason_and_a_model_f
     own.mkdir(parents=True)
     (own / "critic.md").write_text("---\nmodel: sonnet\ntools: Read, Grep\n---\nYou criticise.", "utf-8")
     async with StrictChat(lambda body: Reply("Hm.")) as fake:
-        poet = await place.run("run", "write", "--agent", "poet", *model(fake))
+        poet = await place.run("run", "write", "--agent", "poet", *model_options(fake))
         assert poet.code == 2 and "poet.md:2: steps must be a number" in poet.err
         given = {"TREADLE_MODEL": "gpt-x", "TREADLE_BASE_URL": fake.base_url}
         critic = await place.run("run", "read it", "--agent", "critic", env=given)
         assert critic.code == 2 and "critic is not available: there is no model 'sonnet'" in critic.err
-        critic = await place.run("run", "read it", "--agent", "critic", *model(fake))
+        critic = await place.run("run", "read it", "--agent", "critic", *model_options(fake))
         assert (critic.code, critic.out.strip()) == (0, "Hm.")
         assert "critic has no tools: none here is called 'Read', 'Grep'" in critic.err
 
@@ -197,14 +200,14 @@ def _delegating(body: dict[str, Any]) -> Reply:
     said = [message for message in body["messages"] if message["role"] != "system"]
     if not any(message["role"] == "tool" for message in said):
         if str(said[0]["content"]).startswith("clear"):
-            return calling("shell", command="rm -rf /etc/nothing")
-        return calling("delegate", task="clear it")
+            return call_tool("shell", command="rm -rf /etc/nothing")
+        return call_tool("delegate", task="clear it")
     return Reply(f"I was told: {said[-1]['content']}")
 
 
 async def test_what_a_helper_was_denied_because_nobody_could_be_asked_is_in_the_report(place: Place) -> None:
     async with StrictChat(_delegating) as fake:
-        done = await place.run("run", "have it cleared", *model(fake), "--json")
+        done = await place.run("run", "have it cleared", *model_options(fake), "--json")
     report = done.document
     assert (done.code, report["status"], report["reason"]) == (4, "denied", "answered")
     [denied] = report["denied"]
@@ -213,7 +216,7 @@ async def test_what_a_helper_was_denied_because_nobody_could_be_asked_is_in_the_
 
 
 async def test_what_a_helper_asks_is_answered_at_the_terminal_of_its_parent(place: Place) -> None:
-    async with StrictChat(_delegating) as fake, place.screen("chat", *model(fake)) as screen:
+    async with StrictChat(_delegating) as fake, place.screen("chat", *model_options(fake)) as screen:
         await screen.until("/help shows")
         screen.type("have it cleared\r")
         await screen.until("answer>")

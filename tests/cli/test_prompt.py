@@ -1,9 +1,8 @@
-"""The line a person types on: paste, completion, history, leaving, being told; and a terminal attached over HTTP."""
+"""The line a person types on: paste, completion, history, leaving, notifications, and a terminal attached over HTTP."""
 
 import asyncio
 import re
 import signal
-import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,143 +11,165 @@ import pytest
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd
 from tests.kit.sessions import PATIENCE
-from tests.kit.terminal import Place, Screen, calling, model
+from tests.kit.terminal import (
+    Case,
+    Place,
+    Played,
+    Shows,
+    Start,
+    call_tool,
+    hold,
+    model_options,
+    play,
+    release,
+    send_signal,
+    wait_until,
+)
+from treadle.cli.slash_commands import COMMANDS
 from treadle.messages import Reply
 
-
-def said(fake: StrictChat) -> list[str]:
-    """What the model was last told by the user."""
-    return [message["content"] for message in fake.seen[-1].body["messages"] if message["role"] == "user"]
-
-
-def echoes(screen: Screen) -> bool:
-    """Whether the terminal shows by itself what is typed, as it does before and after a prompt."""
-    return bool(termios.tcgetattr(screen.fd)[3] & termios.ECHO)
-
-
-async def test_lines_that_are_pasted_are_one_message(place: Place) -> None:
-    async with StrictChat([Reply(text="Two lines.")]) as fake, place.screen("chat", *model(fake)) as screen:
-        await screen.until("/help shows")
-        screen.type("\x1b[200~first line\nsecond line\x1b[201~")
-        await screen.until("second line")
-        assert fake.seen == []
-        screen.type("\r")
-        await screen.until("Two lines.")
-        assert said(fake) == ["first line\nsecond line"]
-        screen.type("/quit\r")
-        assert await screen.end() == 0
+STALL = Odd(Reply(text="one two three"), stall_after=1)
+HINT = "Ctrl-C again, or Ctrl-D, leaves"
+UP, CTRL_C, CTRL_D, CTRL_U = "\x1b[A", "\x03", "\x04", "\x15"
+SLOW_SLASH_COMMAND = """\
+import asyncio, sys
+from treadle.cli import chat, main
+pressed, act = asyncio.Event(), chat.ChatTerminal._stop_or_leave
+def press(self): act(self); pressed.set()
+async def slowly(where, line): where.write_note('no prompt now'); await pressed.wait()
+chat.ChatTerminal._stop_or_leave, chat.run_slash_command = press, slowly
+sys.exit(main.main())
+"""
+"""The program, but a slash command lasts until Ctrl-C."""
 
 
-async def test_a_file_is_completed_and_goes_with_the_message(place: Place) -> None:
-    (place.work / "notes").mkdir()
-    (place.work / "notes" / "monday.txt").write_text("the lock file is missing")
-    async with StrictChat([Reply(text="I see.")]) as fake, place.screen("chat", *model(fake)) as screen:
-        await screen.until("/help shows")
-        screen.type("read @no")
-        await screen.until("notes/")
-        screen.type("\t")
-        await screen.until("@notes/")
-        screen.type("m")
-        await screen.until("monday.txt")
-        screen.type("\t")
-        await screen.until("@notes/monday.txt")
-        screen.type("\r")
-        await screen.until("I see.")
-        screen.type("/quit\r")
-        assert await screen.end() == 0
-    assert "the lock file is missing" in str(said(fake))
+def has_no_request(played: Played) -> None:
+    assert played.fake.seen == []
 
 
-async def test_what_was_typed_before_is_at_hand_in_the_next_chat(place: Place) -> None:
-    async with StrictChat([Reply(text="Hello."), Reply(text="Again.")]) as fake:
-        async with place.screen("chat", *model(fake)) as screen:
-            await screen.until("/help shows")
-            screen.type("good morning\r")
-            await screen.until("Hello.")
-            assert await screen.leave() == 0
-        async with place.screen("chat", *model(fake)) as screen:
-            await screen.until("/help shows")
-            screen.type("\x1b[A")
-            await screen.until("› good morning")
-            screen.type("\r")
-            await screen.until("Again.")
-            assert await screen.leave() == 0
+async def wait_for_prompt(played: Played) -> None:
+    await wait_until(lambda: not played.screen.echoes, "the prompt has the terminal")
+
+
+CASES = [
+    Case(
+        "lines that are pasted are one message",
+        [Reply(text="Two lines.")],
+        [("\x1b[200~first line\nsecond line\x1b[201~", "second line"), (has_no_request, None), ("\r", "Two lines.")],
+        said=("first line\nsecond line",),
+    ),
+    Case(
+        "a file is completed and goes with the message",
+        [Reply(text="I see.")],
+        [("read @no", "notes/"), ("\t", "@notes/"), ("m", "monday.txt"), ("\t", "@notes/monday.txt"), ("\r", "I see.")],
+        before={"notes/monday.txt": "the lock file is missing"},
+        told="the lock file is missing",
+    ),
+    Case(
+        "what was typed before is at hand in the next chat",
+        [Reply(text="Hello."), Reply(text="Again.")],
+        [("good morning\r", "Hello."), (CTRL_D, 0), (Start(("chat",)), None), (UP, "› good morning"), ("\r", "Again.")],
+    ),
+    Case(
+        "a chat that is ended gives the terminal back and tells the way back",
+        [Reply(text="Hello.")],
+        [("hello\r", "Hello."), (wait_for_prompt, None), (send_signal(signal.SIGTERM), 0)],
+        shows=("come back with",),
+    ),
+    Case(
+        "one Ctrl-C stops it and two leave",
+        [STALL],
+        [
+            ("count\r", "thinking"),
+            (CTRL_C, "cancelled"),
+            (f"a draft{CTRL_C}", None),
+            (CTRL_C, HINT),
+            ("/cost\r", " · out "),
+            (CTRL_C, Shows(HINT, times=2)),
+            (CTRL_C, 0),
+        ],
+        shows=("come back with",),
+    ),
+    Case(
+        "a second Ctrl-C leaves also when the first has stopped it",
+        [STALL],
+        [("count\r", "thinking"), (CTRL_C, "cancelled"), (CTRL_C, 0)],
+        shows=("come back with",),
+        counts={"Ctrl-C again": 0},
+    ),
+    Case(
+        "a Ctrl-C between two prompts takes no other key along",
+        [Reply(text="I see.")],
+        [("/cost\r", "no prompt now"), (f"half a{CTRL_C} draft", HINT), ("", "› half a draft"), ("\r", "I see.")],
+        program=SLOW_SLASH_COMMAND,
+        said=("half a draft",),
+    ),
+    Case(
+        "a long line is seen to grow",
+        [
+            hold(
+                Reply(text=f"{'-'.join(f'w{number:03}' for number in range(200))}\n{'語' * 120}\nend"),
+                split=500,
+                held_after=12_000,
+            )
+        ],
+        [("go on\r", Shows("w050", without="w199")), (release, "end")],
+        shows=("-".join(f"w{number:03}" for number in range(200)), "語" * 120),
+    ),
+    Case(
+        "help tells every command and every command stays to be read",
+        [Reply(text="Hello.")],
+        [("/help\r", f"{HINT}."), ("/compact\r", "there is nothing to gain yet")],
+        shows=(
+            "\n› /help\n",
+            "\n› /compact\nthere is nothing",
+            *(f"  {'/' + name:<11}{about}" for name, about in COMMANDS.items()),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_keys_lead_to_the_screen(place: Place, case: Case) -> None:
+    await play(place, case)
+
+
+async def test_an_answer_is_no_part_of_the_history_and_only_its_user_reads_that(place: Place) -> None:
+    steps = [
+        ("write it\r", "answer>"),
+        ("n not today\r", "As you like."),
+        (UP, Shows("\n› write it", at_end=True)),
+        (CTRL_U, None),
+    ]
+    ask = call_tool("write_file", path="AGENTS.md", content="be kind\n")
+    played = await play(place, Case("", [ask, Reply(text="As you like.")], steps))
+    assert "answer> n not today" in played.text, "an answer stays on the screen"
     history = place.home / ".local/share/treadle/history"
-    assert history.stat().st_mode & 0o077 == 0, "what a person typed is nobody else's business"
+    assert "write it" in history.read_text() and "not today" not in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
 
 
-async def test_a_chat_that_is_ended_gives_the_terminal_back_and_tells_the_way_back(place: Place) -> None:
-    async with StrictChat([Reply(text="Hello.")]) as fake, place.screen("chat", *model(fake)) as screen:
-        await screen.until("/help shows")
-        screen.type("hello\r")
-        await screen.until("Hello.")
-        async with asyncio.timeout(PATIENCE):
-            while echoes(screen):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        screen.kill(signal.SIGTERM)
-        assert await screen.end() == 0
-        assert echoes(screen)
-    assert "come back with" in screen.text
-
-
-async def test_one_ctrl_c_stops_it_and_two_leave(place: Place) -> None:
-    async with (
-        StrictChat([Odd(Reply(text="one two three"), stall_after=1)]) as fake,
-        place.screen("chat", *model(fake)) as screen,
-    ):
-        await screen.until("/help shows")
-        screen.type("count\r")
-        await screen.until("thinking")
-        screen.type("\x03")
-        await screen.until("cancelled")
-        screen.type("a draft\x03")
-        screen.type("\x03")
-        await screen.until("Ctrl-C again, or Ctrl-D, leaves")
-        screen.type("/cost\r")
-        await screen.until(" · out ")
-        screen.type("\x03")
-        await screen.until(lambda text: text.count("Ctrl-C again, or Ctrl-D, leaves") == 2)
-        screen.type("\x03")
-        assert await screen.end() == 0
-    assert "come back with" in screen.text
-
-
-async def test_a_second_ctrl_c_leaves_also_when_the_first_has_stopped_it(place: Place) -> None:
-    async with (
-        StrictChat([Odd(Reply(text="one two three"), stall_after=1)]) as fake,
-        place.screen("chat", *model(fake)) as screen,
-    ):
-        await screen.until("/help shows")
-        screen.type("count\r")
-        await screen.until("thinking")
-        screen.type("\x03")
-        await screen.until("cancelled")
-        screen.type("\x03")
-        assert await screen.end() == 0
-    assert "come back with" in screen.text and "Ctrl-C again" not in screen.text
-
-
-@pytest.mark.parametrize(("how", "mark"), [("osc9", b"\x1b]9;treadle: answered\x07"), ("bell", b"\a"), ("off", b"")])
-async def test_a_person_who_looks_elsewhere_is_told_at_the_end(place: Place, how: str, mark: bytes) -> None:
-    env = {"TREADLE_NOTIFY": how, "TREADLE_NOTIFY_AFTER": "0"}
-    async with StrictChat([Reply(text="Done.")]) as fake, place.screen("run", "go", *model(fake), env=env) as screen:
-        assert await screen.end() == 0
-    assert mark in screen.raw
-    if how == "off":
-        assert b"\a" not in screen.raw
-
-
-async def test_a_short_run_rings_no_bell(place: Place) -> None:
-    env = {"TREADLE_NOTIFY_AFTER": "3600"}  # so that it is short on any machine
-    async with StrictChat([Reply(text="Done.")]) as fake, place.screen("run", "go", *model(fake), env=env) as screen:
-        assert await screen.end() == 0
-    assert b"\a" not in screen.raw
+@pytest.mark.parametrize(
+    ("env", "mark", "bells"),
+    [
+        ({"TREADLE_NOTIFY": "osc9", "TREADLE_NOTIFY_AFTER": "0"}, b"\x1b]9;treadle: answered\x07", 1),
+        ({"TREADLE_NOTIFY": "bell", "TREADLE_NOTIFY_AFTER": "0"}, b"\a", 1),
+        ({"TREADLE_NOTIFY": "off", "TREADLE_NOTIFY_AFTER": "0"}, b"", 0),
+        ({"TREADLE_NOTIFY_AFTER": "3600"}, b"", 0),
+    ],
+    ids=["by OSC 9", "by a bell", "not when it is off", "not after a short run"],
+)
+async def test_a_person_who_looks_elsewhere_is_notified_at_the_end(
+    place: Place, env: dict[str, str], mark: bytes, bells: int
+) -> None:
+    played = await play(place, Case("", [Reply(text="Done.")], [("", 0)], ("run", "go"), env))
+    assert mark in played.screen.raw and played.screen.raw.count(b"\a") == bells
 
 
 @asynccontextmanager
-async def serving(place: Place, fake: StrictChat) -> AsyncIterator[str]:
+async def serve(place: Place, fake: StrictChat) -> AsyncIterator[str]:
     """A server of the same user and store; its address."""
-    process = await place.start("serve", "--port", "0", "--allow-root", "--grace", "0", *model(fake))
+    process = await place.start("serve", "--port", "0", "--allow-root", "--grace", "0", *model_options(fake))
     assert process.stderr is not None
     try:
         async with asyncio.timeout(PATIENCE):
@@ -162,22 +183,21 @@ async def serving(place: Place, fake: StrictChat) -> AsyncIterator[str]:
 
 
 async def test_a_terminal_attached_over_http_sees_text_steers_and_approves(place: Place) -> None:
-    asked = calling("write_file", path="AGENTS.md", content="be kind\n")
-    async with StrictChat([Reply(text="Ready."), asked, Reply(text="It is written.")]) as fake:
-        await place.run("run", "get ready", "--name", "job", *model(fake))
-        async with serving(place, fake) as url, place.screen("attach", "job", "--url", url) as screen:
+    ask = call_tool("write_file", path="AGENTS.md", content="be kind\n")
+    async with StrictChat([Reply(text="Ready."), ask, Reply(text="It is written.")]) as fake:
+        await place.run("run", "get ready", "--name", "job", *model_options(fake))
+        async with serve(place, fake) as url, place.screen("attach", "job", "--url", url) as screen:
             await screen.until("Ready.")
             screen.type("write it\r")
             await screen.until("answer>")
             assert "write_file wants to run" in screen.text
             screen.type("y\r")
             await screen.until("It is written.")
-            screen.type("/quit\r")
-            assert await screen.end() == 0
+            assert await screen.leave() == 0
     assert (place.work / "AGENTS.md").read_text() == "be kind\n"
 
 
-async def test_a_server_that_cannot_be_reached_is_told(place: Place) -> None:
+async def test_a_server_that_cannot_be_reached_is_an_error(place: Place) -> None:
     done = await place.quick("attach", "job", "--url", "http://127.0.0.1:9")
     assert done.code == 1 and "http://127.0.0.1:9 cannot be reached" in done.err
     assert "is `treadle serve` running there?" in done.err and "ssl" not in done.err

@@ -11,7 +11,7 @@ from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd
 from tests.kit.server import Client, served, until
 from tests.kit.sessions import PATIENCE, build_agent
-from tests.kit.terminal import Place, place_in
+from tests.kit.terminal import Place, create_place
 from tests.server.test_processes import Real
 from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.messages import Call, Reply
@@ -79,7 +79,7 @@ def replying(body: dict[str, Any]) -> Reply:
 @asynccontextmanager
 async def serving(folder: Path, settings: str) -> AsyncGenerator[tuple[Client, Place]]:
     """`treadle serve` as a process, with this in the user's config.toml, and the command line of the same user."""
-    place = place_in(folder)
+    place = create_place(folder)
     config = folder / "config" / "treadle" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text(f"auto_name = false\n{settings}\n")

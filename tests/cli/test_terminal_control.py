@@ -15,7 +15,7 @@ from tests.cli.test_prompt import echoes, said
 from tests.cli.test_terminal import facts, until_fact
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd
-from tests.kit.terminal import COLUMNS, ROWS, Place, calling, model, on_terminal, until
+from tests.kit.terminal import COLUMNS, ROWS, Place, call_tool, model_options, on_terminal, until
 from treadle.events import InputRequested, RunFinished
 from treadle.messages import Reply
 
@@ -35,7 +35,7 @@ async def test_no_key_is_lost_or_echoed_while_lines_are_written_above(place: Pla
     going = asyncio.Event()
     async with (
         StrictChat([Odd(Reply(text="\n".join(lines)), held=going), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model(fake)) as screen,
+        place.screen("chat", *model_options(fake)) as screen,
     ):
         await screen.until("/help shows")
         screen.type("count\r")
@@ -57,7 +57,7 @@ async def test_a_terminal_that_tells_no_position_is_no_worse(place: Place) -> No
     going = asyncio.Event()
     async with (
         StrictChat([Odd(STREAM, split=2000, pause=0.01, held=going, held_after=10_000), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model(fake)) as screen,
+        place.screen("chat", *model_options(fake)) as screen,
     ):
         screen.mute()
         await screen.until("/help shows")
@@ -78,7 +78,7 @@ async def test_a_terminal_that_changes_its_size_keeps_every_line(place: Place) -
     going = asyncio.Event()
     async with (
         StrictChat([Odd(STREAM, split=2000, pause=0.01, held=going, held_after=10_000), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model(fake)) as screen,
+        place.screen("chat", *model_options(fake)) as screen,
     ):
         await screen.until("/help shows")
         screen.type("count\r")
@@ -103,7 +103,7 @@ async def test_a_long_line_is_seen_to_grow(place: Place) -> None:
     going = asyncio.Event()
     async with (
         StrictChat([Odd(Reply(text=f"{words}\n{wide}\nend"), split=500, held=going, held_after=12_000)]) as fake,
-        place.screen("chat", *model(fake)) as screen,
+        place.screen("chat", *model_options(fake)) as screen,
     ):
         await screen.until("/help shows")
         screen.type("go on\r")
@@ -133,7 +133,7 @@ async def test_what_comes_while_an_editor_is_open_is_shown_after_it(place: Place
     going = asyncio.Event()
     async with (
         StrictChat([Odd(STREAM, split=2000, pause=0.01, held=going, held_after=10_000), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model(fake), env=editor(place)) as screen,
+        place.screen("chat", *model_options(fake), env=editor(place)) as screen,
     ):
         await screen.until("/help shows")
         screen.type("count\r")
@@ -156,10 +156,10 @@ async def test_what_comes_while_an_editor_is_open_is_shown_after_it(place: Place
 
 
 async def test_a_question_waits_until_the_editor_is_closed(place: Place) -> None:
-    asked, going = calling("ask_user", question="Which colour?"), asyncio.Event()
+    asked, going = call_tool("ask_user", question="Which colour?"), asyncio.Event()
     async with (
         StrictChat([Odd(asked, held=going), Reply(text="Blue it is."), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model(fake), env=editor(place)) as screen,
+        place.screen("chat", *model_options(fake), env=editor(place)) as screen,
     ):
         await screen.until("/help shows")
         screen.type("paint it\r")
@@ -187,7 +187,7 @@ bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no shell with jo
 @pytest.mark.parametrize("how", ["a key", "a signal"])
 async def test_a_chat_that_is_stopped_lends_the_terminal_to_the_shell(place: Place, how: str) -> None:
     async with StrictChat([Reply(text="Hello.")]) as fake:
-        command = shlex.join([sys.executable, "-m", "treadle", "chat", *model(fake)])
+        command = shlex.join([sys.executable, "-m", "treadle", "chat", *model_options(fake)])
         shell = [shutil.which("bash") or "", "--norc", "--noprofile", "--noediting", "-i"]
         async with on_terminal(shell, place.work, {**place.env, "PS1": "shell$ "}) as screen:
             screen.type(f"{command}\n")
@@ -225,8 +225,8 @@ def child_of(pid: int) -> int:
 @pytest.mark.parametrize("command", ["chat", "attach"])
 async def test_a_signal_ends_it_and_gives_the_terminal_back(place: Place, command: str, number: signal.Signals) -> None:
     async with StrictChat([Reply(text="Ready."), FOREVER]) as fake:
-        await place.run("run", "get ready", "--name", "job", *model(fake))
-        words = ["chat", "--session", "job", *model(fake)] if command == "chat" else ["attach", "job"]
+        await place.run("run", "get ready", "--name", "job", *model_options(fake))
+        words = ["chat", "--session", "job", *model_options(fake)] if command == "chat" else ["attach", "job"]
         async with place.screen(*words) as screen:
             await screen.until("›")
             await until(lambda: not echoes(screen), "the prompt has the terminal")
@@ -239,7 +239,7 @@ async def test_a_signal_ends_it_and_gives_the_terminal_back(place: Place, comman
 @pytest.mark.parametrize("command", ["chat", "run"])
 async def test_a_terminal_that_goes_away_stops_the_run_and_that_is_recorded(place: Place, command: str) -> None:
     async with StrictChat([FOREVER]) as fake:
-        words = ["run", "count", *model(fake)] if command == "run" else ["chat", *model(fake)]
+        words = ["run", "count", *model_options(fake)] if command == "run" else ["chat", *model_options(fake)]
         async with place.screen(*words) as screen:
             if command == "chat":
                 await screen.until("/help shows")
@@ -263,7 +263,7 @@ async def test_a_signal_while_a_command_is_made_ready_asks_no_more(place: Place)
         "sys.exit(main.main())\n"
     )
     async with StrictChat([Reply(text="Hello.")]) as fake:
-        argv = [sys.executable, "-c", late, "chat", *model(fake)]
+        argv = [sys.executable, "-c", late, "chat", *model_options(fake)]
         async with on_terminal(argv, place.work, place.env) as screen:
             await screen.until("/help shows")
             screen.type("hello\r")
@@ -287,7 +287,7 @@ async def test_a_ctrl_c_between_two_prompts_takes_no_other_key_along(place: Plac
         "sys.exit(main.main())\n"
     )
     async with StrictChat([Reply(text="I see.")]) as fake:
-        argv = [sys.executable, "-c", late, "chat", *model(fake)]
+        argv = [sys.executable, "-c", late, "chat", *model_options(fake)]
         async with on_terminal(argv, place.work, place.env) as screen:
             await screen.until("/help shows")
             screen.type("/cost\r")
@@ -310,7 +310,7 @@ async def test_a_chat_that_breaks_says_so_and_gives_the_terminal_back(place: Pla
         "sys.exit(main(sys.argv[1:]))\n"
     )
     async with StrictChat([Reply(text="Hello.")]) as fake:
-        argv = [sys.executable, "-c", broken, "chat", *model(fake)]
+        argv = [sys.executable, "-c", broken, "chat", *model_options(fake)]
         async with on_terminal(argv, place.work, place.env) as screen:
             await screen.until("/help shows")
             screen.type("hello\r")
@@ -323,8 +323,11 @@ async def test_a_chat_that_breaks_says_so_and_gives_the_terminal_back(place: Pla
 
 
 async def test_an_answer_is_not_kept_among_what_was_typed(place: Place) -> None:
-    asked = calling("write_file", path="AGENTS.md", content="be kind\n")
-    async with StrictChat([asked, Reply(text="As you like.")]) as fake, place.screen("chat", *model(fake)) as screen:
+    asked = call_tool("write_file", path="AGENTS.md", content="be kind\n")
+    async with (
+        StrictChat([asked, Reply(text="As you like.")]) as fake,
+        place.screen("chat", *model_options(fake)) as screen,
+    ):
         await screen.until("/help shows")
         screen.type("write it\r")
         await screen.until("answer>")
@@ -341,7 +344,7 @@ async def test_an_answer_is_not_kept_among_what_was_typed(place: Place) -> None:
 async def test_words_that_steer_do_not_cut_those_that_are_being_written(place: Place) -> None:
     going = asyncio.Event()
     reply = Odd(Reply(text="one line that is long enough to be cut in two"), split=100, held=going, held_after=700)
-    async with StrictChat([reply, Reply(text="I see.")]) as fake, place.screen("chat", *model(fake)) as screen:
+    async with StrictChat([reply, Reply(text="I see.")]) as fake, place.screen("chat", *model_options(fake)) as screen:
         await screen.until("/help shows")
         screen.type("write\r")
         await screen.until("one l")
@@ -355,8 +358,11 @@ async def test_words_that_steer_do_not_cut_those_that_are_being_written(place: P
 
 
 async def test_what_was_left_for_later_goes_on_when_it_is_allowed_elsewhere(place: Place) -> None:
-    asked = calling("write_file", path="AGENTS.md", content="be kind\n")
-    async with StrictChat([asked, Reply(text="It is written.")]) as fake, place.screen("chat", *model(fake)) as screen:
+    asked = call_tool("write_file", path="AGENTS.md", content="be kind\n")
+    async with (
+        StrictChat([asked, Reply(text="It is written.")]) as fake,
+        place.screen("chat", *model_options(fake)) as screen,
+    ):
         await screen.until("/help shows")
         screen.type("write it\r")
         await screen.until("answer>")
@@ -372,10 +378,10 @@ async def test_what_was_left_for_later_goes_on_when_it_is_allowed_elsewhere(plac
 async def test_a_terminal_that_only_prints_can_watch_and_run_but_not_chat(place: Place) -> None:
     dumb = {"TERM": "dumb"}
     async with StrictChat([Reply(text="**Ready.**")]) as fake:
-        async with place.screen("run", "get ready", "--name", "job", *model(fake), env=dumb) as screen:
+        async with place.screen("run", "get ready", "--name", "job", *model_options(fake), env=dumb) as screen:
             assert await screen.end() == 0
         assert b"\x1b" not in screen.raw and "**Ready.**" in screen.text
-        async with place.screen("chat", *model(fake), env=dumb) as screen:
+        async with place.screen("chat", *model_options(fake), env=dumb) as screen:
             assert await screen.end() == 2
         assert "treadle run --session" in screen.text
         async with place.screen("attach", "job", env=dumb) as screen:

@@ -1,0 +1,108 @@
+"""The slash commands of a chat that change the session: each does what it says."""
+
+import pytest
+
+from tests.kit.terminal import Case, Fact, Place, Played, Shows, call_tool, hold, play, release, wait_until
+from treadle.events import MessageReceived, Rewound, RunFinished, TurnStarted
+from treadle.messages import Reply
+
+CALCULATE = call_tool("calculate", expression="1+1")
+LATE_END = """
+import asyncio, sys
+from treadle.cli import chat, main
+from treadle.run import Run
+
+typed, let_go, run_command = asyncio.Event(), Run.__aexit__, chat.run_slash_command
+
+async def late(self, *how):
+    await typed.wait()
+    await let_go(self, *how)
+
+async def at_once(where, line):
+    typed.set()
+    await run_command(where, line)
+
+Run.__aexit__, chat.run_slash_command = late, at_once
+sys.exit(main.main())
+"""
+"""The program, but a run is left only when a command has been typed, as may happen on a busy machine."""
+
+WORKING = "it is working: stop it with Esc before you"
+CASES = [
+    Case(
+        "a limit is continued beyond and an answer is asked for again",
+        [CALCULATE, Reply(text="I had one turn."), Reply(text="It is two."), Reply(text="Two, as I said.")],
+        [
+            ("add\r", Fact(RunFinished)),
+            ("", "stopped: the limit of turns is reached"),
+            ("/continue\r", Fact(RunFinished, 2)),
+            ("", "It is two."),
+            ("/retry\r", "Two, as I said."),
+            ("", Fact(RunFinished, 3)),
+        ],
+        ("chat", "--max-turns", "1"),
+        said=("add",),
+    ),
+    Case(
+        "a tool that is approved beforehand is not asked for",
+        [call_tool("write_file", path="a.txt", content="one\n"), Reply(text="It is written.")],
+        [("/approve write_file\r", "write_file is not asked for"), ("write it\r", "It is written.")],
+        ("chat", "--access", "read-only"),
+        counts={"answer>": 0},
+        files={"a.txt": "one\n"},
+    ),
+    Case(
+        "a command right after the shown end waits until the run is left",
+        [CALCULATE, Reply(text="I had one turn."), Reply(text="It is two.")],
+        [("add\r", "stopped: the limit of turns is reached"), ("/continue\r", Shows("It is two.", without=WORKING))],
+        ("chat", "--max-turns", "1"),
+        program=LATE_END,
+    ),
+    Case(
+        "a command that would change the log of a working run is refused",
+        [hold(Reply(text="Hello."))],
+        [
+            ("good morning\r", Fact(TurnStarted)),
+            *((f"/{name}\r", f"{WORKING} {name}") for name in ("compact", "fork", "retry", "continue", "redo")),
+            ("/undo\r", f"{WORKING} rewind"),
+            (release, "Hello."),
+            ("", Fact(RunFinished)),
+        ],
+        facts={RunFinished: 1},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_keys_lead_to_the_screen(place: Place, case: Case) -> None:
+    await play(place, case)
+
+
+async def test_a_rewind_takes_back_what_is_chosen_and_a_redo_brings_it_again(place: Place) -> None:
+    file = place.work / "a.txt"
+
+    async def rewind_files(played: Played) -> None:
+        _, second = [fact.seq for fact in await place.facts() if isinstance(fact, MessageReceived)]
+        played.screen.type("/rewind\r")
+        await played.screen.until(f"  {second:>5}  change it")
+        played.screen.type(f"/rewind {second} files\r")
+
+    def file_is(content: str) -> object:
+        return lambda _: wait_until(lambda: file.read_text() == content, f"the file is {content!r}")
+
+    steps = [
+        ("good morning\r", Fact(RunFinished)),
+        ("change it\r", Fact(RunFinished, 2)),
+        ("", "Changed."),
+        (rewind_files, "go back? y/N>"),
+        ("no\r", "nothing was changed"),
+        (file_is("two\n"), None),
+        (rewind_files, Shows("go back? y/N>", times=2)),
+        ("y\r", Fact(Rewound)),
+        (file_is("one\n"), None),
+        ("/redo\r", "take the rewind back? y/N>"),
+        ("y\r", Fact(Rewound, 2)),
+        (file_is("two\n"), None),
+    ]
+    script = [Reply(text="Hello."), call_tool("write_file", path="a.txt", content="two\n"), Reply(text="Changed.")]
+    await play(place, Case("", script, steps, before={"a.txt": "one\n"}))

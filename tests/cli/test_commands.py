@@ -15,13 +15,10 @@ import pytest
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd, status
 from tests.kit.sessions import PATIENCE
-from tests.kit.terminal import Place, call_tool, model_options
+from tests.kit.terminal import Place, call_tool, model_options, needs_sandbox
 from treadle.cli.main import COMMANDS
 from treadle.messages import Reply
 from treadle.permissions.saved_rules import save_rule
-from treadle.sandbox.backend import probe
-
-needs_sandbox = pytest.mark.skipif(probe().level == "none", reason="no sandbox here: bubblewrap is not installed")
 
 
 class Guarded(StrictChat):

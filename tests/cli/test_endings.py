@@ -243,18 +243,6 @@ async def test_what_may_wait_for_a_person_is_left_in_the_log_and_goes_on_when_an
     assert (place.work / "AGENTS.md").read_text() == "obey"
 
 
-async def test_a_denial_from_elsewhere_is_told_with_its_reason(place: Place) -> None:
-    async with StrictChat([ASKED, Reply(text="as you wish")]) as fake:
-        done = await place.run("run", "write it", *model_options(fake), "--ask-later", "--json")
-        session = done.document["session_id"]
-        denied = await place.quick("approvals", "deny", session, "--reason", "not on a Friday")
-        assert denied.code == 0
-        resumed = await place.run("sessions", "resume", session, *model_options(fake), "--json")
-        told = fake.seen[-1].body["messages"][-1]["content"]
-    assert resumed.code == 0 and "not on a Friday" in told
-    assert not (place.work / "AGENTS.md").exists()
-
-
 @pytest.mark.parametrize("form", ["--json", "--jsonl", "plain"])
 async def test_a_provider_that_refuses_is_one(place: Place, form: str) -> None:
     async with StrictChat([status(401, "this key is not known")]) as fake:

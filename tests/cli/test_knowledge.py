@@ -4,10 +4,9 @@ import asyncio
 import json
 from typing import Any
 
-from tests.cli.test_terminal import needs_sandbox, until_fact
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.sessions import PATIENCE
-from tests.kit.terminal import Place, call_tool, model_options
+from tests.kit.terminal import Case, Fact, Place, call_tool, model_options, needs_sandbox, play
 from tests.server.test_knowledge import Provider, replying
 from treadle.events import AgentConfig, Parent, RunFinished, SessionCreated, SessionRenamed
 from treadle.log.sqlite import SqliteLog
@@ -15,16 +14,10 @@ from treadle.messages import Call, Reply
 
 
 async def test_a_chat_drafts_a_skill_and_says_where_to_look_at_it(place: Place) -> None:
-    async with (
-        StrictChat(replying) as fake,
-        place.screen("chat", *model_options(fake), env={"TREADLE_SKILL_AUTOGEN": "true"}) as screen,
-    ):
-        await screen.until("/help shows")
-        for number, folder in enumerate(("garden", "cellar", "attic"), 1):
-            screen.type(f"please look around in the {folder}\r")
-            await until_fact(place, RunFinished, number)
-        await screen.until("drafted from what was done: look-around")
-        assert await screen.leave() == 0
+    folders = ("garden", "cellar", "attic")
+    steps = [(f"please look around in the {name}\r", Fact(RunFinished, at)) for at, name in enumerate(folders, 1)]
+    steps.append(("", "drafted from what was done: look-around"))
+    await play(place, Case("", replying, steps, env={"TREADLE_SKILL_AUTOGEN": "true"}))
     assert "look-around" not in (await place.quick("skills")).out, "nothing is active before a person says so"
     assert "+1. List the files." in (await place.quick("skills", "proposals")).out
     assert (await place.quick("skills", "accept", "look-around")).code == 0
@@ -32,19 +25,10 @@ async def test_a_chat_drafts_a_skill_and_says_where_to_look_at_it(place: Place) 
 
 
 async def test_without_being_switched_on_no_skill_is_drafted(place: Place) -> None:
-    asked: list[str] = []
-
-    def answer(body: dict[str, Any]) -> Reply:
-        asked.append(str(body["messages"][0]["content"]))
-        return replying(body)
-
-    async with StrictChat(answer) as fake, place.screen("chat", *model_options(fake)) as screen:
-        await screen.until("/help shows")
-        for number in range(1, 5):
-            screen.type("please look around in the garden\r")
-            await until_fact(place, RunFinished, number)
-        assert await screen.leave() == 0
-    assert not any(text.startswith("You write down how") for text in asked)
+    steps = [("please look around in the garden\r", Fact(RunFinished, number)) for number in range(1, 5)]
+    played = await play(place, Case("", replying, steps))
+    prompts = [str(seen.body["messages"][0]["content"]) for seen in played.fake.seen if seen.raw]
+    assert len(prompts) >= 4 and not any(text.startswith("You write down how") for text in prompts)
     assert "no skill is proposed" in (await place.quick("skills", "proposals")).err
 
 
@@ -53,30 +37,23 @@ async def test_a_context_is_compacted_and_shown_again_in_a_chat(place: Place) ->
         sums_up = "notes of an agent" in str(body["messages"][0])
         return Reply("- a story was told" if sums_up else "There was a king who could not sleep. " * 60)
 
-    async with StrictChat(answer) as fake, place.screen("chat", *model_options(fake)) as screen:
-        await screen.until("/help shows")
-        for number, text in enumerate(("tell me a story", "and another one"), 1):
-            screen.type(f"{text}\r")
-            await until_fact(place, RunFinished, number)
-        for line, found in [
-            ("/compact undo", "no compaction in effect"),
-            ("/context", "counted by the model's server"),
-            ("/compact", "context compacted"),
-            ("/context", ", estimated"),
-            ("/compact undo", "is taken back"),
-            ("/compact all", "takes nothing or undo"),
-        ]:
-            screen.type(f"{line}\r")
-            await screen.until(found)
-        screen.type("one more\r")
-        await until_fact(place, RunFinished, 3)
-        assert await screen.leave() == 0
-        shown = [message["content"] for message in fake.seen[-1].body["messages"]]
-    assert "tell me a story" in shown and "a story was told" not in str(shown)
+    steps = [
+        ("tell me a story\r", Fact(RunFinished)),
+        ("and another one\r", Fact(RunFinished, 2)),
+        ("/compact undo\r", "no compaction in effect"),
+        ("/context\r", "counted by the model's server"),
+        ("/compact\r", "context compacted"),
+        ("/context\r", ", estimated"),
+        ("/compact undo\r", "is taken back"),
+        ("/compact all\r", "takes nothing or undo"),
+        ("one more\r", Fact(RunFinished, 3)),
+    ]
+    played = await play(place, Case("", answer, steps, said=("tell me a story", "and another one", "one more")))
+    assert "a story was told" not in str(played.fake.seen[-1].body["messages"])
 
 
 async def test_a_run_recalls_by_meaning_where_an_embedding_model_is_named(place: Place) -> None:
-    async with Provider(_recalling) as fake:
+    async with Provider(recall_once) as fake:
         named = {"TREADLE_EMBED_MODEL": "vectors", "TREADLE_BASE_URL": fake.base_url}
         for text in ("Bread needs salt.", "A crimson gate."):
             assert (await place.quick("memory", "add", text)).code == 0
@@ -94,7 +71,7 @@ async def test_a_run_recalls_by_meaning_where_an_embedding_model_is_named(place:
     assert "crimson" in answer and "Bread" not in answer
 
 
-def _recalling(body: dict[str, Any]) -> Reply:
+def recall_once(body: dict[str, Any]) -> Reply:
     last = body["messages"][-1]
     if last["role"] == "user":
         return Reply(calls=(Call("call_1", "recall", json.dumps({"query": "anything red"})),), finish="calls")
@@ -195,7 +172,7 @@ async def test_an_agent_that_cannot_be_had_is_told_with_the_reason_and_a_model_f
         assert "critic has no tools: none here is called 'Read', 'Grep'" in critic.err
 
 
-def _delegating(body: dict[str, Any]) -> Reply:
+def delegate_once(body: dict[str, Any]) -> Reply:
     """One who gives a task away, and a helper who wants to delete something."""
     said = [message for message in body["messages"] if message["role"] != "system"]
     if not any(message["role"] == "tool" for message in said):
@@ -206,7 +183,7 @@ def _delegating(body: dict[str, Any]) -> Reply:
 
 
 async def test_what_a_helper_was_denied_because_nobody_could_be_asked_is_in_the_report(place: Place) -> None:
-    async with StrictChat(_delegating) as fake:
+    async with StrictChat(delegate_once) as fake:
         done = await place.run("run", "have it cleared", *model_options(fake), "--json")
     report = done.document
     assert (done.code, report["status"], report["reason"]) == (4, "denied", "answered")
@@ -216,12 +193,5 @@ async def test_what_a_helper_was_denied_because_nobody_could_be_asked_is_in_the_
 
 
 async def test_what_a_helper_asks_is_answered_at_the_terminal_of_its_parent(place: Place) -> None:
-    async with StrictChat(_delegating) as fake, place.screen("chat", *model_options(fake)) as screen:
-        await screen.until("/help shows")
-        screen.type("have it cleared\r")
-        await screen.until("answer>")
-        assert "rm -rf /etc/nothing" in screen.text
-        screen.type("n not today\r")
-        await screen.until("I was told: I was told: Denied")
-        assert "not today" in screen.unbroken
-        assert await screen.leave() == 0
+    steps = [("have it cleared\r", "answer>"), ("n not today\r", "I was told: I was told: Denied")]
+    await play(place, Case("", delegate_once, steps, shows=("rm -rf /etc/nothing", "not today")))

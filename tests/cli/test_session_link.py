@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from tests.kit.terminal import Place, until
+from tests.kit.terminal import Place, wait_until
 from treadle import ApprovalRequested
 from treadle.events import AnyFact, CallFinished, SessionCreated, serialize_event
 
@@ -88,7 +88,7 @@ async def test_a_server_that_goes_down_is_told_and_nothing_typed_is_lost(place: 
         server.down = False
         await screen.until("the server is back")
         screen.type("\r")
-        await until(lambda: bool(server.posted), "the message is sent")
+        await wait_until(lambda: bool(server.posted), "the message is sent")
         assert await screen.leave() == 0
     assert server.posted == [("messages", {"content": "are you there?"})]
 
@@ -108,7 +108,7 @@ async def test_an_answer_that_did_not_arrive_is_asked_for_again(place: Place) ->
         await screen.until("the server is back")
         await screen.until(lambda text: text.splitlines()[-1].startswith("answer>"))
         screen.type("n never\r")
-        await until(lambda: bool(server.posted), "the answer is sent")
+        await wait_until(lambda: bool(server.posted), "the answer is sent")
         server.add(CallFinished(seq=3, call_id="c", tool="shell", status="denied", output="Denied."))
         await screen.until("· denied")
         assert await screen.leave() == 0

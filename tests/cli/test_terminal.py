@@ -21,6 +21,7 @@ from tests.kit.terminal import (
     call_tool,
     hold,
     model_options,
+    needs_sandbox,
     play,
     release,
     send_signal,
@@ -36,7 +37,6 @@ from treadle.events import (
     TurnStarted,
 )
 from treadle.messages import Reply
-from treadle.sandbox.backend import probe
 
 ASK = call_tool("write_file", path="AGENTS.md", content="be kind\n")
 STALL = Odd(Reply(text="one two three"), stall_after=1)
@@ -57,8 +57,6 @@ prompt.PromptConsole.read = until_signal
 sys.exit(main())
 """
 """The program, but keys count only after a signal: so the time to read a question is as long as a test needs."""
-
-needs_sandbox = pytest.mark.skipif(probe().level == "none", reason="no sandbox here: bubblewrap is not installed")
 
 
 async def check_that_it_is_unfinished(played: Played) -> None:

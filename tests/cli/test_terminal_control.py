@@ -1,6 +1,5 @@
-"""Who has the terminal in hand: keys, editors, stops, hang-ups and breakdowns while a prompt is drawn."""
+"""Who controls the terminal: keys, editors, stops, hang-ups and failures while a prompt is drawn."""
 
-import asyncio
 import os
 import shlex
 import shutil
@@ -11,181 +10,196 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_prompt import echoes, said
-from tests.cli.test_terminal import facts, until_fact
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd
-from tests.kit.terminal import COLUMNS, ROWS, Place, call_tool, model_options, on_terminal, until
+from tests.kit.terminal import (
+    COLUMNS,
+    ROWS,
+    Case,
+    Fact,
+    Place,
+    Played,
+    Shows,
+    Start,
+    call_tool,
+    hang_up,
+    hold,
+    model_options,
+    on_terminal,
+    play,
+    read_user_messages,
+    release,
+    send_signal,
+    wait_until,
+)
 from treadle.events import InputRequested, RunFinished
 from treadle.messages import Reply
 
-LINES = 500
-STREAM = Reply(text="\n".join(f"line {number:03}" for number in range(LINES)))
+STREAM = Reply(text="\n".join(f"line {number:03}" for number in range(500)))
+SEEN = Reply(text="I see.")
 FOREVER = Odd(Reply(text="one\ntwo\nthree"), stall_after=400)
+EDIT = "\x18\x05"
+EDITED = "edited\nin two lines"
+SLOW_REWIND = """\
+import asyncio, sys
+from treadle.cli import chat, main
+from treadle.session import Session
+ended, go, rewind = asyncio.Event(), chat.ChatTerminal._go, Session.rewind
+def leave(self): go(self); ended.set()
+async def slowly(*how, **more): await ended.wait(); return await rewind(*how, **more)
+chat.ChatTerminal._go, Session.rewind = leave, slowly
+sys.exit(main.main())
+"""
+"""The program, but a rewind is only prepared when the chat is left."""
+BROKEN = """\
+import sys, treadle.cli.screen as screen
+from treadle.cli.main import main
+def finished(*_): raise ZeroDivisionError('on purpose')
+screen.Screen._ended = finished
+sys.exit(main(sys.argv[1:]))
+"""
+"""The program with a bug that shows when a run ends."""
 
 
-async def outcome(place: Place) -> RunFinished:
-    (ended,) = [fact for fact in await facts(place) if isinstance(fact, RunFinished)]
-    return ended
+def stream() -> Odd:
+    """Five hundred lines, of which the last come when they are released."""
+    return hold(STREAM, split=2000, pause=0.01, held_after=10_000)
 
 
-async def test_no_key_is_lost_or_echoed_while_lines_are_written_above(place: Place) -> None:
-    lines = [f"line {number:04} {'.' * 80}" for number in range(1200)]
-    text = "abcdefghijklmnopqrstuvwxyz"
-    going = asyncio.Event()
-    async with (
-        StrictChat([Odd(Reply(text="\n".join(lines)), held=going), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model_options(fake)) as screen,
-    ):
-        await screen.until("/help shows")
-        screen.type("count\r")
-        await screen.until("thinking")
-        async with screen.not_looked_at():  # so that the program is stuck in the middle of writing
-            going.set()
-            await screen.full()
-            screen.type("".join(f"{letter}x\x7f" for letter in text))  # a terminal that reads by itself eats erasures
-        await until_fact(place, RunFinished)
-        await screen.until(f"› {text}")
-        screen.type("\r")
-        await screen.until("I see.")
-        assert await screen.leave() == 0
-    assert said(fake)[-1] == text
-    assert [line for line in screen.text.splitlines() if "line" in line] == lines
+async def type_while_nobody_reads(played: Played) -> None:
+    """Let the program get stuck in the middle of writing. A terminal that reads by itself eats erasures."""
+    async with played.screen.pause_reading():
+        release(played)
+        await played.screen.wait_until_full()
+        played.screen.type("".join(f"{letter}x\x7f" for letter in "abcdefghijklmnopqrstuvwxyz"))
 
 
-async def test_a_terminal_that_tells_no_position_is_no_worse(place: Place) -> None:
-    going = asyncio.Event()
-    async with (
-        StrictChat([Odd(STREAM, split=2000, pause=0.01, held=going, held_after=10_000), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model_options(fake)) as screen,
-    ):
-        screen.mute()
-        await screen.until("/help shows")
-        screen.type("count\r")
-        await screen.until("line 003")
-        screen.type("next")
-        going.set()
-        await until_fact(place, RunFinished)
-        await screen.until("line 499")
-        screen.type("\r")
-        await screen.until("I see.")
-        assert await screen.leave() == 0
-    assert said(fake)[-1] == "next"
-    assert "WARNING" not in screen.text and screen.text.count("line 250") == 1
+async def resize(played: Played) -> None:
+    for rows, columns in [(24, 60), (12, 40), (ROWS, COLUMNS)]:
+        termios.tcsetwinsize(played.screen.fd, (rows, columns))
+        release(played)
+        await played.screen.wait_for_output()
 
 
-async def test_a_terminal_that_changes_its_size_keeps_every_line(place: Place) -> None:
-    going = asyncio.Event()
-    async with (
-        StrictChat([Odd(STREAM, split=2000, pause=0.01, held=going, held_after=10_000), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model_options(fake)) as screen,
-    ):
-        await screen.until("/help shows")
-        screen.type("count\r")
-        await screen.until("line 003")
-        for rows, columns in [(24, 60), (12, 40), (ROWS, COLUMNS)]:
-            termios.tcsetwinsize(screen.fd, (rows, columns))
-            going.set()
-            await screen.more()
-        screen.type("next")
-        await until_fact(place, RunFinished)
-        await screen.until("line 499")
-        screen.type("\r")
-        await screen.until("I see.")
-        assert await screen.leave() == 0
-    assert said(fake)[-1] == "next"
-    assert {f"line {number:03}" for number in range(LINES)} <= set(screen.text.splitlines())
+LINES = [f"line {number:04} {'.' * 80}" for number in range(1200)]
+STREAMS = [
+    Case(
+        "no key is lost or echoed while lines are written above",
+        [hold(Reply(text="\n".join(LINES))), SEEN],
+        [
+            ("count\r", "thinking"),
+            (type_while_nobody_reads, Fact(RunFinished)),
+            ("", "› abcdefghijklmnopqrstuvwxyz"),
+            ("\r", "I see."),
+        ],
+        said=("count", "abcdefghijklmnopqrstuvwxyz"),
+        shows=("\n".join(LINES),),
+        counts={"line 0": 1000},
+    ),
+    Case(
+        "a terminal that tells no position is no worse",
+        [stream(), SEEN],
+        [
+            (lambda played: played.screen.mute(), None),
+            ("count\r", "line 003"),
+            ("next", None),
+            (release, Fact(RunFinished)),
+            ("", "line 499"),
+            ("\r", "I see."),
+        ],
+        said=("count", "next"),
+        counts={"WARNING": 0, "line 250": 1},
+    ),
+    Case(
+        "a terminal that changes its size keeps every line",
+        [stream(), SEEN],
+        [("count\r", "line 003"), (resize, None), ("next", Fact(RunFinished)), ("", "line 499"), ("\r", "I see.")],
+        said=("count", "next"),
+        shows=tuple(STREAM.text.splitlines()),
+    ),
+]
 
 
-async def test_a_long_line_is_seen_to_grow(place: Place) -> None:
-    words = "-".join(f"w{number:03}" for number in range(200))
-    wide = "語" * 120
-    going = asyncio.Event()
-    async with (
-        StrictChat([Odd(Reply(text=f"{words}\n{wide}\nend"), split=500, held=going, held_after=12_000)]) as fake,
-        place.screen("chat", *model_options(fake)) as screen,
-    ):
-        await screen.until("/help shows")
-        screen.type("go on\r")
-        seen = await screen.until("w050")
-        assert "w199" not in seen
-        going.set()
-        await screen.until("end")
-        assert await screen.leave() == 0
-    whole = screen.text.replace("\n", "")
-    assert words in whole and wide in whole
+async def open_editor(played: Played) -> None:
+    played.screen.type(EDIT)
+    await wait_until((played.place.home / "opened").exists, "the editor is open")
 
 
-def editor(place: Place) -> dict[str, str]:
-    """An editor that says it is open, waits until it may close, and leaves something else in the file."""
-    script = place.home / "editor"
-    script.write_text(
+def close_editor(played: Played) -> None:
+    (played.place.home / "close").touch()
+
+
+EDITORS = [
+    Case(
+        "lines that come while an editor is open are shown after it",
+        [stream(), SEEN],
+        [
+            ("count\r", "line 003"),
+            ("draft", "› draft"),
+            (open_editor, None),
+            (release, Fact(RunFinished)),
+            (close_editor, "in two lines"),
+            ("", Shows("line 499", below="closed")),
+            ("\r", "I see."),
+        ],
+        said=("count", EDITED),
+    ),
+    Case(
+        "a question waits until the editor is closed",
+        [hold(call_tool("ask_user", question="Which colour?")), Reply(text="Blue it is."), SEEN],
+        [
+            ("paint it\r", "thinking"),
+            ("draft", "› draft"),
+            (open_editor, None),
+            (release, Fact(InputRequested)),
+            ("", Shows("paint it", without="Which colour?")),
+            (close_editor, "answer>"),
+            ("blue\r", "Blue it is."),
+            ("", "in two lines"),
+            ("\r", "I see."),
+        ],
+        said=("paint it", EDITED),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", STREAMS, ids=lambda case: case.name)
+async def test_keys_lead_to_the_screen(place: Place, case: Case) -> None:
+    await play(place, case)
+
+
+@pytest.mark.parametrize("case", EDITORS, ids=lambda case: case.name)
+async def test_an_editor_has_the_terminal_for_itself(place: Place, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The editor says that it is open, waits until it may close, and leaves another text in the file."""
+    editor = place.home / "editor"
+    editor.write_text(
         "#!/bin/sh\n"
         'cat "$1" > "$HOME/opened.new"; mv "$HOME/opened.new" "$HOME/opened"\n'
         'while [ ! -e "$HOME/close" ]; do sleep 0.05; done\n'
         "printf 'edited\\nin two lines\\n' > \"$1\"; echo closed\n"
     )
-    script.chmod(0o755)
-    return {"EDITOR": str(script), "VISUAL": "", "PROMPT_TOOLKIT_NO_CPR": "1"}  # nothing else holds a line up
-
-
-async def test_what_comes_while_an_editor_is_open_is_shown_after_it(place: Place) -> None:
-    going = asyncio.Event()
-    async with (
-        StrictChat([Odd(STREAM, split=2000, pause=0.01, held=going, held_after=10_000), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model_options(fake), env=editor(place)) as screen,
-    ):
-        await screen.until("/help shows")
-        screen.type("count\r")
-        await screen.until("line 003")
-        screen.type("draft")
-        await screen.until("› draft")
-        screen.type("\x18\x05")
-        await until((place.home / "opened").exists, "the editor is open")
-        going.set()
-        await until_fact(place, RunFinished)
-        (place.home / "close").touch()
-        await screen.until("in two lines")
-        await screen.until("line 499")
-        screen.type("\r")
-        await screen.until("I see.")
-        assert await screen.leave() == 0
+    editor.chmod(0o755)
+    # A program that asks for the cursor's position would hold lines back as well.
+    place.env |= {"EDITOR": str(editor), "VISUAL": "", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    await play(place, case)
     assert (place.home / "opened").read_text() == "draft"
-    assert screen.raw.index(b"closed") < screen.raw.index(b"line 499")
-    assert said(fake)[-1] == "edited\nin two lines"
-
-
-async def test_a_question_waits_until_the_editor_is_closed(place: Place) -> None:
-    asked, going = call_tool("ask_user", question="Which colour?"), asyncio.Event()
-    async with (
-        StrictChat([Odd(asked, held=going), Reply(text="Blue it is."), Reply(text="I see.")]) as fake,
-        place.screen("chat", *model_options(fake), env=editor(place)) as screen,
-    ):
-        await screen.until("/help shows")
-        screen.type("paint it\r")
-        await screen.until("thinking")
-        screen.type("draft\x18\x05")
-        await until((place.home / "opened").exists, "the editor is open")
-        going.set()
-        await until_fact(place, InputRequested)
-        assert "Which colour?" not in screen.text
-        (place.home / "close").touch()
-        await screen.until("answer>")
-        screen.type("blue\r")
-        await screen.until("Blue it is.")
-        await screen.until("in two lines")
-        screen.type("\r")
-        await screen.until("I see.")
-        assert await screen.leave() == 0
-    assert said(fake)[-1] == "edited\nin two lines"
 
 
 bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no shell with job control here: bash is not installed")
 
 
+def press_ctrl_z(played: Played) -> None:
+    played.screen.type("\x1a")
+
+
+def send_stop(played: Played) -> None:
+    pid = played.screen.pid
+    os.kill(int(Path(f"/proc/{pid}/task/{pid}/children").read_text()), signal.SIGTSTP)
+
+
 @bash
-@pytest.mark.parametrize("how", ["a key", "a signal"])
-async def test_a_chat_that_is_stopped_lends_the_terminal_to_the_shell(place: Place, how: str) -> None:
+@pytest.mark.parametrize("stop", [press_ctrl_z, send_stop])
+async def test_a_chat_that_is_stopped_lends_the_terminal_to_the_shell(place: Place, stop: object) -> None:
     async with StrictChat([Reply(text="Hello.")]) as fake:
         command = shlex.join([sys.executable, "-m", "treadle", "chat", *model_options(fake)])
         shell = [shutil.which("bash") or "", "--norc", "--noprofile", "--noediting", "-i"]
@@ -194,196 +208,61 @@ async def test_a_chat_that_is_stopped_lends_the_terminal_to_the_shell(place: Pla
             await screen.until("/help shows")
             screen.type("half a dra")
             await screen.until("› half a dra")
-            if how == "a key":
-                screen.type("\x1a")
-            else:
-                os.kill(child_of(screen.pid), signal.SIGTSTP)
+            stop(Played(place, Case("", [], []), fake, screen))
             await screen.until("Stopped")
-            assert "› half a dra" not in screen.text, "the prompt is put away first"
-            await until(lambda: echoes(screen), "the shell's terminal is its own")
+            assert "› half a dra" not in screen.text, "the prompt is removed first"
+            await wait_until(lambda: screen.echoes, "the shell has its terminal")
             screen.type("echo $((40+2))\n")
             await screen.until("\n42\n")
             screen.type("fg\n")
-            await until(lambda: not echoes(screen), "the chat has the terminal")
+            await wait_until(lambda: not screen.echoes, "the chat has the terminal")
             await screen.until("› half a dra")
             screen.type("ft\r")
             await screen.until("Hello.")
             screen.type("\x04")
             await screen.until("come back with")
-            await until(lambda: echoes(screen), "the terminal is given back")
+            await wait_until(lambda: screen.echoes, "the terminal is given back")
             screen.type("exit\n")
             await screen.end()
-    assert said(fake) == ["half a draft"]
-
-
-def child_of(pid: int) -> int:
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(child)
+    assert read_user_messages(fake) == ["half a draft"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("command", ["chat", "attach"])
-async def test_a_signal_ends_it_and_gives_the_terminal_back(place: Place, command: str, number: signal.Signals) -> None:
-    async with StrictChat([Reply(text="Ready."), FOREVER]) as fake:
-        await place.run("run", "get ready", "--name", "job", *model_options(fake))
-        words = ["chat", "--session", "job", *model_options(fake)] if command == "chat" else ["attach", "job"]
-        async with place.screen(*words) as screen:
-            await screen.until("›")
-            await until(lambda: not echoes(screen), "the prompt has the terminal")
-            screen.kill(number)
-            assert await screen.end() == 0
-            assert echoes(screen)
-    assert "come back with" in screen.text or "detached" in screen.text
+@pytest.mark.parametrize("words", [("chat", "--session", "job"), ("attach", "job")], ids=["chat", "attach"])
+async def test_a_signal_ends_it_and_gives_the_terminal_back(
+    place: Place, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    steps = [
+        ("", 0),
+        (Start(words), "›"),
+        (lambda played: wait_until(lambda: not played.screen.echoes, "the prompt has the terminal"), None),
+        (send_signal(number), 0),
+    ]
+    played = await play(place, Case("", [Reply(text="Ready.")], steps, ("run", "get ready", "--name", "job")))
+    assert "come back with" in played.text or "detached" in played.text
 
 
-@pytest.mark.parametrize("command", ["chat", "run"])
-async def test_a_terminal_that_goes_away_stops_the_run_and_that_is_recorded(place: Place, command: str) -> None:
-    async with StrictChat([FOREVER]) as fake:
-        words = ["run", "count", *model_options(fake)] if command == "run" else ["chat", *model_options(fake)]
-        async with place.screen(*words) as screen:
-            if command == "chat":
-                await screen.until("/help shows")
-                screen.type("count\r")
-            await screen.until("one")
-            screen.hang_up()
-            await until(lambda: screen.gone, "the program has ended")
-    ended = await outcome(place)
+@pytest.mark.parametrize(
+    ("words", "keys"), [(("chat",), "count\r"), (("run", "count"), "")], ids=["in a chat", "in a run"]
+)
+async def test_a_terminal_that_goes_away_stops_the_run_and_that_is_recorded(
+    place: Place, words: tuple[str, ...], keys: str
+) -> None:
+    await play(place, Case("", [FOREVER], [(keys, "one"), (hang_up, None)], words))
+    (ended,) = [fact for fact in await place.facts() if isinstance(fact, RunFinished)]
     assert ended.reason == "cancelled" and ended.can_continue
 
 
-async def test_a_signal_while_a_command_is_made_ready_asks_no_more(place: Place) -> None:
-    late = (
-        "import asyncio, sys\n"
-        "from treadle.cli import chat, main\n"
-        "from treadle.session import Session\n"
-        "ended, go, rewind = asyncio.Event(), chat.ChatTerminal._go, Session.rewind\n"
-        "def told(self): go(self); ended.set()\n"
-        "async def slowly(*how, **more): await ended.wait(); return await rewind(*how, **more)\n"
-        "chat.ChatTerminal._go, Session.rewind = told, slowly\n"
-        "sys.exit(main.main())\n"
-    )
-    async with StrictChat([Reply(text="Hello.")]) as fake:
-        argv = [sys.executable, "-c", late, "chat", *model_options(fake)]
-        async with on_terminal(argv, place.work, place.env) as screen:
-            await screen.until("/help shows")
-            screen.type("hello\r")
-            await until_fact(place, RunFinished)
-            screen.type("/undo\r")
-            await screen.until(lambda text: text.endswith("› /undo"))
-            screen.kill(signal.SIGTERM)
-            assert await screen.end() == 0
-            assert echoes(screen)
-    assert "go back?" not in screen.text
+async def test_a_signal_while_a_command_is_prepared_asks_no_more(place: Place) -> None:
+    steps = [
+        ("hello\r", Fact(RunFinished)),
+        ("/undo\r", Shows("› /undo", at_end=True)),
+        (send_signal(signal.SIGTERM), 0),
+    ]
+    await play(place, Case("", [Reply(text="Hello.")], steps, program=SLOW_REWIND, counts={"go back?": 0}))
 
 
-async def test_a_ctrl_c_between_two_prompts_takes_no_other_key_along(place: Place) -> None:
-    late = (
-        "import asyncio, sys\n"
-        "from treadle.cli import chat, main\n"
-        "pressed, act = asyncio.Event(), chat.ChatTerminal._stop_or_leave\n"
-        "def told(self): act(self); pressed.set()\n"
-        "async def slowly(where, line): where.write_note('no prompt now'); await pressed.wait()\n"
-        "chat.ChatTerminal._stop_or_leave, chat.run_slash_command = told, slowly\n"
-        "sys.exit(main.main())\n"
-    )
-    async with StrictChat([Reply(text="I see.")]) as fake:
-        argv = [sys.executable, "-c", late, "chat", *model_options(fake)]
-        async with on_terminal(argv, place.work, place.env) as screen:
-            await screen.until("/help shows")
-            screen.type("/cost\r")
-            await screen.until("no prompt now")
-            screen.type("half a\x03 draft")
-            await screen.until("Ctrl-C again, or Ctrl-D, leaves")
-            await screen.until("› half a draft")
-            screen.type("\r")
-            await screen.until("I see.")
-            assert await screen.leave() == 0
-    assert said(fake) == ["half a draft"]
-
-
-async def test_a_chat_that_breaks_says_so_and_gives_the_terminal_back(place: Place) -> None:
-    broken = (
-        "import sys, treadle.cli.screen as screen\n"
-        "from treadle.cli.main import main\n"
-        "def finished(*_): raise ZeroDivisionError('on purpose')\n"
-        "screen.Screen._ended = finished\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    async with StrictChat([Reply(text="Hello.")]) as fake:
-        argv = [sys.executable, "-c", broken, "chat", *model_options(fake)]
-        async with on_terminal(argv, place.work, place.env) as screen:
-            await screen.until("/help shows")
-            screen.type("hello\r")
-            assert await screen.end() == 1
-            assert echoes(screen)
-    assert "a bug in treadle (ZeroDivisionError: on purpose); nothing that was recorded is lost" in (
-        screen.text.replace("\n", "")
-    )
-    assert (await outcome(place)).reason == "answered"
-
-
-async def test_an_answer_is_not_kept_among_what_was_typed(place: Place) -> None:
-    asked = call_tool("write_file", path="AGENTS.md", content="be kind\n")
-    async with (
-        StrictChat([asked, Reply(text="As you like.")]) as fake,
-        place.screen("chat", *model_options(fake)) as screen,
-    ):
-        await screen.until("/help shows")
-        screen.type("write it\r")
-        await screen.until("answer>")
-        screen.type("n not today\r")
-        await screen.until("As you like.")
-        screen.type("\x1b[A")
-        await screen.until(lambda text: text.endswith("\n› write it"))
-        screen.type("\x15")
-        assert await screen.leave() == 0
-    assert "answer> n not today" in screen.text, "what was answered stays to be read"
-    assert "not today" not in (place.home / ".local/share/treadle/history").read_text()
-
-
-async def test_words_that_steer_do_not_cut_those_that_are_being_written(place: Place) -> None:
-    going = asyncio.Event()
-    reply = Odd(Reply(text="one line that is long enough to be cut in two"), split=100, held=going, held_after=700)
-    async with StrictChat([reply, Reply(text="I see.")]) as fake, place.screen("chat", *model_options(fake)) as screen:
-        await screen.until("/help shows")
-        screen.type("write\r")
-        await screen.until("one l")
-        screen.type("use tabs\r")
-        await screen.until("› use tabs\none l")
-        going.set()
-        await screen.until("I see.")
-        assert await screen.leave() == 0
-    assert "  it reads this at its next turn:\n› use tabs\n" in screen.text
-    assert "\none line that is long enough to be cut in two\n" in screen.text
-
-
-async def test_what_was_left_for_later_goes_on_when_it_is_allowed_elsewhere(place: Place) -> None:
-    asked = call_tool("write_file", path="AGENTS.md", content="be kind\n")
-    async with (
-        StrictChat([asked, Reply(text="It is written.")]) as fake,
-        place.screen("chat", *model_options(fake)) as screen,
-    ):
-        await screen.until("/help shows")
-        screen.type("write it\r")
-        await screen.until("answer>")
-        screen.type("l\r")
-        await screen.until("it waits")
-        listed = await place.quick("approvals", "list")
-        assert (await place.quick("approvals", "allow", listed.out.split()[0])).code == 0
-        await screen.until("It is written.")
-        assert await screen.leave() == 0
-    assert (place.work / "AGENTS.md").read_text() == "be kind\n"
-
-
-async def test_a_terminal_that_only_prints_can_watch_and_run_but_not_chat(place: Place) -> None:
-    dumb = {"TERM": "dumb"}
-    async with StrictChat([Reply(text="**Ready.**")]) as fake:
-        async with place.screen("run", "get ready", "--name", "job", *model_options(fake), env=dumb) as screen:
-            assert await screen.end() == 0
-        assert b"\x1b" not in screen.raw and "**Ready.**" in screen.text
-        async with place.screen("chat", *model_options(fake), env=dumb) as screen:
-            assert await screen.end() == 2
-        assert "treadle run --session" in screen.text
-        async with place.screen("attach", "job", env=dumb) as screen:
-            assert await screen.end() == 0
-        assert b"\x1b" not in screen.raw and "**Ready.**" in screen.text
+async def test_a_chat_that_fails_says_so_and_gives_the_terminal_back(place: Place) -> None:
+    said = "a bug in treadle (ZeroDivisionError: on purpose); nothing that was recorded is lost"
+    await play(place, Case("", [Reply(text="Hello.")], [("hello\r", 1)], program=BROKEN, shows=(said,)))
+    assert [fact.reason for fact in await place.facts() if isinstance(fact, RunFinished)] == ["answered"]

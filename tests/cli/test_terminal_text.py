@@ -242,6 +242,13 @@ def test_a_run_that_waits_says_for_what() -> None:
     assert (report.status, report.exit_code, report.pending[0]["tool"]) == ("waiting", 4, "shell")
 
 
+def test_a_run_that_waits_says_what_it_has_used() -> None:
+    tally = ReportBuilder()
+    tally.handle_event(ModelReplied(usage=Usage(11, 7)))
+    tally.handle_event(CallFinished(call_id="c", tool="delegate", status="ok", usage=Usage(2, 1)))
+    assert tally.build_report("s", None).usage == Usage(13, 8)
+
+
 def test_an_ending_is_not_told_twice() -> None:
     assert (
         describe_ending(RunFinished("r", "cancelled", error="cancelled by user: enough")) == "cancelled by user: enough"

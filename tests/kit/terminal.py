@@ -23,6 +23,7 @@ from typing import Any
 from unittest import mock
 
 import pyte
+import pytest
 
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.server import Odd, Script
@@ -32,8 +33,11 @@ from treadle.events import AnyFact
 from treadle.log.base import SessionQuery
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Call, Reply
+from treadle.sandbox.backend import probe
 
 COLUMNS, ROWS = 100, 40
+
+needs_sandbox = pytest.mark.skipif(probe().level == "none", reason="no sandbox here: bubblewrap is not installed")
 
 
 @dataclass
@@ -369,7 +373,8 @@ Step = tuple[str | Start | Action, str | Shows | Fact | int | None]
 class Case:
     """A row of a table: a script for the model, keys with what the screen shows after them, and what holds at the end.
 
-    A chat waits for its greeting before the first keys, and is left with Ctrl-D unless the last step is its exit code.
+    A new chat waits for its greeting before the first keys. A program that still runs after the last step is left with
+    Ctrl-D.
     """
 
     name: str
@@ -436,7 +441,7 @@ async def play(place: Place, case: Case) -> Played:
             options = model_options(fake) if words[0] in ("run", "chat") else []
             on = place.screen(*words, *options, env=case.env, program=case.program)
             screen = await stack.enter_async_context(on)
-            if words[0] == "chat" and "--continue" not in words:
+            if words[0] == "chat" and not {"--continue", "--session"} & set(words):
                 await screen.until("/help shows")
             return screen
 

@@ -1,15 +1,15 @@
-"""Sessions that others began: taken up with the agent they have, left where nobody is to go on with them."""
+"""Sessions that wait or that others began: listed with what is asked, and resumed with the agent they have."""
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.sessions import build_agent, run_message, select_events
+from tests.kit.sessions import HeldTool, Tables, build_agent, run_message, select_events, wait_for
 from tests.kit.terminal import Place, call_tool, model_options
-from treadle import AskUser, Runtime, later
-from treadle.events import AnyFact, ApprovalAnswered, CallFinished, CallStarted, SessionConfigured, decode_fact
+from treadle import ApprovalRequested, AskUser, Runtime, later
+from treadle.events import ApprovalAnswered, CallFinished, CallStarted, SessionConfigured
 from treadle.messages import Reply
 from treadle.testing import call
 
 
-async def test_a_run_goes_on_though_its_agent_is_unknown_here_and_another_was_chosen_meanwhile(place: Place) -> None:
+async def test_a_run_continues_though_its_agent_is_unknown_here_and_another_was_chosen_meanwhile(place: Place) -> None:
     store = str(place.home / "shared.db")
     stranger, _ = build_agent(call("ask_user", id="q", question="Which?"), tools=[AskUser()], name="stranger")
     async with (
@@ -28,34 +28,42 @@ async def test_a_run_goes_on_though_its_agent_is_unknown_here_and_another_was_ch
     assert [one.startswith("You think changes through") for one in systems] == [False, True]
 
 
-async def facts_of(place: Place, session: str) -> list[AnyFact]:
-    return [decode_fact(line) for line in (await place.quick("sessions", "export", session)).out.splitlines()]
-
-
-async def test_who_answers_and_leaves_begins_nothing_and_the_call_runs_once_when_it_is_taken_up(place: Place) -> None:
-    """A process that leaves would take the call along that it had begun."""
-    asked = call_tool("write_file", path="AGENTS.md", content="be kind\n")
-    async with StrictChat([asked, Reply(text="It is written.")]) as fake:
+async def test_a_process_that_answers_and_leaves_begins_nothing_and_the_call_runs_once_on_resume(place: Place) -> None:
+    """A process that leaves would end the call that it had begun."""
+    ask = call_tool("write_file", path="AGENTS.md", content="be kind\n")
+    async with StrictChat([ask, Reply(text="It is written.")]) as fake:
         waiting = await place.run("run", "write it", *model_options(fake), "--ask-later", "--json")
         session = waiting.document["session_id"]
         allowed = await place.run("approvals", "allow", session)
         assert allowed.code == 0 and f"treadle sessions resume {session[:12]}" in allowed.err
-        facts = await facts_of(place, session)
-        assert select_events(facts, ApprovalAnswered) == facts[-1:] and not (place.work / "AGENTS.md").exists()
+        assert isinstance((await place.facts())[-1], ApprovalAnswered) and not (place.work / "AGENTS.md").exists()
         resumed = await place.run("sessions", "resume", session, *model_options(fake), "--json")
     assert resumed.code == 0 and resumed.document["answer"] == "It is written."
-    facts = await facts_of(place, session)
-    assert len(select_events(facts, CallStarted)) == 1 and [
-        fact.status for fact in select_events(facts, CallFinished)
-    ] == ["ok"]
+    facts = await place.facts()
+    assert len(select_events(facts, ApprovalAnswered)) == len(select_events(facts, CallStarted)) == 1
+    assert [fact.status for fact in select_events(facts, CallFinished)] == ["ok"]
     assert (place.work / "AGENTS.md").read_text() == "be kind\n"
 
 
 async def test_a_call_that_was_asked_for_before_is_shown_with_its_argument(place: Place) -> None:
-    asked = call_tool("write_file", path="AGENTS.md", content="be kind\n")
-    async with StrictChat([asked, Reply(text="Not written.")]) as fake:
+    ask = call_tool("write_file", path="AGENTS.md", content="be kind\n")
+    async with StrictChat([ask, Reply(text="Not written.")]) as fake:
         waiting = await place.run("run", "write it", *model_options(fake), "--ask-later", "--json")
         session = waiting.document["session_id"]
-        assert (await place.quick("approvals", "deny", session)).code == 0
+        assert (await place.quick("approvals", "deny", session, "--reason", "not on a Friday")).code == 0
         resumed = await place.run("sessions", "resume", session, *model_options(fake))
+        assert "not on a Friday" in fake.seen[-1].body["messages"][-1]["content"]
     assert (resumed.code, resumed.out) == (0, "Not written.\n") and "⊘ write_file AGENTS.md · denied" in resumed.err
+    assert not (place.work / "AGENTS.md").exists()
+
+
+async def test_a_question_asked_while_another_call_runs_is_listed_once(place: Place) -> None:
+    held, tables = HeldTool(), Tables()
+    agent, _ = build_agent([call("wait"), call("drop", table="users")], "done", tools=[held.tool, *tables.tools])
+    store = str(place.home / "shared.db")
+    async with Runtime(store, [agent]) as runtime, runtime.session(new=True, gate=later) as session:
+        await session.send("go")
+        await wait_for(session, ApprovalRequested)
+        listed = await place.quick("approvals", "list", "--store", store)
+        assert listed.out.count("drop wants to run") == 1 and not held.free.is_set()
+        held.free.set()

@@ -18,12 +18,14 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from unittest.mock import patch
 
+from tests.crash.notes import Notes
+
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.crash.warm"])
+_context.set_forkserver_preload(["tests.crash.preload"])
 
 
 @cache
-def warm_up() -> None:
+def start_fork_server() -> None:
     """Start the server, so that its start is not part of a measurement."""
     here = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, here))):  # the server does not inherit sys.path
@@ -39,14 +41,14 @@ def _do_nothing() -> None: ...
 
 def start(target: Callable[..., None], *args: object) -> ForkServerProcess:
     """Start a child that runs the function."""
-    warm_up()
+    start_fork_server()
     child = _context.Process(target=target, args=args)
     child.start()
     return child
 
 
 @contextmanager
-def running(target: Callable[..., None], *args: object) -> Iterator[ForkServerProcess]:
+def run_child(target: Callable[..., None], *args: object) -> Iterator[ForkServerProcess]:
     """Run a child for the length of a block, and kill it at the end."""
     child = start(target, *args)
     try:
@@ -54,6 +56,13 @@ def running(target: Callable[..., None], *args: object) -> Iterator[ForkServerPr
     finally:
         kill(child)
         child.close()
+
+
+def join_all(notes: Notes, *children: ForkServerProcess) -> None:
+    """Wait until all children have ended, and check that none failed."""
+    for child in children:
+        child.join(300)
+    assert [child.exitcode for child in children] == [0] * len(children), notes.read("trouble")
 
 
 def kill(child: ForkServerProcess) -> None:
@@ -67,7 +76,7 @@ def freeze(child: ForkServerProcess, store: Path) -> None:
     with closing(sqlite3.connect(store, timeout=0, isolation_level=None)) as db:
         while True:
             _signal(child, signal.SIGSTOP)
-            until(lambda: _is_stopped(child))
+            wait_until(lambda: _is_stopped(child))
             try:
                 db.execute("BEGIN IMMEDIATE")
                 db.execute("ROLLBACK")
@@ -95,7 +104,7 @@ def _is_stopped(child: ForkServerProcess) -> bool:
     return state in "TZX"
 
 
-def until(what: Callable[[], object], seconds: float = 60.0) -> float:
+def wait_until(what: Callable[[], object], seconds: float = 60.0) -> float:
     """Wait until a condition is true. Returns how long it took."""
     began = time.monotonic()
     while not what():

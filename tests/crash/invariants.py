@@ -1,11 +1,11 @@
-"""Checks of every session and of the paper beside the log, whatever happened to the processes."""
+"""Checks of every session and of the notes beside the log, whatever happened to the processes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.crash.paper import Paper, compute_digest
+from tests.crash.notes import Notes, compute_digest
 from tests.crash.worker import REPORT, STEER, UNSAFE
 from tests.kit.strict import check_request
 from treadle.engine.context import Projection
@@ -38,10 +38,10 @@ class CheckCounts:
     epochs: int = 0
 
 
-async def check_store(paper: Paper) -> CheckCounts:
-    """Check every session of the store against its own log and against the paper."""
-    assert paper.read("trouble") == []
-    log = SqliteLog(paper.store)
+async def check_store(notes: Notes) -> CheckCounts:
+    """Check every session of the store against its own log and against the notes."""
+    assert notes.read("trouble") == []
+    log = SqliteLog(notes.store)
     try:
         log.check_integrity()
         counts = CheckCounts()
@@ -54,17 +54,17 @@ async def check_store(paper: Paper) -> CheckCounts:
             await _check_artifacts(log, info.id, facts[info.id])
     finally:
         await log.close()
-    lines = Counter(key for key, *_ in paper.read("lines"))
+    lines = Counter(key for key, *_ in notes.read("lines"))
     for session_id, session_facts in facts.items():
         _check_session(session_id, session_facts, lines, counts)
     known = {f"{session_id}:{call}" for session_id, one in facts.items() for call in fold(one).calls}
     assert set(lines) <= known, "a tool ran whose call is not in the log"
-    _check_acknowledged(paper, facts, counts)
+    _check_acknowledged(notes, facts, counts)
     return counts
 
 
-def _check_acknowledged(paper: Paper, facts: dict[str, list[AnyFact]], counts: CheckCounts) -> None:
-    for session_id, seq, digest in paper.read("acknowledged"):
+def _check_acknowledged(notes: Notes, facts: dict[str, list[AnyFact]], counts: CheckCounts) -> None:
+    for session_id, seq, digest in notes.read("acknowledged"):
         stored = facts[session_id]
         assert int(seq) <= len(stored), f"fact {seq} of {session_id} was acknowledged and is lost"
         assert compute_digest(stored[int(seq) - 1]) == digest, (

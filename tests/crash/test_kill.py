@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.children import kill, start, warm_up
+from tests.crash.children import join_all, kill, start, start_fork_server
 from tests.crash.invariants import CheckCounts, check_store
-from tests.crash.paper import Paper
+from tests.crash.notes import Notes
 from tests.crash.worker import Job, work
 from tests.kit.fakes.travel import WIRES
 
@@ -22,34 +22,32 @@ KILLS = 26  # for each seed: 104 in all
 SPREES, MORE_KILLS = 40, 5
 
 
-def finish(paper: Paper, job: Job) -> float:
+def finish(notes: Notes, job: Job) -> float:
     """Let a worker finish its job. Returns how long it took."""
-    warm_up()
+    start_fork_server()
     began = time.monotonic()
-    child = start(work, paper, job)
-    child.join(300)
-    assert child.exitcode == 0, (child.exitcode, paper.read("trouble"))
+    join_all(notes, start(work, notes, job))
     return time.monotonic() - began
 
 
-async def killed_at_random(
-    paper: Paper, seed: int, kills: int, hit: Callable[[CheckCounts], object], wire: str = ""
+async def kill_at_random(
+    notes: Notes, seed: int, kills: int, hit: Callable[[CheckCounts], object], wire: str = ""
 ) -> CheckCounts:
     """Kill workers at random times, each continuing the work of the one before. Then finish the work and check it.
 
     On a busy machine every kill may miss the work. So calls take longer there, and there are more kills until one hits.
     """
     instants, at_once = random.Random(seed), 1 if wire else 3
-    whole = finish(paper, Job(most=at_once, at_once=at_once, wire=wire))
+    whole = finish(notes, Job(most=at_once, at_once=at_once, wire=wire))
     job = Job(most=1000, at_once=at_once, wire=wire, pace=max(1.0, whole))
     for spree in range(SPREES):
         for _ in range(kills if spree == 0 else MORE_KILLS):
-            child = start(work, paper, job)
+            child = start(work, notes, job)
             child.join(instants.uniform(0, whole))
-            assert child.exitcode is None, (child.exitcode, paper.read("trouble"))
+            assert child.exitcode is None, (child.exitcode, notes.read("trouble"))
             kill(child)
-        finish(paper, Job(at_once=at_once, wire=wire))
-        counts = await check_store(paper)
+        finish(notes, Job(at_once=at_once, wire=wire))
+        counts = await check_store(notes)
         if hit(counts):
             return counts
     pytest.fail(f"{kills + SPREES * MORE_KILLS} kills hit nothing: {counts}")
@@ -60,27 +58,27 @@ async def test_a_worker_killed_at_random_loses_nothing_and_does_nothing_twice(tm
     def hit(counts: CheckCounts) -> bool:
         return bool(counts.statuses["interrupted"] and counts.reruns and counts.steered)
 
-    counts = await killed_at_random(Paper(tmp_path), seed, KILLS, hit)
+    counts = await kill_at_random(Notes(tmp_path), seed, KILLS, hit)
     assert counts.acknowledged > 100
 
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_worker_killed_at_random_sends_no_request_that_a_provider_rejects(tmp_path: Path, wire: str) -> None:
-    counts = await killed_at_random(Paper(tmp_path), 7, 20, lambda counts: counts.statuses["interrupted"], wire)
+    counts = await kill_at_random(Notes(tmp_path), 7, 20, lambda counts: counts.statuses["interrupted"], wire)
     assert counts.acknowledged > 50
 
 
 async def test_a_worker_killed_before_or_after_any_write_loses_nothing(tmp_path: Path) -> None:
     for halves in count(1):
         (tmp_path / str(halves)).mkdir()
-        paper = Paper(tmp_path / str(halves))
-        child = start(work, paper, Job(most=1, pace=0, dies_at=halves / 2))
+        notes = Notes(tmp_path / str(halves))
+        child = start(work, notes, Job(most=1, pace=0, dies_at=halves / 2))
         child.join(300)
         if child.exitcode == 0:
             break
-        assert child.exitcode == -signal.SIGKILL, (child.exitcode, paper.read("trouble"))
-        finish(paper, Job(most=1, pace=0))
-        counts = await check_store(paper)
+        assert child.exitcode == -signal.SIGKILL, (child.exitcode, notes.read("trouble"))
+        finish(notes, Job(most=1, pace=0))
+        counts = await check_store(notes)
         assert counts.sessions == 1
     assert halves > 40, "there are more than twenty writes in the plan"
 
@@ -89,9 +87,9 @@ async def test_a_worker_killed_while_it_creates_the_store_leaves_a_usable_store(
     instants = random.Random(0)
     for attempt in range(12):
         (tmp_path / str(attempt)).mkdir()
-        paper = Paper(tmp_path / str(attempt))
-        child = start(work, paper, Job(most=1))
+        notes = Notes(tmp_path / str(attempt))
+        child = start(work, notes, Job(most=1))
         child.join(instants.uniform(0.005, 0.06))
         kill(child)
-        finish(paper, Job(most=1, pace=0))
-        assert (await check_store(paper)).sessions == 1
+        finish(notes, Job(most=1, pace=0))
+        assert (await check_store(notes)).sessions == 1

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.children import start, until
-from tests.crash.owners import own
-from tests.crash.paper import Paper
+from tests.crash.children import join_all, start, wait_until
+from tests.crash.notes import Notes
+from tests.crash.session_processes import run_order
+from tests.kit.sessions import select_events
 from treadle.engine.state import OUTCOME_UNKNOWN
 from treadle.events import AnyFact, CallFinished, CallStarted, RunFinished
 from treadle.log.base import SessionQuery
@@ -52,7 +53,7 @@ def test_a_killed_program_continues_when_it_is_started_again(tmp_path: Path) -> 
     command = [sys.executable, "-W", "error", "-c", PROGRAM]
     letters = tmp_path / "letters.txt"
     with subprocess.Popen([*command, "slow"], cwd=tmp_path) as program:
-        until(lambda: letters.exists() and "Bob" in letters.read_text())
+        wait_until(lambda: letters.exists() and "Bob" in letters.read_text())
         program.kill()
     assert program.returncode == -signal.SIGKILL
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=500)
@@ -63,16 +64,14 @@ def test_a_killed_program_continues_when_it_is_started_again(tmp_path: Path) -> 
     assert third.stdout.startswith("ran:"), "nothing is left to resume"
 
 
-async def facts_after_deaths(paper: Paper, order: str, deaths: int) -> list[AnyFact]:
+async def read_facts_after_deaths(notes: Notes, order: str, deaths: int) -> list[AnyFact]:
     """Return the facts of a session whose process died `deaths` times before the end."""
     for _ in range(deaths):
-        child = start(own, paper, order)
+        child = start(run_order, notes, order)
         child.join(60)
-        assert child.exitcode == -signal.SIGKILL, paper.read("trouble")
-    child = start(own, paper, order)
-    child.join(60)
-    assert child.exitcode == 0, paper.read("trouble")
-    log = SqliteLog(paper.store)
+        assert child.exitcode == -signal.SIGKILL, notes.read("trouble")
+    join_all(notes, start(run_order, notes, order))
+    log = SqliteLog(notes.store)
     (info,) = (await log.list_sessions(SessionQuery())).sessions
     facts = await log.read(info.id)
     await log.close()
@@ -80,28 +79,22 @@ async def facts_after_deaths(paper: Paper, order: str, deaths: int) -> list[AnyF
     return facts
 
 
-@pytest.mark.parametrize(("order", "lines"), [("die before", 0), ("die after", 1)])
-async def test_an_interrupted_call_is_unknown_and_never_runs_again(tmp_path: Path, order: str, lines: int) -> None:
-    paper = Paper(tmp_path)
-    facts = await facts_after_deaths(paper, order, deaths=1)
-    (finished,) = [fact for fact in facts if isinstance(fact, CallFinished)]
-    assert (finished.status, finished.output) == ("interrupted", OUTCOME_UNKNOWN)
-    assert len([fact for fact in facts if isinstance(fact, CallStarted)]) == 1
-    assert len(paper.read("lines")) == lines
-
-
-async def test_an_interrupted_safe_call_runs_again(tmp_path: Path) -> None:
-    paper = Paper(tmp_path)
-    facts = await facts_after_deaths(paper, "die once", deaths=1)
-    (finished,) = [fact for fact in facts if isinstance(fact, CallFinished)]
-    assert finished.status == "ok"
-    assert [fact.attempt for fact in facts if isinstance(fact, CallStarted)] == [1, 2]
-    assert len({key for key, *_ in paper.read("lines")}) == 1, "an idempotency key stays the same"
-
-
-async def test_a_safe_call_that_kills_every_process_is_given_up(tmp_path: Path) -> None:
-    paper = Paper(tmp_path)
-    facts = await facts_after_deaths(paper, "die always", deaths=3)
-    (finished,) = [fact for fact in facts if isinstance(fact, CallFinished)]
-    assert finished.status == "interrupted"
-    assert len(paper.read("lines")) == 3
+@pytest.mark.parametrize(
+    ("order", "deaths", "status", "attempts", "lines"),
+    [
+        ("die before", 1, "interrupted", [1], 0),
+        ("die after", 1, "interrupted", [1], 1),
+        ("die once", 1, "ok", [1, 2], 2),
+        ("die always", 3, "interrupted", [1, 2, 3], 3),
+    ],
+)
+async def test_an_interrupted_call_runs_again_only_if_it_is_safe_and_at_most_three_times(
+    tmp_path: Path, order: str, deaths: int, status: str, attempts: list[int], lines: int
+) -> None:
+    notes = Notes(tmp_path)
+    facts = await read_facts_after_deaths(notes, order, deaths)
+    (finished,) = select_events(facts, CallFinished)
+    assert finished.status == status and (status == "ok" or finished.output == OUTCOME_UNKNOWN)
+    assert [fact.attempt for fact in select_events(facts, CallStarted)] == attempts
+    keys = [key for key, *_ in notes.read("lines")]
+    assert len(keys) == lines and len(set(keys)) <= 1, "the idempotency key of a call stays the same"

@@ -49,14 +49,14 @@ def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     writes: list[Message] = []
     extend: Any = MessageBuffer.extend
 
-    def noted(self: MessageBuffer, messages: Any, write: Any, start: Any) -> Any:
-        def noting(message: Message, state: Any) -> Any:
+    def record_writes(self: MessageBuffer, messages: Any, write: Any, start: Any) -> Any:
+        def record(message: Message, state: Any) -> Any:
             writes.append(message)
             return write(message, state)
 
-        return extend(self, messages, noting, start)
+        return extend(self, messages, record, start)
 
-    monkeypatch.setattr(MessageBuffer, "extend", noted)
+    monkeypatch.setattr(MessageBuffer, "extend", record_writes)
     return writes
 
 

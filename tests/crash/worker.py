@@ -14,7 +14,7 @@ import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from tests.crash.paper import Paper, ReportingLog, note_trouble
+from tests.crash.notes import Notes, ReportingLog, record_errors
 from tests.kit.fake_model import FakeModel
 from tests.kit.fakes.travel import travelling
 from tests.kit.strict import StrictModel
@@ -70,18 +70,18 @@ def _call(name: str, label: str) -> Call:
     return Call(f"{name}-{label}", name, f'{{"label": "{label}"}}')
 
 
-def planned_agent(paper: Paper, pace: float = 1.0, model: Model | None = None) -> Agent:
+def build_planned_agent(notes: Notes, pace: float = 1.0, model: Model | None = None) -> Agent:
     """Build an agent with tools of every kind. Each call takes a few milliseconds."""
 
-    def noted(name: str, label: str, context: ToolContext) -> None:
-        paper.write("lines", context.key, name, label, context.attempt, os.getpid())
+    def write_line(name: str, label: str, context: ToolContext) -> None:
+        notes.write("lines", context.key, name, label, context.attempt, os.getpid())
 
     def pause(context: ToolContext, when: str) -> float:
         return random.Random(f"{context.key} {context.attempt} {when}").uniform(0, 0.012 * pace)
 
     async def act(name: str, label: str, context: ToolContext) -> str:
         await asyncio.sleep(pause(context, "before"))
-        noted(name, label, context)
+        write_line(name, label, context)
         await asyncio.sleep(pause(context, "after"))
         return f"{name} {label} done"
 
@@ -109,7 +109,7 @@ def planned_agent(paper: Paper, pace: float = 1.0, model: Model | None = None) -
     @tool
     def jot(label: str, context: ToolContext) -> str:
         time.sleep(pause(context, "before"))
-        noted("jot", label, context)
+        write_line("jot", label, context)
         time.sleep(pause(context, "after"))
         return f"jot {label} done"
 
@@ -157,20 +157,20 @@ class Job:
     wire: str = ""
 
 
-async def _work(paper: Paper, job: Job) -> None:
-    note_trouble(paper)
+async def _work(notes: Notes, job: Job) -> None:
+    record_errors(notes)
     if not job.wire:
-        await _run(paper, job, None)
+        await _run(notes, job, None)
         return
     async with travelling(job.wire, PlannedModel()) as (model, fake):
-        await _run(paper, job, model)
+        await _run(notes, job, model)
         if fake.rejected:
-            paper.write("trouble", os.getpid(), f"rejected: {fake.rejected}")
+            notes.write("trouble", os.getpid(), f"rejected: {fake.rejected}")
 
 
-async def _run(paper: Paper, job: Job, model: Model | None) -> None:
-    log = ReportingLog(paper, job.dies_at)
-    async with Runtime(log, [planned_agent(paper, job.pace, model)], lease=job.lease) as runtime:
+async def _run(notes: Notes, job: Job, model: Model | None) -> None:
+    log = ReportingLog(notes, job.dies_at)
+    async with Runtime(log, [build_planned_agent(notes, job.pace, model)], lease=job.lease) as runtime:
         page = await runtime.sessions(SessionQuery(limit=1000))
         known = {info.name: info.status for info in page.sessions}
         todo = [name for name, status in known.items() if status != "answered"]
@@ -190,11 +190,11 @@ async def _run(paper: Paper, job: Job, model: Model | None) -> None:
     await log.close()
 
 
-def work(paper: Paper, job: Job) -> None:
+def work(notes: Notes, job: Job) -> None:
     """Do the job, in its own process."""
     warnings.simplefilter("error")
     try:
-        asyncio.run(_work(paper, job))
+        asyncio.run(_work(notes, job))
     except BaseException as error:
-        paper.write("trouble", os.getpid(), f"worker: {type(error).__name__}: {error}")
+        notes.write("trouble", os.getpid(), f"worker: {type(error).__name__}: {error}")
         raise

@@ -10,8 +10,8 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from tests.crash.children import until
-from tests.crash.paper import Paper, ReportingLog, note_trouble
+from tests.crash.children import wait_until
+from tests.crash.notes import Notes, ReportingLog, record_errors
 from tests.kit.fake_model import FakeModel
 from tests.kit.strict import StrictModel
 from treadle import Agent, Answer, Grant, Limits, Runtime, TextPart, ToolContext, later, tool
@@ -31,8 +31,8 @@ class ObedientModel(FakeModel):
     name = "obedient"
     window = None
 
-    def __init__(self, paper: Paper) -> None:
-        self._paper = paper
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
 
     async def stream(self, request: Request) -> AsyncGenerator[ModelEvent, None]:
         said = [render_parts(message.parts) for message in request.messages if isinstance(message, UserMessage)]
@@ -40,7 +40,7 @@ class ObedientModel(FakeModel):
         yield TextDelta(text="well, ")
         if said[-1] == "think":
             await asyncio.sleep(LONG)
-        while said[-1] == "mull" and not self._paper.read("go"):  # noqa: ASYNC110 - from another process
+        while said[-1] == "mull" and not self._notes.read("go"):  # noqa: ASYNC110 - from another process
             await asyncio.sleep(0.005)
         calls = self._calls(said[-1].split(), done)
         text = "" if calls else f"stopped after {done}"
@@ -67,35 +67,35 @@ def _call(name: str, number: int) -> Call:
     return Call(f"{name}-{number}", name, f'{{"number": {number}}}')
 
 
-def obedient_agent(paper: Paper, pause: float = 0.05) -> Agent:
+def build_obedient_agent(notes: Notes, pause: float = 0.05) -> Agent:
     """Build an agent whose questions wait in the log, and whose calls write a line each.
 
     It ticks for forty seconds (a run has at most two hundred turns), so that a slow test does not find it ended.
     """
 
-    def noted(name: str, context: ToolContext) -> None:
-        paper.write("lines", context.key, name, os.getpid())
+    def write_line(name: str, context: ToolContext) -> None:
+        notes.write("lines", context.key, name, os.getpid())
 
     @tool
     async def tick(number: int, context: ToolContext) -> str:
-        noted("tick", context)
+        write_line("tick", context)
         await asyncio.sleep(0.2)
         return "tock"
 
     @tool
     async def step(number: int, context: ToolContext) -> str:
-        noted("step", context)
+        write_line("step", context)
         await asyncio.sleep(pause)
         return "done"
 
     @tool
     async def careful(number: int, context: ToolContext) -> str:
-        noted("careful", context)
+        write_line("careful", context)
         return "taken care of"
 
     @tool
     def wait_for_go(number: int, context: ToolContext) -> str:
-        while not paper.read("go"):
+        while not notes.read("go"):
             time.sleep(0.005)
         return "gone"
 
@@ -105,35 +105,35 @@ def obedient_agent(paper: Paper, pause: float = 0.05) -> Agent:
 
     @tool
     async def die_after(number: int, context: ToolContext) -> None:
-        noted("die_after", context)
+        write_line("die_after", context)
         os.kill(os.getpid(), signal.SIGKILL)
 
     @tool(safety="safe")
     async def die_once(number: int, context: ToolContext) -> str:
-        noted("die_once", context)
+        write_line("die_once", context)
         if context.attempt == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return "still here"
 
     @tool(safety="safe")
     async def die_always(number: int, context: ToolContext) -> None:
-        noted("die_always", context)
+        write_line("die_always", context)
         os.kill(os.getpid(), signal.SIGKILL)
 
     @tool
     async def hold_async(number: int, context: ToolContext) -> str:
-        noted("hold_async", context)
+        write_line("hold_async", context)
         await asyncio.sleep(LONG)
         return "held"
 
     @tool
     def hold_thread(number: int, context: ToolContext) -> str:
-        noted("hold_thread", context)
+        write_line("hold_thread", context)
         time.sleep(LONG)
         return "held"
 
     return Agent(
-        StrictModel(ObedientModel(paper)),
+        StrictModel(ObedientModel(notes)),
         tools=[tick, step, careful, wait_for_go, die_before, die_after, die_once, die_always, hold_async, hold_thread],
         grant=Grant(tier="full", ask=("careful",)),
         limits=Limits(turns=1000, calls=1000),
@@ -141,53 +141,53 @@ def obedient_agent(paper: Paper, pause: float = 0.05) -> Agent:
     )
 
 
-def _process(paper: Paper, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def watched() -> None:
-        note_trouble(paper)
+def _run_process(notes: Notes, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        record_errors(notes)
         await main()
 
     warnings.simplefilter("error")
     try:
-        asyncio.run(watched())
+        asyncio.run(run())
     except BaseException as error:
-        paper.write("trouble", os.getpid(), f"{type(error).__name__}: {error}")
+        notes.write("trouble", os.getpid(), f"{type(error).__name__}: {error}")
         raise
 
 
-def own(paper: Paper, order: str, lease: float = LEASE_SECONDS) -> None:
+def run_order(notes: Notes, order: str, lease: float = LEASE_SECONDS) -> None:
     """Send the order to the session named `one`, run it, and write down how it ended."""
 
     async def main() -> None:
-        log = ReportingLog(paper)
+        log = ReportingLog(notes)
         async with (
-            Runtime(log, [obedient_agent(paper)], lease=lease, recover=False) as runtime,
+            Runtime(log, [build_obedient_agent(notes)], lease=lease, recover=False) as runtime,
             runtime.session(name="one") as session,
             session.run(order, key="order") as run,
         ):
             outcome = await run.wait()
-            paper.write("outcome", os.getpid(), outcome.reason if outcome is not None else "none")
+            notes.write("outcome", os.getpid(), outcome.reason if outcome is not None else "none")
         await log.close()
 
-    _process(paper, main)
+    _run_process(notes, main)
 
 
-def serve(paper: Paper, lease: float = LEASE_SECONDS) -> None:
+def serve_sessions(notes: Notes, lease: float = LEASE_SECONDS) -> None:
     """Run all sessions that are due, until killed."""
 
     async def main() -> None:
-        async with Runtime(ReportingLog(paper), [obedient_agent(paper)], lease=lease):
-            paper.write("serving", os.getpid())
+        async with Runtime(ReportingLog(notes), [build_obedient_agent(notes)], lease=lease):
+            notes.write("serving", os.getpid())
             await asyncio.Event().wait()
 
-    _process(paper, main)
+    _run_process(notes, main)
 
 
-def count(paper: Paper, name: str, sessions: int, calls: int) -> None:
+def count_turns(notes: Notes, name: str, sessions: int, calls: int) -> None:
     """Run some sessions with many turns at once."""
 
     async def main() -> None:
-        log = ReportingLog(paper)
-        async with Runtime(log, [obedient_agent(paper, pause=0)], recover=False) as runtime:
+        log = ReportingLog(notes)
+        async with Runtime(log, [build_obedient_agent(notes, pause=0)], recover=False) as runtime:
 
             async def one(number: int) -> None:
                 async with runtime.session(name=f"{name}-{number}") as session:
@@ -195,51 +195,51 @@ def count(paper: Paper, name: str, sessions: int, calls: int) -> None:
 
             await asyncio.gather(*(one(number) for number in range(sessions)))
         await log.close()
-        paper.write("counted", name)
+        notes.write("counted", name)
 
-    _process(paper, main)
+    _run_process(notes, main)
 
 
-def answer(paper: Paper, session_id: str, call_id: str, by: str) -> None:
+def approve_call(notes: Notes, session_id: str, call_id: str, by: str) -> None:
     """Approve a call as soon as all processes are ready, and write down who was first."""
 
     async def main() -> None:
-        log = ReportingLog(paper)
-        other = Agent(ObedientModel(paper), name="other")  # this process can answer, but cannot run the session
+        log = ReportingLog(notes)
+        other = Agent(ObedientModel(notes), name="other")  # this process can answer, but cannot run the session
         async with Runtime(log, [other], recover=False) as runtime:
-            paper.write("ready", by)
-            until(lambda: paper.read("go"))
+            notes.write("ready", by)
+            wait_until(lambda: notes.read("go"))
             try:
                 await runtime.coordinator.answer(session_id, call_id, Answer(by=by))
             except AlreadyAnswered as late:
-                paper.write("answers", "late", getattr(late.answer, "by", ""))
+                notes.write("answers", "late", getattr(late.answer, "by", ""))
             else:
-                paper.write("answers", "won", by)
+                notes.write("answers", "won", by)
         await log.close()
 
-    _process(paper, main)
+    _run_process(notes, main)
 
 
-def post(paper: Paper, session_id: str, name: str, messages: int) -> None:
+def post_messages(notes: Notes, session_id: str, name: str, messages: int) -> None:
     """Post a number of messages as fast as possible."""
 
     async def main() -> None:
-        log = ReportingLog(paper)
+        log = ReportingLog(notes)
         for number in range(messages):
             message = MessageReceived(id=f"{name}-{number}", parts=(TextPart("tick"),))
             await log.post(session_id, [message], key=message.id)
             await asyncio.sleep(0)
         await log.close()
 
-    _process(paper, main)
+    _run_process(notes, main)
 
 
-def open_at(paper: Paper, instant: float) -> None:
+def open_store_at(notes: Notes, instant: float) -> None:
     """Open the store at a given time, so that several processes do it at once."""
 
     async def main() -> None:
         while time.monotonic() < instant:
             pass
-        await ReportingLog(paper).close()
+        await ReportingLog(notes).close()
 
-    _process(paper, main)
+    _run_process(notes, main)

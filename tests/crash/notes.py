@@ -21,7 +21,7 @@ from treadle.log.sqlite import SqliteLog
 
 
 @dataclass(frozen=True)
-class Paper:
+class Notes:
     """A folder with one store and append-only notes. A note that a kill has cut off has no end mark and is ignored."""
 
     folder: Path
@@ -57,16 +57,16 @@ class ReportingLog(SqliteLog):
     With `dies_at` it kills its process right before (at n - 0.5) or right after (at n) the nth write.
     """
 
-    def __init__(self, paper: Paper, dies_at: float = 0) -> None:
-        super().__init__(paper.store)
-        self._paper, self._dies_at, self._writes = paper, dies_at, 0
+    def __init__(self, notes: Notes, dies_at: float = 0) -> None:
+        super().__init__(notes.store)
+        self._notes, self._dies_at, self._writes = notes, dies_at, 0
 
     async def append(self, claim: Claim, expected_seq: int, facts: Sequence[AnyFact], key: str = "") -> None:
         self._may_die()
         try:
             await super().append(claim, expected_seq, facts, key)
         except ClaimLost:
-            self._paper.write("refused", os.getpid(), claim.session_id, claim.epoch, "append")
+            self._notes.write("refused", os.getpid(), claim.session_id, claim.epoch, "append")
             raise
         self._may_die()
         self._write_acknowledged(claim.session_id, facts)
@@ -75,7 +75,7 @@ class ReportingLog(SqliteLog):
         try:
             await super().renew(claim)
         except ClaimLost:
-            self._paper.write("refused", os.getpid(), claim.session_id, claim.epoch, "renew")
+            self._notes.write("refused", os.getpid(), claim.session_id, claim.epoch, "renew")
             raise
 
     async def post(self, session_id: str, facts: Sequence[AnyFact], key: str = "", *, wake: bool = True) -> PostResult:
@@ -92,27 +92,27 @@ class ReportingLog(SqliteLog):
 
     def _write_acknowledged(self, session_id: str, facts: Sequence[AnyFact]) -> None:
         for fact in facts:
-            self._paper.write("acknowledged", session_id, fact.seq, compute_digest(fact))
+            self._notes.write("acknowledged", session_id, fact.seq, compute_digest(fact))
 
 
 class _Trouble(logging.Handler):
-    def __init__(self, paper: Paper) -> None:
+    def __init__(self, notes: Notes) -> None:
         super().__init__(logging.INFO)
-        self._paper = paper
+        self._notes = notes
 
     def emit(self, record: logging.LogRecord) -> None:
         text = logging.Formatter().format(record)
-        self._paper.write("trouble" if record.levelno >= logging.ERROR else "said", os.getpid(), text)
+        self._notes.write("trouble" if record.levelno >= logging.ERROR else "said", os.getpid(), text)
 
 
-def note_trouble(paper: Paper) -> None:
+def record_errors(notes: Notes) -> None:
     """Write down every logged error, because nobody reads the standard error of a killed process."""
     for name in ("treadle", "asyncio"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
-        logger.addHandler(_Trouble(paper))
+        logger.addHandler(_Trouble(notes))
 
     def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        paper.write("trouble", os.getpid(), context.get("message"), repr(context.get("exception")))
+        notes.write("trouble", os.getpid(), context.get("message"), repr(context.get("exception")))
 
     asyncio.get_running_loop().set_exception_handler(on_exception)

@@ -12,6 +12,7 @@ from tests.kit.sessions import (
     check_settled,
     either_store,
     file_store,
+    finish_run,
     list_kinds,
     list_user_texts,
     note,
@@ -43,9 +44,7 @@ async def test_regenerate_answers_the_last_message_again_without_the_old_answer(
     async with agent.session(store.open()) as session:
         await run_to_end(session, "hi")
         await run_to_end(session, "question")
-        async with session.regenerate() as run:
-            await run.wait()
-        assert run.outcome is not None and run.outcome.answer == "better answer"
+        assert (await finish_run(session.regenerate())).answer == "better answer"
         assert "bad answer" in [fact.text for fact in select_events(await session.facts(), ModelReplied)], (
             "nothing is lost"
         )

@@ -14,6 +14,7 @@ from tests.kit.sessions import (
     check_settled,
     either_store,
     file_store,
+    finish_run,
     list_user_texts,
     note,
     run_to_end,
@@ -116,8 +117,7 @@ async def test_a_run_without_an_answer_is_an_error_that_says_why_and_what_to_do(
         with pytest.raises(NotAnswered, match=r"without an answer \(turn_limit\); session.continue_") as caught:
             await session.ask("go")
         assert caught.value.outcome is not None and caught.value.outcome.answer == "half"
-        async with session.continue_() as run:
-            assert (await run.wait()) and run.outcome and run.outcome.answer == "done"
+        assert (await finish_run(session.continue_())).answer == "done"
 
 
 class Sum(BaseModel):
@@ -176,7 +176,7 @@ async def test_a_message_sent_while_a_tool_runs_steers_the_next_turn(store: Stor
             await run.wait()
         facts = await session.facts()
     check_settled(facts)
-    assert len(select_events(facts, RunStarted)) == 1 and held.begun == 1
+    assert len(select_events(facts, RunStarted)) == 1 and held.starts == 1
     assert select_events(facts, TurnStarted)[1].messages == (sent,)
     last = model.requests[1].messages
     assert select_results(model.requests[1])["a"].text == "waited"

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     check_settled,
+    finish_run,
     list_kinds,
     read_questions,
     resume_run,
@@ -162,9 +163,7 @@ async def record_full_session(log: Log, world: World) -> list[CrashPoint]:
         await session.send("more")
         await wait_for(session, CallStarted, lambda fact: fact.call_id == "h")
         assert await session.cancel(by="ada") is not None
-        async with session.continue_() as run:
-            await run.wait()
-        assert run.outcome is not None and run.outcome.answer == "all done"
+        assert (await finish_run(session.continue_())).answer == "all done"
         assert strict.violations == []
         points = await crash_points(session)
         check_settled(points[-1].facts)

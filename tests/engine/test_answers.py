@@ -12,8 +12,6 @@ from tests.kit.sessions import (
     build_agent,
     build_gate,
     check_settled,
-    either_store,
-    file_store,
     read_finished_calls,
     read_questions,
     resume_run,
@@ -21,7 +19,6 @@ from tests.kit.sessions import (
     run_to_end,
     select_events,
     select_results,
-    some_tables,
     wait_for,
 )
 from treadle import (
@@ -41,11 +38,6 @@ from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, NotFoun
 from treadle.events import ApprovalAnswered, InputAnswered, Question
 from treadle.testing import call
 from treadle.tools.base import ParsedArguments
-
-store = either_store
-on_file = file_store
-tables = some_tables
-
 
 # --- answers that come too late, or to nothing
 

@@ -13,8 +13,6 @@ from tests.kit.sessions import (
     build_agent,
     build_gate,
     check_settled,
-    either_store,
-    file_store,
     list_kinds,
     list_user_texts,
     read_finished_calls,
@@ -24,7 +22,6 @@ from tests.kit.sessions import (
     run_to_end,
     select_events,
     select_results,
-    some_tables,
     wait_for,
 )
 from treadle import (
@@ -43,11 +40,6 @@ from treadle.errors import AlreadyAnswered, Conflict
 from treadle.events import ApprovalAnswered, CancelRequested
 from treadle.testing import call
 
-store = either_store
-on_file = file_store
-tables = some_tables
-
-
 # --- a gate
 
 
@@ -58,17 +50,14 @@ async def test_a_gate_brings_the_question_to_a_person_and_the_call_runs(store: S
         asked.append(question)
         return Answer("allow", by="ada")
 
-    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=gate)
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        facts = await session.facts()
-    assert outcome.reason == "answered" and tables.done == ["users"]
-    question, answer = select_events(facts, ApprovalRequested)[0], select_events(facts, ApprovalAnswered)[0]
+    run = await store.run_script(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=gate)
+    assert run.reason == "answered" and tables.done == ["users"]
+    question, answer = run.select(ApprovalRequested)[0], run.select(ApprovalAnswered)[0]
     assert asked == [question]
     assert (question.tool, question.arguments, question.safety) == ("drop", {"table": "users"}, "destructive")
     assert "destructive" in question.why and question.rule and question.digest
     assert (answer.call_id, answer.decision, answer.by) == ("a", "allow", "ada")
-    order = [kind for kind in list_kinds(facts) if "approval" in kind or "call" in kind]
+    order = [kind for kind in list_kinds(run.facts) if "approval" in kind or "call" in kind]
     assert order == ["approval_requested", "approval_answered", "call_started", "call_finished"]
 
 
@@ -76,22 +65,18 @@ async def test_a_denied_call_is_answered_to_the_model_with_the_comment_and_the_r
     store: Store, tables: Tables
 ) -> None:
     gate = build_gate(Answer("deny", comment="use the archive instead", by="ada"))
-    agent, model = build_agent(call("drop", id="a", table="users"), "as you wish", tools=tables.tools, gate=gate)
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    assert (outcome.reason, outcome.answer, tables.done) == ("answered", "as you wish", [])
-    shown = select_results(model.requests[1])["a"]
+    run = await store.run_script(call("drop", id="a", table="users"), "as you wish", tools=tables.tools, gate=gate)
+    assert (run.reason, run.answer, tables.done) == ("answered", "as you wish", [])
+    shown = select_results(run.requests[1])["a"]
     assert "ada said no" in shown.text and "use the archive instead" in shown.text and not shown.ok
 
 
 async def test_without_a_gate_a_gated_call_is_denied_with_what_to_do(store: Store, tables: Tables) -> None:
-    agent, model = build_agent(call("drop", id="a", table="users"), "as you wish", tools=tables.tools)
-    async with agent.session(store.open()) as session:
-        assert (await run_to_end(session)).reason == "answered"
-        assert not select_events(await session.facts(), ApprovalRequested)
-        assert (await read_finished_calls(session))["a"].status == "denied"
-    text = select_results(model.requests[1])["a"].text
+    run = await store.run_script(call("drop", id="a", table="users"), "as you wish", tools=tables.tools)
+    assert run.reason == "answered"
+    assert not run.select(ApprovalRequested)
+    assert run.results["a"].status == "denied"
+    text = select_results(run.requests[1])["a"].text
     assert "Nobody can be asked here" in text and "approve the tool by name" in text
     assert tables.done == []
 

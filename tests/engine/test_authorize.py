@@ -9,10 +9,10 @@ from tests.kit.sessions import (
     Store,
     build_agent,
     build_gate,
-    either_store,
     read_finished_calls,
     read_questions,
     run_message,
+    run_script,
     run_to_end,
     select_events,
     wait_for,
@@ -39,10 +39,8 @@ from treadle.testing import call
 from treadle.tools.base import ParsedArguments, Tool, ToolContext
 from treadle.tools.shell import Shell
 
-store = either_store
 
-
-class Paper:
+class RecordingSandbox:
     """A sandbox that records the commands and runs none."""
 
     def __init__(self, level: SandboxLevel = "bubblewrap") -> None:
@@ -82,9 +80,9 @@ class Traited(Tool):
 
 @pytest.mark.parametrize("scope", ["call", "tool", "pattern", "session"])
 async def test_a_yes_to_a_dangerous_command_is_valid_once(store: Store, scope: Any) -> None:
-    paper = Paper()
+    sandbox = RecordingSandbox()
     lines = [call("shell", id="a", command="git push --force"), call("shell", id="b", command="git push --force")]
-    agent, _ = build_agent(*lines, "done", tools=[Shell(paper)], gate=later)
+    agent, _ = build_agent(*lines, "done", tools=[Shell(sandbox)], gate=later)
     async with agent.session(store.open()) as session:
         assert await run_message(session) is None
         (asked,) = select_events(await read_questions(session), ApprovalRequested)
@@ -95,7 +93,7 @@ async def test_a_yes_to_a_dangerous_command_is_valid_once(store: Store, scope: A
         await session.approve("b")
         await wait_for(session, RunFinished)
         started = select_events(await session.facts(), CallStarted)
-    assert paper.ran == ["git push --force"] * 2
+    assert sandbox.ran == ["git push --force"] * 2
     assert [fact.why for fact in started] == [f"{who} allowed this call ({asked.why})" for who in ("ann", "user")]
 
 
@@ -108,9 +106,9 @@ def test_a_recorded_wider_yes_to_a_dangerous_command_is_not_remembered(scope: An
 
 
 async def test_one_always_does_not_allow_a_dangerous_command_in_the_same_reply(store: Store) -> None:
-    paper = Paper()
+    sandbox = RecordingSandbox()
     lines = [call("shell", id="a", command="make x"), call("shell", id="b", command="sudo make x")]
-    agent, _ = build_agent(lines, "done", tools=[Shell(paper)], gate=later, grant=Grant(cautious=True))
+    agent, _ = build_agent(lines, "done", tools=[Shell(sandbox)], gate=later, grant=Grant(cautious=True))
     async with agent.session(store.open()) as session:
         assert await run_message(session) is None
         assert [fact.once for fact in select_events(await read_questions(session), ApprovalRequested)] == [False]
@@ -118,20 +116,20 @@ async def test_one_always_does_not_allow_a_dangerous_command_in_the_same_reply(s
         assert (await wait_for(session, ApprovalRequested, lambda fact: fact.call_id == "b")).once
         await session.deny("b")
         await wait_for(session, RunFinished)
-    assert paper.ran == ["make x"]
+    assert sandbox.ran == ["make x"]
 
 
 async def test_a_no_to_a_dangerous_command_is_remembered(store: Store) -> None:
     lines = [call("shell", id="a", command="sudo ls"), call("shell", id="b", command="sudo ls")]
-    agent, _ = build_agent(*lines, "done", tools=[Shell(Paper())], gate=build_gate(Answer("deny", "tool", by="ann")))
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        assert len(select_events(await session.facts(), ApprovalRequested)) == 1
-        assert "ann denied shell" in (await read_finished_calls(session))["b"].output
+    run = await store.run_script(
+        *lines, "done", tools=[Shell(RecordingSandbox())], gate=build_gate(Answer("deny", "tool", by="ann"))
+    )
+    assert len(run.select(ApprovalRequested)) == 1
+    assert "ann denied shell" in run.results["b"].output
 
 
 async def test_a_remembered_rule_covers_only_commands_of_its_kind() -> None:
-    paper = Paper()
+    sandbox = RecordingSandbox()
     asked: list[str] = []
 
     async def gate(question: Any) -> Answer:
@@ -140,11 +138,9 @@ async def test_a_remembered_rule_covers_only_commands_of_its_kind() -> None:
 
     commands = ["git add a", "git add b", "timeout 5 git add c", "git add d; make", "git add e > f", "git commit"]
     lines = [call("bash", command=command) for command in commands]
-    agent, _ = build_agent(*lines, "done", tools=[Shell(paper)], gate=gate, grant=Grant(cautious=True))
-    async with agent.session() as session:
-        await run_to_end(session)
-        started = select_events(await session.facts(), CallStarted)
-    assert asked == ["git add a", "git add d; make", "git add e > f", "git commit"] and len(paper.ran) == 6
+    run = await run_script(*lines, "done", tools=[Shell(sandbox)], gate=gate, grant=Grant(cautious=True))
+    started = run.select(CallStarted)
+    assert asked == ["git add a", "git add d; make", "git add e > f", "git commit"] and len(sandbox.ran) == 6
     assert started[1].why == "ann allowed shell(command=git add *) for this session"
     assert {fact.tool for fact in started} == {"shell"} and {fact.sandbox for fact in started} == {"bubblewrap"}
 
@@ -164,28 +160,24 @@ async def test_a_remembered_rule_covers_only_commands_of_its_kind() -> None:
 @pytest.mark.parametrize("name", ["bash", "shell"])
 async def test_a_pattern_can_use_a_tools_alias(grant: Grant, statuses: list[str], name: str) -> None:
     lines = [call(name, command="make x"), call(name, command="rm x")]
-    agent, _ = build_agent(*lines, "done", tools=[Shell(Paper())], grant=grant)
-    async with agent.session() as session:
-        await run_to_end(session)
-        assert [fact.status for fact in (await read_finished_calls(session)).values()] == statuses
+    run = await run_script(*lines, "done", tools=[Shell(RecordingSandbox())], grant=grant)
+    assert [fact.status for fact in run.results.values()] == statuses
 
 
 async def test_a_reduced_sandbox_asks_for_every_command() -> None:
-    paper = Paper("landlock")
-    agent, _ = build_agent(call("shell", id="a", command="ls"), "done", tools=[Shell(paper)], gate=later)
+    sandbox = RecordingSandbox("landlock")
+    agent, _ = build_agent(call("shell", id="a", command="ls"), "done", tools=[Shell(sandbox)], gate=later)
     async with agent.session() as session:
         assert await run_message(session) is None
         (asked,) = select_events(await read_questions(session), ApprovalRequested)
-    assert "reduced" in asked.why and not asked.once and paper.ran == []
+    assert "reduced" in asked.why and not asked.once and sandbox.ran == []
 
 
 async def test_without_a_gate_an_unclear_command_is_denied_with_the_reason() -> None:
-    paper = Paper()
-    agent, _ = build_agent(call("shell", id="a", command="ls; $CMD"), "done", tools=[Shell(paper)])
-    async with agent.session() as session:
-        await run_to_end(session)
-        done = (await read_finished_calls(session))["a"]
-    assert done.status == "denied" and "nobody can tell what this would run: $CMD" in done.output and paper.ran == []
+    sandbox = RecordingSandbox()
+    run = await run_script(call("shell", id="a", command="ls; $CMD"), "done", tools=[Shell(sandbox)])
+    done = run.results["a"]
+    assert done.status == "denied" and "nobody can tell what this would run: $CMD" in done.output and sandbox.ran == []
 
 
 class TestDataLeaks:
@@ -214,17 +206,13 @@ class TestDataLeaks:
     )
     async def test_a_call_is_asked_when_all_three_come_together(self, calls: list[str], asked: list[str]) -> None:
         lines = [call(name) for name in calls]
-        agent, _ = build_agent(*lines, "done", tools=self.TOOLS, gate=build_gate(Answer("allow")))
-        async with agent.session() as session:
-            await run_to_end(session)
-            found = select_events(await session.facts(), ApprovalRequested)
+        run = await run_script(*lines, "done", tools=self.TOOLS, gate=build_gate(Answer("allow")))
+        found = run.select(ApprovalRequested)
         assert [fact.tool for fact in found] == asked
         assert all("private data out" in fact.why for fact in found)
 
     async def test_seen_data_is_remembered_after_a_restart_and_for_missing_tools(self, store: Store) -> None:
-        first, _ = build_agent(call("fetch"), call("read"), "done", tools=self.TOOLS)
-        async with first.session(store.open()) as session:
-            await run_to_end(session)
+        await store.run_script(call("fetch"), call("read"), "done", tools=self.TOOLS)
         again, _ = build_agent(call("send", id="s"), "done", tools=[self.SEND])
         async with again.session(store.open()) as session:
             await run_to_end(session)
@@ -232,10 +220,8 @@ class TestDataLeaks:
 
     async def test_a_denied_call_brings_nothing_in(self) -> None:
         grant = Grant(forbid=("fetch",))
-        agent, _ = build_agent(call("fetch"), call("read"), call("send"), "done", tools=self.TOOLS, grant=grant)
-        async with agent.session() as session:
-            await run_to_end(session)
-            assert [fact.status for fact in (await read_finished_calls(session)).values()] == ["denied", "ok", "ok"]
+        run = await run_script(call("fetch"), call("read"), call("send"), "done", tools=self.TOOLS, grant=grant)
+        assert [fact.status for fact in run.results.values()] == ["denied", "ok", "ok"]
 
     @pytest.mark.parametrize(
         ("tier", "network", "hosts", "traits"),
@@ -249,4 +235,4 @@ class TestDataLeaks:
     def test_a_shell_is_a_way_out_where_it_has_the_network(
         self, tier: Tier, network: bool, hosts: tuple[str, ...], traits: set[str]
     ) -> None:
-        assert Shell(Paper(), network=network, allow_hosts=hosts).list_traits(tier) == traits
+        assert Shell(RecordingSandbox(), network=network, allow_hosts=hosts).list_traits(tier) == traits

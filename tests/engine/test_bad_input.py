@@ -14,8 +14,6 @@ from tests.kit.sessions import (
     Store,
     build_agent,
     check_settled,
-    either_store,
-    file_store,
     note,
     resume_run,
     run_message,
@@ -51,10 +49,6 @@ from treadle.events import MessageReceived, ModelReplied
 from treadle.log.owner import make_owner_name
 from treadle.messages import Call, Reply, Request
 from treadle.testing import call
-
-store = either_store
-on_file = file_store
-
 
 # --- models
 
@@ -115,12 +109,9 @@ async def test_a_number_too_large_for_the_log_is_answered_to_the_model(on_file: 
         return "large"
 
     huge = Call("a", "double", '{"number": 123456789012345678901234567890}')
-    agent, model = build_agent(huge, "fine", tools=[double])
-    async with agent.session(on_file.open()) as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    assert (outcome.reason, outcome.answer) == ("answered", "fine")
-    assert select_results(model.requests[1])["a"].text
+    run = await on_file.run_script(huge, "fine", tools=[double])
+    assert (run.reason, run.answer) == ("answered", "fine")
+    assert select_results(run.requests[1])["a"].text
 
 
 # --- messages
@@ -148,10 +139,9 @@ async def test_content_of_the_wrong_type_is_refused_and_not_stored(store: Store,
 
 
 async def test_a_message_with_a_lone_surrogate_is_repaired(store: Store) -> None:
-    agent, _model = build_agent("ok")
-    async with agent.session(store.open()) as session:
-        assert (await run_to_end(session, "caf\udce9")).answer == "ok"
-        assert select_events(await session.facts(), MessageReceived)[0].parts == (TextPart("caf?"),)
+    run = await store.run_script("ok", content="caf\udce9")
+    assert run.answer == "ok"
+    assert run.select(MessageReceived)[0].parts == (TextPart("caf?"),)
 
 
 async def test_a_message_during_a_run_is_queued(store: Store) -> None:

@@ -7,24 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.kit.sessions import (
-    Store,
-    build_agent,
-    check_settled,
-    either_store,
-    file_store,
-    note,
-    read_finished_calls,
-    run_to_end,
-    select_results,
-)
+from tests.kit.sessions import Store, build_agent, check_settled, note, read_finished_calls, run_to_end, select_results
 from treadle import Agent, AskUser, Grant, Limits, Middleware, Runtime, ToolResult, later, tool
 from treadle.errors import BadInput, ToolDefinitionError
 from treadle.testing import ScriptedModel, call
 from treadle.tools.base import ParsedArguments
-
-store = either_store
-on_file = file_store
 
 
 class Weird:
@@ -53,12 +40,11 @@ async def test_a_result_that_cannot_be_stored_is_an_error(store: Store, value: A
     def give() -> Any:
         return value
 
-    agent, model = build_agent(call("give", id="a"), "ok", tools=[give])
-    async with agent.session(store.open()) as session:
-        assert (await run_to_end(session)).reason == "answered"
-        done = (await read_finished_calls(session))["a"]
+    run = await store.run_script(call("give", id="a"), "ok", tools=[give])
+    assert run.reason == "answered"
+    done = run.results["a"]
     assert done.status == "error" and problem in done.output and "It may have run" in done.output
-    assert select_results(model.requests[1])["a"].text == done.output
+    assert select_results(run.requests[1])["a"].text == done.output
 
 
 async def test_a_call_whose_arguments_cannot_be_stored_is_denied(store: Store) -> None:

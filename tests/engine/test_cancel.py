@@ -13,8 +13,7 @@ from tests.kit.sessions import (
     Store,
     build_agent,
     check_settled,
-    either_store,
-    file_store,
+    finish_run,
     list_kinds,
     list_user_texts,
     resume_run,
@@ -40,9 +39,6 @@ from treadle.events import CancelRequested, MessageReceived, ModelReplied
 from treadle.messages import Request
 from treadle.testing import call
 
-store = either_store
-on_file = file_store
-
 
 async def test_cancel_is_final_recorded_and_the_session_can_go_on(store: Store) -> None:
     held = HeldTool()
@@ -55,9 +51,7 @@ async def test_cancel_is_final_recorded_and_the_session_can_go_on(store: Store) 
         assert run.outcome == outcome and outcome is not None and outcome.reason == "cancelled"
         check_settled(await session.facts())
         assert await session.cancel() is None, "there is nothing left to stop"
-        async with session.continue_() as again:
-            await again.wait()
-        assert again.outcome is not None and again.outcome.answer == "continued"
+        assert (await finish_run(session.continue_())).answer == "continued"
 
 
 async def test_cancel_stops_a_model_that_is_still_talking(store: Store) -> None:

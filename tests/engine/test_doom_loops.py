@@ -7,12 +7,10 @@ import pytest
 from tests.kit.sessions import (
     Store,
     build_agent,
-    check_settled,
-    check_wrapped_up,
-    either_store,
+    check_wrap_up,
     list_user_texts,
     note,
-    read_finished_calls,
+    run_script,
     run_to_end,
     select_events,
 )
@@ -20,8 +18,6 @@ from treadle import Limits, tool
 from treadle.events import SignalDetected
 from treadle.messages import Call
 from treadle.testing import call
-
-store = either_store
 
 
 def doom(facts: Any) -> list[SignalDetected]:
@@ -38,24 +34,18 @@ def notes(*texts: str) -> list[Any]:
     ids=["three alike", "a cycle of two", "a cycle of three", "after other things"],
 )
 async def test_a_loop_gets_one_warning_and_then_ends_the_run(store: Store, texts: str, warned_after: int) -> None:
-    agent, model = build_agent(*notes(*texts[: warned_after + 1]), "half done", tools=[note])
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        facts = await session.facts()
-        done = await read_finished_calls(session)
-    check_settled(facts)
-    await check_wrapped_up(model, outcome, "doom_loop", "repeating the same calls")
-    warnings = [len([text for text in list_user_texts(r) if "do something different" in text]) for r in model.requests]
+    run = await store.run_script(*notes(*texts[: warned_after + 1]), "half done", tools=[note])
+    check_wrap_up(run.model, run.outcome, "doom_loop", "repeating the same calls")
+    warnings = [len([text for text in list_user_texts(r) if "do something different" in text]) for r in run.requests]
     assert warnings[warned_after - 1] == 0 and warnings[warned_after] == 1
-    assert len(doom(facts)) == 2 and "note" in doom(facts)[0].detail
-    assert [fact.status for fact in done.values()] == ["ok"] * warned_after + ["refused"]
+    assert len(doom(run.facts)) == 2 and "note" in doom(run.facts)[0].detail
+    assert [fact.status for fact in run.results.values()] == ["ok"] * warned_after + ["refused"]
 
 
 async def test_a_run_continues_when_the_model_changes_its_calls() -> None:
-    agent, _model = build_agent(*notes(*"aaa"), *notes(*"bcd"), "done", tools=[note])
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-        assert len(doom(await session.facts())) == 1
+    run = await run_script(*notes(*"aaa"), *notes(*"bcd"), "done", tools=[note])
+    assert run.reason == "answered"
+    assert len(doom(run.facts)) == 1
 
 
 async def test_the_same_arguments_spelled_differently_are_the_same() -> None:
@@ -68,24 +58,20 @@ async def test_the_same_arguments_spelled_differently_are_the_same() -> None:
         Call("", "add", '{ "b": 2, "a": 1 }'),
         Call("", "add", '{"a":1, "b":2}'),
     ]
-    agent, _ = build_agent(*spelled, "done", tools=[add])
-    async with agent.session() as session:
-        await run_to_end(session)
-        assert len(doom(await session.facts())) == 1
+    run = await run_script(*spelled, "done", tools=[add])
+    assert len(doom(run.facts)) == 1
 
 
 @pytest.mark.parametrize("texts", ["aabb", "abcab", "abac", "aba", "aabaa"])
 async def test_repeated_calls_without_a_cycle_are_no_loop(texts: str) -> None:
-    agent, _ = build_agent(*notes(*texts), "done", tools=[note])
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-        assert doom(await session.facts()) == []
+    run = await run_script(*notes(*texts), "done", tools=[note])
+    assert run.reason == "answered"
+    assert doom(run.facts) == []
 
 
 async def test_a_loop_inside_one_reply_is_detected() -> None:
-    agent, _ = build_agent(notes(*"aaa"), notes("a"), "half done", tools=[note])
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "doom_loop"
+    run = await run_script(notes(*"aaa"), notes("a"), "half done", tools=[note])
+    assert run.reason == "doom_loop"
 
 
 @tool(safety="safe", polling=True)
@@ -95,32 +81,27 @@ def status() -> str:
 
 @pytest.mark.parametrize("lines", [[call("status")] * 9, [[call("status")] * 4] * 2], ids=["turns", "one reply"])
 async def test_a_polling_tool_may_repeat_its_calls(lines: list[Any]) -> None:
-    agent, _ = build_agent(*lines, "done", tools=[status])
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-        assert doom(await session.facts()) == []
+    run = await run_script(*lines, "done", tools=[status])
+    assert run.reason == "answered"
+    assert doom(run.facts) == []
 
 
 async def test_a_polling_tool_does_not_hide_a_loop_of_other_calls() -> None:
     mixed = [line for line in notes(*"aaaa") for line in (line, call("status"))]
-    agent, model = build_agent(*mixed, "done", tools=[status, note])
-    async with agent.session() as session:
-        await run_to_end(session)
-        assert len(doom(await session.facts())) == 2
-    assert any("do something different" in text for text in list_user_texts(model.requests[-1]))
+    run = await run_script(*mixed, "done", tools=[status, note])
+    assert len(doom(run.facts)) == 2
+    assert any("do something different" in text for text in list_user_texts(run.requests[-1]))
 
 
 async def test_loop_detection_can_be_switched_off() -> None:
-    agent, _ = build_agent(*notes(*"a" * 9), "done", tools=[note], limits=Limits(doom_loop=False))
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-        assert doom(await session.facts()) == []
+    run = await run_script(*notes(*"a" * 9), "done", tools=[note], limits=Limits(doom_loop=False))
+    assert run.reason == "answered"
+    assert doom(run.facts) == []
 
 
 async def test_calls_that_keep_failing_the_same_way_are_a_loop_too() -> None:
-    agent, _ = build_agent(*[call("nope")] * 4, "half done", tools=[note])
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "doom_loop"
+    run = await run_script(*[call("nope")] * 4, "half done", tools=[note])
+    assert run.reason == "doom_loop"
 
 
 async def test_a_new_run_starts_with_an_empty_trail() -> None:

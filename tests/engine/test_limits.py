@@ -11,14 +11,15 @@ from tests.kit.sessions import (
     Store,
     build_agent,
     check_settled,
-    check_wrapped_up,
-    either_store,
+    check_wrap_up,
+    finish_run,
     list_user_texts,
     note,
     read_finished_calls,
     read_questions,
     resume_run,
     run_message,
+    run_script,
     run_to_end,
     select_events,
     select_results,
@@ -29,8 +30,6 @@ from treadle.errors import BadInput, ModelError
 from treadle.events import ModelFailed, TurnStarted
 from treadle.messages import Reply, Request, Usage
 from treadle.testing import ScriptedModel, call, say
-
-store = either_store
 
 
 @tool(safety="destructive")
@@ -54,7 +53,7 @@ async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_bud
     )
     async with agent.session(store.open()) as session:
         outcome = await run_to_end(session)
-        await check_wrapped_up(model, outcome, "turn_limit", "all the turns")
+        check_wrap_up(model, outcome, "turn_limit", "all the turns")
         assert (outcome.turns, outcome.calls) == (2, 2)
         async with session.continue_() as run:
             await run.wait()
@@ -67,10 +66,9 @@ async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_bud
 
 
 async def test_an_answer_in_the_last_turn_needs_no_wrap_up() -> None:
-    agent, model = build_agent(call("note", text="1"), "done", tools=[note], limits=Limits(turns=2))
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-    assert len(model.requests) == 2
+    run = await run_script(call("note", text="1"), "done", tools=[note], limits=Limits(turns=2))
+    assert run.reason == "answered"
+    assert len(run.requests) == 2
 
 
 @pytest.mark.parametrize("safety", ["safe", "caution"])
@@ -79,40 +77,32 @@ async def test_at_the_call_limit_the_first_calls_run_and_the_rest_are_refused(st
     def act(text: str) -> str:
         return text
 
-    agent, model = build_agent(
+    run = await store.run_script(
         [call("act", id=name, text=name) for name in "abcd"], "half done", tools=[act], limits=Limits(calls=2)
     )
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        done = await read_finished_calls(session)
-        assert [fact.call_id for fact in select_events(await session.facts(), CallStarted)] == ["a", "b"]
-        check_settled(await session.facts())
-    await check_wrapped_up(model, outcome, "call_limit", "all the tool calls")
-    assert outcome.calls == 2
-    assert {name: done[name].status for name in "abcd"} == {"a": "ok", "b": "ok", "c": "refused", "d": "refused"}
-    assert "limit of 2 calls" in select_results(model.requests[1])["c"].text
+    assert [fact.call_id for fact in run.select(CallStarted)] == ["a", "b"]
+    check_wrap_up(run.model, run.outcome, "call_limit", "all the tool calls")
+    assert run.outcome.calls == 2
+    assert {name: run.results[name].status for name in "abcd"} == {"a": "ok", "b": "ok", "c": "refused", "d": "refused"}
+    assert "limit of 2 calls" in select_results(run.requests[1])["c"].text
 
 
 async def test_calls_that_did_not_run_do_not_count(store: Store) -> None:
-    agent, _model = build_agent(
+    run = await store.run_script(
         [call("nope", id="a"), call("drop", id="b", table="t"), call("note", id="c", text="x")],
         "done",
         tools=[note, drop],
         limits=Limits(calls=1),
     )
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        done = await read_finished_calls(session)
-    assert {name: fact.status for name, fact in done.items()} == {"a": "error", "b": "denied", "c": "ok"}
-    assert (outcome.reason, outcome.calls) == ("answered", 1)
+    assert {name: fact.status for name, fact in run.results.items()} == {"a": "error", "b": "denied", "c": "ok"}
+    assert (run.reason, run.outcome.calls) == ("answered", 1)
 
 
 async def test_a_run_may_use_exactly_its_call_limit() -> None:
-    agent, _model = build_agent(
+    run = await run_script(
         [call("note", text="1"), call("note", text="2")], "done", tools=[note], limits=Limits(calls=2)
     )
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
+    assert run.reason == "answered"
 
 
 async def test_retries_of_one_call_count_once() -> None:
@@ -125,34 +115,28 @@ async def test_retries_of_one_call_count_once() -> None:
             raise OSError("broken")
         return "mended"
 
-    agent, _model = build_agent(
+    run = await run_script(
         [call("flaky", id="a"), call("flaky", id="b")], "done", tools=[flaky], limits=Limits(calls=2)
     )
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-    assert (outcome.reason, outcome.calls) == ("answered", 2)
+    assert (run.reason, run.outcome.calls) == ("answered", 2)
 
 
 async def test_the_token_limit_is_passed_to_the_model_and_ends_the_run(store: Store) -> None:
-    agent, model = build_agent(
+    run = await store.run_script(
         say("", call("note", text="1"), usage=Usage(output_tokens=60)),
         say("", call("note", text="2"), usage=Usage(output_tokens=45)),
         "half done",
         tools=[note],
         limits=Limits(tokens=100),
     )
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-    await check_wrapped_up(model, outcome, "token_limit", "tokens")
-    assert [request.max_tokens for request in model.requests[:2]] == [100, 40]
-    assert model.requests[2].max_tokens is not None and model.requests[2].max_tokens > 0
+    check_wrap_up(run.model, run.outcome, "token_limit", "tokens")
+    assert [request.max_tokens for request in run.requests[:2]] == [100, 40]
+    assert run.requests[2].max_tokens is not None and run.requests[2].max_tokens > 0
 
 
 async def test_a_reply_cut_for_its_length_is_no_answer() -> None:
-    agent, model = build_agent(Reply(text="The answer is 4", finish="length"), "half done", tools=[note])
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-    await check_wrapped_up(model, outcome, "token_limit", "tokens")
+    run = await run_script(Reply(text="The answer is 4", finish="length"), "half done", tools=[note])
+    check_wrap_up(run.model, run.outcome, "token_limit", "tokens")
 
 
 async def test_the_cost_limit_ends_the_run(store: Store) -> None:
@@ -165,7 +149,7 @@ async def test_the_cost_limit_ends_the_run(store: Store) -> None:
     )
     async with agent.session(store.open()) as session:
         outcome = await run_to_end(session)
-        await check_wrapped_up(model, outcome, "cost_limit", "money")
+        check_wrap_up(model, outcome, "cost_limit", "money")
         assert outcome.usage.cost == pytest.approx(1.2)
 
 
@@ -181,7 +165,7 @@ async def test_the_time_limit_is_checked_between_turns(store: Store) -> None:
         call("work", id="a"), call("work", id="b"), "half done", tools=[work], limits=Limits(seconds=60), clock=clock
     )
     async with agent.session(store.open()) as session:
-        await check_wrapped_up(model, await run_to_end(session), "time_limit", "time")
+        check_wrap_up(model, await run_to_end(session), "time_limit", "time")
 
 
 async def test_the_time_limit_stops_a_running_tool(store: Store) -> None:
@@ -194,16 +178,12 @@ async def test_the_time_limit_stops_a_running_tool(store: Store) -> None:
         finally:
             stopped.append(True)
 
-    agent, model = build_agent(
+    run = await store.run_script(
         [call("hang", id="a"), call("hang", id="b")], "half done", tools=[hang], limits=Limits(seconds=0.5)
     )
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        done = await read_finished_calls(session)
-        check_settled(await session.facts())
-    await check_wrapped_up(model, outcome, "time_limit", "time")
+    check_wrap_up(run.model, run.outcome, "time_limit", "time")
     assert stopped == [True, True]
-    assert {fact.status for fact in done.values()} == {"cancelled"}
+    assert {fact.status for fact in run.results.values()} == {"cancelled"}
 
 
 async def test_no_call_starts_after_the_time_limit(store: Store) -> None:
@@ -218,7 +198,7 @@ async def test_no_call_starts_after_the_time_limit(store: Store) -> None:
     calls = [call("work", id=text, text=text) for text in "abcd"]
     agent, model = build_agent(calls, "half done", tools=[work], limits=Limits(seconds=60), clock=clock)
     async with agent.session(store.open()) as session:
-        await check_wrapped_up(model, await run_to_end(session), "time_limit", "time")
+        check_wrap_up(model, await run_to_end(session), "time_limit", "time")
         done_calls = await read_finished_calls(session)
         check_settled(await session.facts())
     assert done == ["a", "b"]
@@ -270,16 +250,14 @@ async def test_the_time_limit_ends_the_wait_for_a_busy_model(store: Store) -> No
     busy = ModelError("busy", retryable=True, retry_after=50)
     agent, model = build_agent(busy, "half done", limits=Limits(seconds=0.5), tools=[note])
     async with agent.session(store.open()) as session:
-        await check_wrapped_up(model, await run_to_end(session), "time_limit", "time")
+        check_wrap_up(model, await run_to_end(session), "time_limit", "time")
 
 
 async def test_a_failure_in_the_last_turn_is_reported_as_a_failure(store: Store) -> None:
     limits = Limits(turns=1, seconds=60, tokens=1)
-    agent, model = build_agent(ModelError("bad key", kind="auth"), "never asked", limits=limits)
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-    assert (outcome.reason, outcome.error) == ("failed", "auth: bad key")
-    assert len(model.requests) == 1
+    run = await store.run_script(ModelError("bad key", kind="auth"), "never asked", limits=limits)
+    assert (run.reason, run.outcome.error) == ("failed", "auth: bad key")
+    assert len(run.requests) == 1
 
 
 async def test_waiting_for_a_person_does_not_count_as_time(store: Store) -> None:
@@ -308,10 +286,8 @@ async def test_no_run_gets_more_turns_than_the_ceiling() -> None:
         asked.append(1)
         return "half done" if request.tool_choice == "none" else call("note", text=str(len(asked)))
 
-    agent, _ = build_agent(*[next_call] * 500, tools=[note], limits=Limits(turns=10_000, calls=10_000))
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-    assert (outcome.reason, outcome.turns) == ("turn_limit", TURN_CEILING)
+    run = await run_script(*[next_call] * 500, tools=[note], limits=Limits(turns=10_000, calls=10_000))
+    assert (run.reason, run.outcome.turns) == ("turn_limit", TURN_CEILING)
     assert len(asked) == TURN_CEILING + 1
 
 
@@ -319,9 +295,7 @@ async def test_continue_accepts_other_limits() -> None:
     agent, model = build_agent(call("note", text="1"), "half done", "done", tools=[note], limits=Limits(turns=1))
     async with agent.session() as session:
         await run_to_end(session)
-        async with session.continue_(Limits(turns=0)) as run:
-            await run.wait()
-        assert run.outcome is not None and run.outcome.answer == "done"
+        assert (await finish_run(session.continue_(Limits(turns=0)))).answer == "done"
     assert model.requests[-1].tools == ()
 
 
@@ -343,22 +317,19 @@ def test_negative_limits_are_refused() -> None:
     ids=["calls", "empty", "failure", "bug"],
 )
 async def test_a_wrap_up_without_text_gets_a_default_text(store: Store, line: Any) -> None:
-    agent, model = build_agent(call("note", id="a", text="1"), line, tools=[note], limits=Limits(turns=1))
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    assert (outcome.reason, outcome.can_continue, outcome.calls) == ("turn_limit", True, 1)
-    assert "after 1 turns and 1 calls" in outcome.answer and "no summary" in outcome.answer
-    assert len(model.requests) == 2
+    run = await store.run_script(call("note", id="a", text="1"), line, tools=[note], limits=Limits(turns=1))
+    assert (run.reason, run.outcome.can_continue, run.outcome.calls) == ("turn_limit", True, 1)
+    assert "after 1 turns and 1 calls" in run.answer and "no summary" in run.answer
+    assert len(run.requests) == 2
 
 
 async def test_a_wrap_up_is_retried_when_the_model_is_busy(store: Store) -> None:
     clock = store.stepping()
     busy = ModelError("busy", kind="overloaded", retryable=True)
-    agent, _ = build_agent(call("note", text="1"), busy, "half done", tools=[note], limits=Limits(turns=1), clock=clock)
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-    assert (outcome.reason, outcome.answer) == ("turn_limit", "half done")
+    run = await store.run_script(
+        call("note", text="1"), busy, "half done", tools=[note], limits=Limits(turns=1), clock=clock
+    )
+    assert (run.reason, run.answer) == ("turn_limit", "half done")
 
 
 async def test_a_pause_in_the_last_turn_does_not_start_the_wrap_up(store: Store) -> None:

@@ -9,10 +9,10 @@ from tests.kit.sessions import (
     Store,
     build_agent,
     check_settled,
-    either_store,
+    finish_run,
     list_kinds,
     list_user_texts,
-    read_finished_calls,
+    run_script,
     run_to_end,
     select_events,
     select_results,
@@ -23,8 +23,6 @@ from treadle.errors import ModelError
 from treadle.events import ModelFailed, RunFinished, SignalDetected, TurnStarted
 from treadle.messages import Call, Reply, Usage
 from treadle.testing import SteppingClock, call, say
-
-store = either_store
 
 
 @tool
@@ -43,13 +41,10 @@ def look(at: str) -> str:
 
 
 async def test_a_run_is_a_message_turns_calls_and_one_ending(store: Store) -> None:
-    agent, model = build_agent(
-        ["let me see", call("note", id="a", text="x")], "done", tools=[note], instructions="be good"
+    run = await store.run_script(
+        ["let me see", call("note", id="a", text="x")], "done", tools=[note], instructions="be good", content="please"
     )
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session, "please")
-        facts = await session.facts()
-    assert list_kinds(facts) == [
+    assert list_kinds(run.facts) == [
         "session_created",
         "message_received",
         "run_started",
@@ -61,14 +56,13 @@ async def test_a_run_is_a_message_turns_calls_and_one_ending(store: Store) -> No
         "model_replied",
         "run_finished",
     ]
-    assert (outcome.reason, outcome.answer, outcome.turns, outcome.calls) == ("answered", "done", 2, 1)
-    assert not outcome.can_continue
-    first, second = model.requests
+    assert (run.reason, run.answer, run.outcome.turns, run.outcome.calls) == ("answered", "done", 2, 1)
+    assert not run.outcome.can_continue
+    first, second = run.requests
     assert first.system == "be good" and list_user_texts(first) == ["please"]
     assert [spec.name for spec in first.tools] == ["note"]
     assert list(second.messages[: len(first.messages)]) == list(first.messages)
     assert select_results(second)["a"].text == "noted x"
-    check_settled(facts)
 
 
 async def test_calls_that_are_not_safe_run_one_after_another_in_the_order_given(store: Store) -> None:
@@ -81,12 +75,11 @@ async def test_calls_that_are_not_safe_run_one_after_another_in_the_order_given(
         trace.append(f"-{name}")
         return name
 
-    agent, _ = build_agent([call("act", name="a"), call("act", name="b"), call("act", name="c")], "done", tools=[act])
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        facts = await session.facts()
+    run = await store.run_script(
+        [call("act", name="a"), call("act", name="b"), call("act", name="c")], "done", tools=[act]
+    )
     assert trace == ["+a", "-a", "+b", "-b", "+c", "-c"]
-    assert [k for k in list_kinds(facts) if k.startswith("call_")] == ["call_started", "call_finished"] * 3
+    assert [k for k in list_kinds(run.facts) if k.startswith("call_")] == ["call_started", "call_finished"] * 3
 
 
 async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_they_were_asked(store: Store) -> None:
@@ -102,13 +95,10 @@ async def test_safe_calls_run_at_once_and_are_recorded_as_they_end_but_shown_as_
         second_is_done.set()
         return "quick"
 
-    agent, model = build_agent([call("slow", id="a"), call("quick", id="b")], "done", tools=[slow, quick])
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        facts = await session.facts()
-    assert [fact.call_id for fact in select_events(facts, CallStarted)] == ["a", "b"]
-    assert [fact.call_id for fact in select_events(facts, CallFinished)] == ["b", "a"]
-    assert list(select_results(model.requests[1])) == ["a", "b"]
+    run = await store.run_script([call("slow", id="a"), call("quick", id="b")], "done", tools=[slow, quick])
+    assert [fact.call_id for fact in run.select(CallStarted)] == ["a", "b"]
+    assert [fact.call_id for fact in run.select(CallFinished)] == ["b", "a"]
+    assert list(select_results(run.requests[1])) == ["a", "b"]
 
 
 async def test_a_call_that_is_not_safe_runs_alone_between_safe_ones() -> None:
@@ -134,10 +124,8 @@ async def test_a_call_that_is_not_safe_runs_alone_between_safe_ones() -> None:
 
     calls = [call("read", name="a"), call("read", name="b"), call("write", name="C")]
     calls += [call("read", name="d"), call("read", name="e")]
-    agent, _ = build_agent(calls, "done", tools=[read, write])
-    async with agent.session() as session:
-        await run_to_end(session)
-        started = [fact.arguments["name"] for fact in select_events(await session.facts(), CallStarted)]
+    run = await run_script(calls, "done", tools=[read, write])
+    started = [fact.arguments["name"] for fact in run.select(CallStarted)]
     assert started == ["a", "b", "C", "d", "e"]
     assert {"a", "b"} in together and {"d", "e"} in together
     assert [group for group in together if "C" in group] == [{"C"}]
@@ -148,26 +136,20 @@ async def test_the_safety_class_may_depend_on_the_arguments() -> None:
     def touch(path: str) -> str:
         return path
 
-    agent, _ = build_agent(
+    run = await run_script(
         [call("touch", id="a", path="/tmp"), call("touch", id="b", path="/etc")], "done", tools=[touch]
     )
-    async with agent.session() as session:
-        await run_to_end(session)
-        done = await read_finished_calls(session)
-        assert [fact.safety for fact in select_events(await session.facts(), CallStarted)] == ["safe"]
-    assert (done["a"].status, done["b"].status) == ("ok", "denied")
+    assert [fact.safety for fact in run.select(CallStarted)] == ["safe"]
+    assert (run.results["a"].status, run.results["b"].status) == ("ok", "denied")
 
 
 # --- calls that cannot run are answered
 
 
 async def test_an_unknown_tool_is_answered_with_the_one_that_was_meant(store: Store) -> None:
-    agent, model = build_agent(call("nota", id="a", text="x"), call("zzz", id="b"), "sorry", tools=[note, look])
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    assert outcome.reason == "answered" and outcome.calls == 0
-    first, second = select_results(model.requests[2]).values()
+    run = await store.run_script(call("nota", id="a", text="x"), call("zzz", id="b"), "sorry", tools=[note, look])
+    assert run.reason == "answered" and run.outcome.calls == 0
+    first, second = select_results(run.requests[2]).values()
     assert "no tool named 'nota'" in first.text and "Did you mean note?" in first.text and not first.ok
     assert "Did you mean" not in second.text and "look, note" in second.text
 
@@ -189,13 +171,11 @@ async def test_an_unknown_tool_is_answered_with_the_one_that_was_meant(store: St
 async def test_arguments_that_do_not_fit_are_answered_with_the_reason(
     arguments: str, told: str, doom_loop: bool
 ) -> None:
-    agent, model = build_agent(Call("a", "note", arguments), "sorry", tools=[note], limits=Limits(doom_loop=doom_loop))
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-        done = (await read_finished_calls(session))["a"]
-    assert outcome.reason == "answered", outcome.error
+    run = await run_script(Call("a", "note", arguments), "sorry", tools=[note], limits=Limits(doom_loop=doom_loop))
+    done = run.results["a"]
+    assert run.reason == "answered", run.outcome.error
     assert done.status == "error" and told in done.output and "note" in done.output
-    assert select_results(model.requests[1])["a"].text == done.output
+    assert select_results(run.requests[1])["a"].text == done.output
 
 
 async def test_missing_and_repeated_call_ids_are_made_unique_for_the_whole_session(store: Store) -> None:
@@ -224,11 +204,9 @@ async def test_missing_and_repeated_call_ids_are_made_unique_for_the_whole_sessi
 
 
 async def test_an_answer_mark_carries_its_confidence_and_is_not_part_of_the_answer() -> None:
-    agent, _ = build_agent('<thinking>6 times 7</thinking>\n<answer confidence="0.9">42</answer>')
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-        replied = select_events(await session.facts(), ModelReplied)[0]
-    assert (outcome.reason, outcome.answer, outcome.confidence) == ("answered", "42", 0.9)
+    run = await run_script('<thinking>6 times 7</thinking>\n<answer confidence="0.9">42</answer>')
+    replied = run.select(ModelReplied)[0]
+    assert (run.reason, run.answer, run.outcome.confidence) == ("answered", "42", 0.9)
     assert (replied.text, replied.reasoning) == ("42", "6 times 7")
 
 
@@ -242,13 +220,11 @@ async def test_an_answer_mark_carries_its_confidence_and_is_not_part_of_the_answ
     ],
 )
 async def test_marks_in_the_text_end_the_run_as_what_they_say(text: str, reason: str, answer: str, signal: str) -> None:
-    agent, _ = build_agent(text)
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-        signals = [fact.kind for fact in select_events(await session.facts(), SignalDetected)]
-    assert (outcome.reason, outcome.answer) == (reason, answer)
+    run = await run_script(text)
+    signals = [fact.kind for fact in run.select(SignalDetected)]
+    assert (run.reason, run.answer) == (reason, answer)
     assert signal in signals
-    assert outcome.can_continue == (reason != "answered")
+    assert run.outcome.can_continue == (reason != "answered")
 
 
 async def test_leaked_reasoning_is_neither_answer_nor_streamed_as_one() -> None:
@@ -265,42 +241,31 @@ async def test_leaked_reasoning_is_neither_answer_nor_streamed_as_one() -> None:
 
 
 async def test_an_empty_reply_is_nudged_twice_and_then_the_run_is_stuck(store: Store) -> None:
-    agent, model = build_agent("", "<thinking>hm</thinking>", "  \n", "never asked")
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        facts = await session.facts()
-    assert (outcome.reason, outcome.answer, outcome.can_continue) == ("stuck", "", True)
-    assert "3 empty replies" in outcome.error
-    assert len(model.requests) == 3
-    assert [len([text for text in list_user_texts(r) if "was empty" in text]) for r in model.requests] == [0, 1, 2]
-    check_settled(facts)
+    run = await store.run_script("", "<thinking>hm</thinking>", "  \n", "never asked")
+    assert (run.reason, run.answer, run.outcome.can_continue) == ("stuck", "", True)
+    assert "3 empty replies" in run.outcome.error
+    assert len(run.requests) == 3
+    assert [len([text for text in list_user_texts(r) if "was empty" in text]) for r in run.requests] == [0, 1, 2]
 
 
 async def test_an_empty_reply_that_is_followed_by_an_answer_leaves_no_trace_in_it() -> None:
-    agent, _ = build_agent(["first", call("look", at="it")], "", "second", tools=[look])
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-    assert (outcome.reason, outcome.answer) == ("answered", "second")
+    run = await run_script(["first", call("look", at="it")], "", "second", tools=[look])
+    assert (run.reason, run.answer) == ("answered", "second")
 
 
 async def test_a_text_only_agent_offers_no_tools_and_drops_stray_calls(store: Store) -> None:
-    agent, model = build_agent(["Done.", call("note", text="x")], tools=[note], limits=Limits(turns=0))
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        facts = await session.facts()
-    assert (outcome.reason, outcome.answer, outcome.turns, outcome.calls) == ("answered", "Done.", 1, 0)
-    assert model.requests[0].tools == ()
-    stray = select_events(facts, SignalDetected)
+    run = await store.run_script(["Done.", call("note", text="x")], tools=[note], limits=Limits(turns=0))
+    assert (run.reason, run.answer, run.outcome.turns, run.outcome.calls) == ("answered", "Done.", 1, 0)
+    assert run.requests[0].tools == ()
+    stray = run.select(SignalDetected)
     assert [fact.kind for fact in stray] == ["stray_calls"] and "note" in stray[0].detail
-    assert select_events(facts, CallStarted) == [] and select_events(facts, ModelReplied)[0].calls == ()
+    assert run.select(CallStarted) == [] and run.select(ModelReplied)[0].calls == ()
 
 
 async def test_a_text_only_agent_that_only_calls_is_nudged_and_ends(store: Store) -> None:
     stray = call("note", text="x")
-    agent, model = build_agent(stray, stray, stray, "never asked", tools=[note], limits=Limits(turns=0))
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-    assert outcome.reason == "stuck" and len(model.requests) == 3
+    run = await store.run_script(stray, stray, stray, "never asked", tools=[note], limits=Limits(turns=0))
+    assert run.reason == "stuck" and len(run.requests) == 3
 
 
 # --- a model that fails
@@ -323,34 +288,29 @@ class Breaks(FakeModel):
 async def test_a_retryable_failure_is_tried_again_with_growing_waits_each_attempt_a_fact(store: Store) -> None:
     clock = store.stepping()
     busy = ModelError("busy", kind="overloaded", retryable=True)
-    agent, model = build_agent(busy, busy, busy, "at last", clock=clock)
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        failed = select_events(await session.facts(), ModelFailed)
-    assert (outcome.reason, outcome.answer, outcome.turns) == ("answered", "at last", 1)
+    run = await store.run_script(busy, busy, busy, "at last", clock=clock)
+    failed = run.select(ModelFailed)
+    assert (run.reason, run.answer, run.outcome.turns) == ("answered", "at last", 1)
     assert [(fact.attempt, fact.kind, fact.retryable) for fact in failed] == [
         (n, "overloaded", True) for n in (1, 2, 3)
     ]
     assert clock.slept == pytest.approx([fact.wait for fact in failed])
     for wait, most in zip(clock.slept, (0.5, 1.0, 2.0), strict=True):
         assert most / 2 <= wait <= most
-    assert len({tuple(request.messages) for request in model.requests}) == 1
+    assert len({tuple(request.messages) for request in run.requests}) == 1
 
 
 async def test_retry_after_is_waited_for_as_asked(store: Store) -> None:
     clock = store.stepping()
-    agent, _ = build_agent(ModelError("quota", kind="quota", retryable=True, retry_after=7), "ok", clock=clock)
-    async with agent.session(store.open()) as session:
-        assert (await run_to_end(session)).answer == "ok"
+    run = await store.run_script(ModelError("quota", kind="quota", retryable=True, retry_after=7), "ok", clock=clock)
+    assert run.answer == "ok"
     assert clock.slept == pytest.approx([7])
 
 
 async def test_a_provider_that_wants_too_long_a_wait_ends_the_run_at_once() -> None:
-    agent, model = build_agent(ModelError("come back in 16 days", kind="quota", retryable=True, retry_after=1e6), "ok")
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-    assert outcome.reason == "failed" and "16 days" in outcome.error and outcome.can_continue
-    assert len(model.requests) == 1
+    run = await run_script(ModelError("come back in 16 days", kind="quota", retryable=True, retry_after=1e6), "ok")
+    assert run.reason == "failed" and "16 days" in run.outcome.error and run.outcome.can_continue
+    assert len(run.requests) == 1
 
 
 @pytest.mark.parametrize(("attempt", "longest"), [(1, 0.5), (2, 1.0), (4, 4.0), (20, 30.0)])
@@ -362,14 +322,11 @@ def test_pauses_grow_up_to_a_bound_and_are_not_the_same_for_everybody(attempt: i
 async def test_attempts_run_out(store: Store) -> None:
     clock = store.stepping()
     busy = ModelError("busy", kind="overloaded", retryable=True)
-    agent, model = build_agent(*[busy] * 9, clock=clock, limits=Limits(attempts=3))
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        failed = select_events(await session.facts(), ModelFailed)
-        check_settled(await session.facts())
-    assert (outcome.reason, outcome.error) == ("failed", "overloaded: busy")
+    run = await store.run_script(*[busy] * 9, clock=clock, limits=Limits(attempts=3))
+    failed = run.select(ModelFailed)
+    assert (run.reason, run.outcome.error) == ("failed", "overloaded: busy")
     assert [fact.wait is None for fact in failed] == [False, False, True]
-    assert len(model.requests) == 3
+    assert len(run.requests) == 3
 
 
 async def test_a_failure_that_cannot_be_helped_is_not_tried_again(store: Store) -> None:
@@ -378,16 +335,12 @@ async def test_a_failure_that_cannot_be_helped_is_not_tried_again(store: Store) 
         outcome = await run_to_end(session)
         assert (outcome.reason, outcome.error, outcome.can_continue) == ("failed", "auth: bad key", True)
         assert len(model.requests) == 1
-        async with session.continue_() as run:
-            assert (await run.wait()) and run.outcome and run.outcome.answer == "ok"
+        assert (await finish_run(session.continue_())).answer == "ok"
 
 
 async def test_a_bug_in_a_model_adapter_ends_the_run_and_is_recorded(store: Store) -> None:
-    agent, _ = build_agent(ZeroDivisionError("oops"))
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    assert outcome.reason == "failed" and "ZeroDivisionError: oops" in outcome.error
+    run = await store.run_script(ZeroDivisionError("oops"))
+    assert run.reason == "failed" and "ZeroDivisionError: oops" in run.outcome.error
 
 
 async def test_what_a_model_said_before_it_broke_off_is_kept(store: Store) -> None:
@@ -416,19 +369,15 @@ async def test_a_stream_without_a_reply_is_tried_again() -> None:
 
 
 async def test_a_reply_stopped_by_a_content_filter_is_a_failure_and_not_an_answer() -> None:
-    agent, _ = build_agent(Reply(text="I can", finish="filter"))
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-    assert outcome.reason == "failed" and "content filter" in outcome.error
+    run = await run_script(Reply(text="I can", finish="filter"))
+    assert run.reason == "failed" and "content filter" in run.outcome.error
 
 
 async def test_what_the_run_used_is_summed_over_its_turns() -> None:
     one = Usage(input_tokens=10, output_tokens=5, cached_tokens=3, reasoning_tokens=1, cost=0.5)
-    agent, _ = build_agent(say("", call("look", at="x"), usage=one), say("done", usage=one), tools=[look])
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-        assert (await session.state()).usage == one + one
-    assert outcome.usage == one + one
+    run = await run_script(say("", call("look", at="x"), usage=one), say("done", usage=one), tools=[look])
+    assert run.state.usage == one + one
+    assert run.outcome.usage == one + one
 
 
 async def test_the_ending_says_which_model_really_answered() -> None:

@@ -12,8 +12,6 @@ from tests.kit.sessions import (
     Store,
     build_agent,
     check_settled,
-    either_store,
-    file_store,
     list_user_texts,
     note,
     read_finished_calls,
@@ -30,9 +28,6 @@ from treadle.log.base import Claim, SessionInfo, SessionQuery
 from treadle.messages import Request
 from treadle.testing import call
 
-store = either_store
-on_file = file_store
-
 
 async def test_a_runtime_takes_up_what_was_left_when_it_starts(store: Store) -> None:
     held = HeldTool()
@@ -45,7 +40,7 @@ async def test_a_runtime_takes_up_what_was_left_when_it_starts(store: Store) -> 
     async with Runtime(log, [again]) as runtime, runtime.session(id=session.id) as session:
         outcome = await wait_for(session, RunFinished)
         check_settled(await session.facts())
-    assert outcome.answer == "checked" and held.begun == 1, "a call that may have had effects is not run again"
+    assert outcome.answer == "checked" and held.starts == 1, "a call that may have had effects is not run again"
     assert "Outcome unknown" in select_results(model.requests[0])["a"].text
     await log.post(session.id, [MessageReceived(id="m9", parts=(TextPart("while nobody was there"),))])
     async with Runtime(log, [again]) as runtime, runtime.session(id=session.id) as session:

@@ -12,11 +12,11 @@ from tests.kit.sessions import (
     Store,
     build_agent,
     check_settled,
-    either_store,
     list_user_texts,
     read_finished_calls,
     read_questions,
     run_message,
+    run_script,
     run_to_end,
     select_events,
     select_results,
@@ -39,8 +39,6 @@ from treadle.events import ApprovalRequested, MessageReceived
 from treadle.messages import Reply, Request, UserMessage
 from treadle.permissions.policy import Verdict
 from treadle.testing import call
-
-store = either_store
 
 
 @tool(safety="safe")
@@ -79,11 +77,9 @@ async def test_a_message_is_rewritten_before_it_is_stored(store: Store) -> None:
         async def on_user_message(self, session_id: str, parts: Any) -> Any:
             return tuple(TextPart(part.text.upper()) for part in parts)
 
-    agent, model = build_agent("ok", middleware=[Redact(), Shout()])
-    async with agent.session(store.open()) as session:
-        await run_to_end(session, "my password is hunter2")
-        assert select_events(await session.facts(), MessageReceived)[0].parts == (TextPart("MY PASSWORD IS ***"),)
-    assert list_user_texts(model.requests[0]) == ["MY PASSWORD IS ***"]
+    run = await store.run_script("ok", middleware=[Redact(), Shout()], content="my password is hunter2")
+    assert run.select(MessageReceived)[0].parts == (TextPart("MY PASSWORD IS ***"),)
+    assert list_user_texts(run.requests[0]) == ["MY PASSWORD IS ***"]
 
 
 async def test_a_message_that_middleware_refuses_is_not_stored() -> None:
@@ -120,18 +116,14 @@ async def test_a_reply_is_rewritten_before_it_is_stored(store: Store) -> None:
             calls = tuple(one for one in reply.calls if one.tool != "drop")
             return replace(reply, text=reply.text.replace("damn", "d*mn"), calls=calls)
 
-    agent, _ = build_agent(
+    run = await store.run_script(
         ["damn", call("drop", id="a", table="x"), call("look", id="b", at="y")],
         "done",
         tools=[look, drop],
         middleware=[Censor()],
     )
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        facts = await session.facts()
-    check_settled(facts)
-    assert select_events(facts, ModelReplied)[0].text == "d*mn"
-    assert [fact.tool for fact in select_events(facts, CallStarted)] == ["look"]
+    assert run.select(ModelReplied)[0].text == "d*mn"
+    assert [fact.tool for fact in run.select(CallStarted)] == ["look"]
 
 
 async def test_middleware_runs_in_the_order_given() -> None:
@@ -151,11 +143,8 @@ async def test_middleware_that_fails_around_the_model_ends_the_run_as_failed(sto
     async def broken(self: Any, thing: Any) -> Any:
         raise ZeroDivisionError("in middleware")
 
-    agent, _ = build_agent("hi", middleware=[type("Broken", (Middleware,), {hook: broken})()])
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    assert outcome.reason == "failed" and "ZeroDivisionError: in middleware" in outcome.error
+    run = await store.run_script("hi", middleware=[type("Broken", (Middleware,), {hook: broken})()])
+    assert run.reason == "failed" and "ZeroDivisionError: in middleware" in run.outcome.error
 
 
 class Forgetful(Middleware):
@@ -168,11 +157,9 @@ class Forgetful(Middleware):
 
 @pytest.mark.parametrize(("point", "kind"), [("on_pre_llm", "Request"), ("on_post_llm", "Reply")])
 async def test_middleware_that_forgets_to_return_what_it_got_is_told_so(store: Store, point: str, kind: str) -> None:
-    agent, _ = build_agent("hello", middleware=[Forgetful(point)])
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-    assert outcome.reason == "failed"
-    assert f"Forgetful.{point} returned a NoneType; it must return a {kind}, changed or not" in outcome.error
+    run = await store.run_script("hello", middleware=[Forgetful(point)])
+    assert run.reason == "failed"
+    assert f"Forgetful.{point} returned a NoneType; it must return a {kind}, changed or not" in run.outcome.error
 
 
 async def test_middleware_that_forgets_to_return_a_message_is_told_so_and_nothing_is_stored(store: Store) -> None:
@@ -185,11 +172,10 @@ async def test_middleware_that_forgets_to_return_a_message_is_told_so_and_nothin
 
 async def test_middleware_can_refuse_a_call_and_the_model_is_told_why(store: Store) -> None:
     rule = Says("deny")
-    agent, model = build_agent(call("look", id="a", at="it"), "ok", tools=[look], middleware=[rule])
-    async with agent.session(store.open()) as session:
-        assert (await run_to_end(session)).reason == "answered"
-        assert (await read_finished_calls(session))["a"].status == "denied"
-    assert "the house rules" in select_results(model.requests[1])["a"].text
+    run = await store.run_script(call("look", id="a", at="it"), "ok", tools=[look], middleware=[rule])
+    assert run.reason == "answered"
+    assert run.results["a"].status == "denied"
+    assert "the house rules" in select_results(run.requests[1])["a"].text
     assert rule.asked == [("look", "safe", {"at": "it"})]
 
 
@@ -206,21 +192,18 @@ async def test_middleware_can_have_a_call_asked_for(store: Store) -> None:
 
 @pytest.mark.parametrize("grant", [Grant(forbid=("drop",)), Grant(tools=("look",)), Grant(tier="read-only"), Grant()])
 async def test_middleware_cannot_allow_what_the_policy_does_not(store: Store, grant: Grant) -> None:
-    agent, _ = build_agent(
+    run = await store.run_script(
         call("drop", id="a", table="x"), "ok", tools=[look, drop], grant=grant, middleware=[Says("allow")]
     )
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        assert not select_events(await session.facts(), CallStarted)
-        assert (await read_finished_calls(session))["a"].status == "denied"
+    assert not run.select(CallStarted)
+    assert run.results["a"].status == "denied"
 
 
 async def test_the_strictest_of_several_decides() -> None:
     rules = [Says("allow"), Says("deny", "the second says no"), Says("ask")]
-    agent, model = build_agent(call("look", id="a", at="it"), "ok", tools=[look], middleware=rules, gate=later)
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-    assert "the second says no" in select_results(model.requests[1])["a"].text
+    run = await run_script(call("look", id="a", at="it"), "ok", tools=[look], middleware=rules, gate=later)
+    assert run.reason == "answered"
+    assert "the second says no" in select_results(run.requests[1])["a"].text
 
 
 async def test_a_check_that_fails_denies_the_call_and_the_run_goes_on(
@@ -230,12 +213,10 @@ async def test_a_check_that_fails_denies_the_call_and_the_run_goes_on(
         async def may_run(self, tool: str, safety: Any, arguments: Any) -> Verdict | None:
             raise ZeroDivisionError("in the check")
 
-    agent, model = build_agent(call("look", id="a", at="it"), "ok", tools=[look], middleware=[Broken()])
-    async with agent.session(store.open()) as session:
-        assert (await run_to_end(session)).reason == "answered"
-        check_settled(await session.facts())
-        assert not select_events(await session.facts(), CallStarted)
-    shown = select_results(model.requests[1])["a"].text
+    run = await store.run_script(call("look", id="a", at="it"), "ok", tools=[look], middleware=[Broken()])
+    assert run.reason == "answered"
+    assert not run.select(CallStarted)
+    shown = select_results(run.requests[1])["a"].text
     assert "Denied" in shown and "ZeroDivisionError" in shown
     assert "in the check" in caplog.text
 
@@ -284,11 +265,10 @@ async def test_a_call_whose_safety_cannot_be_found_out_counts_as_destructive(sto
     def touch(name: str) -> str:
         return name
 
-    agent, model = build_agent(call("touch", id="a", name="x"), "ok", tools=[touch])
-    async with agent.session(store.open()) as session:
-        assert (await run_to_end(session)).reason == "answered"
-        assert not select_events(await session.facts(), CallStarted)
-    assert "destructive in tier sandbox" in select_results(model.requests[1])["a"].text
+    run = await store.run_script(call("touch", id="a", name="x"), "ok", tools=[touch])
+    assert run.reason == "answered"
+    assert not run.select(CallStarted)
+    assert "destructive in tier sandbox" in select_results(run.requests[1])["a"].text
 
 
 async def test_middleware_need_not_know_what_adapters_keep_of_the_messages(store: Store) -> None:

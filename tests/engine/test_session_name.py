@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import Store, either_store, run_to_end, select_events, wait_for
+from tests.kit.sessions import Store, run_to_end, select_events, wait_for
 from tests.kit.strict import StrictModel
 from treadle import Agent, Runtime
 from treadle.errors import ModelError
@@ -12,8 +12,6 @@ from treadle.events import SessionRenamed
 from treadle.messages import Request
 from treadle.runtime import name_session
 from treadle.testing import ScriptedModel
-
-store = either_store
 
 
 class Namer(ScriptedModel):

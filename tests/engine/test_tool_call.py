@@ -12,11 +12,11 @@ from tests.kit.sessions import (
     Store,
     build_agent,
     check_settled,
-    either_store,
-    file_store,
+    finish_run,
     list_user_texts,
     read_finished_calls,
     resume_run,
+    run_script,
     run_to_end,
     select_events,
     select_results,
@@ -37,10 +37,6 @@ from treadle import (
 from treadle.events import MessageReceived, SignalDetected
 from treadle.testing import ScriptedModel, call
 
-store = either_store
-on_file = file_store
-
-
 # --- time-outs
 
 
@@ -55,13 +51,11 @@ async def test_an_async_tool_is_stopped_at_its_time_out(store: Store) -> None:
             stopped.set()
         return "never"
 
-    agent, model = build_agent(call("hang", id="a"), "gave up", tools=[hang])
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        done = (await read_finished_calls(session))["a"]
-    assert stopped.is_set() and outcome.reason == "answered"
+    run = await store.run_script(call("hang", id="a"), "gave up", tools=[hang])
+    done = run.results["a"]
+    assert stopped.is_set() and run.reason == "answered"
     assert done.status == "timed_out" and done.duration >= 0.05
-    shown = select_results(model.requests[1])["a"]
+    shown = select_results(run.requests[1])["a"]
     assert "Timed out after 0.05 s" in shown.text and "may have had effects" in shown.text and not shown.ok
 
 
@@ -93,10 +87,8 @@ async def test_a_tool_can_report_its_own_time_out_with_partial_output() -> None:
     def slow() -> ToolResult:
         return ToolResult("half of it", ok=False, timed_out=True)
 
-    agent, _ = build_agent(call("slow", id="a"), "done", tools=[slow])
-    async with agent.session() as session:
-        await run_to_end(session)
-        finished = (await session.state()).calls["a"].finished
+    run = await run_script(call("slow", id="a"), "done", tools=[slow])
+    finished = run.state.calls["a"].finished
     assert finished is not None and (finished.status, finished.output) == ("timed_out", "half of it")
 
 
@@ -105,10 +97,8 @@ async def test_a_time_out_error_inside_a_tool_is_a_failure() -> None:
     async def fetch() -> str:
         raise TimeoutError("no answer from example.org")
 
-    agent, _ = build_agent(call("fetch", id="a"), "ok", tools=[fetch])
-    async with agent.session() as session:
-        await run_to_end(session)
-        done = (await read_finished_calls(session))["a"]
+    run = await run_script(call("fetch", id="a"), "ok", tools=[fetch])
+    done = run.results["a"]
     assert (done.status, done.output) == ("error", "TimeoutError: no answer from example.org")
 
 
@@ -156,12 +146,9 @@ async def test_any_exception_of_a_tool_becomes_its_result(raised: BaseException,
         raise raised
 
     made = tool(name="fail")(fail if kind == "sync" else fail_later)
-    agent, model = build_agent(call("fail", id="a"), "I see", tools=[made])
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    shown = select_results(model.requests[1])["a"]
-    assert outcome.answer == "I see"
+    run = await run_script(call("fail", id="a"), "I see", tools=[made])
+    shown = select_results(run.requests[1])["a"]
+    assert run.answer == "I see"
     assert text.lower() in shown.text.lower() and not shown.ok
 
 
@@ -184,35 +171,29 @@ class Flaky:
 
 async def test_by_default_a_failed_call_is_reported_to_the_model() -> None:
     flaky = Flaky(1)
-    agent, model = build_agent(call("flaky", id="a"), "ok", tools=[flaky.tool])
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-    assert flaky.attempts == [1] and select_results(model.requests[1])["a"].text == "OSError: broken 0"
+    run = await run_script(call("flaky", id="a"), "ok", tools=[flaky.tool])
+    assert run.reason == "answered"
+    assert flaky.attempts == [1] and select_results(run.requests[1])["a"].text == "OSError: broken 0"
 
 
 @pytest.mark.parametrize("where", ["agent", "tool"])
 async def test_retry_records_the_intent_of_each_attempt(store: Store, where: str) -> None:
     flaky = Flaky(2, **({"on_error": "retry"} if where == "tool" else {}))
     options = {"on_error": "retry"} if where == "agent" else {}
-    agent, model = build_agent(call("flaky", id="a"), "ok", tools=[flaky.tool], **options)
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        facts = await session.facts()
-    check_settled(facts)
-    assert flaky.attempts == [1, 2, 3] == [fact.attempt for fact in select_events(facts, CallStarted)]
-    assert [fact.kind for fact in select_events(facts, SignalDetected)] == ["tool_retry"] * 2
-    assert "broken 1" in select_events(facts, SignalDetected)[0].detail
-    assert select_results(model.requests[1])["a"].text == "mended"
-    assert outcome.calls == 1
+    run = await store.run_script(call("flaky", id="a"), "ok", tools=[flaky.tool], **options)
+    assert flaky.attempts == [1, 2, 3] == [fact.attempt for fact in run.select(CallStarted)]
+    assert [fact.kind for fact in run.select(SignalDetected)] == ["tool_retry"] * 2
+    assert "broken 1" in run.select(SignalDetected)[0].detail
+    assert select_results(run.requests[1])["a"].text == "mended"
+    assert run.outcome.calls == 1
 
 
 @pytest.mark.parametrize("strategy", ["retry", lambda tool, error, attempt: "retry"], ids=["word", "function"])
 async def test_retry_gives_up_after_three_attempts(strategy: Any) -> None:
     flaky = Flaky(99)
-    agent, model = build_agent(call("flaky", id="a"), "ok", tools=[flaky.tool], on_error=strategy)
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-    assert flaky.attempts == [1, 2, 3] and select_results(model.requests[1])["a"].text == "OSError: broken 96"
+    run = await run_script(call("flaky", id="a"), "ok", tools=[flaky.tool], on_error=strategy)
+    assert run.reason == "answered"
+    assert flaky.attempts == [1, 2, 3] and select_results(run.requests[1])["a"].text == "OSError: broken 96"
 
 
 async def test_stop_ends_the_run_after_the_other_calls(store: Store) -> None:
@@ -234,9 +215,7 @@ async def test_stop_ends_the_run_after_the_other_calls(store: Store) -> None:
         assert (outcome.reason, outcome.error) == ("failed", "flaky: OSError: broken 0")
         assert done["a"].fatal and (done["b"].status, ran) == ("cancelled", [])
         assert len(model.requests) == 1
-        async with session.continue_() as run:
-            await run.wait()
-        assert run.outcome is not None and run.outcome.answer == "again"
+        assert (await finish_run(session.continue_())).answer == "again"
 
 
 @pytest.mark.parametrize(("strategy", "reason"), [("retry", "answered"), ("stop", "failed")])
@@ -248,12 +227,10 @@ async def test_a_call_that_timed_out_is_never_retried_but_can_stop_the_run(strat
         begun.append(context.attempt)
         await asyncio.Event().wait()
 
-    agent, _ = build_agent(call("hang", id="a"), "ok", tools=[hang], on_error=strategy)
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-        done = (await read_finished_calls(session))["a"]
+    run = await run_script(call("hang", id="a"), "ok", tools=[hang], on_error=strategy)
+    done = run.results["a"]
     assert begun == [1] and done.output.startswith("Timed out")
-    assert outcome.reason == reason and outcome.error.startswith("hang: Timed out" if reason == "failed" else "")
+    assert run.reason == reason and run.outcome.error.startswith("hang: Timed out" if reason == "failed" else "")
 
 
 async def test_a_strategy_function_gets_the_tool_the_error_and_the_attempt() -> None:
@@ -264,10 +241,8 @@ async def test_a_strategy_function_gets_the_tool_the_error_and_the_attempt() -> 
         return "retry" if attempt == 1 else "stop"
 
     flaky = Flaky(5)
-    agent, _ = build_agent(call("flaky"), tools=[flaky.tool], on_error=strategy)
-    async with agent.session() as session:
-        outcome = await run_to_end(session)
-    assert outcome.reason == "failed"
+    run = await run_script(call("flaky"), tools=[flaky.tool], on_error=strategy)
+    assert run.reason == "failed"
     assert asked == [("flaky", "OSError: broken 4", 1), ("flaky", "OSError: broken 3", 2)]
 
 
@@ -275,11 +250,8 @@ async def test_a_strategy_that_raises_stops_the_run(store: Store, caplog: pytest
     def strategy(name: str, error: str, attempt: int) -> str:
         raise ZeroDivisionError("in the strategy")
 
-    agent, _ = build_agent(call("flaky", id="a"), tools=[Flaky(5).tool], on_error=strategy)
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    assert (outcome.reason, outcome.error) == ("failed", "flaky: OSError: broken 4")
+    run = await store.run_script(call("flaky", id="a"), tools=[Flaky(5).tool], on_error=strategy)
+    assert (run.reason, run.outcome.error) == ("failed", "flaky: OSError: broken 4")
     assert "ZeroDivisionError: in the strategy" in caplog.text
 
 

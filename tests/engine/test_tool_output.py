@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from tests.kit.sessions import (
     Store,
     build_agent,
-    either_store,
     read_finished_calls,
+    run_script,
     run_to_end,
     select_events,
     select_results,
@@ -29,8 +29,6 @@ from treadle.engine.tool_call import cut_output, remove_control_characters, rend
 from treadle.errors import BadInput
 from treadle.events import OutputDelta, Progress
 from treadle.testing import call
-
-store = either_store
 
 MEGABYTE = 1_000_000
 
@@ -246,11 +244,10 @@ async def test_the_model_reads_rendered_output(value: object, text: str) -> None
     def give() -> Any:
         return value
 
-    agent, model = build_agent(call("give", id="a"), "ok", tools=[give])
-    async with agent.session() as session:
-        assert (await run_to_end(session)).reason == "answered"
-        done = (await read_finished_calls(session))["a"]
-    shown = select_results(model.requests[1])["a"]
+    run = await run_script(call("give", id="a"), "ok", tools=[give])
+    assert run.reason == "answered"
+    done = run.results["a"]
+    shown = select_results(run.requests[1])["a"]
     assert (shown.text, shown.ok) == (text, True)
     assert done.output == (text if text != "(no output)" else "")
 
@@ -262,12 +259,10 @@ async def test_a_result_can_have_images_and_say_that_it_failed(store: Store) -> 
     def draw() -> ToolResult:
         return ToolResult("a cat", (picture,), ok=False)
 
-    agent, model = build_agent(call("draw", id="a"), call("draw", id="b"), "ok", tools=[draw])
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        done = (await read_finished_calls(session))["a"]
+    run = await store.run_script(call("draw", id="a"), call("draw", id="b"), "ok", tools=[draw])
+    done = run.results["a"]
     assert (done.status, done.output, done.parts) == ("error", "a cat", (picture,))
-    for request in model.requests[1:]:
+    for request in run.requests[1:]:
         assert select_results(request)["a"].parts == (picture,)
 
 

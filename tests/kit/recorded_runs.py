@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, note, wait_for
+from tests.kit.sessions import PATIENCE, HeldTool, Tables, build_agent, finish_run, note, wait_for
 from treadle import Agent, Answer, AskUser, Limits, Runtime, Session, later
 from treadle.errors import ModelError
 from treadle.events import (
@@ -181,8 +181,7 @@ async def a_regenerated_answer() -> list[Event]:
 
     async def doing(session: Session) -> None:
         await sending("hi")(session)
-        async with session.regenerate() as run:
-            await run.wait()
+        await finish_run(session.regenerate())
 
     return await watched(agent, doing)
 
@@ -200,8 +199,7 @@ async def a_crash_in_a_call() -> list[Event]:
     assert isinstance(first, SessionCreated)
     await copy.create(first.session_id, left)
     async with Runtime(copy, [again]) as runtime, runtime.session(id=first.session_id) as session:
-        async with session.resume() as run:
-            await run.wait()
+        await finish_run(session.resume())
         facts: list[Event] = [*await session.facts()]
     await log.close()
     await copy.close()

@@ -5,14 +5,17 @@ A test module takes a fixture by a name of its own: `store = either_store`.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from tests.kit.strict import StrictModel
-from treadle import Agent, Answer, RunFinished, Session, tool
+from treadle import Agent, Answer, Run, RunFinished, Session, later, tool
+from treadle.engine.state import State, fold
 from treadle.events import (
     AnyFact,
     ApprovalRequested,
@@ -28,7 +31,7 @@ from treadle.log.base import Log
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Request, ResultMessage, UserMessage, render_parts
-from treadle.testing import ScriptedModel, SteppingClock
+from treadle.testing import ScriptedModel, SteppingClock, call
 
 PATIENCE = 60.0
 """Seconds to wait for a fact before the test fails. A slow machine needs them; a passing test does not wait."""
@@ -59,6 +62,12 @@ class Store:
         if self._memory is None:
             self._memory = InMemoryLog(**options)
         return self._memory
+
+    async def run_agent(self, agent: Agent, content: Any = "go") -> "FinishedRun":
+        return await run_agent(agent, content, self.open())
+
+    async def run_script(self, *script: Any, content: Any = "go", **options: Any) -> "FinishedRun":
+        return await self.run_agent(build_agent(*script, **options)[0], content)
 
     async def close(self) -> None:
         for log in self._opened:
@@ -91,15 +100,27 @@ class HeldTool:
     """A tool that runs until it is released, and counts its starts."""
 
     def __init__(self) -> None:
-        self.free, self.begun = asyncio.Event(), 0
+        self.free, self.starts = asyncio.Event(), 0
 
         @tool(name="wait")
         async def wait() -> str:
-            self.begun += 1
+            self.starts += 1
             await self.free.wait()
             return "waited"
 
         self.tool = wait
+
+    @asynccontextmanager
+    async def open_session(self, store: Store, *script: Any) -> AsyncIterator[Session]:
+        """Open a session whose run has started this tool as call `a`. The model goes on with the script."""
+        self.agent, self.model = build_agent(call("wait", id="a"), *script, tools=[self.tool])
+        async with self.agent.session(store.open()) as session:
+            await session.send("go")
+            await wait_for(session, CallStarted)
+            yield session
+
+
+DROP = call("drop", id="a", table="users")
 
 
 class Tables:
@@ -121,6 +142,14 @@ class Tables:
             return f"noted {text}"
 
         self.tools = [drop, note]
+
+    @asynccontextmanager
+    async def open_session(self, store: Store, *script: Any, **options: Any) -> AsyncIterator[Session]:
+        """Open a session that waits for an approval of call `a`, which drops the table `users`."""
+        self.agent, self.model = build_agent(DROP, *script, tools=self.tools, **{"gate": later, **options})
+        async with self.agent.session(store.open()) as session:
+            assert await run_message(session) is None
+            yield session
 
 
 @pytest.fixture
@@ -152,6 +181,67 @@ async def run_message(session: Session, content: Any = "go", **options: Any) -> 
 async def run_to_end(session: Session, content: Any = "go", **options: Any) -> RunFinished:
     """Run a message to its end."""
     outcome = await run_message(session, content, **options)
+    assert outcome is not None, "the run waits for a person"
+    return outcome
+
+
+@dataclass
+class FinishedRun:
+    """A run on a scripted model: its outcome, the facts of its session, and the model."""
+
+    session_id: str
+    outcome: RunFinished
+    facts: list[AnyFact]
+    model: Any
+
+    @property
+    def reason(self) -> str:
+        return self.outcome.reason
+
+    @property
+    def answer(self) -> str:
+        return self.outcome.answer
+
+    @property
+    def state(self) -> State:
+        return fold(self.facts)
+
+    @property
+    def requests(self) -> list[Request]:
+        return self.model.requests
+
+    @property
+    def results(self) -> dict[str, CallFinished]:
+        """The results of the calls by their ids."""
+        return {fact.call_id: fact for fact in self.select(CallFinished)}
+
+    @property
+    def messages(self) -> dict[str, ResultMessage]:
+        """The results that the model read in the last request, by the ids of their calls."""
+        return select_results(self.requests[-1])
+
+    def select(self, kind: type[Kind]) -> list[Kind]:
+        return select_events(self.facts, kind)
+
+
+async def run_agent(agent: Agent, content: Any = "go", log: Log | str = ":memory:") -> FinishedRun:
+    """Run one message of a new session to its end, and check that everything is settled."""
+    async with agent.session(log) as session:
+        outcome = await run_to_end(session, content)
+        facts = await session.facts()
+    check_settled(facts)
+    return FinishedRun(session.id, outcome, facts, agent.model)
+
+
+async def run_script(*script: Any, content: Any = "go", **options: Any) -> FinishedRun:
+    """Run one message on a scripted model to its end. The options are those of the agent."""
+    return await run_agent(build_agent(*script, **options)[0], content)
+
+
+async def finish_run(run: Run) -> RunFinished:
+    """Wait for the end of a run that a session has returned."""
+    async with run:
+        outcome = await run.wait()
     assert outcome is not None, "the run waits for a person"
     return outcome
 
@@ -241,7 +331,8 @@ def check_wrap_up_request(request: Request, words: str) -> None:
     assert words in note_text and "what was done and what is left" in note_text
 
 
-async def check_wrapped_up(model: ScriptedModel, outcome: RunFinished, reason: str, words: str) -> None:
+def check_wrap_up(model: ScriptedModel, outcome: RunFinished, reason: str, words: str) -> None:
+    """Check that a run ended at a limit with the answer `half done`, after one last request without calls."""
     assert (outcome.reason, outcome.answer, outcome.can_continue) == (reason, "half done", True)
     for request in model.requests[:-1]:
         assert request.tool_choice == "auto"

@@ -232,7 +232,7 @@ async def test_a_streaming_client_learns_at_shutdown_that_the_run_continues_late
             await until(frames, type="tool_start")
             await anext(chunks)
             async with asyncio.timeout(PATIENCE):
-                while held.begun < 3:
+                while held.starts < 3:
                     await client.json("GET", "/health")
             client.app.state.service.drain()
             assert "goes on" in (await until(frames, type="error"))[-1]["message"]

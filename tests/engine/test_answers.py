@@ -1,12 +1,15 @@
-"""Answers: what comes too late, twice, to nothing or to something else is refused; questions are like approvals."""
+"""Answers to approvals and questions: late, repeated, unknown and changed ones are refused, and one of many counts."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tests.kit.sessions import (
+    DROP,
+    QUESTION,
     Store,
     Tables,
     build_agent,
@@ -16,41 +19,37 @@ from tests.kit.sessions import (
     read_questions,
     resume_run,
     run_message,
+    run_script,
     run_to_end,
     select_events,
     select_results,
     wait_for,
 )
-from treadle import (
-    Answer,
-    ApprovalRequested,
-    AskUser,
-    Grant,
-    InputRequested,
-    NotAnswered,
-    RunFinished,
-    Runtime,
-    later,
-    tool,
-)
+from treadle import Answer, ApprovalRequested, AskUser, Grant, InputRequested, NotAnswered, RunFinished, Runtime, tool
+from treadle.engine.setup import later
 from treadle.engine.steps import build_answer_key
 from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired, NotFound
 from treadle.events import ApprovalAnswered, InputAnswered, Question
+from treadle.session import Session
 from treadle.testing import call
 from treadle.tools.base import ParsedArguments
 
-# --- answers that come too late, or to nothing
+Answering = Callable[[Session], Awaitable[Any]]
 
 
-async def test_an_approval_that_nobody_answers_expires_and_a_late_answer_is_told_so(
-    store: Store, tables: Tables
+# --- the time to answer
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [(DROP, lambda session: session.approve("a")), (QUESTION, lambda session: session.answer("q", "blue"))],
+    ids=["approval", "question"],
+)
+async def test_an_unanswered_question_expires_and_a_late_answer_is_refused(
+    store: Store, tables: Tables, line: Any, answer: Answering
 ) -> None:
     clock = store.stepping()
-    agent, model = build_agent(
-        call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later, approval_ttl=60, clock=clock
-    )
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+    async with tables.open_session(store.open(), "done", first=line, approval_ttl=60, clock=clock) as session:
         [question] = await read_questions(session)
         assert question.expires_at == pytest.approx(clock.now() + 60)
         assert (await resume_run(session)) is None, "not yet"
@@ -58,20 +57,18 @@ async def test_an_approval_that_nobody_answers_expires_and_a_late_answer_is_told
         outcome = await resume_run(session)
         assert outcome is not None and outcome.answer == "done"
         with pytest.raises(Expired, match="the time to answer is over"):
-            await session.approve("a")
+            await answer(session)
         check_settled(await session.facts())
-    assert "Nobody answered in time" in select_results(model.requests[1])["a"].text
+    assert "Nobody answered in time" in select_results(tables.model.requests[1])[line.id].text
     assert tables.done == []
 
 
-async def test_a_late_answer_is_refused_even_if_nobody_has_noticed_the_time_yet(store: Store, tables: Tables) -> None:
+async def test_a_late_answer_is_refused_before_anybody_has_noticed_the_time(store: Store, tables: Tables) -> None:
     clock = store.stepping()
-    options: Any = {"tools": tables.tools, "gate": later, "approval_ttl": 60, "clock": clock}
-    agent, _ = build_agent(call("drop", id="a", table="users"), **options)
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+    async with tables.open_session(store.open(), approval_ttl=60, clock=clock):
+        pass
     clock.step(61)
-    again, _ = build_agent("done", **options)
+    again, _ = build_agent("done", tools=tables.tools, gate=later, approval_ttl=60, clock=clock)
     async with again.session(store.open()) as session:
         with pytest.raises(Expired, match="the time to answer is over"):
             await session.approve("a")
@@ -80,22 +77,11 @@ async def test_a_late_answer_is_refused_even_if_nobody_has_noticed_the_time_yet(
     assert tables.done == []
 
 
-async def test_an_approval_expires_without_anybody_looking(store: Store, tables: Tables) -> None:
-    clock = store.stepping()
-    agent, _ = build_agent(
-        call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later, approval_ttl=60, clock=clock
-    )
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
-        clock.step(61)
-        assert (await wait_for(session, RunFinished)).answer == "done"
-
-
-async def test_a_session_that_was_deleted_does_not_keep_the_questions_of_others_from_expiring(
+async def test_questions_expire_while_nobody_looks_also_after_another_session_is_deleted(
     store: Store, tables: Tables
 ) -> None:
-    clock, line = store.stepping(), call("drop", id="a", table="users")
-    agent, _ = build_agent(line, line, "done", tools=tables.tools, gate=later, approval_ttl=60, clock=clock)
+    clock = store.stepping()
+    agent, _ = build_agent(DROP, DROP, "done", tools=tables.tools, gate=later, approval_ttl=60, clock=clock)
     async with (
         Runtime(store.open(), [agent], recover=False) as runtime,
         runtime.session(new=True) as first,
@@ -107,34 +93,33 @@ async def test_a_session_that_was_deleted_does_not_keep_the_questions_of_others_
         assert (await wait_for(second, RunFinished)).answer == "done"
 
 
-async def test_an_answer_that_beats_the_expiry_by_a_moment_counts(on_file: Store, tables: Tables) -> None:
+async def test_an_answer_that_is_stored_just_before_the_expiry_counts(on_file: Store, tables: Tables) -> None:
     """Another process stores its answer after this one has decided that the time is over."""
-    clock = on_file.stepping()
-    agent, model = build_agent(
-        call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later, approval_ttl=60, clock=clock
-    )
-    async with Runtime(on_file.open(), [agent], recover=False) as runtime, runtime.session() as session:
-        assert await run_message(session) is None
-        elsewhere, post = on_file.open(), runtime.log.post
+    clock, log, elsewhere = on_file.stepping(), on_file.open(), on_file.open()
+    async with tables.open_session(log, "done", approval_ttl=60, clock=clock) as session:
+        post = log.post
 
         async def slow_post(session_id: str, facts: Any, key: str = "", **options: Any) -> Any:
             assert key == build_answer_key("a") and facts[0].by == "expiry"
             await elsewhere.post(session.id, [ApprovalAnswered(call_id="a", decision="allow", by="ada")], key=key)
             return await post(session_id, facts, key, **options)
 
-        runtime.log.post = slow_post  # type: ignore[method-assign]
+        log.post = slow_post  # type: ignore[method-assign]
         clock.step(61)
         outcome = await resume_run(session)
         facts = await session.facts()
     assert outcome is not None and outcome.answer == "done"
     assert [fact.by for fact in select_events(facts, ApprovalAnswered)] == ["ada"]
-    assert tables.done == ["users"] and select_results(model.requests[1])["a"].text == "dropped users"
+    assert tables.done == ["users"] and select_results(tables.model.requests[1])["a"].text == "dropped users"
+
+
+# --- answers to something else
 
 
 async def test_there_is_nothing_to_answer_for_an_unknown_an_ungated_or_a_finished_call(
     store: Store, tables: Tables
 ) -> None:
-    lines = [call("note", id="n", text="x"), call("drop", id="a", table="users")]
+    lines = [call("note", id="n", text="x"), DROP]
     agent, _ = build_agent(lines, "done", tools=tables.tools, gate=build_gate(Answer("allow", by="ada")))
     async with agent.session(store.open()) as session:
         with pytest.raises(NotFound, match="no question for call 'nope'"):
@@ -148,25 +133,23 @@ async def test_there_is_nothing_to_answer_for_an_unknown_an_ungated_or_a_finishe
         assert await session.facts() == before
 
 
-async def test_an_answer_to_something_else_than_what_was_shown_is_refused(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
-    async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
-        assert await run_message(session) is None
+async def test_an_answer_counts_only_for_the_call_that_was_shown(store: Store, tables: Tables) -> None:
+    async with tables.open_session(store.open(), "done") as session:
         [question] = await read_questions(session)
         assert isinstance(question, ApprovalRequested)
         with pytest.raises(Conflict, match="not the one that was shown"):
-            await runtime.coordinator.answer(session.id, "a", Answer(), digest="something else")
+            await session.approve("a", digest="something else")
         assert len(await read_questions(session)) == 1
-        await runtime.coordinator.answer(session.id, "a", Answer(), digest=question.digest)
+        await session.approve("a", digest=question.digest)
         await wait_for(session, RunFinished)
     assert tables.done == ["users"]
 
 
-async def test_what_was_approved_does_not_run_when_it_has_become_something_else(on_file: Store) -> None:
+async def test_an_approved_call_does_not_run_when_it_has_changed(on_file: Store) -> None:
     """A default changed with the program while the approval waited: the person never saw this call."""
     done: list[Any] = []
 
-    def version(default: bool) -> Any:
+    def build_version(default: bool) -> Any:
         @tool(safety="destructive", name="drop")
         def drop(table: str, cascade: bool = default) -> str:
             done.append((table, cascade))
@@ -174,12 +157,12 @@ async def test_what_was_approved_does_not_run_when_it_has_become_something_else(
 
         return drop
 
-    agent, _ = build_agent(call("drop", id="a", table="users"), tools=[version(False)], gate=later)
+    agent, _ = build_agent(DROP, tools=[build_version(False)], gate=later)
     async with agent.session(on_file.open()) as session:
         assert await run_message(session) is None
         [question] = await read_questions(session)
         assert isinstance(question, ApprovalRequested) and question.arguments == {"table": "users", "cascade": False}
-    again, model = build_agent("ok", tools=[version(True)], gate=later)
+    again, model = build_agent("ok", tools=[build_version(True)], gate=later)
     async with again.session(on_file.open()) as session:
         await session.approve("a")
         await wait_for(session, RunFinished)
@@ -188,40 +171,118 @@ async def test_what_was_approved_does_not_run_when_it_has_become_something_else(
     assert "not what was approved" in select_results(model.requests[0])["a"].text
 
 
-async def test_what_was_approved_runs_also_where_other_things_are_allowed_now(on_file: Store, tables: Tables) -> None:
-    asked = call("drop", id="a", table="users")
-    agent, _ = build_agent(asked, tools=tables.tools, gate=later, grant=Grant(approve=("read_*",)))
-    async with agent.session(on_file.open()) as session:
-        assert await run_message(session) is None
-    again, _ = build_agent("ok", tools=tables.tools, gate=later)
+@pytest.mark.parametrize(
+    ("before", "now", "words", "done"),
+    [
+        (Grant(approve=("read_*",)), Grant(), "dropped users", ["users"]),
+        (Grant(), Grant(tier="full"), "not what was approved", []),
+        (Grant(), Grant(forbid=("drop",)), "forbidden by drop", []),
+    ],
+    ids=["other rule", "no sandbox", "forbidden"],
+)
+async def test_an_approved_call_runs_only_where_it_is_still_allowed_in_the_same_sandbox(
+    on_file: Store, tables: Tables, before: Grant, now: Grant, words: str, done: list[str]
+) -> None:
+    async with tables.open_session(on_file.open(), grant=before):
+        pass
+    again, model = build_agent("ok", tools=tables.tools, gate=later, grant=now)
     async with again.session(on_file.open()) as session:
         await session.approve("a")
         await wait_for(session, RunFinished)
-    assert tables.done == ["users"]
+    assert tables.done == done and words in select_results(model.requests[0])["a"].text
+
+
+# --- several answers at once
 
 
 @pytest.mark.parametrize(
-    ("grant", "told"), [(Grant(tier="full"), "not what was approved"), (Grant(forbid=("drop",)), "forbidden by drop")]
+    ("line", "kind", "answers"),
+    [
+        (
+            DROP,
+            ApprovalAnswered,
+            [
+                lambda session: session.approve("a", Answer(by="ada")),
+                lambda session: session.deny("a", by="bob"),
+                lambda session: session.approve("a", Answer(by="eve")),
+            ],
+        ),
+        (
+            QUESTION,
+            InputAnswered,
+            [
+                lambda session: session.answer("q", "red", by="ada"),
+                lambda session: session.answer("q", "blue", by="bob"),
+                lambda session: session.deny("q", "mind your own business", by="eve"),
+            ],
+        ),
+    ],
+    ids=["approval", "question"],
 )
-async def test_what_was_approved_does_not_run_without_walls_or_where_it_is_forbidden_now(
-    on_file: Store, tables: Tables, grant: Grant, told: str
+async def test_one_of_several_answers_at_once_counts_and_the_others_learn_whose(
+    on_file: Store, tables: Tables, line: Any, kind: type[Any], answers: list[Answering]
 ) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
-    async with agent.session(on_file.open()) as session:
+    other, _ = build_agent("done", tools=[*tables.tools, AskUser()])
+    async with tables.open_session(on_file.open(), "done", first=line) as session:
+        async with other.session(on_file.open(), id=session.id) as elsewhere:
+            places = zip(answers, (session, elsewhere, session), strict=True)
+            replies = await asyncio.gather(*(answer(place) for answer, place in places), return_exceptions=True)
+            await wait_for(session, RunFinished)
+        [winner] = select_events(await session.facts(), kind)
+    decision = getattr(winner, "decision", "answered")
+    losers = [error for error in replies if error is not None]
+    assert len(losers) == 2
+    for error in losers:
+        assert isinstance(error, AlreadyAnswered)
+        assert f"by {winner.by}: {decision}" in str(error) and error.answer == winner
+    assert tables.done == (["users"] if decision == "allow" else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "answer", "first", "error"),
+    [
+        (
+            DROP,
+            lambda session: session.approve("a", Answer(by="ada")),
+            ApprovalAnswered(call_id="a", decision="deny", by="bob"),
+            "by bob: deny",
+        ),
+        (
+            QUESTION,
+            lambda session: session.answer("q", "red", by="ada"),
+            InputAnswered(call_id="q", answers=("blue",), by="bob"),
+            "call q was answered already, by bob",
+        ),
+    ],
+    ids=["approval", "question"],
+)
+async def test_an_answer_that_loses_the_race_to_the_log_learns_who_won(
+    on_file: Store, tables: Tables, line: Any, answer: Answering, first: Any, error: str
+) -> None:
+    """Both have read that the question is open; the log decides."""
+    agent, _ = build_agent(line, "done", tools=[*tables.tools, AskUser()], gate=later)
+    async with Runtime(on_file.open(), [agent]) as runtime, runtime.session() as session:
         assert await run_message(session) is None
-    again, model = build_agent("ok", tools=tables.tools, gate=later, grant=grant)
-    async with again.session(on_file.open()) as session:
-        await session.approve("a")
+        elsewhere, log, post = on_file.open(), runtime.log, runtime.log.post
+
+        async def slow_post(session_id: str, facts: Any, key: str = "", **options: Any) -> Any:
+            log.post = post  # type: ignore[method-assign]
+            await elsewhere.post(session_id, [first], key=key)
+            return await post(session_id, facts, key, **options)
+
+        log.post = slow_post  # type: ignore[method-assign]
+        with pytest.raises(AlreadyAnswered, match=error):
+            await answer(session)
         await wait_for(session, RunFinished)
-    assert tables.done == [] and told in select_results(model.requests[0])["a"].text
+        assert [fact.by for fact in select_events(await session.facts(), type(first))] == ["bob"]
+    assert tables.done == []
 
 
 # --- questions
 
 
 async def test_a_question_is_answered_like_an_approval_also_after_a_restart(on_file: Store) -> None:
-    asked = call("ask_user", id="q", question="Which colour?", options=["red", "blue"])
-    agent, _ = build_agent(asked, tools=[AskUser()], gate=later)
+    agent, _ = build_agent(QUESTION, tools=[AskUser()], gate=later)
     async with agent.session(on_file.open()) as session:
         with pytest.raises(NotAnswered, match="waits for somebody: a question"):
             await session.ask("paint it")
@@ -232,22 +293,20 @@ async def test_a_question_is_answered_like_an_approval_also_after_a_restart(on_f
     async with again.session(on_file.open()) as session:
         await session.answer("q", "blue", by="ada")
         assert (await wait_for(session, RunFinished)).answer == "painted"
-        assert [(fact.answers, fact.by) for fact in select_events(await session.facts(), InputAnswered)] == [
-            (("blue",), "ada")
-        ]
+        [answer] = select_events(await session.facts(), InputAnswered)
+        assert (answer.answers, answer.by) == (("blue",), "ada")
         with pytest.raises(AlreadyAnswered, match="by ada"):
             await session.answer("q", "red")
         check_settled(await session.facts())
     assert select_results(model.requests[0])["q"].text == "blue"
 
 
-async def test_a_question_that_has_to_be_answered_by_a_choice_takes_nothing_else(store: Store) -> None:
-    class Strictly(AskUser):
+async def test_a_strict_question_takes_only_one_of_its_options(store: Store) -> None:
+    class StrictQuestion(AskUser):
         def questions(self, parsed: ParsedArguments) -> tuple[Question, ...]:
             return tuple(replace(question, strict=True) for question in super().questions(parsed))
 
-    asked = call("ask_user", id="q", question="Which colour?", options=["red", "blue"])
-    agent, model = build_agent(asked, "ok", tools=[Strictly()], gate=later)
+    agent, model = build_agent(QUESTION, "ok", tools=[StrictQuestion()], gate=later)
     async with agent.session(store.open()) as session:
         assert await run_message(session) is None
         with pytest.raises(BadInput, match="call q: 'green' is none of the answers to choose from: 'red', 'blue'"):
@@ -257,47 +316,26 @@ async def test_a_question_that_has_to_be_answered_by_a_choice_takes_nothing_else
     assert select_results(model.requests[1])["q"].text == "blue"
 
 
-async def test_a_gate_answers_a_question_and_without_one_the_model_decides_itself() -> None:
-    asked = call("ask_user", id="q", question="Which colour?")
-    agent, model = build_agent(asked, "ok", tools=[AskUser()], gate=build_gate(Answer(answers=("blue",))))
-    async with agent.session() as session:
-        assert (await run_to_end(session)).answer == "ok"
-    assert select_results(model.requests[1])["q"].text == "blue"
-    agent, model = build_agent(asked, "ok", tools=[AskUser()])
-    async with agent.session() as session:
-        assert (await run_to_end(session)).answer == "ok"
-    assert "Decide yourself" in select_results(model.requests[1])["q"].text
-
-
-async def test_a_question_expires_too(store: Store) -> None:
-    clock = store.stepping()
-    asked = call("ask_user", id="q", question="Which colour?")
-    agent, model = build_agent(asked, "ok", tools=[AskUser()], gate=later, approval_ttl=60, clock=clock)
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
-        clock.step(61)
-        assert (outcome := await resume_run(session)) and outcome.answer == "ok"
-        with pytest.raises(Expired):
-            await session.answer("q", "blue")
-    assert "Nobody answered in time" in select_results(model.requests[1])["q"].text
+@pytest.mark.parametrize(
+    ("gate", "text"),
+    [(build_gate(Answer(answers=("blue",))), "blue"), (None, "Decide yourself")],
+    ids=["a gate answers", "no gate"],
+)
+async def test_a_gate_answers_a_question_and_without_one_the_model_decides_itself(gate: Any, text: str) -> None:
+    run = await run_script(QUESTION, "ok", tools=[AskUser()], gate=gate)
+    assert run.answer == "ok" and text in run.messages["q"].text
 
 
 async def test_a_question_without_words_is_answered_to_the_model() -> None:
-    agent, model = build_agent(
-        call("ask_user", id="a", question=" "), call("ask_user", id="b"), "ok", tools=[AskUser()]
-    )
-    async with agent.session(gate=later) as session:
-        assert (await run_to_end(session)).answer == "ok"
-    shown = select_results(model.requests[2])
-    assert "question is empty" in shown["a"].text and "do not fit" in shown["b"].text
+    lines = (call("ask_user", id="a", question=" "), call("ask_user", id="b"))
+    run = await run_script(*lines, "ok", tools=[AskUser()], gate=later)
+    assert run.answer == "ok"
+    assert "question is empty" in run.messages["a"].text and "do not fit" in run.messages["b"].text
 
 
-async def test_words_are_no_approval_and_an_approval_is_no_answer(store: Store, tables: Tables) -> None:
+async def test_an_answer_in_words_is_no_approval_and_an_approval_is_no_answer(store: Store, tables: Tables) -> None:
     """`answer(call, "no")` must never be taken for a yes."""
-    asked = [call("drop", id="a", table="users"), call("ask_user", id="q", question="Which colour?")]
-    agent, model = build_agent(asked, "ok", tools=[*tables.tools, AskUser()], gate=later)
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+    async with tables.open_session(store.open(), "ok", first=[DROP, QUESTION]) as session:
         before = await session.facts()
         with pytest.raises(BadInput, match="call a waits for an approval: approve or deny it"):
             await session.answer("a", "no")
@@ -307,49 +345,5 @@ async def test_words_are_no_approval_and_an_approval_is_no_answer(store: Store, 
         await session.deny("a")
         await session.deny("q", "none of your business")
         assert (await wait_for(session, RunFinished)).answer == "ok"
-    assert "do not want to answer. They say: none of your business" in select_results(model.requests[1])["q"].text
-    assert tables.done == []
-
-
-async def test_of_two_who_answer_a_question_at_once_one_counts_and_the_other_is_told_who(on_file: Store) -> None:
-    asked = call("ask_user", id="q", question="Which colour?")
-    agent, _ = build_agent(asked, "painted", tools=[AskUser()], gate=later)
-    other, _ = build_agent("painted", tools=[AskUser()])
-    async with agent.session(on_file.open()) as session:
-        assert await run_message(session) is None
-        async with other.session(on_file.open(), id=session.id) as elsewhere:
-            answers = await asyncio.gather(
-                session.answer("q", "red", by="ada"),
-                elsewhere.answer("q", "blue", by="bob"),
-                session.deny("q", "mind your own business", by="eve"),
-                return_exceptions=True,
-            )
-            await wait_for(session, RunFinished)
-        facts = await session.facts()
-    [answer] = select_events(facts, InputAnswered)
-    losers = [error for error in answers if error is not None]
-    assert len(losers) == 2
-    for error in losers:
-        assert isinstance(error, AlreadyAnswered)
-        assert f"by {answer.by}: answered" in str(error) and error.answer == answer
-
-
-async def test_an_answer_in_words_that_loses_the_race_to_the_log_is_told_who_won(on_file: Store) -> None:
-    """Both have read that the question is open; the log decides."""
-    asked = call("ask_user", id="q", question="Which colour?")
-    agent, model = build_agent(asked, "painted", tools=[AskUser()], gate=later)
-    async with Runtime(on_file.open(), [agent]) as runtime, runtime.session() as session:
-        assert await run_message(session) is None
-        elsewhere, post = on_file.open(), runtime.log.post
-
-        async def slow_post(session_id: str, facts: Any, key: str = "", **options: Any) -> Any:
-            runtime.log.post = post  # type: ignore[method-assign]
-            await elsewhere.post(session_id, [InputAnswered(call_id="q", answers=("blue",), by="bob")], key=key)
-            return await post(session_id, facts, key, **options)
-
-        runtime.log.post = slow_post  # type: ignore[method-assign]
-        with pytest.raises(AlreadyAnswered, match="call q was answered already, by bob"):
-            await session.answer("q", "red", by="ada")
-        await wait_for(session, RunFinished)
-        assert [fact.by for fact in select_events(await session.facts(), InputAnswered)] == ["bob"]
-    assert select_results(model.requests[1])["q"].text == "blue"
+    shown = select_results(tables.model.requests[1])["q"].text
+    assert "do not want to answer. They say: none of your business" in shown and tables.done == []

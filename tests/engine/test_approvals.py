@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.sessions import (
+    DROP,
     PATIENCE,
     Store,
     Tables,
@@ -15,6 +16,7 @@ from tests.kit.sessions import (
     check_settled,
     list_kinds,
     list_user_texts,
+    post_at_release,
     read_finished_calls,
     read_questions,
     resume_run,
@@ -50,7 +52,7 @@ async def test_a_gate_brings_the_question_to_a_person_and_the_call_runs(store: S
         asked.append(question)
         return Answer("allow", by="ada")
 
-    run = await store.run_script(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=gate)
+    run = await store.run_script(DROP, "done", tools=tables.tools, gate=gate)
     assert run.reason == "answered" and tables.done == ["users"]
     question, answer = run.select(ApprovalRequested)[0], run.select(ApprovalAnswered)[0]
     assert asked == [question]
@@ -65,14 +67,14 @@ async def test_a_denied_call_is_answered_to_the_model_with_the_comment_and_the_r
     store: Store, tables: Tables
 ) -> None:
     gate = build_gate(Answer("deny", comment="use the archive instead", by="ada"))
-    run = await store.run_script(call("drop", id="a", table="users"), "as you wish", tools=tables.tools, gate=gate)
+    run = await store.run_script(DROP, "as you wish", tools=tables.tools, gate=gate)
     assert (run.reason, run.answer, tables.done) == ("answered", "as you wish", [])
     shown = select_results(run.requests[1])["a"]
     assert "ada said no" in shown.text and "use the archive instead" in shown.text and not shown.ok
 
 
 async def test_without_a_gate_a_gated_call_is_denied_with_what_to_do(store: Store, tables: Tables) -> None:
-    run = await store.run_script(call("drop", id="a", table="users"), "as you wish", tools=tables.tools)
+    run = await store.run_script(DROP, "as you wish", tools=tables.tools)
     assert run.reason == "answered"
     assert not run.select(ApprovalRequested)
     assert run.results["a"].status == "denied"
@@ -81,30 +83,35 @@ async def test_without_a_gate_a_gated_call_is_denied_with_what_to_do(store: Stor
     assert tables.done == []
 
 
-async def test_a_gate_that_fails_leaves_the_question_for_anyone_to_answer(
-    store: Store, tables: Tables, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def gate(question: ApprovalRequested | InputRequested) -> Answer:
-        raise OSError("no terminal")
+async def break_later(question: Any) -> Any:
+    raise OSError("no terminal")
 
-    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=gate)
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+
+def break_at_once(question: Any) -> Any:
+    raise OSError("no terminal")
+
+
+@pytest.mark.parametrize("gate", [break_later, break_at_once])
+async def test_a_gate_that_fails_leaves_the_question_for_anyone_to_answer(
+    store: Store, tables: Tables, caplog: pytest.LogCaptureFixture, gate: Any
+) -> None:
+    async with tables.open_session(store.open(), "done", gate=gate) as session:
         assert "no terminal" in caplog.text and "still waits" in caplog.text
         await session.approve("a")
         assert (outcome := await resume_run(session)) and outcome.answer == "done"
     assert tables.done == ["users"]
+    assert [record.levelno for record in caplog.records if record.name == "treadle"] == [logging.ERROR]
 
 
-async def test_a_session_can_bring_its_own_gate(tables: Tables) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools)
+async def test_a_session_can_have_its_own_gate(tables: Tables) -> None:
+    agent, _ = build_agent(DROP, "done", tools=tables.tools)
     async with agent.session(gate=build_gate(Answer("allow"))) as session:
         assert (await run_to_end(session)).answer == "done"
     assert tables.done == ["users"]
 
 
 async def test_an_approval_can_be_answered_the_moment_it_is_announced(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
+    agent, _ = build_agent(DROP, "done", tools=tables.tools, gate=later)
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
             async for event in run:
@@ -114,8 +121,8 @@ async def test_an_approval_can_be_answered_the_moment_it_is_announced(store: Sto
     assert tables.done == ["users"]
 
 
-async def test_asking_for_an_answer_says_what_the_run_waits_for(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
+async def test_ask_raises_an_error_that_names_the_call_it_waits_for(store: Store, tables: Tables) -> None:
+    agent, _ = build_agent(DROP, tools=tables.tools, gate=later)
     async with agent.session(store.open()) as session:
         with pytest.raises(NotAnswered, match="waits for somebody: drop") as caught:
             await session.ask("go")
@@ -127,7 +134,7 @@ async def test_asking_for_an_answer_says_what_the_run_waits_for(store: Store, ta
 
 
 async def test_an_approval_is_answered_after_a_restart_by_another_runtime(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
+    agent, _ = build_agent(DROP, tools=tables.tools, gate=later)
     async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
         assert await run_message(session) is None
         session_id, before = session.id, len(await session.facts())
@@ -142,10 +149,9 @@ async def test_an_approval_is_answered_after_a_restart_by_another_runtime(store:
     assert select_results(model.requests[0])["a"].text == "dropped users"
 
 
-async def test_one_that_answers_and_leaves_at_once_does_not_break_the_call_off(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+async def test_an_approved_call_runs_also_if_its_approver_leaves_at_once(store: Store, tables: Tables) -> None:
+    async with tables.open_session(store.open()):
+        pass
     other, _ = build_agent(tools=tables.tools)
     async with other.session(store.open()) as session:
         await session.approve("a", Answer(by="phone"))
@@ -159,60 +165,15 @@ async def test_one_that_answers_and_leaves_at_once_does_not_break_the_call_off(s
 
 
 async def test_a_gate_is_asked_again_after_a_restart(on_file: Store, tables: Tables) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=later)
-    async with agent.session(on_file.open()) as session:
-        assert await run_message(session) is None
+    async with tables.open_session(on_file.open()):
+        pass
     again, _ = build_agent("done", tools=tables.tools, gate=build_gate(Answer("allow", by="terminal")))
     async with again.session(on_file.open()) as session:
         outcome = await resume_run(session)
     assert outcome is not None and outcome.answer == "done" and tables.done == ["users"]
 
 
-async def test_two_answers_at_once_one_wins_and_the_other_is_told_who(on_file: Store, tables: Tables) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
-    other, _ = build_agent("done", tools=tables.tools)
-    async with agent.session(on_file.open()) as session:
-        assert await run_message(session) is None
-        async with other.session(on_file.open(), id=session.id) as elsewhere:
-            answers = await asyncio.gather(
-                session.approve("a", Answer(by="ada")),
-                elsewhere.deny("a", by="bob"),
-                session.approve("a", Answer(by="eve")),
-                return_exceptions=True,
-            )
-            await wait_for(session, RunFinished)
-        facts = await session.facts()
-    [answer] = select_events(facts, ApprovalAnswered)
-    losers = [error for error in answers if error is not None]
-    assert len(losers) == 2
-    for error in losers:
-        assert isinstance(error, AlreadyAnswered)
-        assert f"by {answer.by}: {answer.decision}" in str(error) and error.answer == answer
-    assert tables.done == (["users"] if answer.decision == "allow" else [])
-
-
-async def test_the_answer_that_loses_the_race_to_the_log_is_told_who_won(on_file: Store, tables: Tables) -> None:
-    """Both have read that the question is open; the log decides."""
-    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
-    async with Runtime(on_file.open(), [agent]) as runtime, runtime.session() as session:
-        assert await run_message(session) is None
-        log, post = runtime.log, runtime.log.post
-
-        async def slow_post(session_id: str, facts: Any, key: str = "", **options: Any) -> Any:
-            log.post = post  # type: ignore[method-assign]
-            async with agent.session(on_file.open(), id=session.id) as elsewhere:
-                await elsewhere.deny("a", by="bob")
-            return await post(session_id, facts, key, **options)
-
-        log.post = slow_post  # type: ignore[method-assign]
-        with pytest.raises(AlreadyAnswered, match="by bob: deny"):
-            await session.approve("a", Answer(by="ada"))
-        await wait_for(session, RunFinished)
-        assert [fact.by for fact in select_events(await session.facts(), ApprovalAnswered)] == ["bob"]
-    assert tables.done == []
-
-
-# --- answers that hold for more than one call
+# --- answers for more than one call
 
 
 @pytest.mark.parametrize(
@@ -222,18 +183,16 @@ async def test_the_answer_that_loses_the_race_to_the_log_is_told_who_won(on_file
 async def test_a_scope_is_remembered_after_a_restart(
     on_file: Store, tables: Tables, scope: Any, asked_again: list[str]
 ) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
-    async with agent.session(on_file.open()) as session:
-        assert await run_message(session) is None
+    async with tables.open_session(on_file.open(), "done") as session:
         await session.approve("a", Answer("allow", scope, by="ada"))
         await wait_for(session, RunFinished)
-        asked: list[str] = []
+    asked: list[str] = []
 
     async def gate(question: Any) -> Answer:
         asked.append(question.arguments["table"])
         return Answer("allow")
 
-    lines = [call("drop", table="users"), call("drop", table="users"), call("drop", table="orders")]
+    lines = [call("drop", table=table) for table in ("users", "users", "orders")]
     again, _ = build_agent(*lines, "done again", tools=tables.tools, gate=gate)
     async with again.session(on_file.open()) as session:
         assert (await run_to_end(session)).reason == "answered"
@@ -244,23 +203,16 @@ async def test_a_scope_is_remembered_after_a_restart(
 
 
 async def test_a_denial_for_the_tool_is_remembered_too(store: Store, tables: Tables) -> None:
-    agent, model = build_agent(
-        call("drop", id="a", table="users"), call("drop", id="b", table="orders"), "ok", tools=tables.tools, gate=later
-    )
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+    async with tables.open_session(store.open(), call("drop", id="b", table="orders"), "ok") as session:
         await session.approve("a", Answer("deny", "tool", by="ada"))
         await wait_for(session, RunFinished)
         assert len(select_events(await session.facts(), ApprovalRequested)) == 1
-    assert "ada denied drop" in select_results(model.requests[2])["b"].text and tables.done == []
+    assert "ada denied drop" in select_results(tables.model.requests[2])["b"].text and tables.done == []
 
 
-async def test_one_always_settles_the_other_questions_of_the_same_reply(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(
-        [call("drop", id=name, table=name) for name in "abc"], "done", tools=tables.tools, gate=later
-    )
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+async def test_an_answer_for_the_tool_settles_the_other_questions_of_the_reply(store: Store, tables: Tables) -> None:
+    lines = [call("drop", id=name, table=name) for name in "abc"]
+    async with tables.open_session(store.open(), "done", first=lines) as session:
         assert [question.call_id for question in await read_questions(session)] == ["a", "b", "c"]
         await session.approve("b", Answer("allow", "tool"))
         outcome = await wait_for(session, RunFinished)
@@ -277,9 +229,7 @@ async def test_calls_of_one_reply_with_several_approvals_resume_one_by_one_and_n
 ) -> None:
     lines = [call("note", id="n1", text="n1"), call("drop", id="d1", table="d1")]
     lines += [call("drop", id="d2", table="d2"), call("note", id="n2", text="n2")]
-    agent, _ = build_agent(lines, tools=tables.tools, gate=later)
-    async with agent.session(on_file.open()) as session:
-        assert await run_message(session) is None
+    async with tables.open_session(on_file.open(), first=lines) as session:
         assert [question.call_id for question in await read_questions(session)] == ["d1", "d2"]
         first = list(tables.done)
 
@@ -301,24 +251,18 @@ async def test_calls_of_one_reply_with_several_approvals_resume_one_by_one_and_n
     assert [fact.call_id for fact in select_events(facts, CallStarted)] == ["n1", "d1", "n2"]
 
 
-async def test_a_message_that_comes_while_an_approval_waits_is_kept_and_shown_after_it(
-    store: Store, tables: Tables
-) -> None:
-    agent, model = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=later)
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+async def test_a_message_during_an_open_approval_is_kept_and_shown_after_it(store: Store, tables: Tables) -> None:
+    async with tables.open_session(store.open(), "done") as session:
         await session.send("and be quick")
         assert await resume_run(session) is None
         await session.approve("a")
         await wait_for(session, RunFinished)
         check_settled(await session.facts())
-    assert list_user_texts(model.requests[1])[-1] == "and be quick"
+    assert list_user_texts(tables.model.requests[1])[-1] == "and be quick"
 
 
-async def test_cancelling_a_run_that_waits_closes_the_question(store: Store, tables: Tables) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), "fine", tools=tables.tools, gate=later)
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+async def test_cancelling_a_run_closes_its_question(store: Store, tables: Tables) -> None:
+    async with tables.open_session(store.open(), "fine") as session:
         outcome = await session.cancel()
         assert outcome is not None and outcome.reason == "cancelled"
         with pytest.raises(Conflict, match=r"call a is finished \(cancelled\); there is nothing left to answer"):
@@ -332,12 +276,8 @@ async def test_cancelling_a_run_that_waits_closes_the_question(store: Store, tab
 
 
 async def test_a_sessions_grant_can_only_narrow_the_agents(tables: Tables) -> None:
-    agent, _model = build_agent(
-        [call("drop", id="a", table="x"), call("note", id="b", text="y")],
-        "ok",
-        tools=tables.tools,
-        grant=Grant(forbid=("drop",)),
-    )
+    lines = [call("drop", id="a", table="x"), call("note", id="b", text="y")]
+    agent, _ = build_agent(lines, "ok", tools=tables.tools, grant=Grant(forbid=("drop",)))
     async with agent.session(grant=Grant(tier="full", yes=True, tools=("drop",))) as session:
         await run_to_end(session)
         done = await read_finished_calls(session)
@@ -356,39 +296,18 @@ async def test_a_narrower_grant_still_holds_after_a_restart(on_file: Store, tabl
     assert tables.done == []
 
 
-async def test_a_broken_gate_is_not_an_error_of_the_engine(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
-    def not_even_async(question: Any) -> Any:
-        raise TypeError("not a gate")
-
-    agent, _ = build_agent(call("drop", id="a", table="users"), "done", tools=tables.tools, gate=not_even_async)
-    async with agent.session() as session:
-        assert await run_message(session) is None
-        await session.approve("a")
-        assert (await wait_for(session, RunFinished)).answer == "done"
-    assert [record.levelno for record in caplog.records if record.name == "treadle"] == [logging.ERROR]
-
-
-async def test_a_question_that_is_taken_back_before_anybody_was_asked_leaves_nobody_waiting(
-    on_file: Store, tables: Tables
-) -> None:
-    agent, _ = build_agent(call("drop", id="a", table="users"), tools=tables.tools, gate=build_gate(Answer("allow")))
+async def test_nobody_waits_for_a_question_that_is_cancelled_before_it_is_asked(on_file: Store, tables: Tables) -> None:
+    agent, _ = build_agent(DROP, tools=tables.tools, gate=build_gate(Answer("allow")))
     log, elsewhere = on_file.open(), on_file.open()
     async with Runtime(log, [agent], recover=False) as runtime, runtime.session() as session:
-        release, posted = log.release, list[Any]()
-
-        async def slow_release(*args: Any, **options: Any) -> bool:
-            if not posted:
-                posted.append(await elsewhere.post(session.id, [CancelRequested(by="ada")]))
-            return await release(*args, **options)
-
-        log.release = slow_release  # type: ignore[method-assign]
+        posted = post_at_release(log, elsewhere, session.id, CancelRequested(by="ada"))
         assert (await run_to_end(session)).reason == "cancelled"
         async with asyncio.timeout(PATIENCE):
             await runtime.coordinator.wait_until_idle(session.id)
     assert posted and tables.done == []
 
 
-async def test_nobody_is_asked_about_a_call_of_a_run_that_is_over_already(store: Store, tables: Tables) -> None:
+async def test_nobody_is_asked_about_a_call_of_a_run_that_has_failed(store: Store, tables: Tables) -> None:
     @tool(on_error="stop")
     def explode() -> str:
         raise OSError("boom")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.engine.test_compaction import FIRST, WORDS, page, shown_text
 from tests.kit.counting_model import CountingModel, is_summary
-from tests.kit.sessions import PATIENCE, finish_run, list_user_texts, run_to_end, select_events
+from tests.kit.sessions import PATIENCE, finish_run, list_user_texts, resume_run, run_to_end, select_events
 from tests.kit.strict import StrictModel
 from treadle import Agent, CallFinished, Limits, ToolContext, tool
 from treadle.engine.context import Projection
@@ -439,7 +439,7 @@ async def test_a_session_with_compactions_resumes_after_a_crash_at_any_fact(tmp_
         again = CountingModel(Reader(3), window=1500)
         agent = Agent(StrictModel(again), tools=[page, todo])
         async with agent.session(store, id=point.session_id) as session:
-            await finish_run(session.resume())
+            await resume_run(session)
             if any(isinstance(fact, MessageReceived) for fact in point.facts):
                 assert all(FIRST in shown_text(request) for request in again.requests)
                 await run_to_end(session, "and?")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.kit.strict import StrictModel
-from treadle import Agent, Answer, Run, RunFinished, Session, later, tool
+from treadle import Agent, Answer, AskUser, Run, RunFinished, Session, later, tool
 from treadle.engine.state import State, fold
 from treadle.events import (
     AnyFact,
@@ -27,7 +27,7 @@ from treadle.events import (
     RunStarted,
     fact_type,
 )
-from treadle.log.base import Log
+from treadle.log.base import Log, PostResult
 from treadle.log.in_memory import InMemoryLog
 from treadle.log.sqlite import SqliteLog
 from treadle.messages import Request, ResultMessage, UserMessage, render_parts
@@ -111,16 +111,17 @@ class HeldTool:
         self.tool = wait
 
     @asynccontextmanager
-    async def open_session(self, store: Store, *script: Any) -> AsyncIterator[Session]:
+    async def open_session(self, log: Log, *script: Any) -> AsyncIterator[Session]:
         """Open a session whose run has started this tool as call `a`. The model goes on with the script."""
         self.agent, self.model = build_agent(call("wait", id="a"), *script, tools=[self.tool])
-        async with self.agent.session(store.open()) as session:
+        async with self.agent.session(log) as session:
             await session.send("go")
             await wait_for(session, CallStarted)
             yield session
 
 
 DROP = call("drop", id="a", table="users")
+QUESTION = call("ask_user", id="q", question="Which colour?", options=["red", "blue"])
 
 
 class Tables:
@@ -144,10 +145,13 @@ class Tables:
         self.tools = [drop, note]
 
     @asynccontextmanager
-    async def open_session(self, store: Store, *script: Any, **options: Any) -> AsyncIterator[Session]:
-        """Open a session that waits for an approval of call `a`, which drops the table `users`."""
-        self.agent, self.model = build_agent(DROP, *script, tools=self.tools, **{"gate": later, **options})
-        async with self.agent.session(store.open()) as session:
+    async def open_session(
+        self, log: Log | str, *script: Any, first: Any = DROP, **options: Any
+    ) -> AsyncIterator[Session]:
+        """Open a session whose run waits for a person, by default for an approval of call `a`."""
+        options = {"gate": later, **options}
+        self.agent, self.model = build_agent(first, *script, tools=[*self.tools, AskUser()], **options)
+        async with self.agent.session(log) as session:
             assert await run_message(session) is None
             yield session
 
@@ -265,6 +269,19 @@ async def wait_for(
     finally:
         watch.close()
     raise AssertionError(f"the watch ended without a {kind.__name__}")
+
+
+def post_at_release(log: Log, elsewhere: Log, session_id: str, fact: AnyFact) -> list[PostResult]:
+    """Let another process post a fact in the moment in which this one first releases the session."""
+    release, posted = log.release, list[PostResult]()
+
+    async def slow_release(*args: Any, **options: Any) -> bool:
+        if not posted:
+            posted.append(await elsewhere.post(session_id, [fact]))
+        return await release(*args, **options)
+
+    log.release = slow_release  # type: ignore[method-assign]
+    return posted
 
 
 def advance_loop_clock(seconds: float) -> None:

@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from tests.kit.fake_model import FakeModel
+from tests.kit.fake_model import HangingModel
 from tests.kit.sessions import (
     PATIENCE,
+    QUESTION,
     HeldTool,
     Store,
     build_agent,
@@ -27,6 +27,7 @@ from treadle import (
     CallStarted,
     InputRequested,
     NotAnswered,
+    Run,
     RunFinished,
     Runtime,
     TextDelta,
@@ -36,16 +37,13 @@ from treadle import (
 from treadle.engine.setup import Clock
 from treadle.errors import BadInput, ModelError
 from treadle.events import CancelRequested, MessageReceived, ModelReplied
-from treadle.messages import Request
 from treadle.testing import call
 
 
 async def test_cancel_is_final_recorded_and_the_session_can_go_on(store: Store) -> None:
     held = HeldTool()
-    agent, _ = build_agent(call("wait", id="a"), "continued", tools=[held.tool])
-    async with agent.session(store.open()) as session:
-        async with session.run("go") as run:
-            await wait_for(session, CallStarted)
+    async with held.open_session(store.open(), "continued") as session:
+        async with session.resume() as run:
             outcome = await session.cancel(by="ada")
             await run.wait()
         assert run.outcome == outcome and outcome is not None and outcome.reason == "cancelled"
@@ -55,34 +53,23 @@ async def test_cancel_is_final_recorded_and_the_session_can_go_on(store: Store) 
 
 
 async def test_cancel_stops_a_model_that_is_still_talking(store: Store) -> None:
-    closed = asyncio.Event()
-
-    class Talker(FakeModel):
-        name, window = "talker", None
-
-        async def stream(self, request: Request) -> Any:
-            try:
-                yield TextDelta(text="Once")
-                await asyncio.Event().wait()
-            finally:
-                closed.set()
-
-    async with Agent(Talker()).session(store.open()) as session:
+    model = HangingModel()
+    async with Agent(model).session(store.open()) as session:
         await session.send("go")
         await wait_for(session, TextDelta)
         outcome = await session.cancel()
-    assert closed.is_set() and outcome is not None and outcome.answer == "Once"
+    assert model.was_closed and outcome is not None and outcome.answer == "Once upon"
 
 
 async def test_cancel_ends_the_waiting_for_a_busy_model(store: Store) -> None:
     waits = asyncio.Event()
 
-    class Endless(Clock):
+    class EndlessClock(Clock):
         async def sleep(self, seconds: float) -> None:
             waits.set()
             await asyncio.Event().wait()
 
-    agent, _ = build_agent(ModelError("busy", retryable=True), "ok", clock=Endless())
+    agent, _ = build_agent(ModelError("busy", retryable=True), "ok", clock=EndlessClock())
     async with agent.session(store.open()) as session:
         await session.send("go")
         await asyncio.wait_for(waits.wait(), PATIENCE)
@@ -90,14 +77,14 @@ async def test_cancel_ends_the_waiting_for_a_busy_model(store: Store) -> None:
     assert outcome is not None and outcome.reason == "cancelled"
 
 
-async def test_a_cancel_that_comes_as_the_run_ends_is_given_that_ending(on_file: Store) -> None:
+async def test_a_cancel_that_comes_as_the_run_ends_returns_that_ending(on_file: Store) -> None:
     """Another process finishes the run between the look and the cancel: there must be no waiting for ever."""
     held = HeldTool()
-    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
     other, _ = build_agent(tools=[held.tool])
-    async with agent.session(on_file.open()) as session, Runtime(on_file.open(), [other], recover=False) as elsewhere:
-        await session.send("go")
-        await wait_for(session, CallStarted)
+    async with (
+        held.open_session(on_file.open(), "done") as session,
+        Runtime(on_file.open(), [other], recover=False) as elsewhere,
+    ):
         log, post = elsewhere.log, elsewhere.log.post
 
         async def slow_post(*args: Any, **options: Any) -> Any:
@@ -117,13 +104,18 @@ async def test_leaving_the_block_stops_the_run_and_settles_it(store: Store) -> N
     agent, _ = build_agent(call("wait", id="a"), tools=[held.tool])
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
-            async for event in run:
-                if isinstance(event, CallStarted):
-                    break
+            await wait_in(run, CallStarted)
         facts = await session.facts()
     check_settled(facts)
     assert run.outcome is not None and run.outcome == facts[-1]
     assert (run.outcome.reason, run.outcome.error) == ("cancelled", "cancelled: its caller left")
+
+
+async def wait_in(run: Run, kind: type[Any]) -> None:
+    """Follow a run until the first event of a kind."""
+    async for event in run:
+        if isinstance(event, kind):
+            return
 
 
 async def test_a_run_is_used_inside_its_block() -> None:
@@ -134,50 +126,38 @@ async def test_a_run_is_used_inside_its_block() -> None:
         assert list_kinds(await session.facts()) == ["session_created"]
 
 
-async def test_typed_answers_are_checked_again_when_read(on_file: Store) -> None:
-    agent, _ = build_agent("4", output=int)
-    assert await agent.ask("2+2?") == 4
-    with pytest.raises(ValidationError):
-        agent.parse_output("four")
-
-
-async def test_a_message_that_waits_when_the_run_is_cancelled_is_kept_for_later(store: Store) -> None:
+async def test_a_queued_message_of_a_cancelled_run_is_kept_for_later(store: Store) -> None:
     held = HeldTool()
-    agent, model = build_agent(call("wait", id="a"), "both", tools=[held.tool])
-    async with agent.session(store.open()) as session:
-        await session.send("first")
-        await wait_for(session, CallStarted)
+    async with held.open_session(store.open(), "both") as session:
         asking = asyncio.create_task(session.ask("second"))
         await wait_for(session, MessageReceived, lambda fact: fact.parts == (TextPart("second"),))
         await session.cancel()
         with pytest.raises(NotAnswered, match=r"nobody works on this message now; session.continue_"):
             await asking
-        assert await resume_run(session) is None and len(model.requests) == 1, "a cancel starts nothing"
+        assert await resume_run(session) is None and len(held.model.requests) == 1, "a cancel starts nothing"
         assert (await run_to_end(session, "third")).answer == "both"
         check_settled(await session.facts())
-    assert list_user_texts(model.requests[1])[-2:] == ["second", "third"]
+    assert list_user_texts(held.model.requests[1])[-2:] == ["second", "third"]
 
 
-async def test_a_first_message_that_was_cancelled_before_its_run_is_taken_up_by_continue(store: Store) -> None:
+async def test_continue_takes_up_a_first_message_that_was_cancelled_before_its_run(store: Store) -> None:
     agent, model = build_agent("at last")
     async with agent.session(store.open()) as session:
         await session.send("go")
         assert await session.cancel() is None
-        async with session.continue_() as run:
-            outcome = await run.wait()
+        assert (await finish_run(session.continue_())).answer == "at last"
         check_settled(await session.facts())
-    assert outcome is not None and outcome.answer == "at last"
     assert list_user_texts(model.requests[0]) == ["go"], "there is nothing else to go on from"
 
 
-async def test_the_same_key_used_twice_at_once_is_one_message(store: Store) -> None:
+async def test_two_messages_with_one_key_at_once_are_one_message(store: Store) -> None:
     agent, model = build_agent("one")
     async with agent.session(store.open()) as session:
         first, second = await asyncio.gather(*(run_to_end(session, "pay", key="k") for _ in range(2)))
     assert first == second and len(model.requests) == 1
 
 
-async def test_giving_up_on_an_answer_stops_the_run(store: Store) -> None:
+async def test_a_timeout_while_waiting_for_an_answer_stops_the_run(store: Store) -> None:
     held = HeldTool()
     agent, _ = build_agent(call("wait", id="a"), tools=[held.tool])
     async with agent.session(store.open()) as session:
@@ -188,21 +168,18 @@ async def test_giving_up_on_an_answer_stops_the_run(store: Store) -> None:
         assert isinstance(facts[-1], RunFinished) and facts[-1].reason == "cancelled"
 
 
-async def test_giving_up_on_a_message_that_still_waits_does_not_stop_somebody_elses_run(store: Store) -> None:
+async def test_a_timeout_of_a_queued_message_does_not_stop_the_run_of_another(store: Store) -> None:
     held = HeldTool()
-    agent, model = build_agent(call("wait", id="a"), "both", tools=[held.tool])
-    async with agent.session(store.open()) as session, session.run("first") as run:
-        await wait_for(session, CallStarted)
+    async with held.open_session(store.open(), "both") as session:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(session.ask("second"), 0.1)
         held.free.set()
-        outcome = await run.wait()
+        assert (await wait_for(session, RunFinished)).answer == "both"
         check_settled(await session.facts())
-    assert outcome is not None and outcome.answer == "both"
-    assert list_user_texts(model.requests[1])[-1] == "second", "it was sent, and is kept"
+    assert list_user_texts(held.model.requests[1])[-1] == "second", "it was sent, and is kept"
 
 
-async def test_leaving_before_anything_has_begun_stops_it_too(store: Store) -> None:
+async def test_leaving_before_anything_has_started_stops_the_run_too(store: Store) -> None:
     agent, model = build_agent("never asked")
     async with agent.session(store.open()) as session:
         async with session.run("go"):
@@ -212,39 +189,32 @@ async def test_leaving_before_anything_has_begun_stops_it_too(store: Store) -> N
     assert model.requests == []
 
 
-async def test_a_run_that_is_left_when_it_has_ended_already_says_how_it_ended(store: Store) -> None:
+async def test_a_run_that_has_ended_before_it_is_left_says_how(store: Store) -> None:
     agent, _ = build_agent("all done")
     async with agent.session(store.open()) as session:
         async with session.run("go") as run:
-            async for event in run:
-                if isinstance(event, ModelReplied):
-                    break
+            await wait_in(run, ModelReplied)
             await wait_for(session, RunFinished)
         facts = await session.facts()
     assert run.outcome is not None and run.outcome == facts[-1]
     assert (run.outcome.reason, run.outcome.answer, run.pending) == ("answered", "all done", [])
 
 
-async def test_a_run_that_is_left_while_it_waits_for_somebody_goes_on_waiting_and_says_for_what(store: Store) -> None:
-    agent, _ = build_agent(call("ask_user", id="q", question="Which?"), "blue it is", tools=[AskUser()], gate=later)
+async def test_a_run_that_waits_for_a_person_goes_on_waiting_when_it_is_left(store: Store) -> None:
+    agent, _ = build_agent(QUESTION, "blue it is", tools=[AskUser()], gate=later)
     async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
         async with session.run("go") as run:
-            async for event in run:
-                if isinstance(event, InputRequested):
-                    break
+            await wait_in(run, InputRequested)
             await runtime.coordinator.wait_until_idle(session.id)
         assert run.outcome is None and [question.call_id for question in run.pending] == ["q"]
         await session.answer("q", "blue")
         assert (await wait_for(session, RunFinished)).answer == "blue it is"
 
 
-async def test_a_run_that_another_process_has_taken_up_goes_on_when_it_is_left(on_file: Store) -> None:
+async def test_a_run_in_another_process_goes_on_when_it_is_left_here(on_file: Store) -> None:
     held = HeldTool()
-    agent, _ = build_agent(call("wait", id="a"), "done", tools=[held.tool])
-    async with agent.session(on_file.open()) as session:
-        await session.send("go")
-        await wait_for(session, CallStarted)
-        async with agent.session(on_file.open(), id=session.id) as elsewhere, elsewhere.resume() as run:
+    async with held.open_session(on_file.open(), "done") as session:
+        async with held.agent.session(on_file.open(), id=session.id) as elsewhere, elsewhere.resume() as run:
             pass
         assert run.outcome is None and run.pending == []
         held.free.set()

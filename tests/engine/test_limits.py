@@ -5,70 +5,56 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fake_model import FakeModel
+from tests.kit.fake_model import HangingModel
 from tests.kit.sessions import (
+    DROP,
     PATIENCE,
     Store,
+    Tables,
     build_agent,
     check_settled,
-    check_wrap_up,
     finish_run,
     list_user_texts,
     note,
-    read_finished_calls,
     read_questions,
     resume_run,
-    run_message,
+    run_agent,
     run_script,
     run_to_end,
     select_events,
-    select_results,
 )
-from treadle import Agent, CallStarted, Limits, RunFinished, TextDelta, later, tool
+from treadle import Agent, CallStarted, Limits, RunFinished, tool
 from treadle.engine.steps import TURN_CEILING
 from treadle.errors import BadInput, ModelError
 from treadle.events import ModelFailed, TurnStarted
 from treadle.messages import Reply, Request, Usage
 from treadle.testing import ScriptedModel, call, say
 
-
-@tool(safety="destructive")
-def drop(table: str) -> str:
-    """Drop a table."""
-    return f"dropped {table}"
-
-
 # --- limits of every kind
 
 
 async def test_at_the_turn_limit_the_model_wraps_up_and_continue_has_a_fresh_budget(store: Store) -> None:
-    agent, model = build_agent(
-        call("note", text="1"),
-        call("note", text="2"),
-        "half done",
-        call("note", text="3"),
-        "all done",
-        tools=[note],
-        limits=Limits(turns=2),
-    )
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_wrap_up(model, outcome, "turn_limit", "all the turns")
-        assert (outcome.turns, outcome.calls) == (2, 2)
-        async with session.continue_() as run:
-            await run.wait()
+    lines = [call("note", text="1"), call("note", text="2"), "half done", call("note", text="3"), "all done"]
+    run = await store.run_script(*lines, tools=[note], limits=Limits(turns=2))
+    run.check_wrap_up("turn_limit", "all the turns")
+    assert (run.outcome.turns, run.outcome.calls) == (2, 2)
+    async with run.agent.session(store.open(), id=run.session_id) as session:
+        outcome = await finish_run(session.continue_())
         facts = await session.facts()
-    assert run.outcome is not None
-    assert (run.outcome.reason, run.outcome.answer, run.outcome.turns) == ("answered", "all done", 2)
-    assert "Go on where you left off." in list_user_texts(model.requests[3])[-1]
+    assert (outcome.reason, outcome.answer, outcome.turns) == ("answered", "all done", 2)
+    assert "Go on where you left off." in list_user_texts(run.requests[3])[-1]
     assert [fact.wrap_up for fact in select_events(facts, TurnStarted)] == [None, None, "turn_limit", None, None]
     check_settled(facts)
 
 
-async def test_an_answer_in_the_last_turn_needs_no_wrap_up() -> None:
-    run = await run_script(call("note", text="1"), "done", tools=[note], limits=Limits(turns=2))
-    assert run.reason == "answered"
-    assert len(run.requests) == 2
+@pytest.mark.parametrize(
+    ("line", "limits"),
+    [(call("note", text="1"), Limits(turns=2)), ([call("note", text="1"), call("note", text="2")], Limits(calls=2))],
+    ids=["turns", "calls"],
+)
+async def test_a_run_that_uses_exactly_its_limit_needs_no_wrap_up(line: Any, limits: Limits) -> None:
+    run = await run_script(line, "done", tools=[note], limits=limits)
+    assert run.reason == "answered" and len(run.requests) == 2
 
 
 @pytest.mark.parametrize("safety", ["safe", "caution"])
@@ -77,32 +63,19 @@ async def test_at_the_call_limit_the_first_calls_run_and_the_rest_are_refused(st
     def act(text: str) -> str:
         return text
 
-    run = await store.run_script(
-        [call("act", id=name, text=name) for name in "abcd"], "half done", tools=[act], limits=Limits(calls=2)
-    )
-    assert [fact.call_id for fact in run.select(CallStarted)] == ["a", "b"]
-    check_wrap_up(run.model, run.outcome, "call_limit", "all the tool calls")
-    assert run.outcome.calls == 2
-    assert {name: run.results[name].status for name in "abcd"} == {"a": "ok", "b": "ok", "c": "refused", "d": "refused"}
-    assert "limit of 2 calls" in select_results(run.requests[1])["c"].text
+    calls = [call("act", id=name, text=name) for name in "abcd"]
+    run = await store.run_script(calls, "half done", tools=[act], limits=Limits(calls=2))
+    run.check_wrap_up("call_limit", "all the tool calls")
+    assert [fact.call_id for fact in run.select(CallStarted)] == ["a", "b"] and run.outcome.calls == 2
+    assert [run.results[name].status for name in "abcd"] == ["ok", "ok", "refused", "refused"]
+    assert "limit of 2 calls" in run.messages["c"].text
 
 
-async def test_calls_that_did_not_run_do_not_count(store: Store) -> None:
-    run = await store.run_script(
-        [call("nope", id="a"), call("drop", id="b", table="t"), call("note", id="c", text="x")],
-        "done",
-        tools=[note, drop],
-        limits=Limits(calls=1),
-    )
-    assert {name: fact.status for name, fact in run.results.items()} == {"a": "error", "b": "denied", "c": "ok"}
+async def test_calls_that_did_not_run_do_not_count(store: Store, tables: Tables) -> None:
+    calls = [call("nope", id="x"), DROP, call("note", id="c", text="x")]
+    run = await store.run_script(calls, "done", tools=tables.tools, limits=Limits(calls=1))
+    assert {name: fact.status for name, fact in run.results.items()} == {"x": "error", "a": "denied", "c": "ok"}
     assert (run.reason, run.outcome.calls) == ("answered", 1)
-
-
-async def test_a_run_may_use_exactly_its_call_limit() -> None:
-    run = await run_script(
-        [call("note", text="1"), call("note", text="2")], "done", tools=[note], limits=Limits(calls=2)
-    )
-    assert run.reason == "answered"
 
 
 async def test_retries_of_one_call_count_once() -> None:
@@ -115,57 +88,55 @@ async def test_retries_of_one_call_count_once() -> None:
             raise OSError("broken")
         return "mended"
 
-    run = await run_script(
-        [call("flaky", id="a"), call("flaky", id="b")], "done", tools=[flaky], limits=Limits(calls=2)
-    )
+    run = await run_script([call("flaky"), call("flaky")], "done", tools=[flaky], limits=Limits(calls=2))
     assert (run.reason, run.outcome.calls) == ("answered", 2)
 
 
 async def test_the_token_limit_is_passed_to_the_model_and_ends_the_run(store: Store) -> None:
-    run = await store.run_script(
-        say("", call("note", text="1"), usage=Usage(output_tokens=60)),
-        say("", call("note", text="2"), usage=Usage(output_tokens=45)),
-        "half done",
-        tools=[note],
-        limits=Limits(tokens=100),
-    )
-    check_wrap_up(run.model, run.outcome, "token_limit", "tokens")
+    lines = [say("", call("note", text=str(spent)), usage=Usage(output_tokens=spent)) for spent in (60, 45)]
+    run = await store.run_script(*lines, "half done", tools=[note], limits=Limits(tokens=100))
+    run.check_wrap_up("token_limit", "tokens")
     assert [request.max_tokens for request in run.requests[:2]] == [100, 40]
     assert run.requests[2].max_tokens is not None and run.requests[2].max_tokens > 0
 
 
-async def test_a_reply_cut_for_its_length_is_no_answer() -> None:
-    run = await run_script(Reply(text="The answer is 4", finish="length"), "half done", tools=[note])
-    check_wrap_up(run.model, run.outcome, "token_limit", "tokens")
+@pytest.mark.parametrize(
+    ("lines", "limits", "reason", "words"),
+    [
+        (
+            [say("", call("note", text=text), usage=Usage(cost=0.6)) for text in "ab"],
+            Limits(cost=1.0),
+            "cost_limit",
+            "money",
+        ),
+        ([Reply(text="The answer is 4", finish="length")], Limits(), "token_limit", "tokens"),
+        ([ModelError("busy", retryable=True, retry_after=50)], Limits(seconds=0.5), "time_limit", "time"),
+    ],
+    ids=["cost", "a reply cut for its length", "the wait for a busy model"],
+)
+async def test_a_limit_ends_the_run_with_a_wrap_up(
+    store: Store, lines: list[Any], limits: Limits, reason: str, words: str
+) -> None:
+    run = await store.run_script(*lines, "half done", tools=[note], limits=limits)
+    run.check_wrap_up(reason, words)
 
 
-async def test_the_cost_limit_ends_the_run(store: Store) -> None:
-    agent, model = build_agent(
-        say("", call("note", text="1"), usage=Usage(cost=0.6)),
-        say("", call("note", text="2"), usage=Usage(cost=0.6)),
-        "half done",
-        tools=[note],
-        limits=Limits(cost=1.0),
-    )
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_wrap_up(model, outcome, "cost_limit", "money")
-        assert outcome.usage.cost == pytest.approx(1.2)
-
-
-async def test_the_time_limit_is_checked_between_turns(store: Store) -> None:
-    clock = store.stepping()
+@pytest.mark.parametrize(("turns", "late"), [(["a", "b"], ""), (["abcd"], "cd")], ids=["turns", "one reply"])
+async def test_no_call_starts_after_the_time_limit(store: Store, turns: list[str], late: str) -> None:
+    clock, done = store.stepping(), list[str]()
 
     @tool
-    def work() -> str:
+    def work(text: str) -> str:
+        done.append(text)
         clock.step(40)
         return "worked"
 
-    agent, model = build_agent(
-        call("work", id="a"), call("work", id="b"), "half done", tools=[work], limits=Limits(seconds=60), clock=clock
-    )
-    async with agent.session(store.open()) as session:
-        check_wrap_up(model, await run_to_end(session), "time_limit", "time")
+    lines = [[call("work", id=text, text=text) for text in turn] for turn in turns]
+    run = await store.run_script(*lines, "half done", tools=[work], limits=Limits(seconds=60), clock=clock)
+    run.check_wrap_up("time_limit", "time")
+    assert done == ["a", "b"] == [name for name, fact in run.results.items() if fact.status == "ok"]
+    stopped = [(run.results[name].status, run.results[name].output) for name in late]
+    assert stopped == [("cancelled", "Not run: the time for this run is over.")] * len(late)
 
 
 async def test_the_time_limit_stops_a_running_tool(store: Store) -> None:
@@ -178,79 +149,26 @@ async def test_the_time_limit_stops_a_running_tool(store: Store) -> None:
         finally:
             stopped.append(True)
 
-    run = await store.run_script(
-        [call("hang", id="a"), call("hang", id="b")], "half done", tools=[hang], limits=Limits(seconds=0.5)
-    )
-    check_wrap_up(run.model, run.outcome, "time_limit", "time")
+    run = await store.run_script([call("hang"), call("hang")], "half done", tools=[hang], limits=Limits(seconds=0.5))
+    run.check_wrap_up("time_limit", "time")
     assert stopped == [True, True]
     assert {fact.status for fact in run.results.values()} == {"cancelled"}
 
 
-async def test_no_call_starts_after_the_time_limit(store: Store) -> None:
-    clock, done = store.stepping(), list[str]()
-
-    @tool
-    def work(text: str) -> str:
-        done.append(text)
-        clock.step(40)
-        return "worked"
-
-    calls = [call("work", id=text, text=text) for text in "abcd"]
-    agent, model = build_agent(calls, "half done", tools=[work], limits=Limits(seconds=60), clock=clock)
-    async with agent.session(store.open()) as session:
-        check_wrap_up(model, await run_to_end(session), "time_limit", "time")
-        done_calls = await read_finished_calls(session)
-        check_settled(await session.facts())
-    assert done == ["a", "b"]
-    assert [done_calls[text].status for text in "abcd"] == ["ok", "ok", "cancelled", "cancelled"]
-    assert done_calls["c"].output == "Not run: the time for this run is over."
-
-
 @pytest.mark.parametrize("clock", ["real", "set back"])
 async def test_the_time_limit_stops_a_streaming_model_and_keeps_its_partial_text(store: Store, clock: str) -> None:
-    class Talker(FakeModel):
-        name, window, asked = "talker", None, 0
-
-        async def stream(self, request: Request) -> Any:
-            self.asked += 1
-            if self.asked == 1:
-                yield TextDelta(text="Once upon")
-                await asyncio.Event().wait()
-            yield Reply(text="half done")
-
     options: Any = {"clock": store.stepping()} if clock == "set back" else {}
-    agent = Agent(Talker(), limits=Limits(seconds=0.5), **options)
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        failed = select_events(await session.facts(), ModelFailed)
-    assert (outcome.reason, outcome.answer) == ("time_limit", "half done")
-    assert [fact.partial for fact in failed] == ["Once upon"]
+    run = await store.run_agent(Agent(HangingModel(reply="half done"), limits=Limits(seconds=0.5), **options))
+    assert (run.reason, run.answer) == ("time_limit", "half done")
+    assert [fact.partial for fact in run.select(ModelFailed)] == ["Once upon"]
 
 
 async def test_a_hanging_model_does_not_delay_the_end_of_a_short_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.engine.loop.SHORT_WRAP_UP_SECONDS", 0.2)
-
-    class Stalled(FakeModel):
-        name, window, asked = "stalled", None, 0
-
-        async def stream(self, request: Request) -> Any:
-            self.asked += 1
-            await asyncio.Event().wait()
-            yield TextDelta(text="never")
-
-    model = Stalled()
-    async with Agent(model, limits=Limits(seconds=0.5)).session() as session:
-        async with asyncio.timeout(PATIENCE):
-            outcome = await run_to_end(session)
-    assert (outcome.reason, model.asked) == ("time_limit", 2)
-    assert "gave no summary" in outcome.answer
-
-
-async def test_the_time_limit_ends_the_wait_for_a_busy_model(store: Store) -> None:
-    busy = ModelError("busy", retryable=True, retry_after=50)
-    agent, model = build_agent(busy, "half done", limits=Limits(seconds=0.5), tools=[note])
-    async with agent.session(store.open()) as session:
-        check_wrap_up(model, await run_to_end(session), "time_limit", "time")
+    async with asyncio.timeout(PATIENCE):
+        run = await run_agent(Agent(HangingModel(text=""), limits=Limits(seconds=0.5)))
+    assert (run.reason, len(run.requests)) == ("time_limit", 2)
+    assert "gave no summary" in run.answer
 
 
 async def test_a_failure_in_the_last_turn_is_reported_as_a_failure(store: Store) -> None:
@@ -260,19 +178,9 @@ async def test_a_failure_in_the_last_turn_is_reported_as_a_failure(store: Store)
     assert len(run.requests) == 1
 
 
-async def test_waiting_for_a_person_does_not_count_as_time(store: Store) -> None:
-    clock = store.stepping()
-    agent, _model = build_agent(
-        call("drop", id="a", table="t"),
-        call("note", text="x"),
-        "done",
-        tools=[drop, note],
-        gate=later,
-        clock=clock,
-        limits=Limits(seconds=60),
-    )
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
+async def test_waiting_for_a_person_does_not_count_as_time(store: Store, tables: Tables) -> None:
+    clock, lines = store.stepping(), [call("note", text="x"), "done"]
+    async with tables.open_session(store.open(), *lines, clock=clock, limits=Limits(seconds=60)) as session:
         clock.step(86_400)
         await session.approve("a")
         outcome = await resume_run(session)
@@ -324,26 +232,18 @@ async def test_a_wrap_up_without_text_gets_a_default_text(store: Store, line: An
 
 
 async def test_a_wrap_up_is_retried_when_the_model_is_busy(store: Store) -> None:
-    clock = store.stepping()
-    busy = ModelError("busy", kind="overloaded", retryable=True)
-    run = await store.run_script(
-        call("note", text="1"), busy, "half done", tools=[note], limits=Limits(turns=1), clock=clock
-    )
+    lines = [call("note", text="1"), ModelError("busy", kind="overloaded", retryable=True), "half done"]
+    run = await store.run_script(*lines, tools=[note], limits=Limits(turns=1), clock=store.stepping())
     assert (run.reason, run.answer) == ("turn_limit", "half done")
 
 
-async def test_a_pause_in_the_last_turn_does_not_start_the_wrap_up(store: Store) -> None:
-    agent, model = build_agent(
-        call("drop", id="a", table="t"), "half done", tools=[drop], gate=later, limits=Limits(turns=1, calls=1)
-    )
-    async with agent.session(store.open()) as session:
-        assert await run_message(session) is None
-        assert len(model.requests) == 1 and len(await read_questions(session)) == 1
+async def test_a_pause_in_the_last_turn_does_not_start_the_wrap_up(store: Store, tables: Tables) -> None:
+    async with tables.open_session(store.open(), "half done", limits=Limits(turns=1, calls=1)) as session:
+        assert len(tables.model.requests) == 1 and len(await read_questions(session)) == 1
         assert not select_events(await session.facts(), RunFinished)
         assert await resume_run(session) is None, "resuming starts no wrap-up either"
-        assert len(model.requests) == 1
+        assert len(tables.model.requests) == 1
         await session.approve("a")
         outcome = await resume_run(session)
-        done = await read_finished_calls(session)
-    assert done["a"].output == "dropped t"
+    assert tables.done == ["users"]
     assert outcome is not None and (outcome.reason, outcome.answer) == ("turn_limit", "half done")

@@ -1,4 +1,10 @@
-"""The base of fake models: a test adds `stream`."""
+"""Fake models. A test adds `stream` to the first one."""
+
+import asyncio
+from typing import Any
+
+from treadle.events import TextDelta
+from treadle.messages import Reply, Request
 
 
 class FakeModel:
@@ -8,3 +14,23 @@ class FakeModel:
 
     async def close(self) -> None:
         pass
+
+
+class HangingModel(FakeModel):
+    """Says a text in its first request and then hangs. It replies to later requests, if there is a reply."""
+
+    def __init__(self, text: str = "Once upon", reply: str | None = None) -> None:
+        self.text, self.reply = text, reply
+        self.requests: list[Request] = []
+        self.was_closed = False
+
+    async def stream(self, request: Request) -> Any:
+        self.requests.append(request)
+        if self.reply is not None and len(self.requests) > 1:
+            yield Reply(text=self.reply)
+            return
+        try:
+            yield TextDelta(text=self.text)
+            await asyncio.Event().wait()
+        finally:
+            self.was_closed = True

@@ -191,12 +191,12 @@ async def run_to_end(session: Session, content: Any = "go", **options: Any) -> R
 
 @dataclass
 class FinishedRun:
-    """A run on a scripted model: its outcome, the facts of its session, and the model."""
+    """A run: its agent, its outcome, and the facts of its session."""
 
+    agent: Agent
     session_id: str
     outcome: RunFinished
     facts: list[AnyFact]
-    model: Any
 
     @property
     def reason(self) -> str:
@@ -212,7 +212,7 @@ class FinishedRun:
 
     @property
     def requests(self) -> list[Request]:
-        return self.model.requests
+        return self.agent.model.requests  # type: ignore[union-attr]
 
     @property
     def results(self) -> dict[str, CallFinished]:
@@ -227,6 +227,13 @@ class FinishedRun:
     def select(self, kind: type[Kind]) -> list[Kind]:
         return select_events(self.facts, kind)
 
+    def check_wrap_up(self, reason: str, words: str) -> None:
+        """Check that the run ended at a limit with the answer `half done`, after one last request without calls."""
+        assert (self.reason, self.answer, self.outcome.can_continue) == (reason, "half done", True)
+        for request in self.requests[:-1]:
+            assert request.tool_choice == "auto"
+        check_wrap_up_request(self.requests[-1], words)
+
 
 async def run_agent(agent: Agent, content: Any = "go", log: Log | str = ":memory:") -> FinishedRun:
     """Run one message of a new session to its end, and check that everything is settled."""
@@ -234,7 +241,7 @@ async def run_agent(agent: Agent, content: Any = "go", log: Log | str = ":memory
         outcome = await run_to_end(session, content)
         facts = await session.facts()
     check_settled(facts)
-    return FinishedRun(session.id, outcome, facts, agent.model)
+    return FinishedRun(agent, session.id, outcome, facts)
 
 
 async def run_script(*script: Any, content: Any = "go", **options: Any) -> FinishedRun:
@@ -346,11 +353,3 @@ def check_wrap_up_request(request: Request, words: str) -> None:
     last = request.messages[-1]
     note_text = last.text if isinstance(last, ResultMessage) else list_user_texts(request)[-1]
     assert words in note_text and "what was done and what is left" in note_text
-
-
-def check_wrap_up(model: ScriptedModel, outcome: RunFinished, reason: str, words: str) -> None:
-    """Check that a run ended at a limit with the answer `half done`, after one last request without calls."""
-    assert (outcome.reason, outcome.answer, outcome.can_continue) == (reason, "half done", True)
-    for request in model.requests[:-1]:
-        assert request.tool_choice == "auto"
-    check_wrap_up_request(model.requests[-1], words)

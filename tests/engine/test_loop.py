@@ -1,6 +1,7 @@
 """The loop as its user sees it: which calls run when, what the model is told, and how a run ends."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from tests.kit.sessions import (
     finish_run,
     list_kinds,
     list_user_texts,
+    note,
+    run_agent,
     run_script,
     run_to_end,
     select_events,
@@ -21,14 +24,8 @@ from treadle import Agent, CallFinished, CallStarted, Limits, ModelReplied, Reas
 from treadle.engine.setup import compute_backoff
 from treadle.errors import ModelError
 from treadle.events import ModelFailed, RunFinished, SignalDetected, TurnStarted
-from treadle.messages import Call, Reply, Usage
+from treadle.messages import Call, Reply, Request, Usage
 from treadle.testing import SteppingClock, call, say
-
-
-@tool
-def note(text: str) -> str:
-    """Write something down."""
-    return f"noted {text}"
 
 
 @tool(safety="safe")
@@ -155,7 +152,7 @@ async def test_an_unknown_tool_is_answered_with_the_one_that_was_meant(store: St
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         ('{"text": "cut off', "not valid JSON"),
         ("", "text: Field required"),
@@ -169,24 +166,18 @@ async def test_an_unknown_tool_is_answered_with_the_one_that_was_meant(store: St
 )
 @pytest.mark.parametrize("doom_loop", [True, False])
 async def test_arguments_that_do_not_fit_are_answered_with_the_reason(
-    arguments: str, told: str, doom_loop: bool
+    arguments: str, words: str, doom_loop: bool
 ) -> None:
     run = await run_script(Call("a", "note", arguments), "sorry", tools=[note], limits=Limits(doom_loop=doom_loop))
     done = run.results["a"]
     assert run.reason == "answered", run.outcome.error
-    assert done.status == "error" and told in done.output and "note" in done.output
+    assert done.status == "error" and words in done.output and "note" in done.output
     assert select_results(run.requests[1])["a"].text == done.output
 
 
 async def test_missing_and_repeated_call_ids_are_made_unique_for_the_whole_session(store: Store) -> None:
-    agent, model = build_agent(
-        [call("note", text="1"), call("note", text="2"), call("note", id="call_0", text="3")],
-        [call("note", id="call_0", text="4"), call("note", id="call_0", text="5")],
-        "done",
-        call("note", id="call_0", text="6"),
-        "done again",
-        tools=[note],
-    )
+    lines = [call("note", text="1"), call("note", text="2"), *(call("note", id="call_0", text=n) for n in "3456")]
+    agent, model = build_agent(lines[:3], lines[3:5], "done", lines[5], "done again", tools=[note])
     async with agent.session(store.open()) as session:
         await run_to_end(session)
         await run_to_end(session, "again")
@@ -194,8 +185,7 @@ async def test_missing_and_repeated_call_ids_are_made_unique_for_the_whole_sessi
     check_settled(facts)
     ids = [one.id for fact in select_events(facts, ModelReplied) for one in fact.calls]
     assert len(set(ids)) == 6 and all(ids) and ids.count("call_0") == 1
-    texts = [fact.arguments["text"] for fact in select_events(facts, CallStarted)]
-    assert texts == ["1", "2", "3", "4", "5", "6"]
+    assert [fact.arguments["text"] for fact in select_events(facts, CallStarted)] == list("123456")
     shown = select_results(model.requests[-1])
     assert [message.text for message in shown.values()] == [f"noted {n}" for n in range(1, 7)]
 
@@ -271,20 +261,6 @@ async def test_a_text_only_agent_that_only_calls_is_nudged_and_ends(store: Store
 # --- a model that fails
 
 
-class Breaks(FakeModel):
-    """A model that says something and then fails, as often as it is asked."""
-
-    name, window = "breaks", None
-
-    def __init__(self, text: str, error: Exception) -> None:
-        self.text, self.error, self.asked = text, error, 0
-
-    async def stream(self, request):  # type: ignore[no-untyped-def]
-        self.asked += 1
-        yield TextDelta(text=self.text)
-        raise self.error
-
-
 async def test_a_retryable_failure_is_tried_again_with_growing_waits_each_attempt_a_fact(store: Store) -> None:
     clock = store.stepping()
     busy = ModelError("busy", kind="overloaded", retryable=True)
@@ -307,12 +283,6 @@ async def test_retry_after_is_waited_for_as_asked(store: Store) -> None:
     assert clock.slept == pytest.approx([7])
 
 
-async def test_a_provider_that_wants_too_long_a_wait_ends_the_run_at_once() -> None:
-    run = await run_script(ModelError("come back in 16 days", kind="quota", retryable=True, retry_after=1e6), "ok")
-    assert run.reason == "failed" and "16 days" in run.outcome.error and run.outcome.can_continue
-    assert len(run.requests) == 1
-
-
 @pytest.mark.parametrize(("attempt", "longest"), [(1, 0.5), (2, 1.0), (4, 4.0), (20, 30.0)])
 def test_pauses_grow_up_to_a_bound_and_are_not_the_same_for_everybody(attempt: int, longest: float) -> None:
     pauses = [compute_backoff(attempt, None) or 0.0 for _ in range(100)]
@@ -320,57 +290,53 @@ def test_pauses_grow_up_to_a_bound_and_are_not_the_same_for_everybody(attempt: i
 
 
 async def test_attempts_run_out(store: Store) -> None:
-    clock = store.stepping()
     busy = ModelError("busy", kind="overloaded", retryable=True)
-    run = await store.run_script(*[busy] * 9, clock=clock, limits=Limits(attempts=3))
-    failed = run.select(ModelFailed)
+    run = await store.run_script(*[busy] * 9, clock=store.stepping(), limits=Limits(attempts=3))
     assert (run.reason, run.outcome.error) == ("failed", "overloaded: busy")
-    assert [fact.wait is None for fact in failed] == [False, False, True]
+    assert [fact.wait is None for fact in run.select(ModelFailed)] == [False, False, True]
     assert len(run.requests) == 3
 
 
-async def test_a_failure_that_cannot_be_helped_is_not_tried_again(store: Store) -> None:
-    agent, model = build_agent(ModelError("bad key", kind="auth"), "ok")
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        assert (outcome.reason, outcome.error, outcome.can_continue) == ("failed", "auth: bad key", True)
-        assert len(model.requests) == 1
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (ModelError("bad key", kind="auth"), "auth: bad key"),
+        (ModelError("in 16 days", kind="quota", retryable=True, retry_after=1e6), "in 16 days"),
+        (ZeroDivisionError("oops"), "ZeroDivisionError: oops"),
+        (Reply(text="I can", finish="filter"), "content filter"),
+    ],
+    ids=["bad key", "a wait that is too long", "a bug in the adapter", "content filter"],
+)
+async def test_a_final_failure_is_not_tried_again_and_the_run_can_continue(store: Store, line: Any, error: str) -> None:
+    run = await store.run_script(line, "ok")
+    assert run.reason == "failed" and error in run.outcome.error and run.outcome.can_continue
+    assert len(run.requests) == 1
+    async with run.agent.session(store.open(), id=run.session_id) as session:
         assert (await finish_run(session.continue_())).answer == "ok"
 
 
-async def test_a_bug_in_a_model_adapter_ends_the_run_and_is_recorded(store: Store) -> None:
-    run = await store.run_script(ZeroDivisionError("oops"))
-    assert run.reason == "failed" and "ZeroDivisionError: oops" in run.outcome.error
+async def test_the_partial_text_of_a_broken_stream_is_kept(store: Store) -> None:
+    class BreakingModel(FakeModel):
+        async def stream(self, request: Request) -> Any:
+            yield TextDelta(text="The answer is ")
+            raise ModelError("gone", kind="network")
 
-
-async def test_what_a_model_said_before_it_broke_off_is_kept(store: Store) -> None:
-    agent = Agent(Breaks("The answer is ", ModelError("gone", kind="network")))
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        failed = select_events(await session.facts(), ModelFailed)[0]
-    assert failed.partial == "The answer is " == outcome.answer
-    assert outcome.reason == "failed"
+    run = await store.run_agent(Agent(BreakingModel()))
+    assert run.select(ModelFailed)[0].partial == "The answer is " == run.answer
+    assert run.reason == "failed"
 
 
 async def test_a_stream_without_a_reply_is_tried_again() -> None:
-    class Silent(FakeModel):
-        name, window, asked = "silent", None, 0
+    class SilentModel(FakeModel):
+        asked = 0
 
-        async def stream(self, request):  # type: ignore[no-untyped-def]
+        async def stream(self, request: Request) -> Any:
             self.asked += 1
             if self.asked == 2:
                 yield Reply(text="here")
 
-    model = Silent()
-    async with Agent(model, clock=SteppingClock()).session() as session:
-        outcome = await run_to_end(session)
-        failed = select_events(await session.facts(), ModelFailed)
-    assert outcome.answer == "here" and "without a reply" in failed[0].message
-
-
-async def test_a_reply_stopped_by_a_content_filter_is_a_failure_and_not_an_answer() -> None:
-    run = await run_script(Reply(text="I can", finish="filter"))
-    assert run.reason == "failed" and "content filter" in run.outcome.error
+    run = await run_agent(Agent(SilentModel(), clock=SteppingClock()))
+    assert run.answer == "here" and "without a reply" in run.select(ModelFailed)[0].message
 
 
 async def test_what_the_run_used_is_summed_over_its_turns() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import sqlite3
+from collections.abc import Awaitable, Callable
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +13,22 @@ import pytest
 from tests.kit.fake_model import FakeModel
 from tests.kit.sessions import (
     PATIENCE,
+    QUESTION,
+    HeldTool,
     Store,
+    Tables,
     build_agent,
     check_settled,
+    finish_run,
     note,
+    read_questions,
     resume_run,
-    run_message,
     run_to_end,
     select_events,
     select_results,
     wait_for,
 )
-from treadle import (
-    Agent,
-    Answer,
-    AskUser,
-    CallStarted,
-    Limits,
-    RunFinished,
-    Runtime,
-    TextPart,
-    TreadleError,
-    later,
-    tool,
-)
+from treadle import Agent, Answer, CallStarted, Limits, RunFinished, Runtime, Session, TextPart, TreadleError, tool
 from treadle.errors import (
     BadInput,
     Conflict,
@@ -62,10 +56,8 @@ async def test_an_unknown_model_name_is_refused_before_a_store_is_created(tmp_pa
     assert list(tmp_path.iterdir()) == [], "no store was created"
 
 
-class Odd(FakeModel):
+class YieldingModel(FakeModel):
     """A model that yields whatever it is given."""
-
-    name, window = "odd", None
 
     def __init__(self, *events: Any) -> None:
         self.events = events
@@ -86,10 +78,8 @@ class Odd(FakeModel):
     ids=["no event", "text of a wrong type", "arguments of a wrong type", "unknown finish"],
 )
 async def test_a_malformed_reply_ends_the_run_as_failed(store: Store, events: Any, problem: str) -> None:
-    async with Agent(Odd(*events)).session(store.open()) as session:
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    assert outcome.reason == "failed" and problem in outcome.error
+    run = await store.run_agent(Agent(YieldingModel(*events)))
+    assert run.reason == "failed" and problem in run.outcome.error
 
 
 async def test_a_reply_with_lone_surrogates_is_repaired_and_the_session_stays_usable(on_file: Store) -> None:
@@ -114,28 +104,45 @@ async def test_a_number_too_large_for_the_log_is_answered_to_the_model(on_file: 
     assert select_results(run.requests[1])["a"].text
 
 
-# --- messages
+# --- actions on a session
 
 
-@pytest.mark.parametrize("content", ["", "  \n", [], [TextPart(" ")]])
-async def test_an_empty_message_is_refused_and_not_stored(content: Any) -> None:
-    agent, _ = build_agent()
-    async with agent.session() as session:
-        with pytest.raises(BadInput, match="the message is empty: say what is wanted"):
-            await session.ask(content)
-        with pytest.raises(BadInput, match="the message is empty"):
-            await session.send(content)
-        assert len(await session.facts()) == 1
+EMPTY = "the message is empty: say what is wanted"
+NO_CONTENT = "text, or parts such as TextPart and ImagePart"
 
 
-@pytest.mark.parametrize("content", [5, None, [5], {"text": "x"}, b"bytes"])
-async def test_content_of_the_wrong_type_is_refused_and_not_stored(store: Store, content: Any) -> None:
-    agent, _ = build_agent("ok")
-    async with agent.session(store.open()) as session:
-        with pytest.raises(BadInput, match="text, or parts such as TextPart and ImagePart"):
-            await session.send(content)
-        assert len(await session.facts()) == 1
-        assert (await run_to_end(session)).answer == "ok"
+async def continue_with_bad_limits(session: Session) -> None:
+    await finish_run(session.continue_(Limits(turns="many")))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "words"),
+    [
+        *((methodcaller("ask", empty), BadInput, EMPTY) for empty in ("", "  \n", [], [TextPart(" ")])),
+        (methodcaller("send", ""), BadInput, EMPTY),
+        *((methodcaller("send", bad), BadInput, NO_CONTENT) for bad in (5, None, [5], {"text": "x"}, b"bytes")),
+        (methodcaller("rename", 5), BadInput, "cannot be stored as session_renamed"),
+        (methodcaller("rename", "caf\udce9"), BadInput, "cannot be stored as session_renamed: .* not UTF-8"),
+        (methodcaller("note", "acme.audit", object), BadInput, "cannot be stored as custom"),
+        (methodcaller("note", "audit"), BadInput, "namespaced name"),
+        (continue_with_bad_limits, BadInput, "cannot be stored as run_requested"),
+        (methodcaller("configure", agent="nobody"), NotFound, "no agent named 'nobody' here; there are: agent"),
+        (methodcaller("configure", model="opnai:x"), NotFound, r"no model 'opnai:x'\. Did you mean openai:x"),
+        *((methodcaller("at", seq), BadInput, f"has positions 1 to 6, not {seq}") for seq in (-1, 0, 7)),
+        *((methodcaller("fork", seq), BadInput, f"no position {seq} to fork from") for seq in (-1, 0, 7)),
+        (methodcaller("artifact", "nope"), NotFound, "has no artifact nope"),
+    ],
+    ids=lambda value: ascii(value).removeprefix("operator.methodcaller") if isinstance(value, methodcaller) else "",
+)
+async def test_a_refused_action_is_not_recorded_and_the_session_stays_usable(
+    store: Store, act: Callable[[Session], Awaitable[Any]], error: type[TreadleError], words: str
+) -> None:
+    run = await store.run_script("ok", "still ok")
+    async with run.agent.session(store.open(), id=run.session_id) as session:
+        with pytest.raises(error, match=words):
+            await act(session)
+        assert await session.facts() == run.facts and (await session.at(6)).seq == 6
+        assert await session.ask("and now?") == "still ok"
 
 
 async def test_a_message_with_a_lone_surrogate_is_repaired(store: Store) -> None:
@@ -144,25 +151,14 @@ async def test_a_message_with_a_lone_surrogate_is_repaired(store: Store) -> None
     assert run.select(MessageReceived)[0].parts == (TextPart("caf?"),)
 
 
-async def test_a_message_during_a_run_is_queued(store: Store) -> None:
-    free = asyncio.Event()
-
-    @tool
-    async def wait() -> str:
-        await free.wait()
-        return "waited"
-
-    agent, _ = build_agent(call("wait"), "both", tools=[wait])
-    async with agent.session(store.open()) as session, session.run("one") as run:
-        await wait_for(session, CallStarted)
+async def test_a_message_during_a_run_is_queued_and_has_the_same_outcome(store: Store) -> None:
+    held = HeldTool()
+    async with held.open_session(store.open(), "both") as session, session.resume() as run:
         other = asyncio.create_task(run_to_end(session, "two"))
         await wait_for(session, MessageReceived, lambda fact: fact.parts == (TextPart("two"),))
-        free.set()
+        held.free.set()
         assert (await run.wait()) == (await other)
         check_settled(await session.facts())
-
-
-# --- answers
 
 
 @pytest.mark.parametrize(
@@ -170,71 +166,22 @@ async def test_a_message_during_a_run_is_queued(store: Store) -> None:
     [Answer("maybe"), Answer("allow", "forever"), Answer(by=5), Answer(comment="\udcff")],  # type: ignore[arg-type]
     ids=["decision", "scope", "by", "comment"],
 )
-async def test_an_invalid_answer_is_refused_and_the_question_stays_open(store: Store, answer: Answer) -> None:
-    @tool(safety="destructive")
-    def drop() -> str:
-        return "dropped"
-
-    agent, _ = build_agent(call("drop", id="a"), call("ask_user", id="q", question="?"), "ok", tools=[drop, AskUser()])
-    async with agent.session(store.open(), gate=later) as session:
-        assert await run_message(session) is None
+async def test_an_invalid_answer_is_refused_and_the_question_stays_open(
+    store: Store, tables: Tables, answer: Answer
+) -> None:
+    async with tables.open_session(store.open(), QUESTION, "ok") as session:
         before = await session.facts()
-        with pytest.raises(
-            BadInput, match=r"an answer is an Answer\(...\), such as Answer\('deny'\), but this is a bool"
-        ):
+        with pytest.raises(BadInput, match=r"is an Answer\(...\), such as Answer\('deny'\), but this is a bool"):
             await session.approve("a", True)  # type: ignore[arg-type]
         with pytest.raises(BadInput, match="cannot be stored as approval_answered"):
             await session.approve("a", answer)
-        assert await session.facts() == before and len((await session.state()).pending) == 1
+        assert await session.facts() == before and len(await read_questions(session)) == 1
         await session.approve("a")
         assert await resume_run(session) is None
         with pytest.raises(BadInput, match="cannot be stored as input_answered"):
             await session.answer("q", 5)  # type: ignore[arg-type]
         await session.answer("q", "five")
         assert (await wait_for(session, RunFinished)).answer == "ok"
-
-
-async def test_names_notes_and_limits_that_cannot_be_stored_are_refused(store: Store) -> None:
-    agent, _ = build_agent("ok", "ok")
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        before = await session.facts()
-        with pytest.raises(BadInput, match="cannot be stored as session_renamed"):
-            await session.rename(5)  # type: ignore[arg-type]
-        with pytest.raises(BadInput, match=r"cannot be stored as session_renamed: .* not UTF-8"):
-            await session.rename("caf\udce9")
-        with pytest.raises(BadInput, match="cannot be stored as custom"):
-            await session.note("acme.audit", object())
-        with pytest.raises(BadInput, match="cannot be stored as run_requested"):
-            async with session.continue_(Limits(turns="many")):  # type: ignore[arg-type]
-                pass
-        assert await session.facts() == before
-
-
-async def test_an_unknown_agent_or_model_is_refused_and_the_session_keeps_its_own(store: Store) -> None:
-    agent, _ = build_agent("ok", "still ok")
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        before = await session.facts()
-        with pytest.raises(NotFound, match="no agent named 'nobody' here; there are: agent"):
-            await session.configure(agent="nobody")
-        with pytest.raises(NotFound, match=r"no model 'opnai:x'\. Did you mean openai:x"):
-            await session.configure(model="opnai:x")
-        assert await session.facts() == before
-        assert await session.ask("and now?") == "still ok"
-
-
-async def test_an_unknown_position_is_refused_with_the_valid_range(store: Store) -> None:
-    agent, _ = build_agent("ok")
-    async with agent.session(store.open()) as session:
-        await run_to_end(session)
-        last = len(await session.facts())
-        for seq in (-1, 0, last + 1):
-            with pytest.raises(BadInput, match=f"has positions 1 to {last}, not {seq}"):
-                await session.at(seq)
-            with pytest.raises(BadInput, match=f"no position {seq} to fork from"):
-                await session.fork(after=seq)
-        assert (await session.at(last)).seq == last
 
 
 # --- sessions and stores
@@ -259,36 +206,19 @@ async def test_using_a_missing_session_raises_not_found(store: Store) -> None:
 
 
 async def test_a_session_of_another_agent_is_not_opened(store: Store) -> None:
-    log = store.open()
-    async with build_agent("ok", name="writer")[0].session(log) as session:
-        await run_to_end(session)
+    run = await store.run_script("ok", name="writer")
     with pytest.raises(BadInput, match=r"session .* belongs to the agent 'writer'"):
-        async with build_agent("wrong", name="reader")[0].session(log, id=session.id):
+        async with build_agent("wrong", name="reader")[0].session(store.open(), id=run.session_id):
             pass
 
 
 async def test_a_running_session_cannot_be_deleted(store: Store) -> None:
-    free = asyncio.Event()
-
-    @tool
-    async def wait() -> str:
-        await free.wait()
-        return "waited"
-
-    agent, _ = build_agent(call("wait"), "done", tools=[wait])
-    async with agent.session(store.open()) as session, session.run("go") as run:
-        await wait_for(session, CallStarted)
+    held = HeldTool()
+    async with held.open_session(store.open(), "done") as session:
         with pytest.raises(Conflict, match="is running; cancel it before deleting it"):
             await session.delete()
-        free.set()
-        assert (await run.wait()) is not None
-
-
-async def test_reading_a_missing_artifact_raises_not_found(store: Store) -> None:
-    agent, _ = build_agent()
-    async with agent.session(store.open()) as session:
-        with pytest.raises(NotFound, match="has no artifact nope"):
-            await session.artifact("nope")
+        held.free.set()
+        await wait_for(session, RunFinished)
 
 
 def change(path: Path, statement: str, *values: Any) -> None:
@@ -300,13 +230,12 @@ def change(path: Path, statement: str, *values: Any) -> None:
 
 async def test_a_store_of_a_newer_version_is_refused_and_not_changed(on_file: Store) -> None:
     assert on_file.path is not None
-    agent, _ = build_agent("ok", "never asked")
-    async with agent.session(on_file.path) as session:
-        await run_to_end(session)
+    run = await on_file.run_script("ok", "never asked")
+    await on_file.close()
     change(on_file.path, "PRAGMA user_version = 99")
     before = on_file.path.read_bytes()
     with pytest.raises(StoreTooNew, match=r"store version 99.*Upgrade treadle"):
-        async with agent.session(on_file.path):
+        async with run.agent.session(on_file.path):
             pass
     assert on_file.path.read_bytes() == before
 
@@ -319,13 +248,9 @@ async def test_a_session_with_a_fact_of_a_newer_version_is_not_run_and_not_chang
     new = session.id
     async with agent.session(on_file.path, name="old") as session:
         await run_to_end(session)
+    place = "(SELECT num << 32 | 4 FROM sessions WHERE id = ?)"
     body = b'{"type":"mind_read","seq":4,"at":1.0}'
-    change(
-        on_file.path,
-        "UPDATE facts SET body = ? WHERE place = (SELECT num << 32 | 4 FROM sessions WHERE id = ?)",
-        body,
-        new,
-    )
+    change(on_file.path, f"UPDATE facts SET body = ? WHERE place = {place}", body, new)
     async with agent.session(on_file.path, id=new) as session:
         for use in (session.facts, session.state, session.checkpoints, session.fork):
             with pytest.raises(StoreTooNew, match=r"fact 4 was written by a newer treadle.*Upgrade"):

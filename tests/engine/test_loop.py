@@ -41,18 +41,8 @@ async def test_a_run_is_a_message_turns_calls_and_one_ending(store: Store) -> No
     run = await store.run_script(
         ["let me see", call("note", id="a", text="x")], "done", tools=[note], instructions="be good", content="please"
     )
-    assert list_kinds(run.facts) == [
-        "session_created",
-        "message_received",
-        "run_started",
-        "turn_started",
-        "model_replied",
-        "call_started",
-        "call_finished",
-        "turn_started",
-        "model_replied",
-        "run_finished",
-    ]
+    before, turn = ["session_created", "message_received", "run_started"], ["turn_started", "model_replied"]
+    assert list_kinds(run.facts) == [*before, *turn, "call_started", "call_finished", *turn, "run_finished"]
     assert (run.reason, run.answer, run.outcome.turns, run.outcome.calls) == ("answered", "done", 2, 1)
     assert not run.outcome.can_continue
     first, second = run.requests
@@ -72,9 +62,7 @@ async def test_calls_that_are_not_safe_run_one_after_another_in_the_order_given(
         trace.append(f"-{name}")
         return name
 
-    run = await store.run_script(
-        [call("act", name="a"), call("act", name="b"), call("act", name="c")], "done", tools=[act]
-    )
+    run = await store.run_script([call("act", name=name) for name in "abc"], "done", tools=[act])
     assert trace == ["+a", "-a", "+b", "-b", "+c", "-c"]
     assert [k for k in list_kinds(run.facts) if k.startswith("call_")] == ["call_started", "call_finished"] * 3
 
@@ -119,8 +107,7 @@ async def test_a_call_that_is_not_safe_runs_alone_between_safe_ones() -> None:
         await work(name)
         return ""
 
-    calls = [call("read", name="a"), call("read", name="b"), call("write", name="C")]
-    calls += [call("read", name="d"), call("read", name="e")]
+    calls = [call("write" if name == "C" else "read", name=name) for name in "abCde"]
     run = await run_script(calls, "done", tools=[read, write])
     started = [fact.arguments["name"] for fact in run.select(CallStarted)]
     assert started == ["a", "b", "C", "d", "e"]

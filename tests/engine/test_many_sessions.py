@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from tests.kit.sessions import (
+    DROP,
     PATIENCE,
     HeldTool,
     Store,
+    Tables,
     build_agent,
     check_settled,
     list_user_texts,
     note,
+    post_at_release,
     read_finished_calls,
     run_message,
     run_to_end,
@@ -31,10 +34,8 @@ from treadle.testing import call
 
 async def test_a_runtime_takes_up_what_was_left_when_it_starts(store: Store) -> None:
     held = HeldTool()
-    agent, _ = build_agent(call("wait", id="a"), tools=[held.tool])
-    async with Runtime(store.open(), [agent]) as runtime, runtime.session() as session:
-        await session.send("go")
-        await wait_for(session, CallStarted)
+    async with held.open_session(store.open()) as session:
+        pass
     again, model = build_agent("checked", "also", tools=[held.tool])
     log = store.open()
     async with Runtime(log, [again]) as runtime, runtime.session(id=session.id) as session:
@@ -48,11 +49,8 @@ async def test_a_runtime_takes_up_what_was_left_when_it_starts(store: Store) -> 
 
 
 async def test_a_runtime_leaves_the_sessions_of_other_agents_alone(store: Store) -> None:
-    agent, _ = build_agent("hi", name="mine")
-    log = store.open()
-    async with agent.session(log) as session:
-        await run_to_end(session)
-    await log.post(session.id, [MessageReceived(id="m9", parts=(TextPart("more"),))])
+    log, run = store.open(), await store.run_script("hi", name="mine")
+    await log.post(run.session_id, [MessageReceived(id="m9", parts=(TextPart("more"),))])
     other, _ = build_agent("wrong", name="other")
     async with Runtime(log, [other]) as runtime:
         with pytest.raises(NotFound, match="no agent named 'mine' here; there are: other"):
@@ -60,7 +58,7 @@ async def test_a_runtime_leaves_the_sessions_of_other_agents_alone(store: Store)
                 pass
         async with runtime.session("other") as theirs:
             await run_to_end(theirs)
-    assert len(select_events(await log.read(session.id), RunFinished)) == 1
+    assert len(select_events(await log.read(run.session_id), RunFinished)) == 1
 
 
 async def test_many_sessions_run_at_once_each_in_its_own_order(store: Store) -> None:
@@ -119,36 +117,24 @@ async def test_a_closed_runtime_says_so(store: Store) -> None:
         Runtime(store.open(), [agent, build_agent()[0]])
 
 
-async def test_leaving_a_runtime_with_grace_lets_a_run_finish(store: Store) -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
-    log = store.open()
-    async with Runtime(log, [agent], grace=PATIENCE) as runtime, runtime.session() as session:
-        await session.send("go")
-        await wait_for(session, CallStarted)
-        asyncio.get_running_loop().call_soon(held.free.set)
-    assert select_events(await log.read(session.id), RunFinished)[0].answer == "done"
-
-
-async def test_what_follows_an_answer_ends_with_the_runtime_also_when_the_answer_comes_while_it_is_left(
-    store: Store,
-) -> None:
-    held, begun, stopped = HeldTool(), list[str](), list[str]()
+async def test_leaving_a_runtime_with_grace_lets_a_run_finish_and_stops_the_work_after_its_answer(store: Store) -> None:
+    held, log, starts, stops = HeldTool(), store.open(), list[str](), list[str]()
 
     async def follow(session: Any, state: Any, setup: Any) -> None:
-        begun.append(session.id)
+        starts.append(session.id)
         try:
             await asyncio.Event().wait()
         finally:
-            stopped.append(session.id)
+            stops.append(session.id)
 
     agent, _ = build_agent(call("wait"), "done", tools=[held.tool])
-    async with Runtime(store.open(), [agent], grace=PATIENCE) as runtime, runtime.session() as session:
+    async with Runtime(log, [agent], grace=PATIENCE) as runtime, runtime.session() as session:
         runtime.after_answer.append(follow)
         await session.send("go")
         await wait_for(session, CallStarted)
         asyncio.get_running_loop().call_soon(held.free.set)
-    assert stopped == begun
+    assert stops == starts
+    assert select_events(await log.read(session.id), RunFinished)[0].answer == "done"
 
 
 async def test_a_process_that_slept_through_its_lease_and_finds_its_own_session_runs_it_once(on_file: Store) -> None:
@@ -184,12 +170,8 @@ async def test_a_process_that_slept_through_its_lease_and_finds_its_own_session_
 
 
 async def test_a_run_can_be_cancelled_through_another_runtime_on_the_same_log(store: Store) -> None:
-    held = HeldTool()
-    log = store.open()
-    agent, _ = build_agent(call("wait", id="a"), tools=[held.tool])
-    async with agent.session(log) as session, agent.session(log, id=session.id) as other:
-        await session.send("go")
-        await wait_for(session, CallStarted)
+    held, log = HeldTool(), store.open()
+    async with held.open_session(log) as session, held.agent.session(log, id=session.id) as other:
         outcome = await asyncio.wait_for(other.cancel(), PATIENCE)
     assert outcome is not None and outcome.reason == "cancelled"
     assert log.listener is None, "nothing of the runtimes is left on the log"
@@ -219,12 +201,8 @@ async def test_whoever_waits_for_a_run_takes_it_over_when_its_process_leaves_bef
     assert outcome is not None and outcome.answer == "both"
 
 
-async def test_a_session_opened_twice_keeps_its_gate_until_both_are_done(store: Store) -> None:
-    @tool(safety="destructive")
-    def drop() -> str:
-        return "dropped"
-
-    agent, _ = build_agent(call("drop", id="a"), "done", tools=[drop])
+async def test_a_session_opened_twice_keeps_its_gate_until_both_are_closed(store: Store, tables: Tables) -> None:
+    agent, _ = build_agent(DROP, "done", tools=tables.tools)
     async with Runtime(store.open(), [agent]) as runtime, runtime.session(gate=later) as session:
         async with runtime.session(id=session.id):
             pass
@@ -234,47 +212,34 @@ async def test_a_session_opened_twice_keeps_its_gate_until_both_are_done(store: 
 
 
 async def test_a_grant_given_when_a_session_is_opened_again_narrows_it_too(on_file: Store) -> None:
-    agent, _ = build_agent(
-        "hi", call("note", id="a", text="x"), "ok", call("note", id="b", text="x"), "ok", tools=[note]
-    )
-    async with agent.session(on_file.open()) as session:
-        await run_to_end(session)
-    async with agent.session(on_file.open(), grant=Grant(forbid=("note",))) as session:
+    notes = [call("note", id=name, text="x") for name in "ab"]
+    run = await on_file.run_script("hi", notes[0], "ok", notes[1], "ok", tools=[note])
+    async with run.agent.session(on_file.open(), grant=Grant(forbid=("note",))) as session:
         await run_to_end(session)
         assert (await read_finished_calls(session))["a"].status == "denied"
-    async with agent.session(on_file.open()) as session:
+    async with run.agent.session(on_file.open()) as session:
         await run_to_end(session)
         assert (await read_finished_calls(session))["b"].status == "ok"
 
 
-async def test_a_message_from_elsewhere_in_the_moment_a_session_is_given_back_is_not_left_lying(on_file: Store) -> None:
+async def test_a_message_from_elsewhere_at_the_release_of_a_session_starts_a_run(on_file: Store) -> None:
     agent, model = build_agent("one", "two")
     log, elsewhere = on_file.open(), on_file.open()
     async with agent.session(log) as session:
-        release, posted = log.release, list[Any]()
-
-        async def slow_release(*args: Any, **options: Any) -> bool:
-            if not posted:
-                posted.append(await elsewhere.post(session.id, [MessageReceived(id="m9", parts=(TextPart("more"),))]))
-            return await release(*args, **options)
-
-        log.release = slow_release  # type: ignore[method-assign]
+        post_at_release(log, elsewhere, session.id, MessageReceived(id="m9", parts=(TextPart("more"),)))
         outcome = await run_to_end(session, "go")
         second = await wait_for(session, RunFinished, after=outcome.seq)
     assert (outcome.answer, second.answer) == ("one", "two")
     assert list_user_texts(model.requests[1]) == ["go", "more"]
 
 
-async def test_everybody_who_waits_is_told_why_a_session_stopped(store: Store) -> None:
-    held = HeldTool()
-    agent, _ = build_agent(call("wait"), tools=[held.tool])
-    log = store.open()
+async def test_everybody_who_waits_learns_why_a_session_stopped(store: Store) -> None:
+    held, log = HeldTool(), store.open()
 
     async def fail(*_: Any) -> None:
         raise StoreFull("the disk is full")
 
-    async with agent.session(log) as session, session.run("one") as first, session.run("two") as second:
-        await wait_for(session, CallStarted)
+    async with held.open_session(log) as session, session.resume() as first, session.run("two") as second:
         waiting = [asyncio.create_task(run.wait()) for run in (first, second)]
         log.append = fail  # type: ignore[method-assign]
         held.free.set()

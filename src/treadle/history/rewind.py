@@ -17,14 +17,12 @@ from msgspec.structs import replace
 from treadle.engine.state import fold
 from treadle.errors import BadInput, Conflict, NotFound, StoreDamaged
 from treadle.events import AnyFact, Custom, FilesKept, KeptFile, Rewound, SessionCreated, validate_fact
-from treadle.history.call_notes import FILE_NOTE_PREFIX, FOLDER_NOTE, LEFT_NOTE, FileNote, read_file_note
 from treadle.history.content_store import ContentStore
 from treadle.history.snapshot import FileTree, hash_workspace
 from treadle.log.base import Log
 from treadle.messages import Json
-from treadle.tools.base import ToolError
-from treadle.workspace.encoding import render_diff
-from treadle.workspace.folder import FileContent, Folder, hash_content
+from treadle.tools.base import FILE_NOTE_PREFIX, FOLDER_NOTE, LEFT_NOTE, FileNote, ToolError, read_file_note
+from treadle.workspace.folder import FileContent, Folder, hash_content, render_diff
 from treadle.workspace.worker_threads import run_in_thread
 
 RewindTarget: TypeAlias = Literal["files", "conversation", "both"]
@@ -346,11 +344,10 @@ def _compare_file(folder: Folder, store: ContentStore, then: KeptFile, *, back: 
 
 def _can_hold_file(folder: Folder, path: str) -> bool:
     """Whether a file can be at a path: no folder is there, and no part above it is a file."""
-    entry = folder.look_up(path)
-    if entry is not None:
-        return entry.kind != "folder"
-    parents = (folder.look_up(path[:end]) for end, letter in enumerate(path) if letter == "/")
-    return all(parent is None or parent.kind != "file" for parent in parents)
+    kind = folder.look_up(path)
+    if kind is not None:
+        return kind != "folder"
+    return all(folder.look_up(path[:end]) != "file" for end, letter in enumerate(path) if letter == "/")
 
 
 def _hash_file(file: FileContent | None) -> str:

@@ -18,10 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from treadle.events import KeptFile
-from treadle.history.call_notes import LEFT_NOTE
 from treadle.history.content_store import MAX_KEPT_BYTES, ContentStore, SeenFile
 from treadle.permissions.paths import is_secret_folder, is_secret_name
-from treadle.tools.base import ToolContext
+from treadle.tools.base import LEFT_NOTE, ToolContext
 from treadle.workspace.folder import O_PATH, hash_content, open_beneath
 from treadle.workspace.worker_threads import run_in_thread
 

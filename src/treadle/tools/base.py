@@ -60,24 +60,28 @@ class ParsedArguments(Struct, frozen=True):
     values: Mapping[str, object]
 
 
-def decode_arguments(tool: str, arguments: str, struct_type: type[Struct], *, strict: bool = True) -> ParsedArguments:
-    """Decode the JSON text of a model with the struct of a tool's arguments; raises `ToolInputError`."""
-    try:
-        decoded = msgspec.json.decode(arguments or "{}", type=struct_type, strict=strict)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ToolInputError(f"The arguments of {tool} do not fit: {error}.") from None
-    values = msgspec.structs.asdict(decoded)
-    return ParsedArguments(values, values)
+class Arguments(Struct, forbid_unknown_fields=True):
+    """The arguments of a tool, for tools that are classes. Each field has a description for the model."""
 
+    @classmethod
+    def build_schema(cls) -> dict[str, Json]:
+        """Build the JSON schema of the tool's parameters."""
+        _, components = msgspec.json.schema_components((cls,))
+        schema = components[cls.__name__]
+        for parameter in schema["properties"].values():
+            parameter.pop("default", None)
+            parameter["description"] = parameter.pop("description")  # last, after its type
+        return {"type": "object", "properties": schema["properties"], "required": schema["required"]}
 
-def build_parameters(struct_type: type[Struct]) -> dict[str, Json]:
-    """Build the JSON schema of a tool's parameters from the struct of its arguments."""
-    _, components = msgspec.json.schema_components((struct_type,))
-    schema = components[struct_type.__name__]
-    for parameter in schema["properties"].values():
-        parameter.pop("default", None)
-        parameter["description"] = parameter.pop("description")  # last, after its type
-    return {"type": "object", "properties": schema["properties"], "required": schema["required"]}
+    @classmethod
+    def decode(cls, tool: str, arguments: str, *, strict: bool = True) -> ParsedArguments:
+        """Decode the JSON text of a model; raises `ToolInputError`."""
+        try:
+            decoded = msgspec.json.decode(arguments or "{}", type=cls, strict=strict)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise ToolInputError(f"The arguments of {tool} do not fit: {error}.") from None
+        values = msgspec.structs.asdict(decoded)
+        return ParsedArguments(values, values)
 
 
 class ToolResult(Struct, frozen=True):
@@ -91,6 +95,34 @@ class ToolResult(Struct, frozen=True):
     ok: bool = True
     usage: Usage = NO_USAGE
     timed_out: bool = False
+
+
+FOLDER_NOTE = "treadle.folder"
+"""The note that names the folder of the workspace in which the last command ended."""
+
+FILE_NOTE_PREFIX = "treadle.file:"
+"""The note about a file has this name and the file's path. It is a `FileNote`."""
+
+LEFT_NOTE = "treadle.left"
+"""A command notes under this name the hash of each file that it changed, empty where it left no file."""
+
+
+class FileNote(Struct, frozen=True):
+    """The hash of a file's content (empty: no file), and whether a call left it so or only saw it.
+
+    A later edit compares the hash, and a rewind reads it.
+    """
+
+    digest: str = ""
+    left: bool = False
+
+
+def read_file_note(data: Json) -> FileNote | None:
+    """Read a note about a file. Return None when there is none."""
+    try:
+        return msgspec.convert(data, FileNote)
+    except msgspec.ValidationError:
+        return None
 
 
 class HelperAgent(Protocol):

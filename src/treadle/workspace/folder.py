@@ -1,11 +1,15 @@
-"""Files of a workspace, opened beneath it, so that the kernel and not a string check decides what lies inside.
+"""Files of a workspace and their text: encodings, line ends and diffs. Tool calls are not known here.
 
-Reading follows links that stay inside. Writing follows none. Encodings and calls are not known here.
+Files are opened beneath the workspace, so that the kernel and not a string check decides what lies inside. Reading
+follows links that stay inside. Writing follows none.
 """
 
 from __future__ import annotations
 
+import codecs
+import difflib
 import errno
+import io
 import os
 import posixpath
 import secrets
@@ -15,7 +19,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from msgspec import Struct
@@ -50,23 +53,12 @@ class NoSuchFile(ToolError):
     """There is nothing at this path."""
 
 
-class FileChanged(ToolError):
-    """Somebody else changed the file in the meantime; nothing was written."""
-
-
 class FileContent(Struct, frozen=True):
     """A file at the time it was read. `path` is its real place, relative to the workspace."""
 
     path: str
     data: bytes
     mode: int
-
-
-class Entry(Struct, frozen=True):
-    """The kind and size of the thing at a path. Links are not followed."""
-
-    kind: Kind
-    size: int
 
 
 def hash_content(data: bytes) -> str:
@@ -90,12 +82,8 @@ class Folder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         os.close(self._fd)
-
-    # ── paths ──────────────────────────────────────────────────────────────────────────────────────────
 
     def resolve_path(self, path: str) -> str:
         """Make a path relative to the workspace, without `..`; "." is the workspace. Raises `PathRefused`."""
@@ -165,33 +153,26 @@ class Folder:
                 "what you need from it."
             )
 
-    # ── reading ────────────────────────────────────────────────────────────────────────────────────────
-
-    def read(self, path: str, cap: int = MAX_FILE_BYTES) -> FileContent:
+    def read(self, path: str) -> FileContent:
         """Read a whole file. Links are followed while they stay inside."""
         name = self.resolve_path(path)
         with self._open(name, links=True) as (opened, about):
-            return _read_file(self._find_real_path(opened, name), opened, about, cap)
+            return _read_file(self._find_real_path(opened, name), opened, about)
 
-    def find(self, path: str, cap: int = MAX_FILE_BYTES) -> FileContent | None:
+    def find(self, path: str) -> FileContent | None:
         """Read the file that a write to this path would replace; None when there is none. Links are not followed."""
         name = self.resolve_writable(path)
         try:
             with self._open(name, links=False) as (opened, about):
-                return _read_file(name, opened, about, cap)
+                return _read_file(name, opened, about)
         except NoSuchFile:
             return None
 
-    def look_up(self, path: str) -> Entry | None:
-        """Return the kind and size of the thing at a path, or None. A link is only reported as a link."""
-        name = self.resolve_path(path)
-        try:
-            parent, last = posixpath.split(name)
-            with self._open_folder(parent or ".") as folder:
-                about = os.stat(last, dir_fd=folder, follow_symlinks=False)
-        except OSError:
-            return None
-        return Entry(_find_kind(about.st_mode), about.st_size)
+    def look_up(self, path: str) -> Kind | None:
+        """Return the kind of the thing at a path, or None when nothing is there. Links are not followed."""
+        with suppress(OSError), self._open_parent(self.resolve_path(path), create=False) as (folder, last):
+            return _find_kind(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
+        return None
 
     @contextmanager
     def open_for_program(self, path: str) -> Generator[tuple[int, str, Kind]]:
@@ -203,10 +184,13 @@ class Folder:
     def list_names(self, path: str) -> list[str]:
         """List the names in a folder, sorted; empty when it cannot be read."""
         try:
-            with self._open_folder(self.resolve_path(path), os.O_RDONLY) as folder:
-                return sorted(os.listdir(folder))
+            opened = open_beneath(self._fd, self.resolve_path(path), os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
             return []
+        try:
+            return sorted(os.listdir(opened))
+        finally:
+            os.close(opened)
 
     @contextmanager
     def _open(self, name: str, *, links: bool, folders: bool = False) -> Generator[tuple[int, os.stat_result]]:
@@ -240,16 +224,6 @@ class Folder:
         real = place[len(root.rstrip("/")) + 1 :]
         self._refuse_hidden(real)
         return real
-
-    @contextmanager
-    def _open_folder(self, name: str, flags: int = O_PATH or os.O_RDONLY) -> Generator[int]:
-        opened = open_beneath(self._fd, name, flags | os.O_DIRECTORY)
-        try:
-            yield opened
-        finally:
-            os.close(opened)
-
-    # ── writing ────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, path: str, data: bytes, mode: int | None = None) -> None:
         """Write a whole file or nothing, and create its folders. Without a mode the system's default applies."""
@@ -319,12 +293,12 @@ def _replace_file(folder: int, last: str, data: bytes, mode: int | None) -> None
         raise
 
 
-def _read_file(name: str, opened: int, about: os.stat_result, cap: int) -> FileContent:
-    if about.st_size > cap:
-        raise PathRefused(f"{name} has {about.st_size} bytes; at most {cap} are read at once.")
-    data = _read_start(opened, cap + 1)
-    if len(data) > cap:
-        raise PathRefused(f"{name} grew past {cap} bytes while it was read.")
+def _read_file(name: str, opened: int, about: os.stat_result) -> FileContent:
+    if about.st_size > MAX_FILE_BYTES:
+        raise PathRefused(f"{name} has {about.st_size} bytes; at most {MAX_FILE_BYTES} are read at once.")
+    data = _read_start(opened, MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise PathRefused(f"{name} grew past {MAX_FILE_BYTES} bytes while it was read.")
     return FileContent(name, data, about.st_mode & 0o777)
 
 
@@ -343,24 +317,25 @@ def _find_kind(mode: int) -> Kind:
     return "link" if stat.S_ISLNK(mode) else "other"
 
 
+_ERRORS: dict[int, tuple[type[ToolError], str]] = {
+    errno.ENOENT: (NoSuchFile, "{name}: there is no such file in the workspace."),
+    errno.EXDEV: (
+        PathRefused,
+        f"{{name}} leads out of the workspace through a link, so it is not opened. {_PATH_HINT}",
+    ),
+    errno.ELOOP: (PathRefused, "{name} goes through a symbolic link. Name the file itself, not the link to it."),
+    errno.ENOTDIR: (PathRefused, "{name}: a part of this path is a file, not a folder."),
+    errno.EISDIR: (PathRefused, "{name} is a folder or not a regular file, so it cannot be written."),
+    errno.ENAMETOOLONG: (PathRefused, "{name:.60}…: a name in this path is too long for the file system."),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), (PathRefused, "{name}: the system does not permit this ({reason}).")
+    ),
+}
+
+
 def _explain_error(error: OSError, name: str) -> ToolError:
-    match error.errno:
-        case errno.ENOENT:
-            return NoSuchFile(f"{name}: there is no such file in the workspace.")
-        case errno.EXDEV:
-            return PathRefused(f"{name} leads out of the workspace through a link, so it is not opened. {_PATH_HINT}")
-        case errno.ELOOP:
-            return PathRefused(f"{name} goes through a symbolic link. Name the file itself, not the link to it.")
-        case errno.ENOTDIR:
-            return PathRefused(f"{name}: a part of this path is a file, not a folder.")
-        case errno.EISDIR:
-            return PathRefused(f"{name} is a folder or not a regular file, so it cannot be written.")
-        case errno.ENAMETOOLONG:
-            return PathRefused(f"{name[:60]}…: a name in this path is too long for the file system.")
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return PathRefused(f"{name}: the system does not permit this ({error.strerror}).")
-        case _:
-            return ToolError(f"{name}: {error.strerror or error}. The file was not changed.")
+    kind, text = _ERRORS.get(error.errno or 0, (ToolError, "{name}: {reason}. The file was not changed."))
+    return kind(text.format(name=name, reason=error.strerror or error))
 
 
 # ── opening beneath a folder ─────────────────────────────────────────────────────────────────────────────
@@ -383,26 +358,12 @@ def open_beneath(root: int, relative: str, flags: int, *, links: bool = False) -
 
 @lru_cache(maxsize=1)
 def _choose_opener() -> Opener:
-    """Try once whether this system has `openat2`."""
-    opener = _build_openat2()
-    if opener is None:
-        return open_by_parts
-    here = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.close(opener(here, ".", O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, False))
-    except OSError:  # an old kernel lacks the call, and some containers forbid it
-        return open_by_parts
-    finally:
-        os.close(here)
-    return opener
-
-
-def _build_openat2() -> Opener | None:
+    """Try once whether this system has `openat2`. An old kernel lacks it, and some containers forbid it."""
     import ctypes
     import sys
 
     if sys.platform != "linux":
-        return None
+        return open_by_parts
     libc = ctypes.CDLL(None, use_errno=True)
 
     class How(ctypes.Structure):
@@ -420,35 +381,119 @@ def _build_openat2() -> Opener | None:
                 break
         raise OSError(code, os.strerror(code), relative)
 
+    here = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.close(call_openat2(here, ".", O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, False))
+    except OSError:
+        return open_by_parts
+    finally:
+        os.close(here)
     return call_openat2
 
 
 def open_by_parts(root: int, relative: str, flags: int, links: bool) -> int:
     """Do the same with `openat` alone. Every link is refused, whatever `links` says."""
     *folders, last = [part for part in relative.split("/") if part not in ("", ".")] or ["."]
-    here = os.dup(root)
+    here, part = os.dup(root), last
     try:
         for part in folders:
             inner = os.open(part, _FOLDER_FLAGS, dir_fd=here)
             os.close(here)
             here = inner
-        found = os.open(last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-    except NotADirectoryError:
-        raise _distinguish_link(here, relative) from None
+        part = last
+        found = os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        if stat.S_ISLNK(os.fstat(found).st_mode):
+            os.close(found)
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), relative)
+        return found
+    except NotADirectoryError:  # the system says this of files and of links
+        if stat.S_ISLNK(os.stat(part, dir_fd=here, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), relative) from None
+        raise
     finally:
         os.close(here)
-    if stat.S_ISLNK(os.fstat(found).st_mode):
-        os.close(found)
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), relative)
-    return found
 
 
-def _distinguish_link(folder: int, relative: str) -> OSError:
-    """Find out whether a part is a link or a file: the system reports both as "not a directory"."""
-    for part in relative.split("/"):
+# ── text ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+_MARKS = {"utf-8-sig": codecs.BOM_UTF8, "utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
+_SNIFFED_BYTES = 8192
+_ODD_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\f\b\x1b")
+_MAX_COMPARED = 1_000_000
+MAX_DIFF_LINES = 80
+"""Lines of a diff that a result shows. The model has just written them, so more would tell it nothing."""
+
+
+class DecodedText(Struct, frozen=True):
+    """The text of a file. If all line ends are CRLF (`crlf`), `text` has plain ones; otherwise they are unchanged."""
+
+    text: str
+    encoding: str = "utf-8"
+    crlf: bool = False
+
+    def encode(self, text: str) -> bytes:
+        """Encode another text in the same encoding and with the same line ends."""
+        if self.crlf:
+            text = text.replace("\r\n", "\n").replace("\n", "\r\n")
         try:
-            if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
-                return OSError(errno.ELOOP, os.strerror(errno.ELOOP), relative)
-        except OSError:
-            continue
-    return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), relative)
+            encoded = text.encode(self.encoding.removesuffix("-sig"))
+        except UnicodeEncodeError as error:
+            raise ToolError(
+                f"The file is in {self.encoding}, which cannot hold {text[error.start]!r}. Nothing was changed. "
+                "Use characters that it has, or write the whole file anew with write_file, which writes UTF-8."
+            ) from None
+        return _MARKS.get(self.encoding, b"") + encoded
+
+
+def decode_text(data: bytes) -> DecodedText | None:
+    """Decode a text; None when the bytes are not text."""
+    for encoding, mark in _MARKS.items():
+        if data.startswith(mark):
+            try:
+                return _normalize_line_ends(data[len(mark) :].decode(encoding.removesuffix("-sig")), encoding)
+            except UnicodeDecodeError:
+                return None
+    head = data[:_SNIFFED_BYTES]
+    if b"\0" in head:
+        return None
+    try:
+        return _normalize_line_ends(data.decode(), "utf-8")
+    except UnicodeDecodeError:
+        odd = sum(byte in _ODD_CONTROLS for byte in head)
+        return None if odd * 50 > len(head) else _normalize_line_ends(data.decode("latin-1"), "latin-1")
+
+
+def _normalize_line_ends(text: str, encoding: str) -> DecodedText:
+    crlf = "\r\n" in text and text.count("\r\n") == text.count("\n")
+    return DecodedText(text.replace("\r\n", "\n") if crlf else text, encoding, crlf)
+
+
+def split_lines(text: str) -> list[str]:
+    """Split a text into lines as editors and ripgrep do: only a line feed ends a line."""
+    lines = text.split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def describe_line_count(text: str) -> str:
+    """Say how many lines a text has, such as "1 line"."""
+    count = len(split_lines(text))
+    return "1 line" if count == 1 else f"{count} lines"
+
+
+def render_diff(before: bytes | None, after: bytes | None, path: str, limit: int = MAX_DIFF_LINES) -> str:
+    """Render a unified diff that `apply_patch` accepts. Contents that are not text are described in words."""
+    old, new = (decode_text(data) if data is not None else DecodedText("") for data in (before, after))
+    if old is None or new is None:
+        return f"{path}: not text ({len(before or b'')} bytes before, {len(after or b'')} now)"
+    if len(old.text) + len(new.text) > _MAX_COMPARED:
+        counts = describe_line_count(old.text), describe_line_count(new.text)
+        return f"{path}: {counts[0]} before, {counts[1]} now (too large to be compared here)"
+    names = ("/dev/null" if before is None else f"a/{path}", "/dev/null" if after is None else f"b/{path}")
+    sides = io.StringIO(old.text).readlines(), io.StringIO(new.text).readlines()
+    lines = [
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(*sides, *names)
+    ]
+    if len(lines) > limit:
+        lines[limit:] = [f"[… {len(lines) - limit} more lines of the diff]\n"]
+    return "".join(lines).removesuffix("\n")

@@ -13,7 +13,7 @@ from treadle.tools.base import ToolError
 from treadle.tools.files.edit import replace_text
 from treadle.tools.files.unified_diff import apply_hunks, read_patch
 from treadle.typed_output import check_output
-from treadle.workspace.encoding import DecodedText
+from treadle.workspace.folder import FileContent
 
 LONG = 300_000
 HEAD = "--- a/x\n+++ b/x\n"
@@ -25,7 +25,7 @@ def paint(line: str) -> str:
 
 def edit(whole: str, old: str) -> str:
     with pytest.raises(ToolError) as refused:
-        replace_text(DecodedText(whole), old, "new", everywhere=False)
+        replace_text(FileContent("x", whole.encode(), 0o644), old, "new", everywhere=False)
     return str(refused.value)
 
 

@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 
 from treadle.events import Question, Safety
 from treadle.messages import Json, ToolSpec
-from treadle.tools.base import (
-    ParsedArguments,
-    Tool,
-    ToolContext,
-    ToolError,
-    ToolInputError,
-    build_parameters,
-    decode_arguments,
-)
+from treadle.tools.base import Arguments, ParsedArguments, Tool, ToolContext, ToolError, ToolInputError
 
 
-class _Arguments(Struct, forbid_unknown_fields=True):
+class _Arguments(Arguments):
     question: Annotated[str, Meta(description="what to ask")]
-    options: Annotated[list[str], Meta(description="answers to choose from, if there are any")] = []
+    options: Annotated[list[str], Meta(description="answers to choose from, if there are any")] = field(
+        default_factory=list[str]
+    )
 
 
 class AskUser(Tool):
@@ -35,7 +29,7 @@ class AskUser(Tool):
             "Ask the user a question when only the user can know. The answer comes as the result. "
             'Example: {"question": "Shall I go on?", "options": ["yes", "no"]}.'
         ),
-        parameters=build_parameters(_Arguments),
+        parameters=_Arguments.build_schema(),
         examples=(("ask me which colour I like", {"question": "Which colour do you like?"}),),
     )
 
@@ -43,14 +37,13 @@ class AskUser(Tool):
         return "safe"
 
     def parse(self, arguments: str) -> ParsedArguments:
-        parsed = decode_arguments(self.name, arguments, _Arguments)
+        parsed = _Arguments.decode(self.name, arguments)
         if not parsed.arguments["question"].strip():
             raise ToolInputError("ask_user: the question is empty.")
         return parsed
 
     def questions(self, parsed: ParsedArguments) -> tuple[Question, ...]:
-        options = parsed.arguments["options"]
-        return (Question(parsed.arguments["question"], tuple(options)),)
+        return (Question(parsed.arguments["question"], tuple(parsed.arguments["options"])),)
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         raise ToolError("ask_user is answered by a person, not run")

@@ -58,19 +58,18 @@ def build_file_tools(kept: ContentStore, *, granted: Sequence[str] = ()) -> list
     `granted` are paths or globs of secret files that the tools may read and change, such as `.env.test`.
     """
     from treadle.tools.files.change import FileToolSettings
-    from treadle.tools.files.edit import build_edit_file_tool
+    from treadle.tools.files.edit import build_edit_file_tool, build_write_file_tool
     from treadle.tools.files.list_files import build_list_files_tool
     from treadle.tools.files.patch import build_apply_patch_tool
     from treadle.tools.files.read import build_read_file_tool
     from treadle.tools.files.search_files import build_search_files_tool
-    from treadle.tools.files.write import build_write_file_tool
 
     settings = FileToolSettings(kept, tuple(granted))
     return [
-        build_read_file_tool(settings),
+        build_read_file_tool(settings.granted),
         build_write_file_tool(settings),
         build_edit_file_tool(settings),
         build_apply_patch_tool(settings),
-        build_list_files_tool(settings),
-        build_search_files_tool(settings),
+        build_list_files_tool(settings.granted),
+        build_search_files_tool(settings.granted),
     ]

@@ -150,14 +150,16 @@ def _parse(expression: str) -> tuple[ast.expr, Mapping[str, Number]]:
             )
         if token.kind == "number":
             word = f"n{index}"
-            values[word] = _read_number(token.text)
+            digits, _, exponent = token.text.replace(",", "").partition("e")
+            if len(exponent) > 6 or abs(int(exponent or 0)) > MAX_BITS // 4:
+                raise CalculationError(f"{token.text} is too large or too small to work with.")
+            values[word] = Fraction(digits.rstrip(".")) * Fraction(10) ** int(exponent or 0)
         elif token.kind == "name" and word not in _CONSTANTS and word not in _FUNCTIONS:
             known = ", ".join(sorted([*_FUNCTIONS, *_CONSTANTS]))
             raise CalculationError(f"{word!r} is not known here. There are numbers, operators and: {known}.")
         elif word in _FUNCTIONS and following != "(":
             raise CalculationError(f"{word} needs brackets, such as {word}(2).")
-        elif word == "%" and not _is_remainder(expression, tokens, index):
-            _check_percent(tokens[:index], words, following)
+        elif word == "%" and _is_percent(expression, tokens, index, words):
             word = ".percent"
         words.append(word)
         after_value = token.kind == "number" or word in (")", ".percent") or word in _CONSTANTS
@@ -169,25 +171,25 @@ def _parse(expression: str) -> tuple[ast.expr, Mapping[str, Number]]:
         raise CalculationError(f"A bracket is not closed or not opened in {expression!r}.") from None
 
 
-def _is_remainder(expression: str, tokens: Sequence[_Token], index: int) -> bool:
-    """Tell whether a `%` divides (`7 % 3`) or means hundredths (`15% of 80`, `50% * 3`)."""
-    if index + 1 == len(tokens):
+def _is_percent(expression: str, tokens: Sequence[_Token], index: int, words: Sequence[str]) -> bool:
+    """Tell whether a `%` means hundredths (`15% of 80`, `50% * 3`) or divides (`7 % 3`). `words` are those before it.
+
+    `200 + 10%` is refused, because it can mean 200.1 or 220.
+    """
+    sign, after = tokens[index], tokens[index + 1] if index + 1 < len(tokens) else None
+    if after is not None and after.text in ("+", "-"):  # `7 % -3` divides, `50% - 3` does not
+        if after.start > sign.end and expression[after.end : after.end + 1].strip():
+            return False
+    elif after is not None and (after.kind != "sign" or after.text == "("):
         return False
-    sign, after = tokens[index], tokens[index + 1]
-    if after.text in ("+", "-"):  # `7 % -3` divides, `50% - 3` does not
-        return after.start > sign.end and expression[after.end : after.end + 1].strip() != ""
-    return after.kind != "sign" or after.text == "("
-
-
-def _check_percent(before: Sequence[_Token], words: Sequence[str], following: str) -> None:
-    """Refuse `200 + 10%`, which can mean 200.1 or 220."""
-    if before[-1].kind == "number" and words[-2:-1] in (["+"], ["-"]) and following in ("", "+", "-", ")", ","):
-        is_binary = len(words) > 2 and (before[-3].kind != "sign" or words[-3] in (")", ".percent"))
-        if is_binary:
-            part, sign = before[-1].text, words[-2]
+    ends_term = after is None or after.text in ("+", "-", ")", ",")
+    if ends_term and tokens[index - 1].kind == "number" and words[-2:-1] in (["+"], ["-"]) and len(words) > 2:
+        if tokens[index - 3].kind != "sign" or words[-3] in (")", ".percent"):
+            part = tokens[index - 1].text
             raise CalculationError(
-                f"{part}% of what? Write `A {sign} {part}% of A`, or the fraction as a decimal number."
+                f"{part}% of what? Write `A {words[-2]} {part}% of A`, or the fraction as a decimal number."
             )
+    return True
 
 
 def _compute(node: ast.expr, values: Mapping[str, Number], depth: int = 0) -> Number:
@@ -207,20 +209,22 @@ def _compute(node: ast.expr, values: Mapping[str, Number], depth: int = 0) -> Nu
             value = _compute(operand, values, depth + 1)
             value = -value if isinstance(sign, ast.USub) else value
         case ast.Call(func=ast.Name(id=name), args=arguments):
-            value = _call_function(name, [_compute(argument, values, depth + 1) for argument in arguments])
+            given = [_compute(argument, values, depth + 1) for argument in arguments]
+            fewest, most, function = _FUNCTIONS[name]
+            if not fewest <= len(given) <= most:
+                takes = str(fewest) if fewest == most else f"{fewest} or more" if most > 2 else f"{fewest} or {most}"
+                raise CalculationError(f"{name} takes {takes} numbers, and was given {len(given)}.")
+            try:
+                value = _limit_size(function(*given))
+            except ValueError:
+                listed = ", ".join(map(_format_number, given))
+                raise CalculationError(f"{name}({listed}) has no value: it is not defined there.") from None
         case _:
             raise CalculationError("A comma separates thousands or the arguments of a function, and nothing else.")
     for operation in reversed(operations):
         operate = _OPERATIONS[type(operation.op)]
         value = _limit_size(operate(value, _compute(operation.right, values, depth + 1)))
     return value
-
-
-def _read_number(text: str) -> Fraction:
-    digits, _, exponent = text.replace(",", "").partition("e")
-    if len(exponent) > 6 or abs(int(exponent or 0)) > MAX_BITS // 4:
-        raise CalculationError(f"{text} is too large or too small to work with.")
-    return Fraction(digits.rstrip(".")) * Fraction(10) ** int(exponent or 0)
 
 
 def _limit_size(value: Number) -> Number:
@@ -244,28 +248,12 @@ def _raise_to_power(base: Number, exponent: Number) -> Number:
     return float(base) ** float(exponent)
 
 
-def _call_function(name: str, values: Sequence[Number]) -> Number:
-    fewest, most, function = _FUNCTIONS[name]
-    if not fewest <= len(values) <= most:
-        takes = str(fewest) if fewest == most else f"{fewest} or more" if most > 2 else f"{fewest} or {most}"
-        raise CalculationError(f"{name} takes {takes} numbers, and was given {len(values)}.")
-    try:
-        return _limit_size(function(*values))
-    except ValueError:
-        given = ", ".join(map(_format_number, values))
-        raise CalculationError(f"{name}({given}) has no value: it is not defined there.") from None
-
-
 def _sqrt(value: Number) -> Number:
     if isinstance(value, Fraction) and value >= 0:
         top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
         if top * top == value.numerator and bottom * bottom == value.denominator:
             return Fraction(top, bottom)
     return math.sqrt(value)
-
-
-def _abs(value: Number) -> Number:
-    return abs(value)
 
 
 def _round(value: Number, places: Number = Fraction(0)) -> Number:
@@ -311,7 +299,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
 _CONSTANTS: dict[str, float] = {"pi": math.pi, "π": math.pi, "e": math.e, "tau": math.tau}
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
     "sqrt": (1, 1, _sqrt),
-    "abs": (1, 1, _abs),
+    "abs": (1, 1, lambda *values: abs(*values)),
     "round": (1, 2, _round),
     "floor": (1, 1, math.floor),
     "ceil": (1, 1, math.ceil),

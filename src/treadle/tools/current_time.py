@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone
 
 from treadle.tools.base import ToolError
 from treadle.tools.function import tool
@@ -33,28 +33,25 @@ def current_time(zone: str = "") -> str:
 
 def format_moment(moment: datetime, zone: str = "") -> str:
     """Write a moment with its weekday, in a time zone; raises `ToolError` when there is no such zone."""
-    there = moment.astimezone(_find_zone(zone.strip()) if zone.strip() else None)
-    offset, name = there.strftime("%z"), there.tzname() or ""
-    distance = f"UTC{offset[:3]}:{offset[3:5]}"
-    return f"{there:%A} {there:%Y-%m-%d %H:%M:%S} {f'{name} ({distance})' if name.isalpha() else distance}"
-
-
-def _find_zone(name: str) -> tzinfo:
     import difflib
     from zoneinfo import ZoneInfo, available_timezones
 
-    if name.upper() in ("UTC", "GMT", "Z"):
-        return UTC
-    if offset := _OFFSET.fullmatch(name):
+    wanted, place = zone.strip(), None
+    if wanted.upper() in ("UTC", "GMT", "Z"):
+        place = UTC
+    elif (offset := _OFFSET.fullmatch(wanted)) and int(offset[2]) < 24:
         distance = timedelta(hours=int(offset[2]), minutes=int(offset[3] or 0))
-        if distance < timedelta(hours=24):
-            return timezone(distance if offset[1] == "+" else -distance)
-    wanted = name.replace(" ", "_").lower()
-    zones = sorted(available_timezones())
-    for zone in zones:
-        if wanted == zone.lower():
-            return ZoneInfo(zone)
-    cities = {zone.lower(): zone for zone in zones} | {zone.lower().rpartition("/")[2]: zone for zone in zones}
-    close = difflib.get_close_matches(wanted.rpartition("/")[2], cities, n=3, cutoff=0.7)
-    hint = f" Did you mean {' or '.join(dict.fromkeys(cities[name] for name in close))}?" if close else ""
-    raise ToolError(f"There is no time zone {name!r}.{hint} Give one such as Europe/Paris, UTC or +02:00.")
+        place = timezone(distance if offset[1] == "+" else -distance)
+    elif wanted:
+        names = {name.lower(): name for name in sorted(available_timezones())}
+        name = wanted.replace(" ", "_").lower()
+        if name not in names:
+            cities = names | {name.rpartition("/")[2]: names[name] for name in names}
+            close = difflib.get_close_matches(name.rpartition("/")[2], cities, n=3, cutoff=0.7)
+            hint = f" Did you mean {' or '.join(dict.fromkeys(cities[name] for name in close))}?" if close else ""
+            raise ToolError(f"There is no time zone {wanted!r}.{hint} Give one such as Europe/Paris, UTC or +02:00.")
+        place = ZoneInfo(names[name])
+    there = moment.astimezone(place)
+    sign, name = there.strftime("%z"), there.tzname() or ""
+    offset_text = f"UTC{sign[:3]}:{sign[3:5]}"
+    return f"{there:%A} {there:%Y-%m-%d %H:%M:%S} {f'{name} ({offset_text})' if name.isalpha() else offset_text}"

@@ -6,8 +6,10 @@ session is derived from the call, so that a call that is run again after a crash
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,8 +72,7 @@ def build_delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
             raise ToolError("The task is empty. Say what the helper is to do.")
         if context.services.helpers is None:
             raise ToolError("There are no helpers here. Do it yourself.")
-        helper = Helper(context.services.helpers, context, agent)
-        return await helper.run(task, _find_folder(context.workspace, folder), read_only=read_only)
+        return await Helper(context.services.helpers, context, agent, folder).run(task, read_only=read_only)
 
     # A parent that is stopped waits until its helper has stopped: the next start would resume one left behind.
     delegate.ends_when_cancelled = True
@@ -80,27 +81,29 @@ def build_delegate_tool(agents: Mapping[str, str] | None = None) -> Tool:
 
 
 def derive_helper_id(session_id: str, call_id: str) -> str:
-    """The id of the session that a call starts: the same for the same call, and as hard to guess as its parent's."""
-    import hashlib
-
+    """Derive the id of the session that a call starts: always the same, and as hard to guess as its parent's."""
     return hashlib.sha256(f"helper\0{session_id}\0{call_id}".encode()).hexdigest()[:32]
 
 
 class Helper:
     """The session that does the work of one call."""
 
-    def __init__(self, host: HelperHost, context: ToolContext, agent_name: str) -> None:
+    def __init__(self, host: HelperHost, context: ToolContext, agent_name: str, folder: str) -> None:
         name = agent_name or host.created.agent.name
         if name not in host.agents:
             raise ToolError(f"There is no agent named {name!r}. The agents are: {', '.join(sorted(host.agents))}.")
-        self._host, self._context = host, context
+        self._host, self._context, self._folder = host, context, context.workspace
+        if folder:
+            self._folder = Path(os.path.realpath(context.workspace / folder))
+            if not self._folder.is_relative_to(os.path.realpath(context.workspace)) or not self._folder.is_dir():
+                raise ToolError(f"{folder!r} is no folder inside the workspace.")
         self._agent: HelperAgent = host.agents[name]
         self._id = derive_helper_id(context.session_id, context.call_id)
 
-    async def run(self, task: str, folder: Path, *, read_only: bool) -> ToolResult:
+    async def run(self, task: str, *, read_only: bool) -> ToolResult:
         """Do the work, or go on with it where an earlier attempt stopped. Cancelling this cancels the work."""
         async with self._host.slots:
-            await self._create(task, folder, read_only=read_only)
+            await self._create(task, read_only=read_only)
             async with self._host.open_session(self._agent.name, self._id) as session:
                 outcome = await self._run_session(session, task)
                 state = await session.state()
@@ -113,7 +116,7 @@ class Helper:
         so_far = f" So far: {outcome.answer}" if outcome.answer else ""
         return ToolResult(f"The helper did not finish ({why}).{so_far}", ok=False, usage=outcome.usage)
 
-    async def _create(self, task: str, folder: Path, *, read_only: bool) -> None:
+    async def _create(self, task: str, *, read_only: bool) -> None:
         """Create the session, unless an earlier attempt of this call did."""
         host, context = self._host, self._context
         if await self._count_ancestors() >= MAX_DEPTH:
@@ -122,7 +125,7 @@ class Helper:
         grants = (*host.grants, Grant(tier="read-only")) if read_only else host.grants
         origin = Parent(context.session_id, parent.seq, context.call_id)
         facts: list[AnyFact] = [
-            self._agent.build_created_fact(self._id, folder, grants, origin),
+            self._agent.build_created_fact(self._id, self._folder, grants, origin),
             SessionRenamed(name=" ".join(task.split())[:60], by="auto"),
             SessionConfigured(limits=self._share_limits(parent), by="delegate"),
         ]
@@ -146,7 +149,7 @@ class Helper:
         return depth
 
     def _share_limits(self, parent: State) -> Limits:
-        """The agent's limits, but no more time than its parent has left, and an even share of money and tokens."""
+        """Build the helper's limits: at most the time its parent has left, and an even share of money and tokens."""
         own, call_id = self._agent.limits, self._context.call_id
         run, calls = parent.run, parent.turn.calls if parent.turn is not None else {}
         if run is None or call_id not in calls:
@@ -171,11 +174,17 @@ class Helper:
                     self._report_progress(event)
             if run.outcome is not None:
                 return run.outcome
-            if run.pending:
-                self._context.progress(f"{self._agent.name} waits for an answer")
-                await _wait_for_answer(session)
-            else:
+            if not run.pending:
                 failures += 1
+                continue
+            self._context.progress(f"{self._agent.name} waits for an answer")
+            state = await session.state()
+            if not state.pending:  # somebody has answered meanwhile
+                continue
+            with closing(session.watch(state.seq)) as watch:
+                async for event in watch:
+                    if isinstance(event, ApprovalAnswered | InputAnswered | CancelRequested | RunFinished):
+                        break
         raise ToolError(f"The helper broke off {MAX_ATTEMPTS} times. What it did is in session {self._id}.")
 
     def _report_progress(self, event: Event) -> None:
@@ -188,28 +197,5 @@ class Helper:
                 pass
 
 
-async def _wait_for_answer(session: HelperSession) -> None:
-    """Wait until somebody answers or stops a session that waits for a person."""
-    state = await session.state()
-    if not state.pending:
-        return
-    watch = session.watch(state.seq)
-    try:
-        async for event in watch:
-            if isinstance(event, ApprovalAnswered | InputAnswered | CancelRequested | RunFinished):
-                return
-    finally:
-        watch.close()
-
-
 def _choose_least(own: Number | None, left: Number) -> Number:
     return left if own is None else min(own, left)
-
-
-def _find_folder(workspace: Path, name: str) -> Path:
-    if not name:
-        return workspace
-    folder = Path(os.path.realpath(workspace / name))
-    if not folder.is_relative_to(os.path.realpath(workspace)) or not folder.is_dir():
-        raise ToolError(f"{name!r} is no folder inside the workspace.")
-    return folder

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 import msgspec
 
 from treadle.errors import ToolDefinitionError
-from treadle.events import Safety
+from treadle.events import Safety, Tier
 from treadle.messages import Json, ToolSpec
+from treadle.permissions.data_flow import Trait
 from treadle.tools.base import (
     DEFAULT_CAP,
     DEFAULT_TIMEOUT,
@@ -49,7 +50,9 @@ class ToolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionTool(Tool):
-    """A function as a tool. It can still be called as a function."""
+    """A function as a tool. It can still be called as a function. `traits` are what a call lets in or out."""
+
+    traits: frozenset[Trait] = frozenset()
 
     def __init__(self, function: Function, options: ToolOptions) -> None:
         self.function = function
@@ -75,13 +78,13 @@ class FunctionTool(Tool):
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ToolDefinitionError(f"{name}: it yields; return the result, and show output with context.output.")
         text, about = _read_docstring(function)
-        self._context_parameter, model = _build_model(name, function, about)
+        self._context_parameter, model, schema = _build_model(name, function, about)
         self._validate, self._dump = model.__pydantic_validator__.validate_json, model.__pydantic_serializer__.to_python
         self._fields = [(info.alias or field, field) for field, info in model.model_fields.items()]
         self.spec = ToolSpec(
             name=name,
             description=options.description or text or name.replace("_", " "),
-            parameters=_build_schema(name, model),
+            parameters=schema,
             examples=tuple(options.examples),
         )
 
@@ -102,6 +105,9 @@ class FunctionTool(Tool):
         except Exception as error:
             raise ToolInputError(_describe_problem(self.name, error, self.spec.parameters)) from None
         return ParsedArguments(parsed, {parameter: getattr(model, field) for parameter, field in self._fields})
+
+    def list_traits(self, tier: Tier) -> frozenset[Trait]:
+        return self.traits
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         values = dict(parsed.values)
@@ -150,11 +156,14 @@ def _check_function(function: object) -> Function:
     return function
 
 
-def _build_model(name: str, function: Function, about: Mapping[str, str]) -> tuple[str, type[BaseModel]]:
-    """Return the name of the parameter that takes the context, and a pydantic model of the others."""
+def _build_model(
+    name: str, function: Function, about: Mapping[str, str]
+) -> tuple[str, type[BaseModel], dict[str, Json]]:
+    """Return the name of the parameter that takes the context, and a pydantic model and JSON schema of the others."""
     from pydantic import ConfigDict, Field, create_model
     from pydantic.errors import PydanticUserError
     from pydantic.fields import FieldInfo
+    from pydantic.json_schema import PydanticJsonSchemaWarning
     from pydantic_core import PydanticUndefined
 
     try:
@@ -183,9 +192,16 @@ def _build_model(name: str, function: Function, about: Mapping[str, str]) -> tup
         # As an alias, a parameter can have any name, even one that pydantic models use, such as `json`.
         fields[f"p{number}"] = (hint, Field(default, alias=parameter.name, **described))
     try:
-        return context, create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-    except (PydanticUserError, TypeError, ValueError, NameError) as error:
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PydanticJsonSchemaWarning)  # a default that is not JSON
+            schema = model.model_json_schema()
+    except (PydanticUserError, PydanticJsonSchemaWarning, TypeError, ValueError, NameError) as error:
         raise ToolDefinitionError(f"{name}: no schema can be made from its parameters: {error}") from None
+    schema.pop("title", None)
+    for field in schema.setdefault("properties", {}).values():
+        field.pop("title", None)
+    return context, model, schema
 
 
 def _wants_context(hint: object) -> bool:
@@ -193,23 +209,6 @@ def _wants_context(hint: object) -> bool:
     if get_origin(hint) in (Annotated, Union, UnionType):
         return any(map(_wants_context, get_args(hint)))
     return hint is ToolContext
-
-
-def _build_schema(name: str, model: type[BaseModel]) -> dict[str, Json]:
-    from pydantic.errors import PydanticUserError
-    from pydantic.json_schema import PydanticJsonSchemaWarning
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", PydanticJsonSchemaWarning)  # a default that is not JSON
-            schema = model.model_json_schema()
-    except (PydanticUserError, PydanticJsonSchemaWarning) as error:
-        raise ToolDefinitionError(f"{name}: no schema can be made from its parameters: {error}") from None
-    schema.pop("title", None)
-    schema.setdefault("properties", {})
-    for field in schema["properties"].values():
-        field.pop("title", None)
-    return schema
 
 
 def _describe_problem(name: str, error: Exception, schema: Mapping[str, Json]) -> str:

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
-from treadle.history.call_notes import FOLDER_NOTE
 from treadle.history.content_store import ContentStore
 from treadle.history.snapshot import record_changes
 from treadle.messages import Json, ToolSpec
@@ -27,30 +26,33 @@ from treadle.permissions.policy import Assessment
 from treadle.permissions.shell.classify import classify_command
 from treadle.permissions.shell.command_parts import render_commands
 from treadle.permissions.shell.parse import parse_command
-from treadle.sandbox.base import Bounds, CommandResult, Job, Sandbox, SandboxUnavailable
+from treadle.sandbox.base import Bounds, Job, Sandbox, SandboxUnavailable
 from treadle.tools.base import (
+    FOLDER_NOTE,
+    Arguments,
     ParsedArguments,
     Tool,
     ToolContext,
     ToolError,
     ToolInputError,
     ToolResult,
-    build_parameters,
-    decode_arguments,
 )
 
 MAX_TIMEOUT = 600.0
 _MAX_CHARACTERS = 100_000
 _MAX_NAMED_FILES = 5
-_LIMIT_TEXTS = {
-    "memory": "it used more than {bounds.memory_mb} MB of memory",
-    "processes": "it started more than {bounds.processes} processes",
-    "output": "it wrote more than {bounds.output_bytes} bytes of output",
-    "disk": "it wrote more than {bounds.disk_mb} MB into the workspace",
+_ENDINGS = {
+    "exited": "exit code {result.code}",
+    "signalled": "ended by signal {result.signal}",
+    "wall": "stopped after {bounds.wall_s:g} s, with all it had started. It may have had effects",
+    "memory": "stopped: it used more than {bounds.memory_mb} MB of memory",
+    "processes": "stopped: it started more than {bounds.processes} processes",
+    "output": "stopped: it wrote more than {bounds.output_bytes} bytes of output",
+    "disk": "stopped: it wrote more than {bounds.disk_mb} MB into the workspace",
 }
 
 
-class _Arguments(Struct, forbid_unknown_fields=True):
+class _Arguments(Arguments):
     command: Annotated[str, Meta(description="what to run; several lines are fine")]
     timeout_s: Annotated[
         float, Meta(description=f"seconds until it is stopped, {MAX_TIMEOUT:g} at most (default 120)")
@@ -71,7 +73,7 @@ class Shell(Tool):
             "In the sandbox only the workspace and /tmp can be written, .git cannot, and there is no network. "
             'Example: {"command": "grep -rn TODO src | head"}.'
         ),
-        parameters=build_parameters(_Arguments),
+        parameters=_Arguments.build_schema(),
         examples=(
             ("list the files here", {"command": "ls -la"}),
             ("how many lines does app.py have", {"command": "wc -l app.py"}),
@@ -126,7 +128,7 @@ class Shell(Tool):
         return "none" if tier == "full" else self._sandbox.probe().level
 
     def parse(self, arguments: str) -> ParsedArguments:
-        parsed = decode_arguments(self.name, arguments, _Arguments, strict=False)
+        parsed = _Arguments.decode(self.name, arguments, strict=False)
         command, timeout = parsed.arguments["command"], parsed.arguments["timeout_s"]
         if not command.strip():
             raise ToolInputError("shell: the command is empty.")
@@ -140,8 +142,14 @@ class Shell(Tool):
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         command, bounds = parsed.arguments["command"], replace(self._bounds, wall_s=parsed.arguments["timeout_s"])
-        workspace = _resolve_path(context.workspace)
-        folder = await _check_folder(parsed.arguments.get("folder", ""), context, workspace)
+        workspace, folder = context.workspace.resolve(), parsed.arguments.get("folder", "")
+        path = workspace / folder
+        if folder and (path.resolve() != path or not path.is_relative_to(workspace) or not path.is_dir()):
+            await context.services.save_note(FOLDER_NOTE, "")  # elsewhere, the command would act on other files
+            raise ToolError(
+                f"Not run: the folder {folder}, in which the last command ended, is gone. "
+                "The next command starts in the workspace itself."
+            )
         output = _Output(context)
         is_safe = classify_command(parse_command(command), str(workspace), folder)[0] == "safe"
         job = Job(
@@ -164,27 +172,17 @@ class Shell(Tool):
             raise ToolError(str(error)) from None
         notes = [
             await _save_folder(context, workspace, folder, output.finish()),
-            _describe_end(result, bounds),
-            _warn_of_instructions(snapshot.left if snapshot is not None else {}),
+            _ENDINGS[result.reason].format(result=result, bounds=bounds) if result.code != 0 else "",
         ]
+        # A command does not say what it writes, so changed files that instruct agents or programs are named.
+        if files := sorted(filter(is_instruction_path, snapshot.left if snapshot is not None else ())):
+            more = f" and {len(files) - _MAX_NAMED_FILES} more" if len(files) > _MAX_NAMED_FILES else ""
+            notes.append(
+                f"it changed {', '.join(files[:_MAX_NAMED_FILES])}{more}, which tells agents, editors or build "
+                "services what to do: say so to the user"
+            )
         text = "\n".join([output.text.rstrip("\n"), *(f"[{note}]" for note in notes if note)]).lstrip("\n")
         return ToolResult(text or "[no output]", ok=result.code == 0, timed_out=result.reason == "wall")
-
-
-def _resolve_path(path: Path) -> Path:
-    return path.resolve()
-
-
-async def _check_folder(folder: str, context: ToolContext, workspace: Path) -> str:
-    """Return the folder that was authorized. When it is gone, nothing runs: the command would act on other files."""
-    path = workspace / folder
-    if folder and (path.resolve() != path or not path.is_relative_to(workspace) or not path.is_dir()):
-        await context.services.save_note(FOLDER_NOTE, "")
-        raise ToolError(
-            f"Not run: the folder {folder}, in which the last command ended, is gone. "
-            "The next command starts in the workspace itself."
-        )
-    return folder
 
 
 async def _save_folder(context: ToolContext, workspace: Path, before: str, end_folder: str) -> str:
@@ -200,30 +198,6 @@ async def _save_folder(context: ToolContext, workspace: Path, before: str, end_f
         why = "has a name that is not UTF-8" if is_inside else "is outside the workspace"
         return f"{shown} {why}: the next command starts in the workspace again"
     return f"now in {folder or 'the workspace'}" if folder != before else ""
-
-
-def _warn_of_instructions(changed: Mapping[str, str]) -> str:
-    """Name changed files that later instruct agents or programs. A command does not say what it writes."""
-    files = sorted(filter(is_instruction_path, changed))
-    if not files:
-        return ""
-    more = f" and {len(files) - _MAX_NAMED_FILES} more" if len(files) > _MAX_NAMED_FILES else ""
-    return (
-        f"it changed {', '.join(files[:_MAX_NAMED_FILES])}{more}, which tells agents, editors or build services what "
-        "to do: say so to the user"
-    )
-
-
-def _describe_end(result: CommandResult, bounds: Bounds) -> str:
-    match result.reason:
-        case "exited":
-            return f"exit code {result.code}" if result.code else ""
-        case "signalled":
-            return f"ended by signal {result.signal}"
-        case "wall":
-            return f"stopped after {bounds.wall_s:g} s, with all it had started. It may have had effects"
-        case reason:
-            return f"stopped: {_LIMIT_TEXTS[reason].format(bounds=bounds)}"
 
 
 class _Output:

@@ -10,9 +10,9 @@ from treadle import Agent, Answer, CallStarted, RunFinished
 from treadle.cli.question_text import render_approval
 from treadle.engine.setup import later
 from treadle.events import ApprovalRequested, Grant
-from treadle.history.call_notes import FOLDER_NOTE
 from treadle.messages import Call, Reply
 from treadle.sandbox import backend as sandbox
+from treadle.tools.base import FOLDER_NOTE
 from treadle.tools.shell import Shell
 
 CAREFUL = Grant(tier="full", cautious=True)

@@ -9,19 +9,17 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from treadle.events import KeptFile, Safety, Tier
-from treadle.history.call_notes import FILE_NOTE_PREFIX, build_file_note, read_file_note
 from treadle.history.content_store import ContentStore
 from treadle.messages import Json
-from treadle.permissions.data_flow import Trait
 from treadle.permissions.paths import explain_write_risk, is_secret_path
 from treadle.permissions.policy import Assessment
-from treadle.tools.base import ParsedArguments, ToolContext, ToolError
+from treadle.tools.base import FILE_NOTE_PREFIX, FileNote, ParsedArguments, ToolContext, ToolError, read_file_note
 from treadle.tools.function import Function, FunctionTool, ToolOptions
-from treadle.workspace.encoding import render_diff
-from treadle.workspace.folder import FileChanged, FileContent, Folder, hash_content
+from treadle.workspace.folder import MAX_FILE_BYTES, FileContent, Folder, hash_content, render_diff
 from treadle.workspace.worker_threads import run_in_thread
 
 _HOME_DOUBT = "this is where the user's shell and desktop look for what they run, outside of the sandbox"
@@ -35,6 +33,10 @@ class FileChange(Struct, frozen=True):
     after: bytes | None
     mode: int | None = None
 
+    @property
+    def old(self) -> bytes | None:
+        return self.before.data if self.before is not None else None
+
 
 class FileToolSettings(Struct, frozen=True):
     """What the file tools of one agent share: where old contents are kept, and which secrets they may touch."""
@@ -47,15 +49,10 @@ class FileToolSettings(Struct, frozen=True):
         return Folder(context.workspace, self.granted)
 
 
-class FileTool(FunctionTool):
-    """A function that shows the content of files, which is the user's own."""
-
-    def list_traits(self, tier: Tier) -> frozenset[Trait]:
-        return frozenset(("private",))
-
-
-class WritingTool(FileTool):
+class WritingTool(FunctionTool):
     """A function that changes files. A rewind finds their old contents in `kept`."""
+
+    traits = frozenset(("private",))  # it shows what it changed
 
     def __init__(self, settings: FileToolSettings, function: Function, options: ToolOptions) -> None:
         super().__init__(function, options)
@@ -76,22 +73,28 @@ class WritingTool(FileTool):
         why = next(filter(None, (explain_write_risk(path, roots) for path in paths)), "")
         if why:  # the file instructs later agents and programs, so approving one change does not approve the next
             return Assessment("destructive", why, asks_each_time=True)
-        is_at_home = any(_is_run_from_home(os.path.join(root, path)) for root in roots for path in paths)
+        # Other programs of the user run files from home, such as `~/.profile`.
+        home = os.path.realpath(os.path.expanduser("~"))
+        places = [os.path.relpath(os.path.join(root, path), home) for root in roots for path in paths]
+        names = [place.partition("/")[0] for place in places]
+        is_at_home = any(name == "bin" or (name.startswith(".") and name != "..") for name in names)
         return Assessment("caution", doubts=(_HOME_DOUBT,) if is_at_home else ())
 
 
-def _is_run_from_home(path: str) -> bool:
-    """Tell whether a path is where other programs of the user run files from, such as `~/.profile`."""
-    home = os.path.realpath(os.path.expanduser("~"))
-    first = os.path.relpath(os.path.normpath(path), home).partition("/")[0]
-    return first != ".." and (first.startswith(".") or first == "bin")
+def find_file(settings: FileToolSettings, context: ToolContext, path: str) -> tuple[str, FileContent | None]:
+    """Return the real path of a file to write, and the file if there is one; raises when it changed unseen."""
+    with settings.open_folder(context) as folder:
+        name = folder.resolve_writable(path)
+        held = folder.find(name)
+    refuse_if_changed(context, name, held)
+    return name, held
 
 
 def refuse_if_changed(context: ToolContext, path: str, current: FileContent | None) -> None:
-    """Raise `FileChanged` when a file is not what this session last saw of it."""
+    """Raise `ToolError` when a file is not what this session last saw of it."""
     known = read_file_note(context.notes.get(FILE_NOTE_PREFIX + path))
     if current is not None and known is not None and known.digest != hash_content(current.data):
-        raise FileChanged(
+        raise ToolError(
             f"{path} was changed since you last read it, by a command or by somebody else, so nothing was written. "
             "Read it again first."
         )
@@ -99,39 +102,37 @@ def refuse_if_changed(context: ToolContext, path: str, current: FileContent | No
 
 async def apply_changes(settings: FileToolSettings, context: ToolContext, changes: Sequence[FileChange]) -> None:
     """Make the changes; raises `ToolError`, and then every file is as it was."""
-    kept, left_out = await run_in_thread(_keep_old_contents, settings.kept, changes)
-    await context.services.record_kept_files(kept, left_out=left_out)
+    for change in changes:
+        if change.after is not None and len(change.after) > MAX_FILE_BYTES:
+            raise ToolError(
+                f"{change.path} would have {len(change.after)} bytes, and {MAX_FILE_BYTES} is the most. "
+                "Nothing was changed."
+            )
+    secret = [change.path for change in changes if is_secret_path(change.path)]
+    plain = [change for change in changes if change.path not in secret]
+    contents = [change.before.data for change in plain if change.before is not None]
+    names = iter(await run_in_thread(settings.kept.put, *contents))
+    kept = [
+        KeptFile(change.path, next(names), change.before.mode) if change.before is not None else KeptFile(change.path)
+        for change in plain
+    ]
+    await context.services.record_kept_files(kept, left_out=secret)
+    failure: ToolError | None = None
     try:
         await run_in_thread(_write_changes, context.workspace, settings.granted, changes)
-    except ToolError:  # the notes keep a rewind from taking the work of others for this call's
-        await _save_notes(context, {change.path: change.before.data if change.before else None for change in changes})
-        raise
-    await _save_notes(context, {change.path: change.after for change in changes})
-
-
-async def _save_notes(context: ToolContext, contents: Mapping[str, bytes | None]) -> None:
-    for path, data in contents.items():
-        await context.services.save_note(FILE_NOTE_PREFIX + path, build_file_note(data, left=True))
+    except ToolError as error:
+        failure = error
+    for change in changes:  # after a failure too: else a rewind would take the work of others for this call's
+        left = change.after if failure is None else change.old
+        note = FileNote(hash_content(left) if left is not None else "", left=True)
+        await context.services.save_note(FILE_NOTE_PREFIX + change.path, msgspec.to_builtins(note))
+    if failure is not None:
+        raise failure
 
 
 async def render_change(change: FileChange) -> str:
     """Write a change as a diff on its own lines. A thread compares the texts, because that can take long."""
-    before = change.before.data if change.before is not None else None
-    return "\n" + await run_in_thread(render_diff, before, change.after, change.path)
-
-
-def _keep_old_contents(kept: ContentStore, changes: Sequence[FileChange]) -> tuple[list[KeptFile], list[str]]:
-    """Keep the old contents of files that are not secret. Return these, and the paths of the secret ones."""
-    secret = [change.path for change in changes if is_secret_path(change.path)]
-    plain = [change for change in changes if change.path not in secret]
-    names = iter(kept.put(*(change.before.data for change in plain if change.before is not None)))
-    recorded: list[KeptFile] = []
-    for change in plain:
-        if change.before is None:
-            recorded.append(KeptFile(change.path))
-        else:
-            recorded.append(KeptFile(change.path, next(names), change.before.mode))
-    return recorded, secret
+    return "\n" + await run_in_thread(render_diff, change.old, change.after, change.path)
 
 
 def _write_changes(root: Path, granted: Sequence[str], changes: Sequence[FileChange]) -> None:
@@ -139,8 +140,8 @@ def _write_changes(root: Path, granted: Sequence[str], changes: Sequence[FileCha
     with Folder(root, granted) as folder:
         for change in changes:
             current = folder.find(change.path)
-            if (current.data if current else None) != (change.before.data if change.before else None):
-                raise FileChanged(
+            if (current.data if current else None) != change.old:
+                raise ToolError(
                     f"{change.path} was changed by somebody else just now; nothing was written. Read it again."
                 )
         try:
@@ -148,20 +149,15 @@ def _write_changes(root: Path, granted: Sequence[str], changes: Sequence[FileCha
                 _put(folder, change.path, change.after, change.mode)
                 done.append(change)
         except ToolError as error:
-            _undo_changes(folder, done, error)
+            for change in reversed(done):
+                try:
+                    _put(folder, change.path, change.old, change.before.mode if change.before else None)
+                except ToolError as worse:
+                    raise ToolError(
+                        f"{error} Then {change.path} could not be put back ({worse}): it holds the new content, and "
+                        "the old one is kept. Tell the user to rewind."
+                    ) from None
             raise
-
-
-def _undo_changes(folder: Folder, done: Sequence[FileChange], error: ToolError) -> None:
-    for change in reversed(done):
-        before = change.before
-        try:
-            _put(folder, change.path, before.data if before else None, before.mode if before else None)
-        except ToolError as worse:
-            raise ToolError(
-                f"{error} Then {change.path} could not be put back ({worse}): it holds the new content, and the old "
-                "one is kept. Tell the user to rewind."
-            ) from None
 
 
 def _put(folder: Folder, path: str, data: bytes | None, mode: int | None) -> None:

@@ -1,4 +1,7 @@
-"""`edit_file`: replaces one piece of a file. When the piece is not there to the letter, the error says why."""
+"""`write_file` writes a whole file, and `edit_file` replaces one piece of a file.
+
+When the piece is not there to the letter, the error says why.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from treadle.tools.files.change import (
     FileToolSettings,
     WritingTool,
     apply_changes,
-    refuse_if_changed,
+    find_file,
     render_change,
 )
+from treadle.tools.files.unified_diff import find_block
 from treadle.tools.function import ToolOptions
-from treadle.workspace.encoding import DecodedText, decode_text, find_block, split_lines
-from treadle.workspace.folder import MAX_FILE_BYTES, NoSuchFile
+from treadle.workspace.folder import FileContent, NoSuchFile, decode_text, describe_line_count, split_lines
 from treadle.workspace.worker_threads import run_in_thread
 
 _MAX_PLACES = 10
@@ -26,6 +29,40 @@ _MAX_SEARCHED_LINES = 20_000
 _COMPARED_CHARACTERS, _COMPARED_LINES = 200, 50
 _LINE_NUMBER = re.compile(r"^ *\d+\t", re.MULTILINE)
 _QUOTES = str.maketrans("‘’‚‛“”„‟`´–—\u00a0", "''''\"\"\"\"''-- ")
+
+
+def build_write_file_tool(settings: FileToolSettings) -> Tool:
+    """Build the tool."""
+
+    async def write_file(path: str, content: str, context: ToolContext) -> str:
+        """Write a whole text file in the workspace: a new one, or in place of the old one. Folders are made.
+
+        To change a part of a file, edit_file is better. Example: {"path": "notes/today.md", "content": "# Today\\n"}.
+
+        Args:
+            path: the file, relative to the workspace
+            content: all that the file shall hold
+        """
+        try:
+            data = content.encode()
+        except UnicodeEncodeError as error:
+            raise ToolError(f"The content has {content[error.start]!r}, which cannot be written as UTF-8.") from None
+        name, before = await run_in_thread(find_file, settings, context, path)
+        change, size = FileChange(name, before, data), f"{len(data)} bytes, {describe_line_count(content)}"
+        if change.old == data:
+            return f"{name} holds exactly that already ({size})."
+        await apply_changes(settings, context, [change])
+        return f"Made {name} ({size})." if before is None else f"Replaced {name} ({size}).{await render_change(change)}"
+
+    options = ToolOptions(
+        timeout=60.0,
+        examples=(
+            ("Write the file plan.txt: call the bank", {"path": "plan.txt", "content": "call the bank"}),
+            ("Make a file letter.txt that says dear Tom", {"path": "letter.txt", "content": "dear Tom"}),
+            ("Create names.md with the text Ann and Bob", {"path": "names.md", "content": "Ann and Bob"}),
+        ),
+    )
+    return WritingTool(settings, write_file, options)
 
 
 def build_edit_file_tool(settings: FileToolSettings) -> Tool:
@@ -42,10 +79,14 @@ def build_edit_file_tool(settings: FileToolSettings) -> Tool:
             new: what stands there instead
             replace_all: replace every place, not only one
         """
-        change, count = await run_in_thread(_plan_change, settings, context, path, old, new, everywhere=replace_all)
+        name, held = await run_in_thread(find_file, settings, context, path)
+        if held is None:
+            raise NoSuchFile(f"{name}: there is no such file to edit. write_file makes a new one.")
+        data, count = await run_in_thread(replace_text, held, old, new, everywhere=replace_all)
+        change = FileChange(name, held, data)
         await apply_changes(settings, context, [change])
         places = "" if count == 1 else f" in {count} places"
-        return f"Edited {change.path}{places}.{await render_change(change)}"
+        return f"Edited {name}{places}.{await render_change(change)}"
 
     options = ToolOptions(
         timeout=60.0,
@@ -57,29 +98,11 @@ def build_edit_file_tool(settings: FileToolSettings) -> Tool:
     return WritingTool(settings, edit_file, options)
 
 
-def _plan_change(
-    settings: FileToolSettings, context: ToolContext, path: str, old: str, new: str, *, everywhere: bool
-) -> tuple[FileChange, int]:
-    with settings.open_folder(context) as folder:
-        name = folder.resolve_writable(path)
-        held = folder.find(name)
-    if held is None:
-        raise NoSuchFile(f"{name}: there is no such file to edit. write_file makes a new one.")
-    refuse_if_changed(context, name, held)
-    text = decode_text(held.data)
+def replace_text(file: FileContent, old: str, new: str, *, everywhere: bool) -> tuple[bytes, int]:
+    """Replace `old` in a file. Return the new content and the number of places; raises `ToolError` with the reason."""
+    text = decode_text(file.data)
     if text is None:
-        raise ToolError(f"{name} is not text, so it cannot be edited. Nothing was changed.")
-    edited, count = replace_text(text, old, new, everywhere=everywhere)
-    data = text.encode(edited)
-    if len(data) > MAX_FILE_BYTES:
-        raise ToolError(
-            f"The file would have {len(data)} bytes, and {MAX_FILE_BYTES} is the most. Nothing was changed."
-        )
-    return FileChange(name, held, data), count
-
-
-def replace_text(text: DecodedText, old: str, new: str, *, everywhere: bool) -> tuple[str, int]:
-    """Replace `old` and count its places; raises `ToolError`, which says why it cannot be replaced."""
+        raise ToolError(f"{file.path} is not text, so it cannot be edited. Nothing was changed.")
     if not old:
         raise ToolError(
             "old is empty: give the text to replace, or use write_file for a whole file. Nothing was changed."
@@ -95,20 +118,17 @@ def replace_text(text: DecodedText, old: str, new: str, *, everywhere: bool) -> 
     if count == 0:
         raise ToolError(f"Nothing was changed: {_explain_miss(whole, old)}")
     if count > 1 and not everywhere:
+        numbers: list[str] = []
+        position = whole.find(old)
+        while position >= 0 and len(numbers) < _MAX_PLACES:
+            numbers.append(str(whole.count("\n", 0, position) + 1))
+            position = whole.find(old, position + len(old))
+        listed = ", ".join(numbers) + (", …" if position >= 0 else "")
         raise ToolError(
-            f"old stands in {count} places (lines {_list_lines(whole, old)}). Take in lines around the one you mean, "
-            "or set replace_all. Nothing was changed."
+            f"old stands in {count} places (lines {listed}). Take in lines around the one you mean, or set "
+            "replace_all. Nothing was changed."
         )
-    return whole.replace(old, new), count
-
-
-def _list_lines(whole: str, old: str) -> str:
-    numbers: list[str] = []
-    position = whole.find(old)
-    while position >= 0 and len(numbers) < _MAX_PLACES:
-        numbers.append(str(whole.count("\n", 0, position) + 1))
-        position = whole.find(old, position + len(old))
-    return ", ".join(numbers) + (", …" if position >= 0 else "")
+    return text.encode(whole.replace(old, new)), count
 
 
 # Each comparison ignores more differences than the one before.
@@ -129,7 +149,12 @@ def _explain_miss(whole: str, old: str) -> str:
     if without_numbers != old and without_numbers in whole:
         return "old begins with line numbers, which are not part of the file: leave them out."
     for reason, simplify in _COMPARISONS:
-        start = _find_lines([simplify(line) for line in lines], [simplify(line) for line in wanted])
+        simple, piece = [simplify(line) for line in lines], [simplify(line) for line in wanted]
+        if len(piece) == 1:  # it may be a part of a line
+            places = (index for index, line in enumerate(simple) if piece[0] in line)
+        else:
+            places = find_block(piece, simple)
+        start = next(places, None) if any(piece) else None
         if start is not None:
             reason = f"old is not in the file to the letter: {reason}."
             break
@@ -140,15 +165,6 @@ def _explain_miss(whole: str, old: str) -> str:
     numbers = range(start + 1, min(start + len(wanted), len(lines)) + 1)
     listed = "\n".join(f"{number:>5}\t{lines[number - 1]}" for number in numbers)
     return f"{reason} The closest place is line {start + 1}:\n{listed}"
-
-
-def _find_lines(lines: list[str], wanted: list[str]) -> int | None:
-    """Find where the wanted lines stand together. A single line may also be a part of a line."""
-    if not any(wanted):
-        return None
-    if len(wanted) == 1:
-        return next((index for index, line in enumerate(lines) if wanted[0] in line), None)
-    return next(find_block(wanted, lines), None)
 
 
 def _find_closest(lines: list[str], wanted: list[str]) -> int | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
+from collections.abc import Sequence
 
 from treadle.tools.base import Tool, ToolContext
-from treadle.tools.files.change import FileToolSettings
 from treadle.tools.files.ripgrep import build_descriptor_path, build_glob_flags, run_ripgrep
 from treadle.tools.function import tool
 from treadle.workspace.folder import Folder
@@ -18,8 +18,8 @@ _PROGRESS_INTERVAL = 10_000
 _TIMEOUT = 20.0
 
 
-def build_list_files_tool(settings: FileToolSettings) -> Tool:
-    """Build the tool."""
+def build_list_files_tool(granted: Sequence[str]) -> Tool:
+    """Build the tool. `granted` names the secret files that it may show."""
 
     @tool(
         safety="safe",
@@ -42,7 +42,7 @@ def build_list_files_tool(settings: FileToolSettings) -> Tool:
             depth: how many folders deep to show names; below that only counts
         """
         names: list[str] = []
-        with settings.open_folder(context) as folder, folder.open_for_program(path) as (descriptor, real, kind):
+        with Folder(context.workspace, granted) as folder, folder.open_for_program(path) as (descriptor, real, kind):
             if kind == "file":
                 return real
             prefix = f"{build_descriptor_path(descriptor)}/".encode()

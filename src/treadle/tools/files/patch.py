@@ -9,10 +9,9 @@ import msgspec
 from treadle.messages import Json
 from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolError
 from treadle.tools.files.change import FileChange, FileToolSettings, WritingTool, apply_changes, refuse_if_changed
-from treadle.tools.files.unified_diff import FilePatch, apply_hunks, read_patch
+from treadle.tools.files.unified_diff import apply_hunks, read_patch
 from treadle.tools.function import ToolOptions
-from treadle.workspace.encoding import DecodedText, decode_text, describe_line_count
-from treadle.workspace.folder import MAX_FILE_BYTES, FileContent, Folder
+from treadle.workspace.folder import FileContent, Folder, decode_text, describe_line_count
 from treadle.workspace.worker_threads import run_in_thread
 
 _EXAMPLE = "--- a/greeting.txt\n+++ b/greeting.txt\n@@ -1,2 +1,2 @@\n Dear all,\n-hello\n+good morning\n"
@@ -49,40 +48,56 @@ def build_apply_patch_tool(settings: FileToolSettings) -> Tool:
         """
         changes = await run_in_thread(_plan_changes, settings, context, patch)
         await apply_changes(settings, context, changes)
-        return "\n".join(["Patched:", *map(_describe_change, changes)])
+        lines = ["Patched:"]
+        for change in changes:
+            text = decode_text(change.after or b"")
+            size = describe_line_count(text.text) if text is not None else "not text"
+            done = "made" if change.before is None else "changed"
+            lines.append(f"- {change.path}: {'deleted' if change.after is None else f'{done}, {size} now'}")
+        return "\n".join(lines)
 
     examples = (("apply this patch to greeting.txt", {"patch": _EXAMPLE}),)
     return PatchTool(settings, apply_patch, ToolOptions(timeout=60.0, examples=examples))
 
 
-def _plan_changes(settings: FileToolSettings, context: ToolContext, patch: str) -> list[FileChange]:
+def _plan_changes(settings: FileToolSettings, context: ToolContext, diff: str) -> list[FileChange]:
+    """Plan what a diff does. It may name a file more than once."""
     planned: dict[str, FileChange] = {}
     with settings.open_folder(context) as folder:
-        for file_patch in read_patch(patch):
-            _plan_file(folder, context, file_patch, planned)
-    changes = [change for change in planned.values() if _changes_something(change)]
+        for patch in read_patch(diff):
+            source = folder.resolve_writable(patch.source) if patch.source else ""
+            target = folder.resolve_writable(patch.target) if patch.target else ""
+            held = _read_planned(folder, context, source, planned) if source else None
+            if source and held is None and target and target != source:  # `diff` writes the names as it was given them
+                source, held = target, _read_planned(folder, context, target, planned)
+            if source and held is None:
+                raise ToolError(f"{source}: there is no such file to patch. Nothing was changed in any file.")
+            if target and target != source and _read_planned(folder, context, target, planned) is not None:
+                raise ToolError(f"{target} is there already, so it cannot be made. Nothing was changed in any file.")
+            after = held.data if held is not None else b""
+            if held is None or patch.hunks:
+                text = decode_text(after)
+                if text is None:
+                    raise ToolError(f"{source} is not text, so it cannot be patched. Nothing was changed in any file.")
+                patched = apply_hunks(text.text, patch.hunks, source or target)
+                if not target and patched:
+                    raise ToolError(
+                        f"{source} would be deleted, but the patch leaves lines of it. Nothing was changed in any file."
+                    )
+                after = text.encode(patched)
+            if target != source and source:
+                planned[source] = FileChange(source, folder.find(source), None)
+            if target:
+                mode = patch.mode if patch.mode is not None else held.mode if held is not None else None
+                planned[target] = FileChange(target, folder.find(target), after, mode)
+    changes = [
+        change
+        for change in planned.values()
+        if change.after != change.old or (change.before and change.mode not in (None, change.before.mode))
+    ]
     if not changes:
         raise ToolError("The patch changes nothing: every file it names is already so.")
     return changes
-
-
-def _plan_file(folder: Folder, context: ToolContext, patch: FilePatch, planned: dict[str, FileChange]) -> None:
-    """Plan what the patch of one file does. A file may be named more than once."""
-    source = folder.resolve_writable(patch.source) if patch.source else ""
-    target = folder.resolve_writable(patch.target) if patch.target else ""
-    held = _read_planned(folder, context, source, planned) if source else None
-    if source and held is None and target and target != source:  # `diff` writes both names as it was given them
-        source, held = target, _read_planned(folder, context, target, planned)
-    if source and held is None:
-        raise ToolError(f"{source}: there is no such file to patch. Nothing was changed in any file.")
-    if target and target != source and _read_planned(folder, context, target, planned) is not None:
-        raise ToolError(f"{target} is there already, so it cannot be made. Nothing was changed in any file.")
-    after = _patch_content(held, patch, source or target)
-    if target != source and source:
-        planned[source] = FileChange(source, folder.find(source), None)
-    if target:
-        mode = patch.mode if patch.mode is not None else held.mode if held is not None else None
-        planned[target] = FileChange(target, folder.find(target), after, mode)
 
 
 def _read_planned(
@@ -96,32 +111,3 @@ def _read_planned(
     held = folder.find(path)
     refuse_if_changed(context, path, held)
     return held
-
-
-def _patch_content(held: FileContent | None, patch: FilePatch, path: str) -> bytes:
-    if held is not None and not patch.hunks:
-        return held.data
-    text = DecodedText("") if held is None else decode_text(held.data)
-    if text is None:
-        raise ToolError(f"{path} is not text, so it cannot be patched. Nothing was changed in any file.")
-    after = apply_hunks(text.text, patch.hunks, path)
-    if not patch.target and after:
-        raise ToolError(f"{path} would be deleted, but the patch leaves lines of it. Nothing was changed in any file.")
-    data = text.encode(after)
-    if len(data) > MAX_FILE_BYTES:
-        raise ToolError(f"{path} would have {len(data)} bytes, and {MAX_FILE_BYTES} is the most. Nothing was changed.")
-    return data
-
-
-def _changes_something(change: FileChange) -> bool:
-    before = change.before.data if change.before is not None else None
-    is_same_mode = change.mode is None or change.before is None or change.mode == change.before.mode
-    return before != change.after or not is_same_mode
-
-
-def _describe_change(change: FileChange) -> str:
-    if change.after is None:
-        return f"- {change.path}: deleted"
-    text = decode_text(change.after)
-    done = "made" if change.before is None else "changed"
-    return f"- {change.path}: {done}, {describe_line_count(text.text) if text is not None else 'not text'} now"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import difflib
 import posixpath
+from collections.abc import Sequence
+from pathlib import Path
 
-from treadle.history.call_notes import FILE_NOTE_PREFIX, build_file_note, read_file_note
+import msgspec
+
 from treadle.messages import ImagePart
-from treadle.tools.base import Tool, ToolContext, ToolResult
-from treadle.tools.files.change import FileTool, FileToolSettings
-from treadle.tools.function import ToolOptions
-from treadle.workspace.encoding import DecodedText, decode_text, split_lines
-from treadle.workspace.folder import FileContent, NoSuchFile, hash_content
+from treadle.tools.base import FILE_NOTE_PREFIX, FileNote, Tool, ToolContext, ToolResult, read_file_note
+from treadle.tools.function import tool
+from treadle.workspace.folder import FileContent, Folder, NoSuchFile, decode_text, hash_content, split_lines
 from treadle.workspace.worker_threads import run_in_thread
 
 MAX_LINES = 2000
@@ -27,9 +28,19 @@ _IMAGES = (
 )
 
 
-def build_read_file_tool(settings: FileToolSettings) -> Tool:
-    """Build the tool."""
+def build_read_file_tool(granted: Sequence[str]) -> Tool:
+    """Build the tool. `granted` names the secret files that it may show."""
 
+    @tool(
+        safety="safe",
+        timeout=30.0,
+        examples=(
+            ("Read the file plan.txt", {"path": "plan.txt"}),
+            ("What does letter.txt say?", {"path": "letter.txt"}),
+            ("Show me ideas.md", {"path": "ideas.md"}),
+            ("Open src/app.py", {"path": "src/app.py"}),
+        ),
+    )
     async def read_file(path: str, context: ToolContext, offset: int = 1, limit: int = MAX_LINES) -> str | ToolResult:
         """Read a file of the workspace. Text comes with line numbers, which are not part of the file; images are shown.
 
@@ -40,28 +51,19 @@ def build_read_file_tool(settings: FileToolSettings) -> Tool:
             offset: the first line to show, counted from 1
             limit: how many lines to show at most
         """
-        held = await run_in_thread(_read, settings, context, path)
-        name = FILE_NOTE_PREFIX + held.path
+        held = await run_in_thread(_read, context.workspace, granted, path)
+        name, digest = FILE_NOTE_PREFIX + held.path, hash_content(held.data)
         known = read_file_note(context.notes.get(name))
-        if known is None or known.digest != hash_content(held.data):
-            await context.services.save_note(name, build_file_note(held.data, left=False))
+        if known is None or known.digest != digest:
+            await context.services.save_note(name, msgspec.to_builtins(FileNote(digest)))
         return _render_file(held, max(1, offset), max(1, limit))
 
-    options = ToolOptions(
-        safety="safe",
-        timeout=30.0,
-        examples=(
-            ("Read the file plan.txt", {"path": "plan.txt"}),
-            ("What does letter.txt say?", {"path": "letter.txt"}),
-            ("Show me ideas.md", {"path": "ideas.md"}),
-            ("Open src/app.py", {"path": "src/app.py"}),
-        ),
-    )
-    return FileTool(read_file, options)
+    read_file.traits = frozenset(("private",))
+    return read_file
 
 
-def _read(settings: FileToolSettings, context: ToolContext, path: str) -> FileContent:
-    with settings.open_folder(context) as folder:
+def _read(workspace: Path, granted: Sequence[str], path: str) -> FileContent:
+    with Folder(workspace, granted) as folder:
         try:
             return folder.read(path)
         except NoSuchFile as error:
@@ -84,15 +86,11 @@ def _render_file(held: FileContent, offset: int, limit: int) -> str | ToolResult
     text = decode_text(held.data)
     if text is None:
         return f"{held.path} is not text: {len(held.data)} bytes, beginning with {held.data[:16].hex(' ')}."
-    return _number_lines(held.path, text, offset, limit)
-
-
-def _number_lines(path: str, text: DecodedText, offset: int, limit: int) -> str:
     lines = split_lines(text.text)
     if not lines:
-        return f"{path} is empty."
+        return f"{held.path} is empty."
     if offset > len(lines):
-        return f"{path} has only {len(lines)} lines; there is no line {offset}."
+        return f"{held.path} has only {len(lines)} lines; there is no line {offset}."
     shown: list[str] = []
     size = 0
     for number, line in enumerate(lines[offset - 1 : offset - 1 + limit], offset):
@@ -110,4 +108,4 @@ def _number_lines(path: str, text: DecodedText, offset: int, limit: int) -> str:
     if text.encoding != "utf-8":
         guess = ", which is a guess" if text.encoding == "latin-1" else ""
         about.append(f"encoding {text.encoding}{guess}")
-    return "\n".join([*shown, f"[{path}: {'; '.join(about)}]"] if about else shown)
+    return "\n".join([*shown, f"[{held.path}: {'; '.join(about)}]"] if about else shown)

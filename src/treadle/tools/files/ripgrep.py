@@ -67,37 +67,25 @@ async def run_ripgrep(
         cwd="/",
         env={},
         pass_fds=(descriptor,),
+        limit=_CHUNK_BYTES,
     )
-    assert process.stdout is not None and process.stderr is not None
-    errors = asyncio.ensure_future(process.stderr.read())
-    is_complete = False
+    assert process.stdout is not None
+    is_complete, rest = False, b""
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                is_complete = await _read_lines(process.stdout, take)
+                while chunk := await process.stdout.read(_CHUNK_BYTES):
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if not all(map(take, lines)) or len(rest) > _MAX_LINE_BYTES:
+                        break
+                else:
+                    is_complete = not rest or take(rest)
     finally:
         if not is_complete:
             with suppress(ProcessLookupError):
                 process.kill()
-        code, error = await asyncio.shield(_wait_for_end(process, errors))
-    return RipgrepResult(code, error.decode("utf-8", "replace").strip(), is_complete)
-
-
-async def _wait_for_end(process: asyncio.subprocess.Process, errors: asyncio.Future[bytes]) -> tuple[int, bytes]:
-    assert process.stdout is not None
-    while await process.stdout.read(_CHUNK_BYTES):  # nobody wants the rest, but the pipe must be empty to close
-        pass
-    return await process.wait(), await errors
-
-
-async def _read_lines(stream: asyncio.StreamReader, take: Callable[[bytes], bool]) -> bool:
-    """Return True when the stream ended and every line of it was taken."""
-    rest = b""
-    while chunk := await stream.read(_CHUNK_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if not all(take(line) for line in lines) or len(rest) > _MAX_LINE_BYTES:
-            return False
-    return not rest or take(rest)
+        _, error = await asyncio.shield(process.communicate())  # it also empties the pipe, which must close
+    return RipgrepResult(process.returncode or 0, error.decode("utf-8", "replace").strip(), is_complete)
 
 
 def build_descriptor_path(descriptor: int) -> str:

@@ -6,17 +6,17 @@ If a folder is exchanged for a link during the search, ripgrep may find somethin
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 from msgspec import Struct
 
 from treadle.permissions.paths import is_secret_path
 from treadle.tools.base import Tool, ToolContext, ToolError
-from treadle.tools.files.change import FileTool, FileToolSettings
 from treadle.tools.files.ripgrep import build_descriptor_path, build_glob_flags, run_ripgrep
-from treadle.tools.function import ToolOptions
-from treadle.workspace.encoding import decode_text, split_lines
-from treadle.workspace.folder import Folder
+from treadle.tools.function import tool
+from treadle.workspace.folder import Folder, decode_text, split_lines
 from treadle.workspace.worker_threads import run_in_thread
 
 MAX_SHOWN = 100
@@ -54,9 +54,19 @@ _decode_event = msgspec.json.Decoder(_RipgrepEvent).decode
 _decode_match = msgspec.json.Decoder(_RipgrepMatch).decode
 
 
-def build_search_files_tool(settings: FileToolSettings) -> Tool:
-    """Build the tool."""
+def build_search_files_tool(granted: Sequence[str]) -> Tool:
+    """Build the tool. `granted` names the secret files that it may show."""
 
+    @tool(
+        safety="safe",
+        timeout=60.0,
+        examples=(
+            ("Search the files for timeout", {"pattern": "timeout"}),
+            ("Where is the word garden used?", {"pattern": "garden"}),
+            ("Find the word password in the files", {"pattern": "password"}),
+            ("Which files mention Berlin?", {"pattern": "Berlin"}),
+        ),
+    )
     async def search_files(
         pattern: str, context: ToolContext, path: str = ".", glob: str = "", ignore_case: bool = False, around: int = 0
     ) -> str:
@@ -75,7 +85,7 @@ def build_search_files_tool(settings: FileToolSettings) -> Tool:
         if not pattern:
             raise ToolError("The pattern is empty: say what to look for.")
         places: list[_Place] = []
-        with settings.open_folder(context) as folder, folder.open_for_program(path) as (descriptor, real, _):
+        with Folder(context.workspace, granted) as folder, folder.open_for_program(path) as (descriptor, real, _):
             prefix = len(build_descriptor_path(descriptor)) + 1
 
             def take(line: bytes) -> bool:
@@ -83,9 +93,13 @@ def build_search_files_tool(settings: FileToolSettings) -> Tool:
                 if event.type == "begin":
                     context.progress(f"searching, {len(places)} places so far", len(places))
                 elif event.type == "match":
-                    place = _read_place(_decode_match(event.data), real, prefix)
-                    if not is_secret_path(place.path, settings.granted):
-                        places.append(place)
+                    match = _decode_match(event.data)
+                    inside = match.path.decode().decode("utf-8", "surrogateescape")[prefix:]
+                    name = inside if real == "." else f"{real}/{inside}" if inside else real
+                    text = decode_text(match.lines.decode())
+                    if not is_secret_path(name, granted):
+                        found = text.text.rstrip("\r\n") if text is not None else ""
+                        places.append(_Place(name, match.line_number or 0, found))
                 return len(places) <= MAX_SHOWN
 
             case = ["--ignore-case"] if ignore_case else []
@@ -103,34 +117,19 @@ def build_search_files_tool(settings: FileToolSettings) -> Tool:
             shown.append(f"[Stopped after {_TIMEOUT:g} s: there may be more.]")
         return "\n".join(shown)
 
-    options = ToolOptions(
-        safety="safe",
-        timeout=60.0,
-        examples=(
-            ("Search the files for timeout", {"pattern": "timeout"}),
-            ("Where is the word garden used?", {"pattern": "garden"}),
-            ("Find the word password in the files", {"pattern": "password"}),
-            ("Which files mention Berlin?", {"pattern": "Berlin"}),
-        ),
-    )
-    return FileTool(search_files, options)
-
-
-def _read_place(match: _RipgrepMatch, real: str, prefix: int) -> _Place:
-    inside = match.path.decode().decode("utf-8", "surrogateescape")[prefix:]
-    path = inside if real == "." else f"{real}/{inside}" if inside else real
-    text = decode_text(match.lines.decode())
-    return _Place(path, match.line_number or 0, text.text.rstrip("\r\n") if text is not None else "")
+    search_files.traits = frozenset(("private",))
+    return search_files
 
 
 def _render_places(folder: Folder, places: list[_Place], around: int) -> list[str]:
     """Write the places with lines around them. A place is left out when its line is not what ripgrep saw."""
-    by_path: dict[str, list[_Place]] = {}
-    for place in places:
-        by_path.setdefault(place.path, []).append(place)
     shown: list[str] = []
-    for path, found in by_path.items():
-        lines = _read_lines(folder, path)
+    for path, found in groupby(places, lambda place: place.path):
+        try:
+            text = decode_text(folder.read(path).data)
+        except ToolError:  # gone, masked, or not really in the workspace
+            continue
+        lines = split_lines(text.text) if text is not None else []
         hits = {
             place.number
             for place in found
@@ -147,11 +146,3 @@ def _render_places(folder: Folder, places: list[_Place], around: int) -> list[st
             shown.append(f"{path}{mark}{number}{mark} {line}")
             last = number
     return shown
-
-
-def _read_lines(folder: Folder, path: str) -> list[str]:
-    try:
-        text = decode_text(folder.read(path).data)
-    except ToolError:  # gone, masked, or not really in the workspace
-        return []
-    return split_lines(text.text) if text is not None else []

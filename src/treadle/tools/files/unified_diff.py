@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from treadle.tools.base import ToolError
-from treadle.workspace.encoding import find_block, split_lines
+from treadle.workspace.folder import split_lines
 
 _HUNK = re.compile(r"@@(?: -(\d{1,9})(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@.*|.*)")
+_GIT_HEADER = re.compile(
+    r"(rename from|rename to|new file mode|new mode|deleted file mode) (.*)|GIT binary patch|Binary files "
+)
 _NO_NEWLINE = "\\ No newline at end of file"
 
 
@@ -66,8 +70,21 @@ class _PatchReader:
             elif current is not None and line.startswith("@@"):
                 current.hunks.append(self._read_hunk(line))
                 continue
-            elif current is not None and not current.hunks:
-                _read_extended_header(current, line)
+            elif current is not None and not current.hunks and (header := _GIT_HEADER.match(line)):
+                mode = 0o755 if line.endswith("755") else 0o644
+                match header[1]:
+                    case "rename from":
+                        current.source = header[2]
+                    case "rename to":
+                        current.target = header[2]
+                    case "new file mode":
+                        current.source, current.mode = "", mode
+                    case "new mode":
+                        current.mode = mode
+                    case "deleted file mode":
+                        current.target = ""
+                    case _:
+                        raise ToolError("The patch has binary files, which cannot be patched. Nothing was changed.")
             self._index += 1
         return found
 
@@ -118,33 +135,21 @@ def _read_name(line: str, prefix: str) -> str:
     return "" if name == "/dev/null" else name.removeprefix(prefix)
 
 
-def _read_extended_header(patch: FilePatch, line: str) -> None:
-    """Read a line that git adds: new, deleted, renamed."""
-    if line.startswith("rename from "):
-        patch.source = line.removeprefix("rename from ")
-    elif line.startswith("rename to "):
-        patch.target = line.removeprefix("rename to ")
-    elif line.startswith("new file mode "):
-        patch.source, patch.mode = "", _read_mode(line)
-    elif line.startswith("deleted file mode "):
-        patch.target = ""
-    elif line.startswith("new mode "):
-        patch.mode = _read_mode(line)
-    elif line.startswith(("GIT binary patch", "Binary files ")):
-        raise ToolError("The patch has binary files, which cannot be patched. Nothing was changed.")
-
-
-def _read_mode(line: str) -> int:
-    return 0o755 if line.endswith("755") else 0o644
-
-
 def apply_hunks(text: str, hunks: list[Hunk], path: str) -> str:
     """Apply all hunks to a text, in order; raises `ToolError` for one whose lines are not there."""
     lines = split_lines(text)
     ends = text.endswith("\n") or not text
     done, shift = 0, 0
     for number, hunk in enumerate(hunks, 1):
-        at = _find_hunk(lines, hunk, done, shift)
+        expected = max(done, hunk.start - 1 + shift) if hunk.start else done
+        if not hunk.old:  # there is only the number: it is that of the line before
+            at = min(expected + (1 if hunk.start else 0), len(lines))
+        elif hunk.start and lines[expected : expected + len(hunk.old)] == hunk.old:
+            at = expected
+        else:  # the place nearest to the number; without a number, there must be only one place
+            places = list(find_block(hunk.old, lines, done))
+            is_clear = hunk.start or len(places) == 1
+            at = min(places, key=lambda place: abs(place - expected)) if places and is_clear else None
         if at is None:
             wanted = "\n".join(hunk.old[:6])
             raise ToolError(
@@ -161,14 +166,23 @@ def apply_hunks(text: str, hunks: list[Hunk], path: str) -> str:
     return "\n".join(lines) + ("\n" if ends and lines else "")
 
 
-def _find_hunk(lines: list[str], hunk: Hunk, done: int, shift: int) -> int | None:
-    """Find the place nearest to the line number. Without a number, there must be only one place."""
-    expected = max(done, hunk.start - 1 + shift) if hunk.start else done
-    if not hunk.old:  # there is only the number: it is that of the line before
-        return min(expected + (1 if hunk.start else 0), len(lines)) if lines else 0
-    if hunk.start and lines[expected : expected + len(hunk.old)] == hunk.old:
-        return expected
-    places = list(find_block(hunk.old, lines, done))
-    if not places or (not hunk.start and len(places) > 1):
-        return None
-    return min(places, key=lambda at: abs(at - expected))
+def find_block(block: Sequence[str], lines: Sequence[str], start: int = 0) -> Iterator[int]:
+    """Find where the lines of a block stand together, from `start` on.
+
+    The search takes one pass (Knuth, Morris and Pratt). Comparing the block anew at each line would take hours in a
+    file whose lines are all alike.
+    """
+    back, fits = [0], 0
+    for at in range(1, len(block)):
+        while fits and block[at] != block[fits]:
+            fits = back[fits - 1]
+        fits += block[at] == block[fits]
+        back.append(fits)
+    fits = 0
+    for at in range(start, len(lines)):
+        while fits and lines[at] != block[fits]:
+            fits = back[fits - 1]
+        fits += lines[at] == block[fits]
+        if fits == len(block):
+            yield at + 1 - fits
+            fits = back[fits - 1]

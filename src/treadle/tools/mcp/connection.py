@@ -19,7 +19,14 @@ from treadle.messages import Json
 from treadle.secrets.redact import Redactor
 from treadle.tools.base import ToolError
 from treadle.tools.mcp.server_config import McpServer
-from treadle.tools.mcp.transport import CONNECTION_LOST, NOT_REACHED, SESSION_GONE, StderrTail, open_streams
+from treadle.tools.mcp.transport import (
+    CONNECTION_LOST,
+    NOT_REACHED,
+    SESSION_GONE,
+    StderrTail,
+    connect_http,
+    start_child,
+)
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -215,15 +222,23 @@ class Connection:
         """Connect, list the tools, and wait until the server hangs up or the connection is dropped."""
         from mcp import Client
 
+        server = self.server
         self._gone.clear()
-        client = Client(
-            open_streams(self.server, self._gone, self._stderr),
-            mode=self.server.protocol,
-            read_timeout_seconds=self.server.start_timeout,
-            cache=None,
-        )
-        async with client:
-            self.listed, self.protocol = await _list_tools(client), client.protocol_version
+        streams = connect_http(server, self._gone) if server.url else start_child(server, self._gone, self._stderr)
+        async with Client(
+            streams, mode=server.protocol, read_timeout_seconds=server.start_timeout, cache=None
+        ) as client:
+            listed: dict[str, ListedTool] = {}
+            cursor, pages = None, MAX_PAGES if client.server_capabilities.tools is not None else 0
+            for _ in range(pages):  # a list that never ends is cut off
+                page = await client.list_tools(cursor=cursor)
+                for tool in page.tools:
+                    listed.setdefault(tool.name, tool)
+                cursor = page.next_cursor
+                if cursor is None or len(listed) >= MAX_LISTED:
+                    break
+            self.listed = tuple(listed[name] for name in sorted(listed)[:MAX_LISTED])
+            self.protocol = client.protocol_version
             for tool in self.listed:  # a restarted server may describe a tool differently, which nobody has approved
                 version = compute_version(tool)
                 if self._first_versions.setdefault(tool.name, version) != version:
@@ -241,22 +256,6 @@ def compute_version(tool: ListedTool) -> str:
     """Compute a digest of what a server says about a tool, whatever the order."""
     described = tool.model_dump(mode="json", include={"title", "description", "input_schema", "annotations"})
     return hashlib.sha256(msgspec.json.encode(described, order="sorted")).hexdigest()[:32]
-
-
-async def _list_tools(client: Client) -> tuple[ListedTool, ...]:
-    """List all tools of a server, page by page. A list that never ends is cut off."""
-    if client.server_capabilities.tools is None:
-        return ()
-    listed: dict[str, ListedTool] = {}
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        for tool in page.tools:
-            listed.setdefault(tool.name, tool)
-        cursor = page.next_cursor
-        if cursor is None or len(listed) >= MAX_LISTED:
-            break
-    return tuple(listed[name] for name in sorted(listed)[:MAX_LISTED])
 
 
 async def _wait_for_any(*events: asyncio.Event) -> None:

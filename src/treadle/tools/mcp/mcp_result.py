@@ -12,7 +12,7 @@ from treadle.messages import FilePart, ImagePart, Part
 from treadle.tools.base import ToolResult
 
 if TYPE_CHECKING:
-    from mcp.types import CallToolResult, ContentBlock
+    from mcp.types import CallToolResult
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """The images that providers take. Any other image becomes a file, so that it cannot spoil the next request."""
@@ -26,7 +26,21 @@ def convert_result(answer: CallToolResult) -> ToolResult:
     texts: list[str] = []
     parts: list[Part] = []
     for block in answer.content:
-        converted = _convert_block(block)
+        match block.type:
+            case "text":
+                converted = block.text
+            case "image" | "audio":
+                converted = _convert_data(block.type, block.data, block.mime_type)
+            case "resource_link":
+                converted = f"[{block.title or block.name}: {block.uri}]"
+            case "resource":
+                resource = block.resource
+                name = str(resource.uri).rstrip("/").rpartition("/")[2] or "resource"
+                media_type = resource.mime_type or "application/octet-stream"
+                if hasattr(resource, "text"):
+                    converted = f"[{resource.uri}]\n{getattr(resource, 'text', '')}"
+                else:
+                    converted = _convert_data(name, getattr(resource, "blob", ""), media_type)
         if isinstance(converted, str):
             texts.append(converted)
         elif len(parts) < MAX_PARTS:
@@ -36,22 +50,6 @@ def convert_result(answer: CallToolResult) -> ToolResult:
     if answer.structured_content is not None and not any(block.type == "text" for block in answer.content):
         texts.append(msgspec.json.encode(answer.structured_content).decode())
     return ToolResult("\n".join(texts), tuple(parts), ok=not answer.is_error)
-
-
-def _convert_block(block: ContentBlock) -> str | Part:
-    match block.type:
-        case "text":
-            return block.text
-        case "image" | "audio":
-            return _convert_data(block.type, block.data, block.mime_type)
-        case "resource_link":
-            return f"[{block.title or block.name}: {block.uri}]"
-        case "resource":
-            resource = block.resource
-            name = str(resource.uri).rstrip("/").rpartition("/")[2] or "resource"
-            if hasattr(resource, "text"):
-                return f"[{resource.uri}]\n{getattr(resource, 'text', '')}"
-            return _convert_data(name, getattr(resource, "blob", ""), resource.mime_type or "application/octet-stream")
 
 
 def _convert_data(name: str, data: str, media_type: str) -> str | Part:

@@ -45,7 +45,13 @@ class McpTool(Tool):
         self.timeout = connection.server.timeout
         self._connection = connection
         self._listed = listed
-        self._safety: Safety = _choose_safety(connection, listed)
+        self._safety: Safety = "destructive"
+        hints = listed.annotations
+        if connection.server.safety != "annotated":
+            self._safety = connection.server.safety
+        elif hints is not None and not hints.destructive_hint:  # a server is believed only when it warns
+            is_harmless = hints.destructive_hint is False or hints.read_only_hint is True
+            self._safety = "caution" if is_harmless else "destructive"
         schema = {**_remove_invisible(listed.input_schema), "type": "object"}
         schema.setdefault("properties", {})
         description = _remove_invisible(listed.description or listed.title or listed.name.replace("_", " ")).strip()
@@ -81,13 +87,26 @@ class McpTool(Tool):
             raise ToolInputError(
                 f"The arguments of {self.name} are not valid JSON ({error}). Send them again."
             ) from None
-        problems = _find_problems(self.spec.parameters, decoded)
+        schema, problems = self.spec.parameters, list[str]()
+        known: dict[str, Json] = schema["properties"]
+        if isinstance(decoded, dict):
+            given = cast("dict[str, Json]", decoded)
+            problems += [f"{name}: is missing" for name in schema.get("required", ()) if name not in given]
+            for name, value in given.items():
+                if name in known and not _has_type(known[name], value):
+                    shown = msgspec.json.encode(value).decode()[:80]
+                    problems.append(f"{name}: must be {known[name]['type']}, not {shown}")
+                elif name not in known and schema.get("additionalProperties") is False:
+                    problems.append(f"{name}: is not known")
+        else:
+            given = {}
+            problems.append("they must be a JSON object")
         if problems:
-            takes = ", ".join(self.spec.parameters["properties"]) or "none"
             raise ToolInputError(
-                f"The arguments of {self.name} do not fit: {'; '.join(problems)}. Its parameters: {takes}."
+                f"The arguments of {self.name} do not fit: {'; '.join(problems[:5])}. "
+                f"Its parameters: {', '.join(known) or 'none'}."
             )
-        return ParsedArguments(decoded, decoded)
+        return ParsedArguments(given, given)
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         answer = await self._connection.call(self._listed.name, parsed.arguments, context.progress)
@@ -114,30 +133,6 @@ def _remove_invisible(value: Json) -> Json:
     if isinstance(value, dict):
         return {name: _remove_invisible(one) for name, one in cast("dict[str, Json]", value).items()}
     return value
-
-
-def _choose_safety(connection: Connection, listed: ListedTool) -> Safety:
-    """Return what the config says, else what the server says. A server is believed only when it warns."""
-    if connection.server.safety != "annotated":
-        return connection.server.safety
-    hints = listed.annotations
-    is_harmless = hints is not None and (hints.destructive_hint is False or hints.read_only_hint is True)
-    return "caution" if is_harmless and not (hints and hints.destructive_hint) else "destructive"
-
-
-def _find_problems(schema: Mapping[str, Json], decoded: Json) -> list[str]:
-    if not isinstance(decoded, dict):
-        return ["they must be a JSON object"]
-    arguments = cast("dict[str, Json]", decoded)
-    known: dict[str, Json] = schema["properties"]
-    problems = [f"{name}: is missing" for name in schema.get("required", ()) if name not in arguments]
-    for name, value in arguments.items():
-        if name not in known:
-            if schema.get("additionalProperties") is False:
-                problems.append(f"{name}: is not known")
-        elif not _has_type(known[name], value):
-            problems.append(f"{name}: must be {known[name]['type']}, not {msgspec.json.encode(value).decode()[:80]}")
-    return problems[:5]
 
 
 def _has_type(schema: Json, value: Json) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from types import TracebackType
 
 import msgspec
 
@@ -37,15 +36,20 @@ class McpServers:
 
     async def __aenter__(self) -> McpServers:
         if self._servers:
-            _import_sdk()
+            try:
+                import mcp
+            except ImportError:
+                raise BadInput("MCP servers need the package `mcp`: pip install 'treadle[mcp]'") from None
+            # `get_health` reports broken servers. The SDK must not write about them to the terminal.
+            logger = logging.getLogger(mcp.__name__)
+            if not logger.handlers:
+                logger.addHandler(logging.NullHandler())
         self._connections = [Connection(server) for server in self._servers]
         for connection in self._connections:
             connection.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
     async def list_tools(self) -> list[Tool]:
@@ -66,14 +70,3 @@ class McpServers:
         """Build all tools by name, as the servers listed them last."""
         tools = [McpTool(connection, listed) for connection in self._connections for listed in connection.listed]
         return {tool.name: tool for tool in tools}
-
-
-def _import_sdk() -> None:
-    try:
-        import mcp
-    except ImportError:
-        raise BadInput("MCP servers need the package `mcp`: pip install 'treadle[mcp]'") from None
-    # `get_health` reports broken servers. The SDK must not write about them to the terminal.
-    logger = logging.getLogger(mcp.__name__)
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())

@@ -10,11 +10,10 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
-from msgspec import Struct
 
 from treadle.events import Safety
 from treadle.messages import Json, ToolSpec
-from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolError, ToolInputError, decode_arguments
+from treadle.tools.base import Arguments, ParsedArguments, Tool, ToolContext, ToolError, ToolInputError
 from treadle.tools.mcp.connection import McpHealth
 from treadle.tools.mcp.mcp_tool import McpTool
 
@@ -25,11 +24,11 @@ MAX_RESULT_CHARACTERS = 12_000
 _WORD = re.compile(r"[a-z0-9]+")
 
 
-class _SearchArguments(Struct, forbid_unknown_fields=True):
+class _SearchArguments(Arguments):
     query: str = ""
 
 
-class _CallArguments(Struct, forbid_unknown_fields=True):
+class _CallArguments(Arguments):
     name: str
     arguments: dict[str, Json] | str = msgspec.field(default_factory=dict[str, Json])
 
@@ -60,7 +59,7 @@ class SearchTools(Tool):
         return "safe"
 
     def parse(self, arguments: str) -> ParsedArguments:
-        return decode_arguments(self.name, arguments, _SearchArguments)
+        return _SearchArguments.decode(self.name, arguments)
 
     async def run(self, parsed: ParsedArguments, context: ToolContext) -> object:
         tools, query = self._catalog(), parsed.arguments["query"]
@@ -109,7 +108,7 @@ class CallTool(Tool):
         return "destructive"
 
     def parse(self, arguments: str) -> ParsedArguments:
-        return decode_arguments(self.name, arguments, _CallArguments)
+        return _CallArguments.decode(self.name, arguments)
 
     def resolve_call(self, parsed: ParsedArguments, notes: Mapping[str, Json]) -> tuple[Tool, ParsedArguments]:
         name, arguments = parsed.arguments["name"], parsed.arguments["arguments"]

@@ -79,13 +79,9 @@ class _WatchedStream:
         return await self._stream.__aexit__(exc_type, exc_val, exc_tb)
 
 
-def open_streams(server: McpServer, gone: asyncio.Event, tail: StderrTail) -> Any:
-    """Build the transport for the SDK's client. `gone` is set when the server hangs up or the connection closes."""
-    return _connect_http(server, gone) if server.url else _start_child(server, gone, tail)
-
-
 @asynccontextmanager
-async def _start_child(server: McpServer, gone: asyncio.Event, tail: StderrTail) -> AsyncGenerator[TransportStreams]:
+async def start_child(server: McpServer, gone: asyncio.Event, tail: StderrTail) -> AsyncGenerator[TransportStreams]:
+    """Start a server. `gone` is set when it hangs up or the connection closes. `tail` gets its standard error."""
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     async with AsyncExitStack() as stack:
@@ -113,23 +109,14 @@ async def _start_child(server: McpServer, gone: asyncio.Event, tail: StderrTail)
 
 
 @asynccontextmanager
-async def _connect_http(server: McpServer, gone: asyncio.Event) -> AsyncGenerator[TransportStreams]:
-    from mcp.client.streamable_http import streamable_http_client
+async def connect_http(server: McpServer, gone: asyncio.Event) -> AsyncGenerator[TransportStreams]:
+    """Connect to the address of a server. `gone` is set when the connection closes.
 
-    async with _build_http_client(server) as client, streamable_http_client(server.url, http_client=client) as streams:
-        try:
-            yield streams
-        finally:
-            gone.set()
-
-
-def _build_http_client(server: McpServer) -> httpx2.AsyncClient:
-    """Build a client that answers a failed request with an error for that request.
-
-    In the SDK, one lost request would end the whole connection and all other requests on it. Nor would it tell a
-    request that was never sent from one that may have run.
+    A failed request is answered with an error for that request. In the SDK, one lost request would end the whole
+    connection and all other requests on it. Nor would it tell a request that was never sent from one that may have run.
     """
     import httpx2
+    from mcp.client.streamable_http import streamable_http_client
 
     class Client(httpx2.AsyncClient):
         async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -151,7 +138,15 @@ def _build_http_client(server: McpServer) -> httpx2.AsyncClient:
                 return _build_error(request, 502, CONNECTION_LOST, f"the server answered HTTP {response.status_code}")
             return response
 
-    return Client(headers=dict(server.headers), timeout=httpx2.Timeout(server.start_timeout, read=server.timeout + 30))
+    timeout = httpx2.Timeout(server.start_timeout, read=server.timeout + 30)
+    async with (
+        Client(headers=dict(server.headers), timeout=timeout) as client,
+        streamable_http_client(server.url, http_client=client) as streams,
+    ):
+        try:
+            yield streams
+        finally:
+            gone.set()
 
 
 def _build_error(request: httpx2.Request, status: int, code: int, message: str) -> httpx2.Response:

@@ -23,6 +23,12 @@ MAX_SHOWN = 100
 _TIMEOUT = 25.0
 _MAX_LINE_CHARACTERS = 300
 _MAX_AROUND = 10
+_EXAMPLES = (
+    ("Search the files for timeout", {"pattern": "timeout"}),
+    ("Where is the word garden used?", {"pattern": "garden"}),
+    ("Find the word password in the files", {"pattern": "password"}),
+    ("Which files mention Berlin?", {"pattern": "Berlin"}),
+)
 
 
 class _RipgrepText(Struct):
@@ -57,16 +63,7 @@ _decode_match = msgspec.json.Decoder(_RipgrepMatch).decode
 def build_search_files_tool(granted: Sequence[str]) -> Tool:
     """Build the tool. `granted` names the secret files that it may show."""
 
-    @tool(
-        safety="safe",
-        timeout=60.0,
-        examples=(
-            ("Search the files for timeout", {"pattern": "timeout"}),
-            ("Where is the word garden used?", {"pattern": "garden"}),
-            ("Find the word password in the files", {"pattern": "password"}),
-            ("Which files mention Berlin?", {"pattern": "Berlin"}),
-        ),
-    )
+    @tool(safety="safe", timeout=60.0, examples=_EXAMPLES)
     async def search_files(
         pattern: str, context: ToolContext, path: str = ".", glob: str = "", ignore_case: bool = False, around: int = 0
     ) -> str:

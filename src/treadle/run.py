@@ -157,13 +157,13 @@ class Run:
 
     def ready(self) -> list[Event]:
         """The events that can be had without waiting. Those who send events use it to send several at once."""
-        events: list[Event] = []
+        given: list[Event] = []
         for event in self._watch.ready() if self._watch is not None and not self.is_over else ():
             self._take(event)
-            events.append(event)
+            given.append(event)
             if self.is_over:
                 break
-        return events
+        return given
 
     def detach(self) -> None:
         """Stop following, without stopping the run. The iteration ends."""

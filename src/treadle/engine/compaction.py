@@ -11,7 +11,7 @@ from typing import Literal, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from treadle.engine.context import Attachments, Projection, count_entries_through, find_entry_position
+from treadle.engine.context import Attachments, Projection, count_entries_through
 from treadle.engine.state import Entry, State, Turn, estimate_entry_tokens
 from treadle.events import ContextCompacted, MessageReceived, ModelFailed
 from treadle.messages import (
@@ -103,7 +103,7 @@ def plan_prune(state: State, room: Room) -> CompactionPlan | None:
     for number, turn in enumerate(reversed(turns)):
         kept += sum(estimate_text(call.finished.output) for call in turn.calls.values() if call.finished is not None)
         if number and kept > TAIL * room.shared:
-            return CompactionPlan("prune", turn.last_seq) if turn.last_seq > before else None
+            return CompactionPlan("prune", turn.seq) if turn.seq > before else None
     return None
 
 
@@ -120,7 +120,7 @@ def plan_summary(state: State, room: Room) -> CompactionPlan | None:
         cut += 1  # without its question, the model would relate the answer to another one
     # A message stands where a turn promoted it, so newer facts may stand before it.
     for place in (*range(cut, first, -1), *range(cut + 1, end + 1)):
-        through = max((find_entry_position(entry) for entry in entries[:place]), default=0)
+        through = max((entry.seq for entry in entries[:place]), default=0)
         if place > first and count_entries_through(state, through) == place:
             return CompactionPlan("summary", through)
     return None

@@ -90,7 +90,7 @@ class Projection:
     def _add_entry(self, messages: list[Message], entries: list[Entry], place: int) -> None:
         """Add an entry. A note right after a call goes into the call's result, because no user said it."""
         entry, before = entries[place], entries[place - 1] if place else None
-        if isinstance(entry, TurnStarted) and isinstance(before, Turn) and entry.seq == before.last_seq + 1:
+        if isinstance(entry, TurnStarted) and isinstance(before, Turn) and entry.seq == before.seq + 1:
             last = messages[-1] if messages else None
             if isinstance(last, ResultMessage):
                 messages[-1] = replace(last, text=f"{last.text}\n\n[{_describe_wrap_up(entry)}]")
@@ -157,14 +157,9 @@ def find_own_text(message: UserMessage | ResultMessage) -> str:
 def count_entries_through(state: State, through: int) -> int:
     """Count the entries up to a position. Only whole entries count, so that no call loses its result."""
     for index, entry in enumerate(state.entries):
-        if find_entry_position(entry) > through or (isinstance(entry, Turn) and not entry.is_settled):
+        if entry.seq > through or (isinstance(entry, Turn) and not entry.is_settled):
             return index
     return len(state.entries)
-
-
-def find_entry_position(entry: Entry) -> int:
-    """Return the position of the last fact of an entry."""
-    return entry.last_seq if isinstance(entry, Turn) else entry.seq
 
 
 def _end_with_user(messages: list[Message]) -> None:

@@ -6,21 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 
+from treadle import events
 from treadle.engine.coordinator import Coordinator, Follower
 from treadle.engine.state import State
 from treadle.errors import BadInput, NotFound
-from treadle.events import (
-    ApprovalRequested,
-    CancelRequested,
-    Event,
-    Fact,
-    InputRequested,
-    MessageReceived,
-    RunFinished,
-    RunRequested,
-    RunStarted,
-    TurnStarted,
-)
 from treadle.log.base import Watch
 
 
@@ -36,7 +25,7 @@ class RunTracker:
 
     def __init__(self, message_id: str = "", *, is_running: bool = False) -> None:
         self.message_id = message_id
-        self.outcome: RunFinished | None = None
+        self.outcome: events.RunFinished | None = None
         self.is_held = False
         self._is_mine = is_running
 
@@ -45,18 +34,18 @@ class RunTracker:
         """Whether there is nothing left to wait for."""
         return self.outcome is not None or self.is_held
 
-    def feed(self, event: Event) -> bool:
+    def feed(self, event: events.Event) -> bool:
         """Take the next event. True when the run is over."""
         match event:
-            case TurnStarted() if self.message_id:
+            case events.TurnStarted() if self.message_id:
                 self._is_mine = self._is_mine or self.message_id in event.messages
-            case RunStarted() if not self.message_id:
+            case events.RunStarted() if not self.message_id:
                 self._is_mine = True
-            case RunFinished() if self._is_mine:
+            case events.RunFinished() if self._is_mine:
                 self.outcome = self.outcome or event
-            case CancelRequested() if not self._is_mine:
+            case events.CancelRequested() if not self._is_mine:
                 self.is_held = True
-            case MessageReceived() | RunRequested() if self.is_held:
+            case events.MessageReceived() | events.RunRequested() if self.is_held:
                 self.is_held = False
             case _:
                 pass
@@ -85,7 +74,7 @@ class Run:
         is_running: bool = False,
     ) -> None:
         self.session_id = session_id
-        self.pending: list[ApprovalRequested | InputRequested] = []
+        self.pending: list[events.ApprovalRequested | events.InputRequested] = []
         self._coordinator, self._begin = coordinator, begin
         self._tracker = RunTracker(message_id, is_running=is_running)
         self._position, self._seen = after, after
@@ -95,7 +84,7 @@ class Run:
         self._is_detached = begin is None
 
     @property
-    def outcome(self) -> RunFinished | None:
+    def outcome(self) -> events.RunFinished | None:
         """How the run ended; None while it has not."""
         return self._tracker.outcome
 
@@ -146,18 +135,18 @@ class Run:
                     self._tracker.feed(fact)
                 self.pending = (await self._coordinator.load_state(self.session_id)).pending
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[events.Event]:
         return self._events()
 
-    async def wait(self) -> RunFinished | None:
+    async def wait(self) -> events.RunFinished | None:
         """Wait until the run ends, or until it waits for somebody (then None)."""
         async for _ in self:
             pass
         return self.outcome
 
-    def ready(self) -> list[Event]:
+    def ready(self) -> list[events.Event]:
         """The events that can be had without waiting. Those who send events use it to send several at once."""
-        given: list[Event] = []
+        given: list[events.Event] = []
         for event in self._watch.ready() if self._watch is not None and not self.is_over else ():
             self._take(event)
             given.append(event)
@@ -170,7 +159,7 @@ class Run:
         self._is_detached = True
         self._stop_following()
 
-    async def _events(self) -> AsyncIterator[Event]:
+    async def _events(self) -> AsyncIterator[events.Event]:
         if self._watch is None:
             raise BadInput("use `async with session.run(...) as run:` and iterate over `run` inside the block")
         tried = -1
@@ -207,8 +196,8 @@ class Run:
         if self._watch is not None:
             self._watch.close()
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Fact):
+    def _take(self, event: events.Event) -> None:
+        if isinstance(event, events.Fact):
             self._seen = event.seq
             if event.seq > self._position:
                 self._tracker.feed(event)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle import events
 from treadle.engine.compaction import Breakdown
 from treadle.engine.coordinator import Coordinator
 from treadle.engine.model_call import build_breakdown, compact_context
@@ -17,24 +18,6 @@ from treadle.engine.setup import Answer, check_returned_type
 from treadle.engine.state import State, fold
 from treadle.engine.tool_call import load_output
 from treadle.errors import BadInput, Conflict, NotAnswered, NotFound
-from treadle.events import (
-    AnyFact,
-    CallFinished,
-    ContextCompacted,
-    Custom,
-    Limits,
-    MessageReceived,
-    ModelReplied,
-    Parent,
-    RunFinished,
-    RunRequested,
-    SessionConfigured,
-    SessionCreated,
-    SessionRenamed,
-    Trigger,
-    TurnStarted,
-    validate_fact,
-)
 from treadle.log.base import Artifact, Log, Watch
 from treadle.messages import FilePart, ImagePart, Json, Part, TextPart, replace_surrogates
 from treadle.run import Run
@@ -100,21 +83,23 @@ class Session(Generic[T]):
 
     async def post(
         self, content: Content, *, mode: Literal["queue", "interrupt"] = "queue", key: str = ""
-    ) -> MessageReceived:
+    ) -> events.MessageReceived:
         """Like `send`, but returns the message as it was stored. The same key returns the first message again."""
         fact = await self._post_message(content, mode, key, f"msg_{os.urandom(8).hex()}")
         await self._coordinator.wake(self.id)
         return fact
 
-    def continue_(self, limits: Limits | None = None) -> Run:
+    def continue_(self, limits: events.Limits | None = None) -> Run:
         """Go on after a limit, a cancel or a failure, with a fresh budget."""
         return self._request("continue", limits)
 
-    def regenerate(self, limits: Limits | None = None) -> Run:
+    def regenerate(self, limits: events.Limits | None = None) -> Run:
         """Answer the last message again. The model does not see the earlier answer."""
         return self._request("regenerate", limits)
 
-    async def go_on(self, trigger: Trigger = "continue", limits: Limits | None = None, *, key: str = "") -> int:
+    async def go_on(
+        self, trigger: events.Trigger = "continue", limits: events.Limits | None = None, *, key: str = ""
+    ) -> int:
         """`continue_` or `regenerate` without watching. Returns the position of the request. A key can be used once."""
         position = await self._post_request(trigger, limits, key)
         await self._coordinator.wake(self.id)
@@ -126,13 +111,13 @@ class Session(Generic[T]):
         async def begin() -> int:
             state = await self._coordinator.load_state(self.id)
             if state.run is None and not state.queue and state.last is not None and state.last.reason == "failed":
-                posted = await self._log.post(self.id, [RunRequested(trigger="recover")])
+                posted = await self._log.post(self.id, [events.RunRequested(trigger="recover")])
                 return posted.facts[0].seq
             return state.seq
 
         return Run(self._coordinator, self.id, begin, is_running=True)
 
-    def follow(self, posted: MessageReceived | int) -> Run:
+    def follow(self, posted: events.MessageReceived | int) -> Run:
         """Follow the run of a message that was posted, or the run that was requested at a position.
 
         Unlike `run` it goes on while a question is open, and leaving it stops nothing.
@@ -156,13 +141,13 @@ class Session(Generic[T]):
         """Answer what the model asked with `ask_user`."""
         await self._coordinator.answer(self.id, call_id, Answer(answers=answers, by=by))
 
-    async def cancel(self, by: str = "user", why: str = "") -> RunFinished | None:
+    async def cancel(self, by: str = "user", why: str = "") -> events.RunFinished | None:
         """Stop the run, its model call and its tools. Returns when that is recorded."""
         return await self._coordinator.cancel(self.id, by, why)
 
     async def rename(self, name: str, *, by: Literal["user", "auto"] = "user") -> None:
         """Name the session. A name given by a user is never replaced automatically."""
-        await self._log.post(self.id, [validate_fact(SessionRenamed(name=name, by=by))], wake=False)
+        await self._log.post(self.id, [events.validate_fact(events.SessionRenamed(name=name, by=by))], wake=False)
 
     @property
     def log(self) -> Log:
@@ -170,13 +155,13 @@ class Session(Generic[T]):
         return self._log
 
     async def configure(
-        self, *, agent: str = "", model: str = "", limits: Limits | None = None, by: str = "user"
+        self, *, agent: str = "", model: str = "", limits: events.Limits | None = None, by: str = "user"
     ) -> None:
         """Use another agent of this runtime, another model or other limits, from the next run on.
 
         Raises `NotFound` for an unknown agent or model, and `BadInput` for a model without its key.
         """
-        fact = validate_fact(SessionConfigured(agent=agent, model=model, limits=limits, by=by))
+        fact = events.validate_fact(events.SessionConfigured(agent=agent, model=model, limits=limits, by=by))
         if agent and agent not in self._coordinator.agents:
             names = ", ".join(self._coordinator.agents)
             raise NotFound(f"no agent named {agent!r} here; there are: {names or 'none'}")
@@ -190,7 +175,7 @@ class Session(Generic[T]):
         """Store your own data in the log, under a namespaced name such as `acme.audit`."""
         if "." not in name:
             raise BadInput(f"{name!r}: a custom fact needs a namespaced name, such as acme.audit")
-        await self._log.post(self.id, [validate_fact(Custom(name=name, data=data))], wake=False)
+        await self._log.post(self.id, [events.validate_fact(events.Custom(name=name, data=data))], wake=False)
 
     async def state(self) -> State:
         """The state of the session now. Do not change it."""
@@ -203,7 +188,7 @@ class Session(Generic[T]):
             raise BadInput(f"session {self.id} has positions 1 to {(await self._log.get_info(self.id)).seq}, not {seq}")
         return fold(facts)
 
-    async def facts(self, after: int = 0) -> list[AnyFact]:
+    async def facts(self, after: int = 0) -> list[events.AnyFact]:
         """The facts after a position."""
         return await self._log.read(self.id, after)
 
@@ -222,14 +207,14 @@ class Session(Generic[T]):
         found: list[Checkpoint] = []
         open_calls: set[str] = set()
         for fact in await self._log.read(self.id):
-            if isinstance(fact, MessageReceived):
+            if isinstance(fact, events.MessageReceived):
                 found.append(Checkpoint(fact.seq, "after_user_input"))
-            elif isinstance(fact, TurnStarted):
+            elif isinstance(fact, events.TurnStarted):
                 found.append(Checkpoint(fact.seq, "before_llm"))
-            elif isinstance(fact, ModelReplied) and fact.calls:
+            elif isinstance(fact, events.ModelReplied) and fact.calls:
                 open_calls = {call.id for call in fact.calls}
                 found.append(Checkpoint(fact.seq, "before_tool_calls"))
-            elif isinstance(fact, CallFinished) and open_calls:
+            elif isinstance(fact, events.CallFinished) and open_calls:
                 open_calls.discard(fact.call_id)
                 if not open_calls:
                     found.append(Checkpoint(fact.seq, "after_tool_calls"))
@@ -241,12 +226,12 @@ class Session(Generic[T]):
         if not facts or (after is not None and not 1 <= after <= len(facts)):
             raise BadInput(f"session {self.id} has no position {after} to fork from; it starts with 1")
         first = facts[0]
-        assert isinstance(first, SessionCreated)
+        assert isinstance(first, events.SessionCreated)
         fork_id = generate_session_id()
-        first = replace(first, session_id=fork_id, parent=Parent(self.id, len(facts)), at=0.0)
+        first = replace(first, session_id=fork_id, parent=events.Parent(self.id, len(facts)), at=0.0)
         await self._log.create(fork_id, [first, *facts[1:]])
         for fact in facts:
-            if isinstance(fact, CallFinished) and fact.truncation is not None and fact.truncation.artifact:
+            if isinstance(fact, events.CallFinished) and fact.truncation is not None and fact.truncation.artifact:
                 kept = await self._log.get_artifact(self.id, fact.truncation.artifact)
                 await self._log.put_artifact(fork_id, kept.data, kept.media_type)
         return Session(self._coordinator, self.agent, fork_id)
@@ -277,20 +262,20 @@ class Session(Generic[T]):
         """The whole of an output that was too large for the model."""
         return await load_output(self._log, self.id, artifact_id)
 
-    async def compact(self) -> ContextCompacted | None:
+    async def compact(self) -> events.ContextCompacted | None:
         """Summarize older turns to make room in the context. None when that gains nothing. The log keeps all turns."""
         state = await self._coordinator.load_state(self.id)
         fact = await compact_context(await self._coordinator.build_setup(state), state, asked=True)
         if fact is None or fact.tokens_after >= fact.tokens_before:
             return None
-        await self._log.post(self.id, [validate_fact(fact)], wake=False)
+        await self._log.post(self.id, [events.validate_fact(fact)], wake=False)
         return fact
 
     async def undo_compaction(self) -> None:
         """Show the model again what the last compaction removed. A context that is still full is compacted again."""
         if not (await self._coordinator.load_state(self.id)).compacted:
             raise Conflict(f"session {self.id} has no compaction in effect; there is nothing to undo")
-        await self._log.post(self.id, [ContextCompacted(kind="undo")], wake=False)
+        await self._log.post(self.id, [events.ContextCompacted(kind="undo")], wake=False)
 
     async def context(self) -> Breakdown:
         """How many tokens of the model's window are used, and by what: system, tools, skills, files, history."""
@@ -303,7 +288,7 @@ class Session(Generic[T]):
 
     async def _post_message(
         self, content: Content, mode: Literal["queue", "interrupt"], key: str, message_id: str
-    ) -> MessageReceived:
+    ) -> events.MessageReceived:
         self._coordinator.check_open()
         parts = _build_parts(content)
         for middleware in self.agent.middleware:
@@ -311,25 +296,27 @@ class Session(Generic[T]):
             parts = check_returned_type(
                 tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message"
             )
-        fact = validate_fact(MessageReceived(id=message_id, parts=_replace_surrogates(parts), mode=mode, key=key))
+        fact = events.validate_fact(
+            events.MessageReceived(id=message_id, parts=_replace_surrogates(parts), mode=mode, key=key)
+        )
         posted = await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")
         stored = posted.facts[0]
-        assert isinstance(stored, MessageReceived)
+        assert isinstance(stored, events.MessageReceived)
         return stored
 
-    def _request(self, trigger: Trigger, limits: Limits | None) -> Run:
+    def _request(self, trigger: events.Trigger, limits: events.Limits | None) -> Run:
         async def begin() -> int:
             return await self._post_request(trigger, limits)
 
         return Run(self._coordinator, self.id, begin)
 
-    async def _post_request(self, trigger: Trigger, limits: Limits | None, key: str = "") -> int:
+    async def _post_request(self, trigger: events.Trigger, limits: events.Limits | None, key: str = "") -> int:
         state = await self._coordinator.load_state(self.id)
         if state.run is not None:
             raise Conflict(f"session {self.id} has an unfinished run; wait for it, resume it or cancel it")
-        if not state.queue and not any(isinstance(entry, MessageReceived) for entry in state.entries):
+        if not state.queue and not any(isinstance(entry, events.MessageReceived) for entry in state.entries):
             raise Conflict(f"session {self.id} has no message yet; there is nothing to {trigger}")
-        fact = validate_fact(RunRequested(trigger=trigger, limits=limits))
+        fact = events.validate_fact(events.RunRequested(trigger=trigger, limits=limits))
         posted = await self._log.post(self.id, [fact], key=f"request:{key}" if key else "")
         if not posted.is_new:
             raise Conflict(f"session {self.id} went on from there already")

@@ -12,21 +12,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from treadle import events
 from treadle.engine.setup import Setup
 from treadle.engine.state import CallState, State
 from treadle.engine.steps import is_out_of_time
 from treadle.errors import describe_error
-from treadle.events import (
-    AnyFact,
-    ApprovalRequested,
-    CallFinished,
-    CallStatus,
-    Grant,
-    InputRequested,
-    Question,
-    Safety,
-    validate_fact,
-)
 from treadle.permissions.data_flow import UNKNOWN_TOOL_TRAITS, Trait, explain_leak_risk, list_tools_seen
 from treadle.permissions.patterns import covers_call, pin_version, select_for_version, suggest_pattern, unpin_version
 from treadle.permissions.policy import (
@@ -61,7 +51,7 @@ class ReadyCall(Struct, frozen=True):
     call: CallState
     tool: Tool
     parsed: ParsedArguments
-    safety: Safety
+    safety: events.Safety
     why: str
     attempt: int
 
@@ -69,7 +59,7 @@ class ReadyCall(Struct, frozen=True):
 class Authorization(Struct):
     """The facts to record, and the calls that may run, in order."""
 
-    facts: list[AnyFact] = msgspec.field(default_factory=list[AnyFact])
+    facts: list[events.AnyFact] = msgspec.field(default_factory=list[events.AnyFact])
     ready: list[ReadyCall] = msgspec.field(default_factory=list[ReadyCall])
 
 
@@ -77,19 +67,17 @@ async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]
     """Authorize calls in the given order."""
     result, blocked = Authorization(), set[str]()
     for call in calls:
-        outcome = _check_budget(setup, state, call, len(result.ready))
-        if outcome is None:
-            try:
-                outcome = await _authorize_call(setup, state, call, blocked)
-                # A tool can put anything into its arguments. The log must be able to store and read them.
-                if isinstance(outcome, ReadyCall):
-                    msgspec.json.encode(outcome.parsed.arguments)
-                elif outcome is not None:
-                    outcome = validate_fact(outcome)
-            except Exception as error:  # a bug in a tool or in middleware: without a decision nothing runs
-                _logger.exception("a call of %s was denied, because authorizing it failed", call.call.tool)
-                why = f"whether it may run could not be found out ({describe_error(error)})"
-                outcome = _close_call(call, "denied", f"Denied: {why}. Do without it.")
+        try:
+            outcome = await _authorize_call(setup, state, call, len(result.ready), blocked)
+            # A tool can put anything into its arguments. The log must be able to store and read them.
+            if isinstance(outcome, ReadyCall):
+                msgspec.json.encode(outcome.parsed.arguments)
+            elif outcome is not None:
+                outcome = events.validate_fact(outcome)
+        except Exception as error:  # a bug in a tool or in middleware: without a decision nothing runs
+            _logger.exception("a call of %s was denied, because authorizing it failed", call.call.tool)
+            why = f"whether it may run could not be found out ({describe_error(error)})"
+            outcome = _close_call(call, "denied", f"Denied: {why}. Do without it.")
         if isinstance(outcome, ReadyCall):
             result.ready.append(outcome)
         elif outcome is not None:
@@ -97,8 +85,10 @@ async def authorize_calls(setup: Setup, state: State, calls: Iterable[CallState]
     return result
 
 
-def _check_budget(setup: Setup, state: State, call: CallState, ready: int) -> ReadyCall | AnyFact | None:
-    """Close a call that the run has no budget for. `ready` calls before it may run."""
+async def _authorize_call(
+    setup: Setup, state: State, call: CallState, ready_before: int, blocked: set[str]
+) -> ReadyCall | events.AnyFact | None:
+    """Return the call if it may run, or a fact. None: an earlier call of one of the `blocked` tools must end first."""
     run, turn = state.run, state.turn
     assert run is not None and turn is not None
     if any(other.finished and other.finished.fatal for other in turn.calls.values()):
@@ -107,13 +97,8 @@ def _check_budget(setup: Setup, state: State, call: CallState, ready: int) -> Re
         return _close_call(call, "refused", "Not run: the same calls were repeated too often.")
     if call.started is None and is_out_of_time(run, setup.clock.now()):
         return _close_call(call, "cancelled", "Not run: the time for this run is over.")
-    if call.started is None and run.calls + ready >= run.limits.calls:
+    if call.started is None and run.calls + ready_before >= run.limits.calls:
         return _close_call(call, "refused", f"Not run: the limit of {run.limits.calls} calls is used up.")
-    return None
-
-
-async def _authorize_call(setup: Setup, state: State, call: CallState, blocked: set[str]) -> ReadyCall | AnyFact | None:
-    """Return the call if it may run, or a fact. None: an earlier call of one of the `blocked` tools must end first."""
     name = setup.aliases.get(call.call.tool, call.call.tool)
     tool = setup.tools.get(name)
     if tool is None:
@@ -174,10 +159,10 @@ def _assess_call(setup: Setup, state: State, tool: Tool, parsed: ParsedArguments
 def _select_for_tool_version(
     tool: Tool,
     parsed: ParsedArguments,
-    grants: Sequence[Grant],
+    grants: Sequence[events.Grant],
     remembered: Sequence[RememberedAnswer],
     assessment: Assessment,
-) -> tuple[Sequence[Grant], Sequence[RememberedAnswer], Assessment]:
+) -> tuple[Sequence[events.Grant], Sequence[RememberedAnswer], Assessment]:
     """Select the permissions for this version of the tool. A yes to another version is a reason to ask."""
     version = tool.version
     allowed = [answer.pattern for answer in remembered if answer.decision == "allow"]
@@ -201,7 +186,9 @@ def _select_for_tool_version(
     return grants, remembered, assessment
 
 
-def _apply_verdict(setup: Setup, ready: ReadyCall, verdict: Verdict, assessment: Assessment) -> ReadyCall | AnyFact:
+def _apply_verdict(
+    setup: Setup, ready: ReadyCall, verdict: Verdict, assessment: Assessment
+) -> ReadyCall | events.AnyFact:
     """Return the call if the policy or a person allowed it, or ask a person, or deny it."""
     call, answer, tool = ready.call, ready.call.answer, ready.tool
     if answer is not None:
@@ -221,7 +208,7 @@ def _apply_verdict(setup: Setup, ready: ReadyCall, verdict: Verdict, assessment:
         return _close_call(call, "denied", NOBODY_TO_ASK.format(why=verdict.why))
     arguments = ready.parsed.arguments
     pattern = suggest_pattern(tool.name, arguments, assessment.commands)
-    return ApprovalRequested(
+    return events.ApprovalRequested(
         call_id=call.call.id,
         tool=tool.name,
         arguments=arguments,
@@ -234,7 +221,7 @@ def _apply_verdict(setup: Setup, ready: ReadyCall, verdict: Verdict, assessment:
     )
 
 
-def _apply_user_answer(setup: Setup, call: CallState, questions: tuple[Question, ...]) -> AnyFact:
+def _apply_user_answer(setup: Setup, call: CallState, questions: tuple[events.Question, ...]) -> events.AnyFact:
     """Return the user's answers as the result of the call, or ask the user."""
     answered = call.input_answer
     if answered is not None:
@@ -244,7 +231,7 @@ def _apply_user_answer(setup: Setup, call: CallState, questions: tuple[Question,
         return _close_call(call, "ok", text)
     if setup.gate is None:
         return _close_call(call, "denied", "Nobody can be asked here. Decide yourself, and say what you assumed.")
-    return InputRequested(call_id=call.call.id, questions=questions, expires_at=_compute_expiry(setup))
+    return events.InputRequested(call_id=call.call.id, questions=questions, expires_at=_compute_expiry(setup))
 
 
 def _compute_expiry(setup: Setup) -> float | None:
@@ -265,5 +252,5 @@ def _compute_digest(setup: Setup, ready: ReadyCall) -> str:
     return hashlib.sha256(approved).hexdigest()[:32]
 
 
-def _close_call(call: CallState, status: CallStatus, output: str) -> CallFinished:
-    return CallFinished(call_id=call.call.id, tool=call.call.tool, status=status, output=output)
+def _close_call(call: CallState, status: events.CallStatus, output: str) -> events.CallFinished:
+    return events.CallFinished(call_id=call.call.id, tool=call.call.tool, status=status, output=output)

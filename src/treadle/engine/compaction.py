@@ -6,6 +6,7 @@ Only the messages to the model change. The log keeps everything. `model_call.py`
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal, cast
 
 from msgspec import Struct
@@ -233,31 +234,31 @@ def compose_summary(state: State, room: Room, plan: CompactionPlan, written: str
     The user's words come last, because small models follow the text that they read last.
     """
     entries = state.entries[: count_entries_through(state, plan.through)]
-    words = room.shared * BYTES_PER_TOKEN
+    size = room.shared * BYTES_PER_TOKEN
+    said = [render_parts(entry.parts) for entry in entries if isinstance(entry, MessageReceived)]
+    quotes = [f"- {_shorten(text, size // 5)}" for text in said[:1]]
+    newest = _keep_newest((f"- {text}" for text in reversed(said[1:])), size // 10)
+    if left_out := len(said[1:]) - len(newest):
+        quotes.append(f"- [{left_out} messages in between left out]")
     sections = [
-        (HAPPENED, _shorten(written.strip(), words // 6)),
-        (FAILED, _list_failures(entries, words // 24)),
-        (TOUCHED, _shorten("\n".join(f"- {path}" for path in state.touched), words // 32)),
-        (PLANNED, _shorten(render_todo(state.notes.get(TODO)), words // 16)),
-        (SAID, _quote_user(entries, words // 5, words // 10)),
+        (HAPPENED, _shorten(written.strip(), size // 6)),
+        (FAILED, "\n".join(_keep_newest(_list_failures(entries), size // 24))),
+        (TOUCHED, _shorten("\n".join(f"- {path}" for path in state.touched), size // 32)),
+        (PLANNED, _shorten(render_todo(state.notes.get(TODO)), size // 16)),
+        (SAID, "\n".join(quotes + newest)),
     ]
     return "\n\n".join(f"{title}\n{text}" for title, text in sections if text.strip())
 
 
-def _quote_user(entries: list[Entry], first: int, others: int) -> str:
-    """Quote the first message, and as many of the newest messages as fit."""
-    messages = [render_parts(entry.parts) for entry in entries if isinstance(entry, MessageReceived)]
-    if not messages:
-        return ""
+def _keep_newest(lines: Iterable[str], most: int) -> list[str]:
+    """Keep as many lines as fit into `most` bytes. The newest line comes first, and is the last of the result."""
     kept: list[str] = []
-    for text in reversed(messages[1:]):
-        others -= count_bytes(text)
-        if others < 0:
+    for line in lines:
+        most -= count_bytes(line)
+        if most < 0:
             break
-        kept.append(f"- {text}")
-    left_out = len(messages) - 1 - len(kept)
-    note = [f"- [{left_out} messages in between left out]"] if left_out else []
-    return "\n".join((f"- {_shorten(messages[0], first)}", *note, *reversed(kept)))
+        kept.append(line)
+    return kept[::-1]
 
 
 def render_todo(plan: Json) -> str:
@@ -272,22 +273,16 @@ def render_todo(plan: Json) -> str:
     return "\n".join(lines)
 
 
-def _list_failures(entries: list[Entry], most: int) -> str:
-    """List the newest failures, so that the model does not repeat them."""
-    lines: list[str] = []
+def _list_failures(entries: list[Entry]) -> Iterable[str]:
+    """List the failures, the newest first, so that the model does not repeat them."""
+    lines: dict[str, None] = {}
     for entry in reversed(entries):
         for call in reversed(entry.calls.values()) if isinstance(entry, Turn) else ():
             done = call.finished
-            if done is None or done.status in ("ok", "refused", "cancelled"):
-                continue
-            output = _shorten(" ".join(done.output.split()), 160)
-            line = f"- {call.call.tool} {_shorten(call.call.arguments, 120)}: {output}"
-            most -= count_bytes(line)
-            if most < 0:
-                return "\n".join(reversed(lines))
-            if line not in lines:
-                lines.append(line)
-    return "\n".join(reversed(lines))
+            if done is not None and done.status not in ("ok", "refused", "cancelled"):
+                output = _shorten(" ".join(done.output.split()), 160)
+                lines[f"- {call.call.tool} {_shorten(call.call.arguments, 120)}: {output}"] = None
+    return lines
 
 
 # ── the content of the window ─────────────────────────────────────────────────────────────────────────────────

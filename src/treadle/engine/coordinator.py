@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import cast
 
+from msgspec import Struct, field
+
 from treadle.engine.context import Projection
 from treadle.engine.loop import Loop
 from treadle.engine.setup import (
@@ -40,7 +42,7 @@ POLL_SECONDS = 0.2
 _logger = logging.getLogger("treadle")
 
 
-class SessionEntry:
+class SessionEntry(Struct, eq=False):
     """Everything this process holds for one session.
 
     `task` runs the session with `loop` under `lease`. `questions` are the gates that ask a person, by call id.
@@ -48,31 +50,17 @@ class SessionEntry:
     `unreleased` is a claim that could not be given back. `followers` wait for a run to end.
     """
 
-    __slots__ = (
-        "followers",
-        "id",
-        "lease",
-        "loop",
-        "projection",
-        "questions",
-        "state",
-        "task",
-        "unreleased",
-        "users",
-        "wake_at",
-    )
-
-    def __init__(self, session_id: str) -> None:
-        self.id = session_id
-        self.task: asyncio.Task[None] | None = None
-        self.loop: Loop | None = None
-        self.lease: Lease | None = None
-        self.questions: dict[str, asyncio.Task[None]] = {}
-        self.users = 0
-        self.state, self.projection = State(), Projection()
-        self.wake_at: float | None = None
-        self.unreleased: Claim | None = None
-        self.followers: set[Follower] = set()
+    id: str
+    task: asyncio.Task[None] | None = None
+    loop: Loop | None = None
+    lease: Lease | None = None
+    questions: dict[str, asyncio.Task[None]] = {}
+    users: int = 0
+    state: State = field(default_factory=State)
+    projection: Projection = field(default_factory=Projection)
+    wake_at: float | None = None
+    unreleased: Claim | None = None
+    followers: set[Follower] = field(default_factory=set["Follower"])
 
     @property
     def is_unused(self) -> bool:
@@ -111,7 +99,24 @@ class Follower:
 
     def _start(self, run: asyncio.Task[None] | None = None) -> None:
         if self in self._entry.followers:
-            self._task = asyncio.create_task(self._coordinator.end_watch_when_idle(self._entry, self))
+            self._task = asyncio.create_task(self._end_watch_when_idle())
+
+    async def _end_watch_when_idle(self) -> None:
+        coordinator, session_id = self._coordinator, self._entry.id
+        try:
+            while True:
+                await coordinator.wait_until_idle(session_id)
+                info = await coordinator.log.get_info(session_id)
+                if self.failure is not None or (not info.owner and not coordinator.can_take_over(info)):
+                    self.watch.stop_at(info.seq)
+                    return
+                if not coordinator.is_running(session_id):
+                    await asyncio.sleep(POLL_SECONDS if info.owner else 0)
+                    with suppress(StoreBusy):
+                        await coordinator.wake(session_id)
+        except TreadleError as error:  # nobody else would end the watch
+            self.failure = error
+            self.watch.close()
 
     def close(self) -> None:
         """Stop following. The watch stays as it is."""
@@ -129,7 +134,7 @@ class Coordinator:
     def __init__(
         self,
         log: Log,
-        setup_for: SetupBuilder,
+        build_setup: SetupBuilder,
         owner: str,
         *,
         agents: Sequence[str],
@@ -137,12 +142,13 @@ class Coordinator:
         clock: Clock | None = None,
     ) -> None:
         self.log, self.owner, self.agents, self.ttl = log, owner, agents, ttl
-        self._setup_for = setup_for
+        self.build_setup = build_setup
+        self.is_closed = False
+        """Whether this process has stopped running sessions. Unfinished runs can be resumed."""
         self._clock = clock or Clock()
         self._is_scanning = False
         self._entries: dict[str, SessionEntry] = {}
         self._keeper: asyncio.Task[None] | None = None
-        self._is_closed = False
         self.on_rest: Callable[[State, Setup], None] | None = None
         self._earlier_listener, log.listener = log.listener, self._handle_post
 
@@ -183,23 +189,19 @@ class Coordinator:
                 apply(state, fact)
         return state
 
-    async def build_setup(self, state: State) -> Setup:
-        """What a session in this state runs with."""
-        return await self._setup_for(state)
-
     def is_running(self, session_id: str) -> bool:
         """Whether this process runs the session just now."""
         entry = self._entries.get(session_id)
         return entry is not None and entry.task is not None
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether this process has stopped running sessions. Unfinished runs can be resumed."""
-        return self._is_closed
+    def can_take_over(self, info: SessionInfo) -> bool:
+        """Whether another process released the session with work to do, and this one may run it."""
+        is_due = info.wake_at is not None and info.wake_at <= self._clock.now()
+        return is_due and info.agent in self.agents and not self.is_closed
 
     def check_open(self) -> None:
         """Raise `Conflict` when nothing can be run here any more."""
-        if self._is_closed:
+        if self.is_closed:
             raise Conflict("this runtime is closed; open it again to go on")
 
     # ── running and waiting ────────────────────────────────────────────────────────────────────────────
@@ -228,7 +230,7 @@ class Coordinator:
     async def wait_until_idle(self, session_id: str) -> None:
         """Wait until this process neither runs the session nor asks a person about it."""
         while (entry := self._entries.get(session_id)) is not None:
-            tasks = [*entry.questions.values(), *([entry.task] if entry.task is not None else [])]
+            tasks = [*entry.questions.values(), *filter(None, [entry.task])]
             if not tasks:
                 return
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -236,29 +238,6 @@ class Coordinator:
     def follow(self, session_id: str, watch: Watch) -> Follower:
         """End a watch when nobody works on the session any more. If its owner dies, take the session over."""
         return Follower(self, self._open_entry(session_id), watch)
-
-    async def end_watch_when_idle(self, entry: SessionEntry, follower: Follower) -> None:
-        """The task of a follower."""
-        session_id = entry.id
-        try:
-            while True:
-                await self.wait_until_idle(session_id)
-                info = await self.log.get_info(session_id)
-                if follower.failure is not None or (not info.owner and not self._is_left(info)):
-                    follower.watch.stop_at(info.seq)
-                    return
-                if not self.is_running(session_id):
-                    await asyncio.sleep(POLL_SECONDS if info.owner else 0)
-                    with suppress(StoreBusy):
-                        await self.wake(session_id)
-        except TreadleError as error:  # nobody else would end the watch
-            follower.failure = error
-            follower.watch.close()
-
-    def _is_left(self, info: SessionInfo) -> bool:
-        """Whether a process released it with work to do, and this process may take it."""
-        is_due = info.wake_at is not None and info.wake_at <= self._clock.now()
-        return is_due and info.agent in self.agents and not self._is_closed
 
     async def answer(self, session_id: str, call_id: str, answer: Answer, digest: str = "") -> None:
         """Answer an approval or a question. The first answer counts; a later one raises `AlreadyAnswered`."""
@@ -307,7 +286,7 @@ class Coordinator:
 
     async def close(self, grace: float = 0.0) -> None:
         """Stop running sessions: a run gets `grace` seconds, then it stops at a fact. Nothing is lost."""
-        self._is_closed = True
+        self.is_closed = True
         for task in self._list_questions():
             task.cancel()
         await asyncio.sleep(0)  # a task that has not begun could not give its claim back
@@ -346,15 +325,22 @@ class Coordinator:
 
     async def _run_session(self, entry: SessionEntry, claim: Claim, earlier: asyncio.Task[None] | None) -> None:
         """Run a claimed session until there is nothing to do, then release it."""
-        entry.lease, entry.wake_at = Lease(self.log, claim), None
+        lease = entry.lease = Lease(self.log, claim)
+        entry.wake_at = None
         seq = -1
         try:
             if earlier is not None:
                 await asyncio.wait((earlier,))
-            if self._is_closed:  # a process that posted an answer and is leaving must not begin the allowed call
+            if self.is_closed:  # a process that posted an answer and is leaving must not begin the allowed call
                 await self._give_up(claim, 0.0)
                 return
-            loop = entry.loop = await self._load_loop(entry, entry.lease)
+            state, projection = entry.state, entry.projection
+            for fact in await self.log.read(entry.id, after=state.seq):
+                apply(state, fact)
+            if state.created is None:
+                raise NotFound(f"session {entry.id} has no beginning")
+            setup = await self.build_setup(state)
+            loop = entry.loop = Loop(self.log, lease, self.build_setup, setup, state, projection)
             while True:
                 rest = await loop.run()
                 self._ask_people(entry, loop, rest)
@@ -393,14 +379,6 @@ class Coordinator:
             if isinstance(error, StoreError):
                 self._open_entry(claim.session_id).unreleased = claim
             _logger.warning("session %s could not be released: %s", claim.session_id, error)
-
-    async def _load_loop(self, entry: SessionEntry, lease: Lease) -> Loop:
-        state, projection = entry.state, entry.projection
-        for fact in await self.log.read(entry.id, after=state.seq):
-            apply(state, fact)
-        if state.created is None:
-            raise NotFound(f"session {entry.id} has no beginning")
-        return Loop(self.log, lease, self._setup_for, await self._setup_for(state), state, projection)
 
     # ── questions ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -15,22 +15,10 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
+from treadle import events
 from treadle.engine.context import Attachments
 from treadle.engine.state import CallState, State
 from treadle.errors import AlreadyAnswered, BadInput, Conflict, Expired
-from treadle.events import (
-    AgentConfig,
-    AnyFact,
-    ApprovalAnswered,
-    ApprovalRequested,
-    Decision,
-    Grant,
-    InputAnswered,
-    InputRequested,
-    Limits,
-    Safety,
-    Scope,
-)
 from treadle.log.base import Claim, Log
 from treadle.messages import Json, Part, Reply, Request, ToolSpec
 from treadle.models.base import Model
@@ -51,41 +39,41 @@ _logger = logging.getLogger("treadle")
 class Answer(Struct, frozen=True):
     """A person's answer to a question: a decision on an approval, or `answers` to `ask_user`."""
 
-    decision: Decision = "allow"
-    scope: Scope = "call"
+    decision: events.Decision = "allow"
+    scope: events.Scope = "call"
     comment: str = ""
     answers: tuple[str, ...] = ()
     by: str = "user"
 
 
-Gate = Callable[[ApprovalRequested | InputRequested], Awaitable[Answer | None]]
+Gate = Callable[[events.ApprovalRequested | events.InputRequested], Awaitable[Answer | None]]
 """Brings a question to a person. None leaves the question open in the log, for anyone to answer later."""
 
 
-async def later(question: ApprovalRequested | InputRequested) -> None:
+async def later(question: events.ApprovalRequested | events.InputRequested) -> None:
     """The gate that asks nobody: the question stays open in the log until somebody answers it."""
 
 
-def build_answer_fact(call: CallState, answer: Answer) -> AnyFact:
+def build_answer_fact(call: CallState, answer: Answer) -> events.AnyFact:
     """The answer as a fact. An answer of the other kind is refused, so that no text can pass for an approval."""
     call_id = call.call.id
     if call.asked is not None:
         if answer.answers:
             raise BadInput(f"call {call_id} waits for an approval: approve or deny it")
         scope = "call" if call.asked.once and answer.decision == "allow" else answer.scope
-        return ApprovalAnswered(
+        return events.ApprovalAnswered(
             call_id=call_id, decision=answer.decision, scope=scope, by=answer.by, comment=answer.comment
         )
     if answer.decision == "deny" and not answer.answers:
         comment = f" They say: {answer.comment}" if answer.comment else ""
-        return InputAnswered(call_id=call_id, answers=(f"(They do not want to answer.{comment})",), by=answer.by)
+        return events.InputAnswered(call_id=call_id, answers=(f"(They do not want to answer.{comment})",), by=answer.by)
     if not answer.answers:
         raise BadInput(f"call {call_id} waits for an answer in words")
     for question, said in zip(call.input_asked.questions if call.input_asked else (), answer.answers, strict=False):
         if question.strict and said not in question.options:
             options = ", ".join(map(repr, question.options))
             raise BadInput(f"call {call_id}: {said!r} is none of the answers to choose from: {options}")
-    return InputAnswered(call_id=call_id, answers=answer.answers, by=answer.by)
+    return events.InputAnswered(call_id=call_id, answers=answer.answers, by=answer.by)
 
 
 def check_unanswered(call: CallState) -> None:
@@ -97,7 +85,7 @@ def check_unanswered(call: CallState) -> None:
         raise Conflict(f"call {call.call.id} is finished ({call.finished.status}); there is nothing left to answer")
 
 
-def build_answered_error(call_id: str, fact: AnyFact) -> Conflict:
+def build_answered_error(call_id: str, fact: events.AnyFact) -> Conflict:
     """The error for a second answer. `fact` is the first one."""
     by = getattr(fact, "by", "")
     if by == "expiry":
@@ -126,7 +114,7 @@ class Middleware:
         """Called before a reply is stored."""
         return reply
 
-    async def may_run(self, tool: str, safety: Safety, arguments: Mapping[str, Json]) -> Verdict | None:
+    async def may_run(self, tool: str, safety: events.Safety, arguments: Mapping[str, Json]) -> Verdict | None:
         """Decide whether a call may run. The result can make the policy's verdict stricter, never weaker."""
         return None
 
@@ -252,9 +240,9 @@ class Setup(Struct, frozen=True):
 
     model: Model
     tools: Mapping[str, Tool]
-    config: AgentConfig
-    limits: Limits
-    grants: tuple[Grant, ...]
+    config: events.AgentConfig
+    limits: events.Limits
+    grants: tuple[events.Grant, ...]
     workspace: Path
     gate: Gate | None = None
     middleware: tuple[Middleware, ...] = ()

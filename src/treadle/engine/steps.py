@@ -11,21 +11,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from treadle import events
 from treadle.engine.state import OUTCOME_UNKNOWN, CallState, RunState, State, Turn
-from treadle.events import (
-    AnyFact,
-    ApprovalAnswered,
-    ApprovalRequested,
-    CallFinished,
-    CancelRequested,
-    EndReason,
-    InputAnswered,
-    Limits,
-    MessageReceived,
-    RunFinished,
-    RunStarted,
-    TurnStarted,
-)
 
 TURN_CEILING = 200
 MAX_EMPTY_REPLIES = 3
@@ -40,7 +27,7 @@ CROWDED = 2
 class Record(Struct, frozen=True):
     """Append these facts: they need nothing from outside."""
 
-    facts: tuple[AnyFact, ...]
+    facts: tuple[events.AnyFact, ...]
     key: str = ""
 
 
@@ -71,7 +58,7 @@ class Rest(Struct, frozen=True):
 Step: TypeAlias = Record | AskModel | Compact | Work | Rest
 
 
-def next_step(state: State, now: float, limits: Limits | None = None, window: int | None = None) -> Step:
+def next_step(state: State, now: float, limits: events.Limits | None = None, window: int | None = None) -> Step:
     """Return the next step. It depends on nothing but the arguments.
 
     A run that starts gets `limits`. `window` is the size of the model's window, if it is known.
@@ -79,11 +66,11 @@ def next_step(state: State, now: float, limits: Limits | None = None, window: in
     run, turn = state.run, state.turn
     if run is None:
         run_id, wanted = f"run_{state.runs + 1}", state.requested
-        limits = limits or (state.created.limits if state.created is not None else Limits())
+        limits = limits or (state.created.limits if state.created is not None else events.Limits())
         if wanted is not None:
-            return Record((RunStarted(run_id=run_id, limits=wanted.limits or limits, trigger=wanted.trigger),))
+            return Record((events.RunStarted(run_id=run_id, limits=wanted.limits or limits, trigger=wanted.trigger),))
         if state.queue and not state.held:
-            return Record((RunStarted(run_id=run_id, limits=limits, trigger="message"),))
+            return Record((events.RunStarted(run_id=run_id, limits=limits, trigger="message"),))
         return Rest()
     if run.cancel is not None or run.interrupted:
         return _cancel_run(run, turn)
@@ -97,7 +84,7 @@ def next_step(state: State, now: float, limits: Limits | None = None, window: in
 
 
 def _cancel_run(run: RunState, turn: Turn | None) -> Record:
-    closing: list[AnyFact] = []
+    closing: list[events.AnyFact] = []
     partial = ""
     if turn is not None:
         closing = [build_unfinished_result(call) for call in turn.calls.values() if call.finished is None]
@@ -110,16 +97,20 @@ def _cancel_run(run: RunState, turn: Turn | None) -> Record:
     return _end_run(run, "cancelled", partial, error=error, closing=closing)
 
 
-def stops_run(fact: AnyFact) -> bool:
+def stops_run(fact: events.AnyFact) -> bool:
     """Whether a fact stops the current run."""
-    return isinstance(fact, CancelRequested) or (isinstance(fact, MessageReceived) and fact.mode == "interrupt")
+    return isinstance(fact, events.CancelRequested) or (
+        isinstance(fact, events.MessageReceived) and fact.mode == "interrupt"
+    )
 
 
-def build_unfinished_result(call: CallState) -> CallFinished:
+def build_unfinished_result(call: CallState) -> events.CallFinished:
     """Build the result of a call that has none when its run ends."""
     if call.started is not None:
-        return CallFinished(call_id=call.call.id, tool=call.call.tool, status="interrupted", output=OUTCOME_UNKNOWN)
-    return CallFinished(
+        return events.CallFinished(
+            call_id=call.call.id, tool=call.call.tool, status="interrupted", output=OUTCOME_UNKNOWN
+        )
+    return events.CallFinished(
         call_id=call.call.id, tool=call.call.tool, status="cancelled", output="Not run: the run was stopped."
     )
 
@@ -168,14 +159,14 @@ def _settle_calls(turn: Turn, now: float) -> Step:
     times = [question.expires_at for question in questions if question.expires_at is not None]
     for question in questions:
         if question.expires_at is not None and question.expires_at <= now:
-            call_id, fact = question.call_id, InputAnswered(call_id=question.call_id, answers=(), by="expiry")
-            if isinstance(question, ApprovalRequested):
+            call_id, fact = question.call_id, events.InputAnswered(call_id=question.call_id, answers=(), by="expiry")
+            if isinstance(question, events.ApprovalRequested):
                 comment = "nobody answered in time"
-                fact = ApprovalAnswered(call_id=call_id, decision="deny", by="expiry", comment=comment)
+                fact = events.ApprovalAnswered(call_id=call_id, decision="deny", by="expiry", comment=comment)
             # The key is that of an answer, so the log takes only one of them.
             return Record((fact,), key=build_answer_key(call_id))
     runnable: list[CallState] = []
-    lost: list[AnyFact] = []
+    lost: list[events.AnyFact] = []
     has_failed = any(call.finished is not None and call.finished.fatal for call in turn.calls.values())
     for call in turn.calls.values():
         if call.finished is not None:
@@ -253,11 +244,11 @@ def _start_turn(state: State, run: RunState, now: float) -> Record:
     if limit is not None and run.turns > 0:
         return _start_wrap_up(run, limit)
     promoted = tuple(message.id for message in state.queue)
-    return Record((TurnStarted(turn=run.turns + 1, messages=promoted, tools=limits.turns > 0),))
+    return Record((events.TurnStarted(turn=run.turns + 1, messages=promoted, tools=limits.turns > 0),))
 
 
-def _start_wrap_up(run: RunState, limit: EndReason) -> Record:
-    return Record((TurnStarted(turn=run.turns + 1, tools=False, wrap_up=limit),))
+def _start_wrap_up(run: RunState, limit: events.EndReason) -> Record:
+    return Record((events.TurnStarted(turn=run.turns + 1, tools=False, wrap_up=limit),))
 
 
 def is_out_of_time(run: RunState, now: float) -> bool:
@@ -267,15 +258,15 @@ def is_out_of_time(run: RunState, now: float) -> bool:
 
 def _end_run(
     run: RunState,
-    reason: EndReason,
+    reason: events.EndReason,
     answer: str = "",
     *,
     error: str = "",
     confidence: float | None = None,
-    closing: Sequence[AnyFact] = (),
+    closing: Sequence[events.AnyFact] = (),
 ) -> Record:
     """End the run, after the facts that close its calls."""
-    end = RunFinished(
+    end = events.RunFinished(
         run_id=run.id,
         reason=reason,
         answer=answer,
@@ -289,7 +280,7 @@ def _end_run(
     return Record((*closing, end))
 
 
-def _describe_missing_summary(run: RunState, reason: EndReason) -> str:
+def _describe_missing_summary(run: RunState, reason: events.EndReason) -> str:
     return (
         f"The run stopped ({reason.replace('_', ' ')}) after {run.turns} turns and {run.calls} calls, "
         "and the model gave no summary. The session's log shows what was done."

@@ -14,22 +14,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from treadle import events
 from treadle.engine.authorize import ReadyCall
 from treadle.engine.setup import CancelScope, Setup
 from treadle.errors import BadInput, NotFound, describe_error
-from treadle.events import (
-    AnyDelta,
-    CallFinished,
-    CallStarted,
-    CallStatus,
-    Custom,
-    FilesKept,
-    KeptFile,
-    OutputDelta,
-    Progress,
-    Truncation,
-    validate_fact,
-)
 from treadle.log.base import Artifact, Claim, Log
 from treadle.messages import NO_USAGE, Json, Part, TextPart, Usage, replace_surrogates
 from treadle.permissions.policy import find_narrowest_tier
@@ -53,7 +41,7 @@ _VISIBLE_CONTROLS = {
 class CallOutcome(Struct):
     """The status and the output of a call that ended."""
 
-    status: CallStatus
+    status: events.CallStatus
     text: str
     parts: tuple[Part, ...] = ()
     duration: float = 0.0
@@ -188,9 +176,9 @@ def cut_output(text: str, cap: int) -> tuple[str, str, int]:
     return head, tail, len(text) - len(head) - len(tail)
 
 
-def build_start_fact(setup: Setup, claim: Claim, ready: ReadyCall, attempt: int) -> CallStarted:
+def build_start_fact(setup: Setup, claim: Claim, ready: ReadyCall, attempt: int) -> events.CallStarted:
     """Build the fact that a call starts. It is stored before the call runs."""
-    return CallStarted(
+    return events.CallStarted(
         call_id=ready.call.call.id,
         tool=ready.tool.name,
         arguments=ready.parsed.arguments,
@@ -206,7 +194,7 @@ def build_start_fact(setup: Setup, claim: Claim, ready: ReadyCall, attempt: int)
 
 async def build_finish_fact(
     log: Log, session_id: str, ready: ReadyCall, outcome: CallOutcome, window: int | None = None
-) -> CallFinished:
+) -> events.CallFinished:
     """Build the fact that a call ended.
 
     Output over the cap is stored whole as an artifact, and the fact has its head and tail.
@@ -216,9 +204,9 @@ async def build_finish_fact(
     head, tail, dropped = cut_output(text, cap)
     if dropped:
         artifact = await log.put_artifact(session_id, text.encode())
-        truncation = Truncation(len(head) + len(tail), dropped, artifact)
+        truncation = events.Truncation(len(head) + len(tail), dropped, artifact)
         text = f"{head}\n[… {dropped} characters left out; the whole is artifact {artifact} …]\n{tail}"
-    return CallFinished(
+    return events.CallFinished(
         call_id=ready.call.call.id,
         tool=ready.tool.name,
         status=outcome.status,
@@ -239,7 +227,7 @@ async def load_output(log: Log, session_id: str, artifact_id: str) -> Artifact:
         return await log.get_artifact(session_id, artifact_id)
     except NotFound:
         for fact in await log.read(session_id):
-            if isinstance(fact, CallFinished) and fact.call_id == artifact_id:
+            if isinstance(fact, events.CallFinished) and fact.call_id == artifact_id:
                 return Artifact(artifact_id, "text/plain", fact.output.encode())
         raise
 
@@ -255,14 +243,16 @@ class LogToolServices(ToolServices):
 
     def progress(self, message: str, done: float | None = None, total: float | None = None) -> None:
         message = self._redactor.redact_text(message)
-        self._publish(Progress(message=message, call_id=self._call_id, done=done, total=total, after=self._after))
+        self._publish(
+            events.Progress(message=message, call_id=self._call_id, done=done, total=total, after=self._after)
+        )
 
     def output(self, text: str) -> None:
         self._live = self._live or self._redactor.start_stream()
         if safe_text := self._live.feed(text):
-            self._publish(OutputDelta(call_id=self._call_id, text=safe_text, after=self._after))
+            self._publish(events.OutputDelta(call_id=self._call_id, text=safe_text, after=self._after))
 
-    def _publish(self, delta: AnyDelta) -> None:
+    def _publish(self, delta: events.AnyDelta) -> None:
         try:
             is_same_loop = asyncio.get_running_loop() is self._loop
         except RuntimeError:
@@ -273,14 +263,14 @@ class LogToolServices(ToolServices):
             self._loop.call_soon_threadsafe(self._log.publish, self._session_id, delta)
 
     async def save_note(self, name: str, data: Json) -> None:
-        fact = validate_fact(Custom(name=name, data=self._redactor.redact_value(data)))
+        fact = events.validate_fact(events.Custom(name=name, data=self._redactor.redact_value(data)))
         await self._log.post(self._session_id, [fact], wake=False)
 
     async def record_kept_files(
-        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
+        self, files: Sequence[events.KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
     ) -> None:
-        fact = FilesKept(call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out))
-        await self._log.post(self._session_id, [validate_fact(fact)], wake=False)
+        fact = events.FilesKept(call_id=self._call_id, files=tuple(files), tree=tree, left_out=tuple(left_out))
+        await self._log.post(self._session_id, [events.validate_fact(fact)], wake=False)
 
     async def read_artifact(self, artifact_id: str) -> bytes:
         return (await load_output(self._log, self._session_id, artifact_id)).data

@@ -17,24 +17,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from treadle import events
 from treadle.errors import BadInput, NotFound
-from treadle.events import (
-    AnyFact,
-    ApprovalAnswered,
-    CallFinished,
-    CallStarted,
-    ContextCompacted,
-    MessageReceived,
-    ModelFailed,
-    ModelReplied,
-    Rewound,
-    RunFinished,
-    RunStarted,
-    SessionCreated,
-    SessionRenamed,
-    decode_fact,
-    serialize_event,
-)
 from treadle.log.base import Artifact, Log
 from treadle.messages import Json, render_parts
 
@@ -55,7 +39,7 @@ async def render_transcript(log: Log, session_id: str, form: Form) -> bytes:
     facts = await log.read(session_id)
     if form != "jsonl":
         return (render_markdown(facts) if form == "markdown" else render_html(facts)).encode("utf-8", "replace")
-    ids = (fact.truncation.artifact for fact in facts if isinstance(fact, CallFinished) and fact.truncation)
+    ids = (fact.truncation.artifact for fact in facts if isinstance(fact, events.CallFinished) and fact.truncation)
     artifacts: list[Artifact] = []
     for artifact_id in dict.fromkeys(ids):
         with suppress(NotFound):
@@ -63,9 +47,9 @@ async def render_transcript(log: Log, session_id: str, form: Form) -> bytes:
     return render_json_lines(facts, artifacts)
 
 
-def render_json_lines(facts: Iterable[AnyFact], artifacts: Iterable[Artifact] = ()) -> bytes:
+def render_json_lines(facts: Iterable[events.AnyFact], artifacts: Iterable[Artifact] = ()) -> bytes:
     """Write each fact on a line, as the log has it, and then the artifacts."""
-    lines = [serialize_event(fact) for fact in facts]
+    lines = [events.serialize_event(fact) for fact in facts]
     for artifact in artifacts:
         data = base64.b64encode(artifact.data).decode()
         line = {"type": "artifact", "id": artifact.id, "media_type": artifact.media_type, "data": data}
@@ -76,19 +60,19 @@ def render_json_lines(facts: Iterable[AnyFact], artifacts: Iterable[Artifact] = 
 class ImportedSession(Struct, frozen=True):
     """The content of a file of JSON lines. `yeses` are its approvals for more than one call."""
 
-    facts: tuple[AnyFact, ...]
+    facts: tuple[events.AnyFact, ...]
     artifacts: tuple[Artifact, ...]
     yeses: tuple[str, ...]
 
     @property
-    def first(self) -> SessionCreated:
-        assert isinstance(self.facts[0], SessionCreated)
+    def first(self) -> events.SessionCreated:
+        assert isinstance(self.facts[0], events.SessionCreated)
         return self.facts[0]
 
 
 def parse_json_lines(data: bytes) -> ImportedSession:
     """Parse the output of `render_json_lines`. Raises `BadInput` with the number of a bad line."""
-    facts: list[AnyFact] = []
+    facts: list[events.AnyFact] = []
     artifacts: list[Artifact] = []
     for number, line in enumerate(data.splitlines(), 1):
         try:
@@ -97,23 +81,23 @@ def parse_json_lines(data: bytes) -> ImportedSession:
                 content = base64.b64decode(fields["data"], validate=True)
                 artifacts.append(Artifact(fields["id"], fields["media_type"], content))
             elif line.strip():
-                facts.append(decode_fact(line))
+                facts.append(events.decode_fact(line))
         except (msgspec.MsgspecError, UnicodeError, KeyError, ValueError) as error:
             raise BadInput(f"line {number} is no fact of a session: {error}; nothing was imported") from None
-    if not facts or not isinstance(facts[0], SessionCreated):
+    if not facts or not isinstance(facts[0], events.SessionCreated):
         raise BadInput("a session begins with session_created; this file does not. Nothing was imported")
     if [fact.seq for fact in facts] != list(range(1, len(facts) + 1)):
         raise BadInput("facts are missing or out of order; nothing was imported")
     return ImportedSession(tuple(facts), tuple(artifacts), tuple(_list_lasting_approvals(facts)))
 
 
-def _list_lasting_approvals(facts: Iterable[AnyFact]) -> Iterable[str]:
+def _list_lasting_approvals(facts: Iterable[events.AnyFact]) -> Iterable[str]:
     """List the approvals for more than one past call. Whoever imports the session accepts them too."""
     tools: dict[str, str] = {}
     for fact in facts:
-        if isinstance(fact, ModelReplied):
+        if isinstance(fact, events.ModelReplied):
             tools |= {call.id: call.tool for call in fact.calls}
-        elif isinstance(fact, ApprovalAnswered) and fact.decision == "allow" and fact.scope != "call":
+        elif isinstance(fact, events.ApprovalAnswered) and fact.decision == "allow" and fact.scope != "call":
             yield f"{tools.get(fact.call_id, fact.call_id)} (for the {fact.scope})"
 
 
@@ -129,36 +113,36 @@ async def import_session(log: Log, carried: ImportedSession, session_id: str = "
     return wanted
 
 
-def build_blocks(facts: Iterable[AnyFact]) -> list[TranscriptBlock]:
+def build_blocks(facts: Iterable[events.AnyFact]) -> list[TranscriptBlock]:
     """Build the blocks of a transcript for a person."""
     blocks: list[TranscriptBlock] = []
     arguments: dict[str, str] = {}
     for fact in facts:
         match fact:
-            case MessageReceived():
+            case events.MessageReceived():
                 blocks.append(TranscriptBlock("user", text=render_parts(fact.parts)))
-            case ModelReplied():
+            case events.ModelReplied():
                 blocks += [TranscriptBlock("reasoning", text=fact.reasoning)] if fact.reasoning.strip() else []
                 blocks += [TranscriptBlock("agent", text=fact.text)] if fact.text.strip() else []
                 arguments |= {call.id: call.arguments for call in fact.calls}
-            case CallStarted():
+            case events.CallStarted():
                 arguments[fact.call_id] = json.dumps(fact.arguments, ensure_ascii=False)
-            case CallFinished():
+            case events.CallFinished():
                 head = f"{fact.tool} {arguments.get(fact.call_id, '')}".strip()
                 blocks.append(TranscriptBlock("call", f"{head} → {fact.status.replace('_', ' ')}", fact.output))
-            case ApprovalAnswered():
+            case events.ApprovalAnswered():
                 comment = f": {fact.comment}" if fact.comment else ""
                 head = f"{fact.by or 'somebody'} said {fact.decision} ({fact.scope}){comment}"
                 blocks.append(TranscriptBlock("note", head))
-            case RunStarted() if fact.trigger != "message":
+            case events.RunStarted() if fact.trigger != "message":
                 blocks.append(TranscriptBlock("note", f"a run began again ({fact.trigger})"))
-            case ModelFailed():
+            case events.ModelFailed():
                 blocks.append(TranscriptBlock("note", f"the model gave no reply ({fact.kind}): {fact.message}"))
-            case ContextCompacted():
+            case events.ContextCompacted():
                 blocks.append(TranscriptBlock("note", f"the context was compacted ({fact.kind})", fact.summary))
-            case Rewound():
+            case events.Rewound():
                 blocks.append(TranscriptBlock("note", f"back to position {fact.to} ({fact.what})"))
-            case RunFinished() if fact.reason != "answered":
+            case events.RunFinished() if fact.reason != "answered":
                 end = f"the run ended: {fact.reason.replace('_', ' ')}"
                 blocks.append(TranscriptBlock("note", f"{end}: {fact.error}" if fact.error else end))
             case _:
@@ -166,18 +150,18 @@ def build_blocks(facts: Iterable[AnyFact]) -> list[TranscriptBlock]:
     return blocks
 
 
-def _describe_session(facts: Sequence[AnyFact]) -> tuple[str, list[str]]:
+def _describe_session(facts: Sequence[events.AnyFact]) -> tuple[str, list[str]]:
     """Return the title of a session, and lines about it."""
     first = facts[0]
-    assert isinstance(first, SessionCreated)
-    names = [fact.name for fact in facts if isinstance(fact, SessionRenamed)]
+    assert isinstance(first, events.SessionCreated)
+    names = [fact.name for fact in facts if isinstance(fact, events.SessionRenamed)]
     began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(first.at))
-    cost = sum(fact.usage.cost for fact in facts if isinstance(fact, RunFinished))
+    cost = sum(fact.usage.cost for fact in facts if isinstance(fact, events.RunFinished))
     lines = [f"session {first.session_id}", f"began {began}", f"model {first.model}", f"workspace {first.workspace}"]
     return (names[-1] if names else f"Session {first.session_id[:12]}"), lines + ([f"cost ${cost:.4f}"] if cost else [])
 
 
-def render_markdown(facts: Sequence[AnyFact]) -> str:
+def render_markdown(facts: Sequence[events.AnyFact]) -> str:
     """Render the session as Markdown."""
     title, about = _describe_session(facts)
     pieces = [f"# {_join_lines(title)}", "\n".join(f"- {_join_lines(line)}" for line in about)]
@@ -226,7 +210,7 @@ summary {{ cursor: pointer; overflow-wrap: anywhere; }} h2 {{ font-size: .8rem; 
 """
 
 
-def render_html(facts: Sequence[AnyFact]) -> str:
+def render_html(facts: Sequence[events.AnyFact]) -> str:
     """Render the session as one HTML page without scripts and other files."""
     title, about = _describe_session(facts)
     body = "\n".join(_render_section(block) for block in build_blocks(facts))

@@ -152,7 +152,7 @@ def apply_aliases(grant: Grant, aliases: Mapping[str, str]) -> Grant:
         more = (
             f"{real}{pattern[len(name) :]}"
             for pattern in patterns
-            for name in [pattern.partition("(")[0]]
+            if (name := pattern.partition("(")[0]) != "*"  # which means every name already
             for alias, real in aliases.items()
             if compile_name_glob(name).matches(alias) and not compile_name_glob(name).matches(real)
         )
@@ -178,7 +178,8 @@ def make_printable(text: str, max_length: int = 200) -> str:
 
 def _decide_by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], assessment: Assessment) -> Verdict:
     commands = assessment.commands
-    if "*" not in grant.tools and not any(compile_name_glob(pattern).matches(tool) for pattern in grant.tools):
+    is_named = tool in grant.tools or "*" in grant.tools
+    if not is_named and not any(compile_name_glob(pattern).matches(tool) for pattern in grant.tools):
         return Verdict("deny", f"{tool} is not among the tools that may be used here")
     for pattern in grant.forbid:
         if (part := find_touched_part(pattern, tool, arguments, commands)) is not None:
@@ -197,8 +198,17 @@ def _decide_by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], ass
                 return Verdict("allow", "approved by --yes")
             reason = f"asked for by {pattern}{_in_brackets(part)}"
             return Verdict("ask", reason, is_once_only=assessment.is_once_only)
-    reason = why if action == "ask" else _find_reason_to_ask(grant, assessment)
-    if reason is None:
+    if action == "ask":
+        reason = why
+    elif (unreadable := assessment.unreadable_command) is not None:
+        reason = f"nobody can tell what this would run: {make_printable(unreadable)}"
+    elif assessment.doubts:
+        reason = assessment.doubts[0]
+    elif grant.ask_all:
+        reason = "every tool is asked for unless approved"
+    elif grant.cautious and assessment.safety != "safe":
+        reason = f"{assessment.safety}, and this agent is cautious"
+    else:
         return Verdict("allow", why)
     patterns = grant.approve if assessment.is_once_only else (*grant.approve, *grant.always)
     rules = _find_covering_patterns(patterns, tool, arguments, commands)
@@ -207,19 +217,6 @@ def _decide_by_grant(grant: Grant, tool: str, arguments: Mapping[str, Json], ass
     if grant.yes:
         return Verdict("allow", "approved by --yes")
     return Verdict("ask", reason, is_once_only=assessment.is_once_only)
-
-
-def _find_reason_to_ask(grant: Grant, assessment: Assessment) -> str | None:
-    """Why a call is asked that its tier would allow, or None."""
-    if assessment.unreadable_command is not None:
-        return f"nobody can tell what this would run: {make_printable(assessment.unreadable_command)}"
-    if assessment.doubts:
-        return assessment.doubts[0]
-    if grant.ask_all:
-        return "every tool is asked for unless approved"
-    if grant.cautious and assessment.safety != "safe":
-        return f"{assessment.safety}, and this agent is cautious"
-    return None
 
 
 def _in_brackets(part: str) -> str:

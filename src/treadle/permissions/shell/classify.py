@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from treadle.events import Safety
 from treadle.permissions.paths import is_instruction_path, is_protected_path, may_match_secret, names_secret
 from treadle.permissions.policy import make_printable
-from treadle.permissions.shell.command_parts import STANDARD_DEVICES, CommandPart, ShellWord
+from treadle.permissions.shell.command_parts import STANDARD_DEVICES, CommandPart, ShellWord, find_exec_commands
 from treadle.permissions.shell.command_table import complete_option, load_command_table
-from treadle.permissions.shell.wrappers import find_exec_commands
 
 _RUNS_PROGRAM = "it lets git run another program"
 _CHANGES_PROTECTED = "it changes what runs at the next git or treadle command"

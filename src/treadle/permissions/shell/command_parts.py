@@ -1,4 +1,4 @@
-"""The parts of a shell command: the values that reading a command gives and that classifying it takes."""
+"""The parts of a shell command: what `parse.py` finds, `classify.py` looks at and the policy sees."""
 
 from __future__ import annotations
 
@@ -54,3 +54,24 @@ def render_commands(parts: Sequence[CommandPart]) -> tuple[str, ...]:
         for part in parts
         if part.kind != "redirect" or part.name != "<" or not re.match(r"(?!\.\.)[\w.]", part.words[1].text)
     )
+
+
+def find_exec_commands(words: Sequence[ShellWord]) -> list[tuple[ShellWord, ...]]:
+    """The commands that `find` runs on the files it finds; an empty one where it is not clear which."""
+    found: list[tuple[ShellWord, ...]] = []
+    start = 0
+    for number, word in enumerate(words):
+        if not start and word.text in ("-exec", "-execdir", "-ok", "-okdir"):
+            start = number + 1
+        elif start and word.text in (";", "+"):
+            found.append(tuple(words[start:number]))
+            start = 0
+    return [*found, ()] if start else found
+
+
+def find_xargs_placeholder(options: Sequence[ShellWord]) -> str:
+    """The text that `xargs` replaces with its input."""
+    for number, word in enumerate(options):
+        if found := re.match(r"-\w*I(.*)", word.text):
+            return found[1] or (options[number + 1].text if number + 1 < len(options) else "") or "{}"
+    return "{}"

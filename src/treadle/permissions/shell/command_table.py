@@ -75,6 +75,35 @@ class Wrapper(_Row, frozen=True):
     skip: int = 0
     is_listed: bool = False
 
+    def find_first_operand(self, words: Sequence[str]) -> int | None:
+        """The number of the first word after the options; None when an option is not known."""
+        number = 1
+        while number < len(words):
+            word = words[number]
+            if not word.startswith("-") or word == "-":
+                return number
+            if word == "--":
+                return number + 1
+            length = self._count_option_words(word)
+            if length is None:
+                return None
+            number += length
+        return number
+
+    def _count_option_words(self, text: str) -> int | None:
+        """How many words an option takes, its value included; None when the option is not known."""
+        if text.startswith("--"):
+            name, equals, _ = text[2:].partition("=")
+            if name in self.values:
+                return 1 if equals else 2
+            return 1 if name in self.flags else None
+        for number, letter in enumerate(text[1:], 1):
+            if letter in self.values:
+                return 1 if number < len(text) - 1 else 2
+            if letter not in self.flags:
+                return None
+        return 1
+
 
 class HelperOptions(_Row, frozen=True):
     """Options of a command whose value is another command."""
@@ -164,8 +193,20 @@ class CommandTable(_Row, frozen=True):
     def find_wrapper(self, name: str) -> Wrapper | None:
         return next((row for row in self.wrapper if name in row.commands), None)
 
-    def find_helper_options(self, name: str) -> tuple[str, ...]:
-        return next((row.options for row in self.helper if name in row.commands), ())
+    def find_helper_commands(self, words: Sequence[str]) -> list[tuple[int, str]]:
+        """The commands that options make a command run: the number of the word that holds it, and its text.
+
+        The text is empty where the value of an option is missing.
+        """
+        options = next((row.options for row in self.helper if words[0] in row.commands), ())
+        found: list[tuple[int, str]] = []
+        for number, word in enumerate(words[1:] if options else (), 1):
+            is_long = word.startswith("--")
+            name, equals, value = word.partition("=") if is_long else (word[:2], word[2:], word[2:])
+            # Most programs accept the beginning of a long option.
+            if any(len(name) > 2 and one.startswith(name[2:]) if is_long else name == f"-{one}" for one in options):
+                found.append((number, value) if equals else (number + 1, "".join(words[number + 1 : number + 2])))
+        return found
 
 
 def complete_option(word: str, options: Sequence[str]) -> str:

@@ -13,7 +13,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from treadle.permissions.shell.command_parts import STANDARD_DEVICES, CommandPart, ShellWord
+from treadle.permissions.shell.command_parts import (
+    STANDARD_DEVICES,
+    CommandPart,
+    ShellWord,
+    find_exec_commands,
+    find_xargs_placeholder,
+)
 from treadle.permissions.shell.command_table import Wrapper, load_command_table
 from treadle.permissions.shell.grammar import (
     assigns_text,
@@ -23,12 +29,6 @@ from treadle.permissions.shell.grammar import (
     is_misread,
     parse_script,
     remove_escapes,
-)
-from treadle.permissions.shell.wrappers import (
-    find_exec_commands,
-    find_first_operand,
-    find_helper_commands,
-    find_xargs_placeholder,
 )
 
 if TYPE_CHECKING:
@@ -284,7 +284,9 @@ class _CommandReader:
     # ── commands ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _add_command(self, words: Sequence[ShellWord], *, reads_pipe: bool = False) -> None:
-        name = _strip_system_folder(words[0].text)
+        folder, slash, name = words[0].text.rpartition("/")
+        if slash and posixpath.normpath(folder or "/") not in _SYSTEM_FOLDERS:
+            name = words[0].text  # only a program of the system is known by its name alone
         is_unreadable = not name or name in self._table.programs.unreadable or name in self._builtins.reserved_words
         if not words[0].is_literal or "{}" in name or is_unreadable:
             self._add_unknown(words[0].text, *words[1:])
@@ -318,8 +320,7 @@ class _CommandReader:
                     self._add_command(inner)
                 else:
                     self._add_unknown("find", *words[1:])
-            helper_options = self._table.find_helper_options(name)
-            for number, script in find_helper_commands([word.text for word in words], helper_options):
+            for number, script in self._table.find_helper_commands([word.text for word in words]):
                 self._add_script(words, [ShellWord(script, one.is_literal) for one in words[number : number + 1]])
 
     def _add_wrapped(self, wrapper: Wrapper, words: Sequence[ShellWord], *, reads_pipe: bool) -> None:
@@ -327,7 +328,7 @@ class _CommandReader:
         name = words[0].text
         if name == "env":  # for which a lone dash is an option
             words = [word for word in words if word.text != "-"]
-        start = find_first_operand([word.text for word in words], wrapper)
+        start = wrapper.find_first_operand([word.text for word in words])
         # A word that is not known before it runs may be none, or several, and the command another.
         if start is None or not all(word.is_literal for word in words[1 : start + wrapper.skip]):
             self._add_unknown(words[0].text, *words[1:])
@@ -435,9 +436,3 @@ def _assigned_value(assignment: ShellWord) -> ShellWord:
 
 def _is_computed_name(variable: ShellWord) -> bool:
     return not variable.is_literal and re.search(r"[$`*?{]", variable.text.partition("=")[0]) is not None
-
-
-def _strip_system_folder(text: str) -> str:
-    """`/usr/bin/git` is `git`; a program from anywhere else keeps its path."""
-    folder, slash, name = text.rpartition("/")
-    return name if slash and posixpath.normpath(folder or "/") in _SYSTEM_FOLDERS else text

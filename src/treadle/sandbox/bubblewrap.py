@@ -108,8 +108,7 @@ async def run_in_bubblewrap(job: Job, on_output: OnOutput, open_network: OpenNet
         if not descriptors.keys() >= set(PROTECTED):
             # We may not create a protected folder, but a command could gain that right later. So it may write nothing.
             job = msgspec.structs.replace(job, writable=False)
-        visible = (Path("/usr"), workspace, *job.read_only, *find_interpreter_folders())
-        environment = build_sandbox_environment(job, HOME, visible)
+        environment = build_sandbox_environment(job, workspace, HOME)
         if job.network:
             environment = {**build_proxy_environment(), **environment}
         plan = BubblewrapPlan(job, workspace, cwd, descriptors, frozenset(map(str, parents)), masked, environment)
@@ -249,9 +248,9 @@ def detect_machine() -> Machine:
 
 def build_arguments(plan: BubblewrapPlan) -> list[str]:
     """Build the arguments of bubblewrap, without its descriptors. Later mounts cover earlier ones."""
-    uid, gid = choose_inner_ids()
+    uid, gid = os.getuid() or 1000, os.getgid() or 1000  # the same as ours, but never root
     size = str(plan.job.bounds.tmp_mb * 1024 * 1024)
-    return [
+    arguments = [
         *(f"--unshare-{name}" for name in _NAMESPACES),
         *("--uid", str(uid), "--gid", str(gid), "--hostname", "sandbox"),
         *("--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
@@ -259,24 +258,38 @@ def build_arguments(plan: BubblewrapPlan) -> list[str]:
         *("--ro-bind", "/usr", "/usr"),
         *_list_system_mounts(),
         *("--ro-bind", str(prepare_etc(uid, gid)), "/etc"),
-        *("--proc", "/proc"),
-        *_list_proc_mounts(),
+        # Without these, a command of root could set core_pattern to a program that the kernel runs outside.
+        *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
+    ]
+    for name in _HIDDEN_FROM_ROOT if os.getuid() == 0 else ():
+        if Path("/proc", name).exists():
+            arguments += ("--ro-bind", str(make_empty_file()), f"/proc/{name}")
+    arguments += (
         *("--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--perms", "0700", "--dir", HOME),
         *("--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
-        *_list_readable_mounts(plan.job),
-        *("--bind" if plan.job.writable else "--ro-bind", str(plan.workspace), str(plan.workspace)),
-        *_list_protected_mounts(plan),
-        *_list_masks(plan),
-        # On top of the workspace: the code that runs us stays unchanged even when it is inside of it.
-        *(word for folder in find_interpreter_folders() for word in ("--ro-bind", str(folder), str(folder))),
-        *("--remount-ro", "/", "--chdir", str(plan.cwd)),
-    ]
-
-
-def choose_inner_ids() -> tuple[int, int]:
-    """Return the user and group that the command runs as: the same as ours, but never root."""
-    return os.getuid() or 1000, os.getgid() or 1000
+    )
+    for folder in plan.job.read_only:
+        if not folder.is_absolute() or not folder.exists() or Path.home().resolve().is_relative_to(folder.resolve()):
+            raise BadInput(
+                f"{folder} cannot be shown to commands: name an existing folder, and not your home. Nothing was run."
+            )
+        arguments += ("--ro-bind", str(folder), str(folder))
+    arguments += ("--bind" if plan.job.writable else "--ro-bind", str(plan.workspace), str(plan.workspace))
+    # The parent folders of our own files come first, because protected paths may be inside of them.
+    mounts = [(str(plan.workspace / name), descriptor) for name, descriptor in plan.descriptors.items()]
+    for path, descriptor in sorted(mounts, key=lambda mount: mount[0] not in plan.parent_folders):
+        option = "--bind" if path in plan.parent_folders else "--ro-bind"
+        arguments += (f"{option}-fd", str(descriptor), path) if _can_bind_descriptors() else (option, path, path)
+    for masked in plan.masked:
+        if masked.is_dir():
+            arguments += ("--tmpfs", str(masked), "--remount-ro", str(masked))
+        else:
+            arguments += ("--ro-bind", str(make_empty_file()), str(masked))
+    # On top of the workspace: the code that runs us stays unchanged even when it is inside of it.
+    for folder in find_interpreter_folders():
+        arguments += ("--ro-bind", str(folder), str(folder))
+    return [*arguments, "--remount-ro", "/", "--chdir", str(plan.cwd)]
 
 
 def _list_system_mounts() -> Iterator[str]:
@@ -286,40 +299,6 @@ def _list_system_mounts() -> Iterator[str]:
             yield from ("--symlink", str(path.readlink()), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
-
-
-def _list_proc_mounts() -> Iterator[str]:
-    """Without these, a command of root could set core_pattern to a program that the kernel runs outside."""
-    yield from ("--ro-bind", "/proc/sys", "/proc/sys")
-    if os.getuid() == 0:
-        for name in _HIDDEN_FROM_ROOT:
-            if Path("/proc", name).exists():
-                yield from ("--ro-bind", str(make_empty_file()), f"/proc/{name}")
-
-
-def _list_readable_mounts(job: Job) -> Iterator[str]:
-    for folder in job.read_only:
-        if not folder.is_absolute() or not folder.exists() or Path.home().resolve().is_relative_to(folder.resolve()):
-            raise BadInput(
-                f"{folder} cannot be shown to commands: name an existing folder, and not your home. Nothing was run."
-            )
-        yield from ("--ro-bind", str(folder), str(folder))
-
-
-def _list_protected_mounts(plan: BubblewrapPlan) -> Iterator[str]:
-    """The parent folders of our own files come first, because protected paths may be inside of them."""
-    mounts = [(str(plan.workspace / name), descriptor) for name, descriptor in plan.descriptors.items()]
-    for path, descriptor in sorted(mounts, key=lambda mount: mount[0] not in plan.parent_folders):
-        option = "--bind" if path in plan.parent_folders else "--ro-bind"
-        yield from (f"{option}-fd", str(descriptor), path) if _can_bind_descriptors() else (option, path, path)
-
-
-def _list_masks(plan: BubblewrapPlan) -> Iterator[str]:
-    for path in plan.masked:
-        if path.is_dir():
-            yield from ("--tmpfs", str(path), "--remount-ro", str(path))
-        else:
-            yield from ("--ro-bind", str(make_empty_file()), str(path))
 
 
 @lru_cache(maxsize=1)

@@ -15,11 +15,12 @@ _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/
 _SECRET_FOLDERS = {".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config", ".password-store"}
 
 
-def build_sandbox_environment(job: Job, home: str, visible: tuple[Path, ...]) -> dict[str, str]:
-    """Build the variables of a sandboxed command. It can run programs of the `visible` folders.
+def build_sandbox_environment(job: Job, workspace: Path, home: str) -> dict[str, str]:
+    """Build the variables of a sandboxed command.
 
-    Its search path is the user's own, as far as it is visible, and then the system's.
+    Its search path is the user's own, as far as the sandbox shows those folders, and then the system's.
     """
+    visible = (Path("/usr"), workspace, *job.read_only, *find_interpreter_folders())
     own = [entry for entry in os.environ.get("PATH", "").split(os.pathsep) if entry.startswith("/")]
     usable = [
         entry for entry in own if entry not in _SYSTEM_PATH and any(Path(entry).is_relative_to(top) for top in visible)

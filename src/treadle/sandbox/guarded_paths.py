@@ -30,22 +30,7 @@ from treadle.permissions.paths import (
 from treadle.sandbox.base import Job
 from treadle.sandbox.runtime_folder import make_runtime_folder
 
-_FORBIDDEN = {
-    "/",
-    "/boot",
-    "/dev",
-    "/etc",
-    "/home",
-    "/opt",
-    "/proc",
-    "/root",
-    "/run",
-    "/srv",
-    "/sys",
-    "/tmp",
-    "/usr",
-    "/var",
-}
+_FORBIDDEN = {"/", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var"}
 _FORBIDDEN_TREES = ("/boot", "/dev", "/etc", "/proc", "/sys")
 _NOT_SEARCHED = {".git", ".treadle", "__pycache__", "node_modules"}
 _MAX_ENTRIES = 10_000
@@ -163,7 +148,13 @@ def hold_protected_paths(workspace: Path, below: Iterable[Path] = ()) -> Generat
     A path that is missing and may not be created is left out. Paths `below` are held as they are.
     """
     path = make_runtime_folder() / build_lock_name(workspace)
-    lock = _open_shared_lock(path)
+    while True:  # the last process removes the file, so it must still be the one at its path
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):
+            if os.stat(path, follow_symlinks=False).st_ino == os.fstat(lock).st_ino:
+                break
+        os.close(lock)
     descriptors: dict[str, int] = {}
     try:
         for protected in PROTECTED:
@@ -198,17 +189,6 @@ def _open_below(workspace: Path, name: str) -> int:
 def build_lock_name(workspace: Path) -> str:
     """Build the name of the file that every process locks while it runs a command in this workspace."""
     return f"{hashlib.blake2b(os.fsencode(workspace), digest_size=12).hexdigest()}.lock"
-
-
-def _open_shared_lock(path: Path) -> int:
-    """Open and lock a file that the last process removes. It must still be the file at its path."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        with suppress(FileNotFoundError):
-            if os.stat(path, follow_symlinks=False).st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        os.close(descriptor)
 
 
 def _open_protected(workspace: Path, name: str, lock: int) -> int | None:

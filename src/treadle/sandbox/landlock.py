@@ -53,11 +53,10 @@ async def run_in_landlock(job: Job, on_output: OnOutput) -> CommandResult:
         )
     workspace = resolve_sandbox_workspace(job)
     cwd = resolve_working_folder(job, workspace)
-    visible = (Path("/usr"), workspace, *job.read_only, *find_interpreter_folders())
     version = read_landlock_version()
     folder = Path(tempfile.mkdtemp(prefix="tmp-", dir=make_runtime_folder()))
     try:
-        environment = build_sandbox_environment(job, str(folder), visible)
+        environment = build_sandbox_environment(job, workspace, str(folder))
         config = SupervisorConfig(
             argv=job.argv,
             cwd=str(cwd),

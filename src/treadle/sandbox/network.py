@@ -31,18 +31,12 @@ def build_proxy_environment() -> dict[str, str]:
 
 @asynccontextmanager
 async def open_network(
-    pid: int, job: Job, resolve: proxy.Resolve | None = None, public: proxy.IsPublic = proxy.is_public_address
+    pid: int, job: Job, resolve: proxy.Resolve = proxy.resolve_host, public: proxy.IsPublic = proxy.is_public_address
 ) -> AsyncGenerator[None]:
     """Open the network of the sandbox of process `pid`, as far as its job grants one."""
     if not job.network:
         yield
         return
-    with await _open_listener(pid) as listener:
-        async with proxy.serve_proxy(listener, proxy.ProxyRules(job.allow_hosts, resolve, public)):
-            yield
-
-
-async def _open_listener(pid: int) -> socket.socket:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, "-I", "-S", "-B", str(_LISTENER), str(pid), str(PROXY_PORT), str(theirs.fileno())]
@@ -61,4 +55,6 @@ async def _open_listener(pid: int) -> socket.socket:
         raise SandboxUnavailable(
             "The network of the sandbox could not be entered, so the command was not run. Run it without network."
         )
-    return socket.socket(fileno=descriptors[0])
+    with socket.socket(fileno=descriptors[0]) as listener:
+        async with proxy.serve_proxy(listener, proxy.ProxyRules(job.allow_hosts, resolve, public)):
+            yield

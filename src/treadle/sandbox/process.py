@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct
 
@@ -23,8 +23,6 @@ from treadle.sandbox.resource_usage import DiskWatch, measure_tree
 _MEASURE_INTERVAL = 0.1
 _MEGABYTE = 1024 * 1024
 _CHUNK_BYTES = 65536
-
-Result = TypeVar("Result")
 
 
 class ProcessTree(Struct, frozen=True):
@@ -157,10 +155,10 @@ class ProcessFollower:
     async def _measure_processes(self) -> None:
         while True:
             await asyncio.sleep(_MEASURE_INTERVAL)
-            usage = measure_tree(self._tree.root)
-            if usage.memory > self._bounds.memory_mb * _MEGABYTE:
+            processes, memory = measure_tree(self._tree.root)
+            if memory > self._bounds.memory_mb * _MEGABYTE:
                 self._stop("memory")
-            if usage.processes > self._bounds.processes:
+            if processes > self._bounds.processes:
                 self._stop("processes")
 
     async def _measure_disk(self) -> None:
@@ -197,7 +195,7 @@ async def wait_until_readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-async def finish_despite_cancel(work: Coroutine[Any, Any, Result]) -> Result:
+async def finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
     """Finish something even when this is cancelled meanwhile. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     is_cancelled = False
@@ -208,7 +206,7 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, Result]) -> Result:
             is_cancelled = True
     if is_cancelled:
         raise asyncio.CancelledError
-    return task.result()
+    task.result()
 
 
 def spawn_process(argv: Sequence[str], stdin: int, output: int, descriptors: Iterable[int]) -> subprocess.Popen[bytes]:

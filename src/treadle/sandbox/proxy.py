@@ -68,7 +68,7 @@ class ProxyRules(Struct, frozen=True):
     """Which hosts may be reached. Without `hosts`, every public host may. Tests replace the other fields."""
 
     hosts: tuple[str, ...] = ()
-    resolve: Resolve | None = None
+    resolve: Resolve = resolve_host
     is_public: IsPublic = is_public_address
 
 
@@ -167,9 +167,8 @@ def _close_writer(writer: asyncio.StreamWriter) -> Generator[None]:
 async def _connect(rules: ProxyRules, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if not is_host_allowed(rules.hosts, target.host, target.port):
         raise RequestRefused(f"{target.host}:{target.port} is not among the hosts that this command may reach")
-    resolve = rules.resolve or resolve_host
     try:
-        addresses = [address for address in await resolve(target.host, target.port) if rules.is_public(address)]
+        addresses = [address for address in await rules.resolve(target.host, target.port) if rules.is_public(address)]
     except (OSError, UnicodeError):  # UnicodeError: it cannot be a name at all
         raise RequestRefused(f"{target.host} has no address") from None
     if not addresses:

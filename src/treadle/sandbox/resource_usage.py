@@ -8,18 +8,9 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _INODE_BYTES = 4096
 """What a file counts besides its content: millions of empty files fill a disk too."""
-
-
-class TreeUsage(Struct, frozen=True):
-    """The number of processes in a tree, and the bytes of memory that belong to them."""
-
-    processes: int
-    memory: int
 
 
 def find_descendants(root: int) -> list[int]:
@@ -27,43 +18,31 @@ def find_descendants(root: int) -> list[int]:
     found: list[int] = []
     parents = deque([root])
     while parents:
-        children = _find_children(parents.popleft())
-        found += children
-        parents += children
+        parent = parents.popleft()
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{parent}/task"):  # each has a list of the children it started
+                with suppress(OSError), open(f"/proc/{parent}/task/{thread}/children", "rb") as listing:
+                    children = [int(word) for word in listing.read().split()]
+                    found += children
+                    parents += children
     return found
 
 
-def measure_tree(root: int) -> TreeUsage:
-    """Measure what all processes below a process use together."""
-    below = find_descendants(root)
-    return TreeUsage(len(below), sum(map(_measure_memory, below)))
+def measure_tree(root: int) -> tuple[int, int]:
+    """Return the number of processes below a process, and the bytes of memory that belong to them.
 
-
-def _find_children(pid: int) -> list[int]:
-    """Return the children of a process. Each thread has its own list of the children it started."""
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as listing:
-                found += map(int, listing.read().split())
-    return found
-
-
-def _measure_memory(pid: int) -> int:
-    """Return the bytes of a process's own memory and its share of shared memory. Mapped files count as disk."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as fields:
-            _, resident, shared = fields.read().split()[:3]
-        own = (int(resident) - int(shared)) * _PAGE_BYTES
-        if int(shared) * _PAGE_BYTES < 64 * 1024 * 1024:
-            return own
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as fields:
-            for line in fields:
-                if line.startswith(b"Pss_Shmem:"):
-                    return own + int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass  # it has ended meanwhile
-    return 0
+    That is their own memory and their share of shared memory. Mapped files count as disk.
+    """
+    below, memory = find_descendants(root), 0
+    for pid in below:
+        with suppress(OSError, ValueError):  # it may have ended meanwhile
+            with open(f"/proc/{pid}/statm", "rb") as fields:
+                _, resident, shared = map(int, fields.read().split()[:3])
+            memory += (resident - shared) * _PAGE_BYTES
+            if shared * _PAGE_BYTES >= 64 * 1024 * 1024:
+                with open(f"/proc/{pid}/smaps_rollup", "rb") as fields:
+                    memory += sum(int(line.split()[1]) * 1024 for line in fields if line.startswith(b"Pss_Shmem:"))
+    return len(below), memory
 
 
 class DiskWatch:
@@ -91,10 +70,24 @@ class DiskWatch:
         When a command has hidden files from us, everything that was written meanwhile counts as its own.
         """
         changed = _measure_unlinked(root, self._devices)
-        for folder in self._folders:
+        folders = [*map(str, self._folders)]
+        while folders and changed <= self._limit:  # a command may add files as fast as they are counted
+            folder = folders.pop()
             try:
-                changed += _measure_changes(folder, self._started, self._limit)
-            except _Hidden:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        with suppress(FileNotFoundError):
+                            found = entry.stat(follow_symlinks=False)
+                            if found.st_ctime_ns >= self._started:
+                                changed += found.st_blocks * 512 + _INODE_BYTES
+                            if entry.is_dir(follow_symlinks=False):
+                                folders.append(entry.path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it was removed meanwhile
+            except OSError:  # it is too deep, or has no permissions
+                with suppress(OSError):
+                    if os.stat(folder, follow_symlinks=False).st_uid != os.geteuid():
+                        continue  # another user owns it, so the command cannot have closed it
                 return True
         self._written = changed
         return self._written > self._limit
@@ -108,40 +101,6 @@ class DiskWatch:
                 used += (found.f_blocks - found.f_bfree) * found.f_frsize
                 used += (found.f_files - found.f_ffree) * _INODE_BYTES
         return used
-
-
-class _Hidden(Exception):
-    """A command has put something where we cannot see it: too deep, or in a folder without permissions."""
-
-
-def _measure_changes(folder: Path, since: int, enough: int) -> int:
-    """Return the bytes of files that changed. Counting stops at `enough`, because a command may add files meanwhile."""
-    total = 0
-    folders = [str(folder)]
-    while folders and total <= enough:
-        here = folders.pop()
-        try:
-            with os.scandir(here) as entries:
-                for entry in entries:
-                    with suppress(FileNotFoundError):
-                        found = entry.stat(follow_symlinks=False)
-                        if found.st_ctime_ns >= since:
-                            total += found.st_blocks * 512 + _INODE_BYTES
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # it was removed meanwhile
-        except OSError as error:
-            if not _has_other_owner(here):
-                raise _Hidden from error
-    return total
-
-
-def _has_other_owner(folder: str) -> bool:
-    """Tell whether another user owns a folder, so that the command cannot have closed it."""
-    with suppress(OSError):
-        return os.stat(folder, follow_symlinks=False).st_uid != os.geteuid()
-    return False
 
 
 def _measure_unlinked(root: int, devices: set[int]) -> int:

@@ -69,7 +69,21 @@ def prepare_etc(uid: int, gid: int) -> Path:
         return ready
     building = make_runtime_folder() / f"{ready.name}.{os.getpid()}.{os.urandom(4).hex()}"
     try:
-        _build_etc(building, uid, gid)
+        building.mkdir(mode=0o755)
+        for pattern in ETC_PATTERNS:
+            for source in Path("/etc").glob(pattern):
+                _copy_public(source, building / source.relative_to("/etc"))
+        files = {
+            "passwd": f"user:x:{uid}:{gid}:user:/tmp/home:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+            "group": f"user:x:{gid}:\nnogroup:x:65534:\n",
+            "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+            "host.conf": "multi on\n",
+            "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+            "resolv.conf": "",
+            "hostname": "sandbox\n",
+        }
+        for name, text in files.items():
+            (building / name).write_text(text, encoding="utf-8")
         building.rename(ready)
     except OSError:
         shutil.rmtree(building, ignore_errors=True)
@@ -98,24 +112,6 @@ def _hash_etc() -> str:
         if path.exists()
     ]
     return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()
-
-
-def _build_etc(folder: Path, uid: int, gid: int) -> None:
-    folder.mkdir(mode=0o755)
-    for pattern in ETC_PATTERNS:
-        for source in Path("/etc").glob(pattern):
-            _copy_public(source, folder / source.relative_to("/etc"))
-    files = {
-        "passwd": f"user:x:{uid}:{gid}:user:/tmp/home:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-        "group": f"user:x:{gid}:\nnogroup:x:65534:\n",
-        "hosts": "127.0.0.1 localhost\n::1 localhost\n",
-        "host.conf": "multi on\n",
-        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-        "resolv.conf": "",
-        "hostname": "sandbox\n",
-    }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _copy_public(source: Path, target: Path) -> None:

@@ -17,6 +17,7 @@ Machine = Literal["x86_64", "aarch64"]
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
 ERRNO = 0x00050000
+_REFUSED, _UNKNOWN = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
 
 _LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
 _NUMBER, _ARCH = 0, 4
@@ -122,12 +123,12 @@ _CLONE, _IOCTL, _SOCKET, _SOCKETPAIR, _SHMGET = (56, 220), (16, 29), (41, 198), 
 
 
 class Instruction(Struct, frozen=True):
-    """One step of the program: its code, how far to jump when true and when false, and its operand."""
+    """One step of the program: its code, its operand, and how far to jump when true and when false."""
 
     code: int
-    jump_true: int
-    jump_false: int
     operand: int
+    jump_true: int = 0
+    jump_false: int = 0
 
 
 @lru_cache(maxsize=4)
@@ -143,95 +144,65 @@ def build_instructions(machine: Machine, *, sockets: bool = True) -> list[Instru
     """Build the same program as a list of steps."""
     column = 0 if machine == "x86_64" else 1
     steps = [
-        _step(_LOAD, _ARCH),
-        Instruction(_EQUAL, 1, 0, _AUDIT[machine]),
-        _step(_RETURN, KILL),
-        _step(_LOAD, _NUMBER),
+        Instruction(_LOAD, _ARCH),
+        Instruction(_EQUAL, _AUDIT[machine], jump_true=1),
+        Instruction(_RETURN, KILL),
+        Instruction(_LOAD, _NUMBER),
+        *(_answer(_AT_LEAST, _X32, KILL) if machine == "x86_64" else ()),
+        *_answer(_AT_LEAST, _NEWEST, _UNKNOWN),
     ]
-    if machine == "x86_64":
-        steps += _answer(Instruction(_AT_LEAST, 0, 1, _X32), KILL)
-    steps += _answer(Instruction(_AT_LEAST, 0, 1, _NEWEST), _error(errno.ENOSYS))
-    for table, number in ((_DENIED, errno.EPERM), (_MISSING, errno.ENOSYS)):
-        for pair in table.values():
-            call = pair[column]
-            if call is not None:
-                steps += _answer(Instruction(_EQUAL, 0, 1, call), _error(number))
-    steps += _check_call(
-        _CLONE[column], [_load_argument(0), *_answer(Instruction(_ANY_BIT, 0, 1, _NAMESPACES), _error(errno.EPERM))]
-    )
-    steps += _check_call(_IOCTL[column], _deny_terminal_input())
-    steps += _check_call(
-        _SOCKET[column], _allow_families(_AF_UNIX, _AF_INET, _AF_INET6) if sockets else _allow_families()
-    )
-    steps += _check_call(_SOCKETPAIR[column], _allow_families(_AF_UNIX))
-    steps += _check_call(_SHMGET[column], _deny_large_memory())
-    for pair, mode, flags in _MODES.values():
-        call = pair[column]
-        if call is not None:
-            steps += _check_call(call, _deny_set_id(mode, flags))
-    return [*steps, _step(_RETURN, ALLOW)]
-
-
-def _deny_terminal_input() -> list[Instruction]:
-    """Deny typing into a terminal. The kernel reads 32 bits of the request, so the upper half is not compared."""
-    return [
-        _load_argument(1),
-        *_answer(Instruction(_EQUAL, 0, 1, _TIOCSTI), _error(errno.EPERM)),
-        *_answer(Instruction(_EQUAL, 0, 1, _TIOCLINUX), _error(errno.EPERM)),
+    for table, result in ((_DENIED, _REFUSED), (_MISSING, _UNKNOWN)):
+        for calls in table.values():
+            if (call := calls[column]) is not None:
+                steps += _answer(_EQUAL, call, result)
+    checks: list[tuple[tuple[int | None, int | None], list[Instruction]]] = [
+        (_CLONE, [_load_argument(0), *_answer(_ANY_BIT, _NAMESPACES, _REFUSED)]),
+        # Typing into a terminal. The kernel reads 32 bits of the request, so the upper half is not compared.
+        (_IOCTL, [_load_argument(1), *_answer(_EQUAL, _TIOCSTI, _REFUSED), *_answer(_EQUAL, _TIOCLINUX, _REFUSED)]),
+        (_SOCKET, _allow_families(_AF_UNIX, _AF_INET, _AF_INET6) if sockets else _allow_families()),
+        (_SOCKETPAIR, _allow_families(_AF_UNIX)),
+        # Large shared memory that outlives its processes: nobody counts it. Databases need far less for locks.
+        (
+            _SHMGET,
+            [
+                _load_argument(1, upper=True),
+                Instruction(_EQUAL, 0, jump_true=1),
+                Instruction(_RETURN, _REFUSED),
+                _load_argument(1),
+                *_answer(_ABOVE, _SHARED_MEMORY, _REFUSED),
+            ],
+        ),
     ]
+    for calls, mode, flags in _MODES.values():
+        # Set-id files belong to the user outside the sandbox too: anybody who ran one would be that user.
+        body = [_load_argument(mode), *_answer(_ANY_BIT, _SET_ID, _REFUSED)]
+        if flags is not None:
+            body = [_load_argument(flags), Instruction(_ANY_BIT, _CREATES, jump_false=len(body)), *body]
+        checks.append((calls, body))
+    for calls, body in checks:
+        if (call := calls[column]) is not None:
+            steps += [Instruction(_EQUAL, call, jump_false=len(body) + 1), *body, Instruction(_LOAD, _NUMBER)]
+    return [*steps, Instruction(_RETURN, ALLOW)]
 
 
 def _allow_families(*allowed: int) -> list[Instruction]:
     """Allow these families. Those of the internet include the part of netlink that lists addresses and routes."""
-    refused = _error(errno.EAFNOSUPPORT)
-    steps = [_load_argument(0)]
-    steps += [step for family in allowed for step in _answer(Instruction(_EQUAL, 0, 1, family), ALLOW)]
+    refused = ERRNO | errno.EAFNOSUPPORT
+    steps = [_load_argument(0), *(step for family in allowed for step in _answer(_EQUAL, family, ALLOW))]
     if _AF_INET in allowed:
         steps += [
-            Instruction(_EQUAL, 1, 0, _AF_NETLINK),
-            _step(_RETURN, refused),
+            Instruction(_EQUAL, _AF_NETLINK, jump_true=1),
+            Instruction(_RETURN, refused),
             _load_argument(2),
-            *_answer(Instruction(_EQUAL, 0, 1, 0), ALLOW),
+            *_answer(_EQUAL, 0, ALLOW),
         ]
-    return [*steps, _step(_RETURN, refused)]
+    return [*steps, Instruction(_RETURN, refused)]
 
 
-def _deny_large_memory() -> list[Instruction]:
-    """Deny large shared memory that outlives its processes: nobody counts it. Databases need far less for locks."""
-    refused = _error(errno.EPERM)
-    return [
-        _load_argument(1, upper=True),
-        Instruction(_EQUAL, 1, 0, 0),
-        _step(_RETURN, refused),
-        _load_argument(1),
-        *_answer(Instruction(_ABOVE, 0, 1, _SHARED_MEMORY), refused),
-    ]
-
-
-def _deny_set_id(mode: int, flags: int | None) -> list[Instruction]:
-    """Deny set-id files. They belong to the user outside the sandbox too: anybody who ran one would be that user."""
-    refuse = [_load_argument(mode), *_answer(Instruction(_ANY_BIT, 0, 1, _SET_ID), _error(errno.EPERM))]
-    if flags is None:
-        return refuse
-    return [_load_argument(flags), Instruction(_ANY_BIT, 0, len(refuse), _CREATES), *refuse]
-
-
-def _check_call(call: int, body: list[Instruction]) -> list[Instruction]:
-    """Check the arguments of a call, then load its number again."""
-    return [Instruction(_EQUAL, 0, len(body) + 1, call), *body, _step(_LOAD, _NUMBER)]
-
-
-def _answer(test: Instruction, result: int) -> list[Instruction]:
-    return [test, _step(_RETURN, result)]
+def _answer(test: int, operand: int, result: int) -> list[Instruction]:
+    """Return a result when a test is true, and go on otherwise."""
+    return [Instruction(test, operand, jump_false=1), Instruction(_RETURN, result)]
 
 
 def _load_argument(index: int, *, upper: bool = False) -> Instruction:
-    return _step(_LOAD, 16 + 8 * index + (4 if upper else 0))
-
-
-def _error(number: int) -> int:
-    return ERRNO | number
-
-
-def _step(code: int, operand: int) -> Instruction:
-    return Instruction(code, 0, 0, operand)
+    return Instruction(_LOAD, 16 + 8 * index + (4 if upper else 0))

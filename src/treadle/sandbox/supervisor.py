@@ -44,7 +44,16 @@ def main() -> int:
     code: int | None = None
     while code is None and control not in select.select([control, handle], [], [], _REAP_INTERVAL)[0]:
         code = _reap_children(command)
-    _kill_descendants()
+    # All are stopped before any is killed, so that none can start another meanwhile.
+    refused: set[int] = set()
+    while below := set(_find_descendants(os.getpid())) - refused:
+        for pid in below:
+            if not _send_signal(pid, _SIGSTOP):
+                refused.add(pid)
+        if set(_find_descendants(os.getpid())) <= below | refused:
+            for pid in below - refused:
+                _send_signal(pid, _SIGKILL)
+        _reap_children(0)
     return 0 if code is None else code
 
 
@@ -59,22 +68,19 @@ def _run_command(config: dict[str, Any]) -> NoReturn:
             resource.setrlimit(kind, (top, top))
         if config["rules"]:
             _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-            _drop_capabilities()
+            # Some capabilities bypass Landlock. Without them root has little more than its files.
+            for number in range(64 if os.geteuid() == 0 else 0):
+                if _libc.prctl(_DROP_CAPABILITY, number, 0, 0, 0) < 0:
+                    break  # the kernel knows no more
+            _call("capset", struct.pack("<Ii", _CAPABILITY_VERSION, 0), bytes(24))
             _restrict_files(config["rules"], config["handled"], config["scoped"])
-            _filter_system_calls(config["seccomp"])
+            steps = ctypes.create_string_buffer(config["seccomp"], len(config["seccomp"]))
+            header = struct.pack("@HP", len(config["seccomp"]) // 8, ctypes.addressof(steps))
+            _call("prctl", _SET_SECCOMP, _SECCOMP_FILTER, header, 0, 0)
         os.execvpe(config["argv"][0], config["argv"], config["env"])
     except OSError as error:
         os.write(2, f"{config['argv'][0]}: {error.strerror}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
-def _drop_capabilities() -> None:
-    """Drop all capabilities, because some of them bypass Landlock. Root then has little more than its files."""
-    if os.geteuid() == 0:
-        for number in range(64):
-            if _libc.prctl(_DROP_CAPABILITY, number, 0, 0, 0) < 0:
-                break  # the kernel knows no more
-    _call("capset", struct.pack("<Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def _restrict_files(rules: list[tuple[str, int]], handled: int, scoped: int) -> None:
@@ -93,12 +99,6 @@ def _restrict_files(rules: list[tuple[str, int]], handled: int, scoped: int) -> 
         os.close(descriptor)
     _call("syscall", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
-
-
-def _filter_system_calls(program: bytes) -> None:
-    steps = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(steps))
-    _call("prctl", _SET_SECCOMP, _SECCOMP_FILTER, header, 0, 0)
 
 
 def _call(name: str, *arguments: int | bytes) -> int:
@@ -124,19 +124,6 @@ def _reap_children(command: int) -> int | None:
         if pid == command:
             result = os.waitstatus_to_exitcode(status)
             code = result if result >= 0 else 128 - result
-
-
-def _kill_descendants() -> None:
-    """Kill every process below this one. All are stopped first, so that none can start another meanwhile."""
-    refused: set[int] = set()
-    while below := set(_find_descendants(os.getpid())) - refused:
-        for pid in below:
-            if not _send_signal(pid, _SIGSTOP):
-                refused.add(pid)
-        if set(_find_descendants(os.getpid())) <= below | refused:
-            for pid in below - refused:
-                _send_signal(pid, _SIGKILL)
-        _reap_children(0)
 
 
 def _send_signal(pid: int, number: int) -> bool:

@@ -12,7 +12,7 @@ from treadle.app.workspace_knowledge import AgentOptions, WorkspaceKnowledge
 from treadle.errors import BadInput, NotFound
 from treadle.knowledge.file_knowledge import FileKnowledge
 from treadle.log.sqlite import SqliteLog
-from treadle.memory.base import Memory
+from treadle.memory.base import Memory, MemoryQuery
 from treadle.memory.ranking import fuse_rankings, rank_by_similarity
 from treadle.secrets.detect import find_secret
 from treadle.testing import ScriptedModel, call
@@ -27,7 +27,7 @@ async def test_what_is_added_is_listed_found_edited_and_deleted(store: Store) ->
     two = await memories.add(Memory("Tests run with make test.", "procedure", "/work"))
     assert one.id != two.id and one.at > 0 and await memories.get(one.id) == one
     assert await memories.list() == [one, two]
-    assert await memories.list(["/work"]) == [two] and await memories.list(["/other"]) == []
+    assert await memories.list(MemoryQuery(["/work"])) == [two] and await memories.list(MemoryQuery(["/other"])) == []
     assert await memories.search("what TEA is liked?") == [one]
     assert await memories.search("tea", ["/work"]) == [] and await memories.search("?!") == []
     changed = await memories.edit(one.id, "The user likes coffee.")
@@ -158,7 +158,7 @@ async def test_a_new_memory_and_the_preferences_cost_the_same_however_much_is_re
             steps.append(0)
             log._file.get_connection().set_progress_handler(count, 10)  # pyright: ignore[reportPrivateUsage]
             await log.memories.add(Memory(f"Preference {number}.", "preference", "/here"))
-            assert len(await log.memories.list(("", "/here"), kind="preference")) == len(steps)
+            assert len(await log.memories.list(MemoryQuery(("", "/here"), "preference"))) == len(steps)
             log._file.get_connection().set_progress_handler(None, 0)  # pyright: ignore[reportPrivateUsage]
         await log.memories.add(Memory(f"Fact {number}: 東京 has a gate."))
     await log.close()
@@ -240,9 +240,9 @@ async def test_all_that_is_remembered_can_be_listed_page_by_page_from_either_end
     memories = store.open().memories
     for number in range(7):
         await memories.add(Memory(f"Fact {number}."))
-    pages = [await memories.list(limit=3, offset=offset) for offset in (0, 3, 6, 9)]
+    pages = [await memories.list(MemoryQuery(limit=3, offset=offset)) for offset in (0, 3, 6, 9)]
     assert [[one.text[5] for one in page] for page in pages] == [["0", "1", "2"], ["3", "4", "5"], ["6"], []]
-    assert [one.text[5] for one in await memories.list(limit=2, newest=True)] == ["6", "5"]
+    assert [one.text[5] for one in await memories.list(MemoryQuery(limit=2, newest=True))] == ["6", "5"]
 
 
 async def test_of_a_thousand_preferences_the_newest_are_told(store: Store, tmp_path: Path) -> None:
@@ -259,5 +259,6 @@ async def test_preferences_are_told_however_much_else_is_remembered(store: Store
         await log.memories.add(Memory(f'Fact {number} is no "preference".', at=1.0))
     await log.memories.add(Memory("The user likes tabs.", "preference", at=2.0))
     assert "likes tabs" in await FileKnowledge().build_preamble(tmp_path, log.memories, 10.0)
-    assert [one.kind for one in await log.memories.list(kind="preference")] == ["preference"]
-    assert len(await log.memories.list(kind="fact")) == 1000 and await log.memories.list(kind="procedure") == []
+    assert [one.kind for one in await log.memories.list(MemoryQuery(kind="preference"))] == ["preference"]
+    assert len(await log.memories.list(MemoryQuery(kind="fact"))) == 1000
+    assert await log.memories.list(MemoryQuery(kind="procedure")) == []

@@ -10,7 +10,7 @@ from treadle.app.compose import build_embedding, open_store
 from treadle.app.settings import Settings
 from treadle.cli.console import format_table, format_time_since, is_terminal, print_line, print_note, terminal_width
 from treadle.cli.options import Parser, add_actions, add_store_options, create_parser, load_command_settings
-from treadle.memory.base import Memories, Memory
+from treadle.memory.base import Memories, Memory, MemoryQuery
 
 EXAMPLES = """\
   treadle memory list
@@ -67,7 +67,7 @@ async def _do(args: argparse.Namespace, memories: Memories, settings: Settings) 
             memories.embed = build_embedding(settings)
             _print(await memories.search(args.words, None if args.all else ("", folder)), folder)
         case _:
-            _print(await memories.list(None if args.all else ("", folder), sys.maxsize), folder)
+            _print(await memories.list(MemoryQuery(None if args.all else ("", folder), limit=sys.maxsize)), folder)
 
 
 def _print(found: list[Memory], folder: str) -> None:

@@ -23,7 +23,7 @@ from treadle.knowledge.agents import AgentFile, read_agent, read_sections
 from treadle.knowledge.base import Knowledge, Origin, Problem, Skill
 from treadle.knowledge.builtin_agents import load_builtin_agents
 from treadle.knowledge.skills import SKILL_FILE, find_triggered, frame_skill, frame_text, read_skill, render_skill_index
-from treadle.memory.base import Memories, Memory
+from treadle.memory.base import Memories, Memory, MemoryQuery
 from treadle.messages import BYTES_PER_TOKEN, Json, count_bytes
 from treadle.permissions.patterns import PATH_ARGUMENT
 from treadle.workspace.folder import O_PATH, open_beneath
@@ -74,7 +74,7 @@ class FileKnowledge(Knowledge):
         if skills := self.load_skills(workspace):
             parts.append(render_skill_index(skills))
         # Only memories older than the session, so that its prompt does not change when it remembers something.
-        preferences = await memories.list(("", str(workspace)), kind="preference", newest=True)
+        preferences = await memories.list(MemoryQuery(("", str(workspace)), "preference", newest=True))
         parts.append(_render_preferences([memory for memory in preferences if memory.at < before]))
         return "\n\n".join(part for part in parts if part)
 

@@ -35,6 +35,19 @@ class Memory(Struct, frozen=True, omit_defaults=True):
     at: float = 0.0
 
 
+class MemoryQuery(Struct, frozen=True):
+    """Which memories to list: those of these scopes and of this kind (None: of all), oldest first unless `newest`."""
+
+    scopes: Sequence[str] | None = None
+    kind: MemoryKind | None = None
+    limit: int = 1000
+    offset: int = 0
+    newest: bool = False
+
+
+ALL_MEMORIES = MemoryQuery()
+
+
 class Memories(ABC):
     """The memories of one store. With `embed`, search also finds them by meaning."""
 
@@ -65,16 +78,8 @@ class Memories(ABC):
         """Return one memory; raises `NotFound`."""
 
     @abstractmethod
-    async def list(
-        self,
-        scopes: Sequence[str] | None = None,
-        limit: int = 1000,
-        kind: MemoryKind | None = None,
-        *,
-        offset: int = 0,
-        newest: bool = False,
-    ) -> list[Memory]:
-        """List memories of these scopes (None: all) and of one kind (None: any), oldest first unless `newest`."""
+    async def list(self, query: MemoryQuery = ALL_MEMORIES) -> list[Memory]:
+        """List memories."""
 
     @abstractmethod
     async def delete(self, memory_id: str) -> None:

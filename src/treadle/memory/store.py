@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from treadle.errors import NotFound
 from treadle.log.full_text import parse_query, prepare_for_index, split_words
-from treadle.memory.base import Memory, MemoryKind
+from treadle.memory.base import ALL_MEMORIES, Memory, MemoryQuery
 from treadle.memory.search import MAX_VECTORS, SearchableMemories
 
 # The fields of a memory in its JSON. SQLite uses an index only for a query with exactly the index's expression.
@@ -73,17 +73,9 @@ class InMemoryMemories(SearchableMemories):
             raise _build_not_found(memory_id)
         return self._memories[memory_id]
 
-    async def list(
-        self,
-        scopes: Sequence[str] | None = None,
-        limit: int = 1000,
-        kind: MemoryKind | None = None,
-        *,
-        offset: int = 0,
-        newest: bool = False,
-    ) -> list[Memory]:
-        found = [memory for memory in self._iterate(scopes) if kind in (None, memory.kind)]
-        return (found[::-1] if newest else found)[offset : offset + limit]
+    async def list(self, query: MemoryQuery = ALL_MEMORIES) -> list[Memory]:
+        found = [memory for memory in self._iterate(query.scopes) if query.kind in (None, memory.kind)]
+        return (found[::-1] if query.newest else found)[query.offset : query.offset + query.limit]
 
     async def delete(self, memory_id: str) -> None:
         await self.get(memory_id)
@@ -155,22 +147,14 @@ class SqliteMemories(SearchableMemories):
         with self._database.connection as db:
             return _fetch_memory(db, memory_id)[1]
 
-    async def list(
-        self,
-        scopes: Sequence[str] | None = None,
-        limit: int = 1000,
-        kind: MemoryKind | None = None,
-        *,
-        offset: int = 0,
-        newest: bool = False,
-    ) -> list[Memory]:
-        where, values = _filter_scopes(scopes)
-        if kind == "fact":  # the default is not written into the JSON
+    async def list(self, query: MemoryQuery = ALL_MEMORIES) -> list[Memory]:
+        where, values = _filter_scopes(query.scopes)
+        if query.kind == "fact":  # the default is not written into the JSON
             where = f"{where} AND {KIND_SQL} IS NULL"
-        elif kind is not None:
-            where, values = f"+{where} AND {KIND_SQL} = ?", (*values, kind)
-        order = f"ORDER BY num {'DESC' if newest else 'ASC'} LIMIT ? OFFSET ?"
-        return self._query(f"SELECT body FROM memories WHERE {where} {order}", *values, limit, offset)
+        elif query.kind is not None:
+            where, values = f"+{where} AND {KIND_SQL} = ?", (*values, query.kind)
+        order = f"ORDER BY num {'DESC' if query.newest else 'ASC'} LIMIT ? OFFSET ?"
+        return self._query(f"SELECT body FROM memories WHERE {where} {order}", *values, query.limit, query.offset)
 
     async def delete(self, memory_id: str) -> None:
         with self._database.transaction as db:

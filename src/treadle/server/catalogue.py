@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from treadle.errors import NotFound
-from treadle.memory.base import MAX_MEMORY_LENGTH, Memory, MemoryKind
+from treadle.memory.base import MAX_MEMORY_LENGTH, Memory, MemoryKind, MemoryQuery
 from treadle.server.problems import build_field_error
 from treadle.server.service import CurrentService, Sender, Service, StrictBody, Viewer
 
@@ -245,7 +245,7 @@ async def list_memories(
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> list[MemoryView]:
     """List the memories, the oldest first. `offset` skips that many."""
-    memories = await service.runtime.log.memories.list(limit=limit, offset=offset)
+    memories = await service.runtime.log.memories.list(MemoryQuery(limit=limit, offset=offset))
     return [MemoryView.from_memory(memory) for memory in memories]
 
 

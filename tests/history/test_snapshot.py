@@ -92,12 +92,12 @@ async def test_what_was_made_changed_and_deleted_is_found_with_what_it_held(benc
     for name in ("same", "changed", "deleted", "touched"):
         bench.put(f"sub/{name}.txt", name)
     taken = Snapshot(bench.kept, bench.workspace)
-    assert await taken.take_first() and taken.left_out == ()
+    assert taken.tree and taken.left_out == ()
     bench.put("sub/changed.txt", "Changed")
     bench.put("made/new.txt", "new")
     (bench.workspace / "sub/deleted.txt").unlink()
     os.utime(bench.workspace / "sub/touched.txt")
-    assert changed(bench, await taken.find_changes()) == {
+    assert changed(bench, taken.find_changes()) == {
         "sub/changed.txt": b"changed",
         "sub/deleted.txt": b"deleted",
         "made/new.txt": None,
@@ -119,9 +119,8 @@ async def test_a_change_of_the_same_size_within_the_same_tick_is_found(
     bench.put("a.txt", "one")
     for old, new in (("one", "two"), ("two", "six")):
         taken = Snapshot(bench.kept, bench.workspace)
-        await taken.take_first()
         bench.put("a.txt", new)
-        assert changed(bench, await taken.find_changes()) == {"a.txt": old.encode()}
+        assert changed(bench, taken.find_changes()) == {"a.txt": old.encode()}
 
 
 async def test_files_that_have_not_changed_are_not_read_again(
@@ -130,7 +129,7 @@ async def test_files_that_have_not_changed_are_not_read_again(
     bench.put("a.txt", "a")
     bench.put("b.txt", "b")
     monkeypatch.setattr(snapshot_module, "_SETTLED_NS", 0)  # no need to wait until the files are old
-    await Snapshot(bench.kept, bench.workspace).take_first()
+    Snapshot(bench.kept, bench.workspace)
     reads: list[str] = []
     content = snapshot_module._OpenWorkspace.read_file
 
@@ -141,9 +140,8 @@ async def test_files_that_have_not_changed_are_not_read_again(
     monkeypatch.setattr(snapshot_module._OpenWorkspace, "read_file", counted)
     bench.put("b.txt", "changed")
     again = Snapshot(bench.kept, bench.workspace)
-    await again.take_first()
     assert reads == ["b.txt"]
-    assert await again.find_changes() == [] and reads == ["b.txt"]
+    assert again.find_changes() == [] and reads == ["b.txt"]
 
 
 async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: ToolBench) -> None:
@@ -154,11 +152,10 @@ async def test_links_machine_made_folders_and_secrets_are_left_alone(bench: Tool
     for path in (".git/config", "node_modules/x.js", "__pycache__/x.pyc", ".env", ".ssh/id_ed25519"):
         bench.put(path, "canary")
     taken = Snapshot(bench.kept, bench.workspace)
-    await taken.take_first()
     for path in (".git/config", "node_modules/x.js", ".env"):
         bench.put(path, "changed")
     (outside / "victim.txt").write_text("changed")
-    assert await taken.find_changes() == []
+    assert taken.find_changes() == []
     with bench.kept._open() as db:
         assert db.execute("SELECT id FROM contents").fetchall() == [(taken.tree,)]
     assert b"canary" not in bench.kept.get(taken.tree)
@@ -170,12 +167,11 @@ async def test_a_database_that_is_open_is_left_alone_whether_it_stays_open_or_no
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("CREATE TABLE facts (seq)")
     taken = Snapshot(bench.kept, bench.workspace)
-    await taken.take_first()
     database.execute("INSERT INTO facts VALUES (1)")
     database.commit()
-    assert await taken.find_changes() == [] and taken.left_out == ()
+    assert taken.find_changes() == [] and taken.left_out == ()
     database.close()
-    assert await taken.find_changes() == [] and taken.left_out == ()
+    assert taken.find_changes() == [] and taken.left_out == ()
 
 
 async def test_what_is_too_large_or_too_many_is_said(bench: ToolBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,16 +179,14 @@ async def test_what_is_too_large_or_too_many_is_said(bench: ToolBench, monkeypat
         file.truncate(11 * 1024 * 1024)
     bench.put("a.txt", "a")
     taken = Snapshot(bench.kept, bench.workspace)
-    await taken.take_first()
     assert taken.left_out == ("huge.bin",)
     bench.put("huge.bin", "small now")
-    assert await taken.find_changes() == [] and taken.left_out == ("huge.bin",)
+    assert taken.find_changes() == [] and taken.left_out == ("huge.bin",)
     bench.put("sub/b.txt", "b")
     monkeypatch.setattr(snapshot_module, "MAX_FILES", 1)
     taken = Snapshot(bench.kept, bench.workspace)
-    await taken.take_first()
     assert "beyond the first 1 files" in taken.left_out[-1]
-    assert await taken.find_changes() == []
+    assert taken.find_changes() == []
 
 
 async def test_around_a_command_the_list_is_recorded_before_and_the_changes_after_even_when_it_fails(
@@ -221,11 +215,11 @@ async def test_a_name_that_is_not_utf_8_is_left_out_and_said_and_hinders_nothing
     odd = bench.workspace / os.fsdecode(b"odd\xff.txt")
     odd.write_text("old")
     taken = Snapshot(bench.kept, bench.workspace)
-    assert await taken.take_first() and taken.left_out == ("odd\ufffd.txt",)
+    assert taken.tree and taken.left_out == ("odd\ufffd.txt",)
     odd.unlink()
     folder = bench.workspace / os.fsdecode(b"made\xfe")
     folder.mkdir()
     (folder / "in.txt").touch()
     bench.put("plain.txt", "new")
-    assert changed(bench, await taken.find_changes()) == {"plain.txt": b"old"}
+    assert changed(bench, taken.find_changes()) == {"plain.txt": b"old"}
     assert taken.left_out == ("made\ufffd", "odd\ufffd.txt")

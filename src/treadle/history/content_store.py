@@ -133,16 +133,12 @@ class ContentStore:
         db.execute("PRAGMA synchronous = NORMAL")  # like the log: a kill loses nothing, a power cut the last moments
         db.executescript(_SCHEMA)
         if path.stat().st_size > MAX_STORE_BYTES:
-            _delete_oldest(db)
+            # The older half goes, and that files were seen to hold it, so that it is stored again when needed.
+            with db:
+                (count,) = db.execute("SELECT count(*) FROM contents").fetchone()
+                oldest = "SELECT rowid FROM contents ORDER BY at LIMIT ?"
+                db.execute(f"DELETE FROM contents WHERE rowid IN ({oldest})", (count // 2,))
+                db.execute("DELETE FROM seen WHERE id NOT IN (SELECT id FROM contents)")
+            db.execute("PRAGMA incremental_vacuum")
         weakref.finalize(self, db.close)
         return db
-
-
-def _delete_oldest(db: sqlite3.Connection) -> None:
-    """Delete the older half, and that files were seen to hold it, so that it is stored again when needed."""
-    with db:
-        (count,) = db.execute("SELECT count(*) FROM contents").fetchone()
-        oldest = "SELECT rowid FROM contents ORDER BY at LIMIT ?"
-        db.execute(f"DELETE FROM contents WHERE rowid IN ({oldest})", (count // 2,))
-        db.execute("DELETE FROM seen WHERE id NOT IN (SELECT id FROM contents)")
-    db.execute("PRAGMA incremental_vacuum")

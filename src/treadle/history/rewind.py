@@ -214,9 +214,13 @@ class Rewinder:
             seen = len(facts)
             self._check_idle(facts)
             steps, skipped = await self._plan_steps(facts, to, what, force=force)
-            files = await run_in_thread(_store_current, self._store, steps)
+            names = iter(await run_in_thread(self._store.put, *(step.now.data for step in steps if step.now)))
+            files = tuple(
+                KeptFile(step.then.path, next(names), step.now.mode) if step.now else KeptFile(step.then.path)
+                for step in steps
+            )
             if what != "files" or files:
-                seen = await self._record(facts, Rewound(to=to, what=what, files=tuple(files), by="user"))
+                seen = await self._record(facts, Rewound(to=to, what=what, files=files, by="user"))
             skipped += await run_in_thread(_restore_files, _get_workspace(facts), steps)
         finally:
             await self._log.release(claim, None)
@@ -243,7 +247,13 @@ class Rewinder:
             and set(fact.files) <= set(last.files)
         ):
             return facts[-1].seq
-        posted = await self._log.post(self._id, [validate_fact(fact), *_build_notes(facts, fact)], wake=False)
+        notes: list[Custom] = []
+        if fact.what != "files":  # notes go back too: where commands start, and what the model saw of files
+            now, then = (fold(some).notes for some in (facts, facts[: fact.to]))
+            names = (FOLDER_NOTE, *(name for name in now if name.startswith(FILE_NOTE_PREFIX)))
+            pairs = ((name, _restore_note(name, now), _restore_note(name, then)) for name in names)
+            notes = [Custom(name=name, data=before) for name, after, before in pairs if before != after]
+        posted = await self._log.post(self._id, [validate_fact(fact), *notes], wake=False)
         return posted.facts[-1].seq
 
     async def _plan_steps(
@@ -270,16 +280,6 @@ def find_content_store(tools: Sequence[object]) -> ContentStore:
     """Find the store that an agent's tools use; the one in the user's data folder if they have none."""
     stores = (getattr(tool, "kept", None) for tool in tools)
     return next((store for store in stores if isinstance(store, ContentStore)), None) or ContentStore()
-
-
-def _build_notes(facts: Sequence[AnyFact], fact: Rewound) -> list[Custom]:
-    """Build notes with their content of then: where commands start, and what the model saw of files."""
-    if fact.what == "files":
-        return []
-    now, then = (fold(some).notes for some in (facts, facts[: fact.to]))
-    names = [FOLDER_NOTE, *(name for name in now if name.startswith(FILE_NOTE_PREFIX))]
-    notes = [(name, _restore_note(name, now), _restore_note(name, then)) for name in names]
-    return [Custom(name=name, data=before) for name, after, before in notes if before != after]
 
 
 def _restore_note(name: str, notes: Mapping[str, Json]) -> Json:
@@ -329,7 +329,9 @@ def _compare_files(
 
 
 def _compare_file(folder: Folder, store: ContentStore, then: KeptFile, *, back: bool) -> _FileStep | None:
-    now = folder.find(then.path) if _can_hold_file(folder, then.path) else None
+    above = (then.path[:end] for end, letter in enumerate(then.path) if letter == "/")
+    is_blocked = folder.look_up(then.path) == "folder" or "file" in map(folder.look_up, above)
+    now = None if is_blocked else folder.find(then.path)
     if _hash_file(now) == then.before and (now is None or now.mode == then.mode):
         return None
     data = store.get(then.before) if then.before else None
@@ -342,25 +344,8 @@ def _compare_file(folder: Folder, store: ContentStore, then: KeptFile, *, back: 
     return _FileStep(then, now, data, RewindChange(then.path, kind, text))
 
 
-def _can_hold_file(folder: Folder, path: str) -> bool:
-    """Whether a file can be at a path: no folder is there, and no part above it is a file."""
-    kind = folder.look_up(path)
-    if kind is not None:
-        return kind != "folder"
-    return all(folder.look_up(path[:end]) != "file" for end, letter in enumerate(path) if letter == "/")
-
-
 def _hash_file(file: FileContent | None) -> str:
     return hash_content(file.data) if file is not None else ""
-
-
-def _store_current(store: ContentStore, steps: Sequence[_FileStep]) -> list[KeptFile]:
-    """Store the content of files just before they are changed."""
-    names = iter(store.put(*(step.now.data for step in steps if step.now is not None)))
-    return [
-        KeptFile(step.then.path, next(names), step.now.mode) if step.now is not None else KeptFile(step.then.path)
-        for step in steps
-    ]
 
 
 def _restore_files(root: Path, steps: Sequence[_FileStep]) -> list[SkippedFile]:

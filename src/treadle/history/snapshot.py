@@ -88,46 +88,31 @@ class _Walk(Struct):
 
 
 class Snapshot:
-    """One look before a command and one after it.
+    """The contents of a workspace, stored before a command. `tree` is the name of the list of its files.
 
     `left_out` are files that cannot be restored. `left` has the hash of each changed file after the command.
     """
 
     def __init__(self, store: ContentStore, workspace: Path) -> None:
-        self.store, self.workspace = store, workspace
-        self.tree = ""
-        self.left_out: tuple[str, ...] = ()
+        self.workspace = workspace
         self.left: dict[str, str] = {}
-        self._first = _Walk()
         self._ids: dict[str, str] = {}
-        self._settled_before = 0
-
-    async def take_first(self) -> str:
-        """Store the contents of the workspace and return the name of the list of its files."""
-        return await run_in_thread(self._store_workspace)
-
-    async def find_changes(self) -> list[KeptFile]:
-        """Find the files that have changed since, with their old contents."""
-        return await run_in_thread(self._compare_workspace)
-
-    async def drop_tree(self) -> None:
-        """Delete the list of files, once the changes are recorded."""
-        await run_in_thread(self.store.drop, self.tree)
-
-    def _store_workspace(self) -> str:
-        place = os.path.realpath(self.workspace)
-        known = self.store.load_seen(place)
         self._settled_before = time.time_ns() - _SETTLED_NS
-        with _OpenWorkspace(self.workspace) as root:
+        place = os.path.realpath(workspace)
+        known = store.load_seen(place)
+        with _OpenWorkspace(workspace) as root:
             self._first = root.walk(MAX_FILES)
             stats = self._first.found
-            chosen, left_out = _choose_files(stats)
-            left_out += self._first.undecodable
+            left_out = [*self._first.undecodable]
             fresh: dict[str, SeenFile] = {}
             batch: list[bytes] = []
-            size = 0
-            for path in chosen:
-                about, seen = stats[path], known.get(path)
+            size = total = 0
+            for path, about in sorted(stats.items(), key=lambda item: item[1].size):
+                total += about.size
+                if about.size > MAX_KEPT_BYTES or total > MAX_BYTES:
+                    left_out.append(path)
+                    continue
+                seen = known.get(path)
                 if seen is not None and seen.stamp == about.stamp:
                     self._ids[path] = seen.id
                     continue
@@ -141,18 +126,18 @@ class Snapshot:
                 batch.append(data)
                 size += len(data)
                 if size > _BATCH_BYTES:
-                    self.store.put(*batch)
+                    store.put(*batch)
                     batch, size = [], 0
         files = [TreeFile(path, self._ids.get(path, ""), about.mode) for path, about in stats.items()]
         files += [TreeFile(path, "", 0) for path in self._first.in_use]
         tree = msgspec.json.encode(FileTree(files, self._first.is_whole, os.urandom(8).hex()))
-        self.tree = self.store.put(*batch, tree)[-1]
+        self.tree = store.put(*batch, tree)[-1]
         if fresh or known.keys() - stats.keys():
-            self.store.save_seen(place, fresh, known.keys() - stats.keys())
+            store.save_seen(place, fresh, known.keys() - stats.keys())
         self.left_out = _shorten_list(left_out, is_whole=self._first.is_whole)
-        return self.tree
 
-    def _compare_workspace(self) -> list[KeptFile]:
+    def find_changes(self) -> list[KeptFile]:
+        """Find the files that have changed since, with their old contents."""
         changed: list[KeptFile] = []
         stats, is_whole = self._first.found, self._first.is_whole
         with _OpenWorkspace(self.workspace) as root:
@@ -189,16 +174,16 @@ class Snapshot:
 @asynccontextmanager
 async def record_changes(store: ContentStore, context: ToolContext) -> AsyncGenerator[Snapshot]:
     """Record the changes of a command in the workspace, so that they can be rewound even if it is cut off."""
-    snapshot = Snapshot(store, context.workspace)
-    await context.services.record_kept_files((), tree=await snapshot.take_first(), left_out=snapshot.left_out)
+    snapshot = await run_in_thread(Snapshot, store, context.workspace)
+    await context.services.record_kept_files((), tree=snapshot.tree, left_out=snapshot.left_out)
     try:
         yield snapshot
     finally:
-        files = await snapshot.find_changes()
+        files = await run_in_thread(snapshot.find_changes)
         await context.services.record_kept_files(files, left_out=snapshot.left_out)
         if snapshot.left:
             await context.services.save_note(LEFT_NOTE, snapshot.left)
-        await snapshot.drop_tree()
+        await run_in_thread(store.drop, snapshot.tree)  # the changes are recorded, so nobody needs the list
 
 
 def hash_workspace(workspace: Path) -> dict[str, str]:
@@ -206,17 +191,6 @@ def hash_workspace(workspace: Path) -> dict[str, str]:
     with _OpenWorkspace(workspace) as root:
         contents = ((path, root.read_file(path)) for path in root.walk(2 * MAX_FILES).found)
         return {path: hash_content(data) for path, data in contents if data is not None}
-
-
-def _choose_files(stats: dict[str, _FileStat]) -> tuple[list[str], list[str]]:
-    """Choose the files to store, the smallest first, and those to leave out."""
-    chosen: list[str] = []
-    left_out: list[str] = []
-    total = 0
-    for path, about in sorted(stats.items(), key=lambda item: item[1].size):
-        total += about.size
-        (chosen if about.size <= MAX_KEPT_BYTES and total <= MAX_BYTES else left_out).append(path)
-    return chosen, left_out
 
 
 def _shorten_list(left_out: Iterable[str], *, is_whole: bool) -> tuple[str, ...]:
@@ -246,21 +220,36 @@ class _OpenWorkspace:
             if len(walk.found) >= limit:
                 walk.is_whole = False
                 break
-            folder = folders.popleft()
-            try:
-                opened = open_beneath(self._fd, folder or ".", os.O_RDONLY | os.O_DIRECTORY)
-            except OSError:  # deleted in the meantime, or not readable
-                continue
-            try:
-                files = _list_files(opened, folder, folders, walk.undecodable)
-            finally:
-                os.close(opened)
+            files = self._list_files(folders, walk.undecodable)
             for suffix in _DATABASE_SUFFIXES:
                 for path in files:
                     if path.endswith(suffix):
                         walk.in_use.update((path, path.removesuffix(suffix)))
             walk.found.update((path, about) for path, about in files.items() if path not in walk.in_use)
         return walk
+
+    def _list_files(self, folders: deque[str], undecodable: set[str]) -> dict[str, _FileStat]:
+        """List the regular files in the first of `folders`, and add its subfolders to them."""
+        folder, found = folders.popleft(), dict[str, _FileStat]()
+        try:
+            opened = open_beneath(self._fd, folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:  # deleted in the meantime, or not readable
+            return found
+        try:
+            with os.scandir(opened) as entries:
+                for entry in entries:
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if not entry.name.isascii() and (readable := os.fsencode(path).decode("utf-8", "replace")) != path:
+                        undecodable.add(readable)
+                    elif entry.is_dir(follow_symlinks=False):
+                        if entry.name not in _SKIPPED_FOLDERS and not is_secret_folder(entry.name):
+                            folders.append(path)
+                    elif entry.is_file(follow_symlinks=False) and not is_secret_name(entry.name):
+                        if (about := _read_stat(entry)) is not None:
+                            found[path] = about
+        finally:
+            os.close(opened)
+        return found
 
     def read_file(self, path: str) -> bytes | None:
         """Read a file; None when it cannot be read or is too large."""
@@ -286,24 +275,6 @@ class _OpenWorkspace:
             return stat.S_ISREG(os.fstat(opened).st_mode)
         finally:
             os.close(opened)
-
-
-def _list_files(opened: int, folder: str, folders: deque[str], undecodable: set[str]) -> dict[str, _FileStat]:
-    """List the regular files in a folder. Its subfolders are added to `folders`."""
-    found: dict[str, _FileStat] = {}
-    with os.scandir(opened) as entries:
-        for entry in entries:
-            path = f"{folder}/{entry.name}" if folder else entry.name
-            if not entry.name.isascii() and (readable := os.fsencode(path).decode("utf-8", "replace")) != path:
-                undecodable.add(readable)
-            elif entry.is_dir(follow_symlinks=False):
-                if entry.name not in _SKIPPED_FOLDERS and not is_secret_folder(entry.name):
-                    folders.append(path)
-            elif entry.is_file(follow_symlinks=False) and not is_secret_name(entry.name):
-                about = _read_stat(entry)
-                if about is not None:
-                    found[path] = about
-    return found
 
 
 def _read_stat(entry: os.DirEntry[str]) -> _FileStat | None:

@@ -7,7 +7,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -51,15 +51,12 @@ _NAMING_INSTRUCTIONS = (
 _SURROUNDING_CHARACTERS = " \t\"'`*_#.:-"
 
 
-class SessionUse:
+class SessionUse(msgspec.Struct):
     """How a session is used here: by how many, with which gate, and with which narrower grants."""
 
-    __slots__ = ("gate", "grants", "users")
-
-    def __init__(self) -> None:
-        self.users = 0
-        self.gate: Gate | None = None
-        self.grants: list[Grant] = []
+    users: int = 0
+    gate: Gate | None = None
+    grants: list[Grant] = []
 
 
 class SessionHelpers:
@@ -161,8 +158,12 @@ class Runtime:
             known = ", ".join(SessionOptions.__annotations__)
             raise BadInput(f"a session has no option {min(unknown)!r}; there are: {known}")
         agent = self._get_agent(agent_name)
-        session_id = await self._find_session(agent, options) or await self._create(agent, options)
-        with self.keep_open(session_id, options.get("gate"), options.get("grant")):
+        grant, session_id = options.get("grant"), await self._find_session(agent, options)
+        if not session_id:
+            name, workspace = options.get("name", ""), options.get("workspace", ".")
+            grants = () if grant is None else (grant,)
+            session_id = (await self.create(agent.name, name=name, workspace=workspace, grants=grants)).id
+        with self.keep_open(session_id, options.get("gate"), grant):
             yield Session(self.coordinator, agent, session_id)
 
     @contextmanager
@@ -254,12 +255,8 @@ class Runtime:
         for agent in self.agents.values():
             if agent.gate is None or agent.gate is later:
                 continue
-            query: SessionQuery | None = SessionQuery(status="waiting", agent=agent.name)
-            while query is not None:
-                page = await self.log.list_sessions(query)
-                for info in page.sessions:
-                    await self.coordinator.wake(info.id)
-                query = msgspec.structs.replace(query, cursor=page.cursor) if page.cursor else None
+            async for info in self.log.iterate_sessions(SessionQuery(status="waiting", agent=agent.name)):
+                await self.coordinator.wake(info.id)
 
     def _get_agent(self, name: str) -> Agent:
         if not name and len(self.agents) == 1:
@@ -277,25 +274,12 @@ class Runtime:
         if options.get("new"):
             return ""
         name = options.get("name", "")
-        query: SessionQuery | None = SessionQuery(agent=agent.name, text=name, limit=200)
-        while query is not None:
-            page = await self.log.list_sessions(query)
-            for info in page.sessions:
-                helper = info.parent is not None and info.parent.call_id
-                if not helper and (not name or info.name == name):
+        async with aclosing(self.log.iterate_sessions(SessionQuery(agent=agent.name, text=name))) as sessions:
+            async for info in sessions:
+                is_helper = info.parent is not None and info.parent.call_id
+                if not is_helper and (not name or info.name == name):
                     return info.id
-            query = msgspec.structs.replace(query, cursor=page.cursor) if page.cursor else None
         return ""
-
-    async def _create(self, agent: Agent, options: SessionOptions) -> str:
-        narrower = options.get("grant")
-        session = await self.create(
-            agent.name,
-            name=options.get("name", ""),
-            workspace=options.get("workspace", "."),
-            grants=() if narrower is None else (narrower,),
-        )
-        return session.id
 
     async def _build_setup(self, state: State) -> Setup:
         created = state.created
@@ -303,11 +287,11 @@ class Runtime:
         agent, configured = self._get_agent(state.agent), state.configured
         opened = self._open.get(created.session_id) or SessionUse()
         setup = await agent.setup(created, opened.gate or agent.gate or self.gate)
+        instructions, attachments = setup.config.instructions, None
         if configured is not None:
-            instructions = configured.instructions or setup.config.instructions
+            instructions = configured.instructions or instructions
             setup = replace(
                 setup,
-                config=msgspec.structs.replace(setup.config, instructions=instructions),
                 limits=configured.limits or setup.limits,
                 approval_ttl=configured.approval_ttl or setup.approval_ttl,
             )
@@ -316,17 +300,16 @@ class Runtime:
             setup = replace(setup, grants=(*setup.grants, *narrower))
         if state.model:
             setup = replace(setup, model=self.model(state.model))
-        return await self._add_knowledge(agent, created, replace(setup, helpers=SessionHelpers(self, created, setup)))
-
-    async def _add_knowledge(self, agent: Agent, created: SessionCreated, setup: Setup) -> Setup:
-        if agent.knowledge is None:
-            return setup
-        known = await agent.knowledge.build_preamble(setup.workspace, self.log.memories, created.at, setup.model.window)
-        text = "\n\n".join(piece for piece in (setup.config.instructions, known) if piece)
+        if agent.knowledge is not None:
+            window, workspace = setup.model.window, setup.workspace
+            known = await agent.knowledge.build_preamble(workspace, self.log.memories, created.at, window)
+            instructions = "\n\n".join(piece for piece in (instructions, known) if piece)
+            attachments = agent.knowledge.build_attachments(workspace, window)
         return replace(
             setup,
-            config=msgspec.structs.replace(setup.config, instructions=text),
-            attachments=agent.knowledge.build_attachments(setup.workspace, setup.model.window),
+            config=replace(setup.config, instructions=instructions),
+            attachments=attachments,
+            helpers=SessionHelpers(self, created, setup),
         )
 
     def model(self, name: str) -> Model:

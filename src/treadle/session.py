@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, cast
 
 from msgspec import Struct
@@ -91,11 +92,11 @@ class Session(Generic[T]):
 
     def continue_(self, limits: events.Limits | None = None) -> Run:
         """Go on after a limit, a cancel or a failure, with a fresh budget."""
-        return self._request("continue", limits)
+        return Run(self._coordinator, self.id, partial(self._post_request, "continue", limits))
 
     def regenerate(self, limits: events.Limits | None = None) -> Run:
         """Answer the last message again. The model does not see the earlier answer."""
-        return self._request("regenerate", limits)
+        return Run(self._coordinator, self.id, partial(self._post_request, "regenerate", limits))
 
     async def go_on(
         self, trigger: events.Trigger = "continue", limits: events.Limits | None = None, *, key: str = ""
@@ -296,19 +297,12 @@ class Session(Generic[T]):
             parts = check_returned_type(
                 tuple(parts) if isinstance(parts, list) else parts, tuple, middleware, "on_user_message"
             )
-        fact = events.validate_fact(
-            events.MessageReceived(id=message_id, parts=_replace_surrogates(parts), mode=mode, key=key)
-        )
+        parts = tuple(TextPart(replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts)
+        fact = events.validate_fact(events.MessageReceived(id=message_id, parts=parts, mode=mode, key=key))
         posted = await self._log.post(self.id, [fact], key=f"message:{key}" if key else "")
         stored = posted.facts[0]
         assert isinstance(stored, events.MessageReceived)
         return stored
-
-    def _request(self, trigger: events.Trigger, limits: events.Limits | None) -> Run:
-        async def begin() -> int:
-            return await self._post_request(trigger, limits)
-
-        return Run(self._coordinator, self.id, begin)
 
     async def _post_request(self, trigger: events.Trigger, limits: events.Limits | None, key: str = "") -> int:
         state = await self._coordinator.load_state(self.id)
@@ -342,7 +336,3 @@ def _build_parts(content: Content) -> tuple[Part, ...]:
     if not any(not isinstance(part, TextPart) or part.text.strip() for part in parts):
         raise BadInput("the message is empty: say what is wanted")
     return tuple(parts)
-
-
-def _replace_surrogates(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    return tuple(TextPart(replace_surrogates(part.text)) if isinstance(part, TextPart) else part for part in parts)

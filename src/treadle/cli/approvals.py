@@ -21,7 +21,7 @@ from treadle.cli.console import (
     terminal_width,
     wants_colour,
 )
-from treadle.cli.find_session import iterate_sessions, open_command_store
+from treadle.cli.find_session import open_command_store
 from treadle.cli.options import Parser, add_actions, add_store_options, create_parser
 from treadle.cli.question_text import render_approval
 from treadle.errors import BadInput
@@ -90,7 +90,7 @@ async def _list(args: argparse.Namespace) -> int:
     shown: set[tuple[str, str]] = set()
     async with open_command_store(args) as log, Runtime(log, [], recover=False) as runtime:
         for status in ("running", "waiting"):  # a question can be open while another call of the same reply runs
-            async for info in iterate_sessions(log, SessionQuery(status=status)):
+            async for info in log.iterate_sessions(SessionQuery(status=status)):
                 session = Session(runtime.coordinator, Agent(name=info.agent), info.id)
                 for question in (await session.state()).pending:
                     if (info.id, question.call_id) not in shown:

@@ -25,7 +25,6 @@ from treadle.cli.console import (
     print_note,
     style_text,
 )
-from treadle.cli.find_session import iterate_sessions
 from treadle.cli.message_content import build_message
 from treadle.cli.open_session import OpenSession, open_session
 from treadle.cli.options import Parser, SeveralValues, add_run_options, create_parser, load_command_settings
@@ -112,7 +111,7 @@ async def _one(args: argparse.Namespace, loaded: LoadedSettings, keyring: Keyrin
 
 async def _find_latest_session(settings: Settings) -> str:
     query = SessionQuery(workspace=str(settings.folder))
-    async with open_store(settings) as log, aclosing(iterate_sessions(log, query)) as sessions:
+    async with open_store(settings) as log, aclosing(log.iterate_sessions(query)) as sessions:
         async for info in sessions:
             if info.parent is None or not info.parent.call_id:  # skips the sessions of helpers
                 return info.id

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncGenerator
-
-from msgspec.structs import replace
 
 from treadle.app.compose import open_store
 from treadle.cli.options import load_command_settings
 from treadle.errors import BadInput, NotFound
-from treadle.log.base import Log, SessionInfo, SessionQuery
+from treadle.log.base import SESSIONS_PER_PAGE, Log, SessionInfo, SessionQuery
 
 MIN_PREFIX = 3
 """Minimum length of an id prefix, so that a typing error does not select a session."""
-
-_PAGE = 200
 
 
 def open_command_store(args: argparse.Namespace) -> Log:
@@ -32,26 +27,14 @@ async def find_session(log: Log, reference: str) -> SessionInfo:
         return await log.get_info(reference)
     except NotFound:
         pass
-    named = [info async for info in iterate_sessions(log, SessionQuery(text=reference)) if info.name == reference]
+    named = [info async for info in log.iterate_sessions(SessionQuery(text=reference)) if info.name == reference]
     if named:
         return _only(reference, named)
     if len(reference) >= MIN_PREFIX:
-        found = (await log.list_sessions(SessionQuery(prefix=reference, limit=_PAGE))).sessions
+        found = (await log.list_sessions(SessionQuery(prefix=reference, limit=SESSIONS_PER_PAGE))).sessions
         if found:
             return _only(reference, list(found))
     raise NotFound(f"no session has the id or the name {reference!r}; `treadle sessions list` shows those there are")
-
-
-async def iterate_sessions(log: Log, query: SessionQuery) -> AsyncGenerator[SessionInfo]:
-    """Yield every session that matches the query. Read the store page by page."""
-    query = replace(query, limit=_PAGE)
-    while True:
-        page = await log.list_sessions(query)
-        for info in page.sessions:
-            yield info
-        if not page.cursor:
-            return
-        query = replace(query, cursor=page.cursor)
 
 
 def _only(reference: str, found: list[SessionInfo]) -> SessionInfo:

@@ -19,7 +19,7 @@ from treadle.cli.console import (
     terminal_width,
     wants_colour,
 )
-from treadle.cli.find_session import find_session, iterate_sessions, open_command_store
+from treadle.cli.find_session import find_session, open_command_store
 from treadle.cli.options import (
     Parser,
     add_actions,
@@ -300,6 +300,6 @@ async def _delete(args: argparse.Namespace) -> int:
                 print_note("nothing was deleted")
                 return 1
         await log.delete(info.id)
-        children = [one.id[:12] async for one in iterate_sessions(log, SessionQuery(parent=info.id))]
+        children = [one.id[:12] async for one in log.iterate_sessions(SessionQuery(parent=info.id))]
     print_note(f"deleted {info.id[:12]}" + (f"; its forks stay: {', '.join(children)}" if children else ""))
     return 0

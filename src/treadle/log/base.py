@@ -7,14 +7,16 @@ Wake-ups are hints: `read` tells the truth.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Literal, Protocol, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from treadle.events import AnyDelta, AnyFact, Event, Parent
 from treadle.memory.base import Memories
 
+SESSIONS_PER_PAGE = 200
 Status = Literal["idle", "running", "waiting", "answered", "stopped", "failed", "cancelled"]
 
 
@@ -207,6 +209,17 @@ class Log(ABC):
     @abstractmethod
     async def list_sessions(self, query: SessionQuery) -> SessionPage:
         """List sessions, the last changed first."""
+
+    async def iterate_sessions(self, query: SessionQuery) -> AsyncGenerator[SessionInfo]:
+        """Yield every session that matches the query. Read the store page by page."""
+        query = replace(query, limit=SESSIONS_PER_PAGE)
+        while True:
+            page = await self.list_sessions(query)
+            for info in page.sessions:
+                yield info
+            if not page.cursor:
+                return
+            query = replace(query, cursor=page.cursor)
 
     @abstractmethod
     async def search(self, text: str, limit: int = 20) -> list[SearchHit]:

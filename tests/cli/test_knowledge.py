@@ -63,7 +63,7 @@ async def test_a_run_recalls_by_meaning_where_an_embedding_model_is_named(place:
             while not found:
                 found = (await place.quick("memory", "search", "anything red", env=named)).out
             while answer.startswith("Nothing"):
-                done = await place.run(
+                done = await place.quick(
                     "run", "what is red?", "--json", *model_options(fake), env={"TREADLE_EMBED_MODEL": "vectors"}
                 )
                 answer = done.document["answer"]
@@ -82,7 +82,7 @@ async def test_a_workspace_cannot_name_the_embedding_model(place: Place) -> None
     (place.work / ".treadle").mkdir()
     (place.work / ".treadle" / "config.toml").write_text('embed_model = "openai:text-embedding-3-small"\n')
     async with StrictChat([Reply("Hello.")]) as fake:
-        done = await place.run("run", "hello", *model_options(fake))
+        done = await place.quick("run", "hello", *model_options(fake))
     assert done.code == 0 and "embed_model is ignored: a workspace may not set it" in done.err
 
 
@@ -111,7 +111,7 @@ async def test_mistakes_in_agents_and_skills_are_told_with_file_and_line_and_the
     assert "good" in shown.out and "bad" not in shown.out and "linked" not in shown.out
     assert f"{skills}/bad/SKILL.md:2: " in shown.err
     async with StrictChat([Reply("Hello.")]) as fake:
-        done = await place.run("run", "hello", "--agent", "greedy", *model_options(fake))
+        done = await place.quick("run", "hello", "--agent", "greedy", *model_options(fake))
         asked = fake.seen[-1].body
     assert done.code == 0 and asked["model"] == "fake" and "from elsewhere" not in str(asked) and "fine" in str(asked)
 
@@ -129,7 +129,7 @@ async def test_the_scripts_of_skills_run_like_any_command_and_cannot_be_changed(
     commands += [f"cat {own}/secret", f"echo x > {own}/scripts/do.sh", f"echo x > {here}/scripts/do.sh"]
     script = [call_tool("shell", f"call_{number}", command=one) for number, one in enumerate(commands)]
     async with StrictChat([*script, Reply("Done.")]) as fake:
-        done = await place.run("run", "greet and wave", "--yes", *model_options(fake))
+        done = await place.quick("run", "greet and wave", "--yes", *model_options(fake))
         told = {one["tool_call_id"]: one["content"] for one in fake.seen[-1].body["messages"] if one["role"] == "tool"}
     assert done.code == 0, done.err
     assert "greetd by do.sh" in told["call_0"] and "waved by do.sh" in told["call_1"]
@@ -162,14 +162,14 @@ async def test_an_agent_that_cannot_be_had_is_told_with_the_reason_and_a_model_f
     own.mkdir(parents=True)
     (own / "critic.md").write_text("---\nmodel: sonnet\ntools: Read, Grep\n---\nYou criticise.", "utf-8")
     async with StrictChat(lambda body: Reply("Hm.")) as fake:
-        poet = await place.run("run", "write", "--agent", "poet", *model_options(fake))
+        poet = await place.quick("run", "write", "--agent", "poet", *model_options(fake))
         assert poet.code == 2 and "poet.md:2: steps must be a number" in poet.err
         given = {"TREADLE_MODEL": "gpt-x", "TREADLE_BASE_URL": fake.base_url}
-        critic = await place.run("run", "read it", "--agent", "critic", env=given)
+        critic = await place.quick("run", "read it", "--agent", "critic", env=given)
         assert critic.code == 2 and "critic is not available: there is no model 'sonnet'" in critic.err
-        critic = await place.run("run", "read it", "--agent", "critic", *model_options(fake))
+        critic = await place.quick("run", "read it", "--agent", "critic", *model_options(fake))
         assert (critic.code, critic.out.strip()) == (0, "Hm.")
-        assert "critic has no tools: none here is called 'Read', 'Grep'" in critic.err
+        assert "agent critic has no tools: no tool here is named 'Read', 'Grep'" in critic.err
 
 
 def delegate_once(body: dict[str, Any]) -> Reply:
@@ -184,7 +184,7 @@ def delegate_once(body: dict[str, Any]) -> Reply:
 
 async def test_what_a_helper_was_denied_because_nobody_could_be_asked_is_in_the_report(place: Place) -> None:
     async with StrictChat(delegate_once) as fake:
-        done = await place.run("run", "have it cleared", *model_options(fake), "--json")
+        done = await place.quick("run", "have it cleared", *model_options(fake), "--json")
     report = done.document
     assert (done.code, report["status"], report["reason"]) == (4, "denied", "answered")
     [denied] = report["denied"]

@@ -20,9 +20,9 @@ async def test_a_run_continues_though_its_agent_is_unknown_here_and_another_was_
         await runtime.log.post(session.id, [SessionConfigured(agent="architect")], wake=False)
     async with StrictChat([Reply(text="Blue it is."), Reply(text="As you say.")]) as fake:
         assert (await place.quick("approvals", "answer", session.id, "blue", "--store", store)).code == 0
-        resumed = await place.run("sessions", "resume", session.id, *model_options(fake), "--store", store)
+        resumed = await place.quick("sessions", "resume", session.id, *model_options(fake), "--store", store)
         assert (resumed.code, resumed.out) == (0, "Blue it is.\n"), resumed.err
-        again = await place.run("run", "and now?", "--session", session.id, *model_options(fake), "--store", store)
+        again = await place.quick("run", "and now?", "--session", session.id, *model_options(fake), "--store", store)
         assert (again.code, again.out) == (0, "As you say.\n"), again.err
         systems = [seen.body["messages"][0]["content"] for seen in fake.seen if seen.raw]
     assert [one.startswith("You think changes through") for one in systems] == [False, True]
@@ -32,12 +32,12 @@ async def test_a_process_that_answers_and_leaves_begins_nothing_and_the_call_run
     """A process that leaves would end the call that it had begun."""
     ask = call_tool("write_file", path="AGENTS.md", content="be kind\n")
     async with StrictChat([ask, Reply(text="It is written.")]) as fake:
-        waiting = await place.run("run", "write it", *model_options(fake), "--ask-later", "--json")
+        waiting = await place.quick("run", "write it", *model_options(fake), "--ask-later", "--json")
         session = waiting.document["session_id"]
-        allowed = await place.run("approvals", "allow", session)
+        allowed = await place.quick("approvals", "allow", session)
         assert allowed.code == 0 and f"treadle sessions resume {session[:12]}" in allowed.err
         assert isinstance((await place.facts())[-1], ApprovalAnswered) and not (place.work / "AGENTS.md").exists()
-        resumed = await place.run("sessions", "resume", session, *model_options(fake), "--json")
+        resumed = await place.quick("sessions", "resume", session, *model_options(fake), "--json")
     assert resumed.code == 0 and resumed.document["answer"] == "It is written."
     facts = await place.facts()
     assert len(select_events(facts, ApprovalAnswered)) == len(select_events(facts, CallStarted)) == 1
@@ -48,10 +48,10 @@ async def test_a_process_that_answers_and_leaves_begins_nothing_and_the_call_run
 async def test_a_call_that_was_asked_for_before_is_shown_with_its_argument(place: Place) -> None:
     ask = call_tool("write_file", path="AGENTS.md", content="be kind\n")
     async with StrictChat([ask, Reply(text="Not written.")]) as fake:
-        waiting = await place.run("run", "write it", *model_options(fake), "--ask-later", "--json")
+        waiting = await place.quick("run", "write it", *model_options(fake), "--ask-later", "--json")
         session = waiting.document["session_id"]
         assert (await place.quick("approvals", "deny", session, "--reason", "not on a Friday")).code == 0
-        resumed = await place.run("sessions", "resume", session, *model_options(fake))
+        resumed = await place.quick("sessions", "resume", session, *model_options(fake))
         assert "not on a Friday" in fake.seen[-1].body["messages"][-1]["content"]
     assert (resumed.code, resumed.out) == (0, "Not written.\n") and "⊘ write_file AGENTS.md · denied" in resumed.err
     assert not (place.work / "AGENTS.md").exists()

@@ -185,7 +185,7 @@ async def serve(place: Place, fake: StrictChat) -> AsyncIterator[str]:
 async def test_a_terminal_attached_over_http_sees_text_steers_and_approves(place: Place) -> None:
     ask = call_tool("write_file", path="AGENTS.md", content="be kind\n")
     async with StrictChat([Reply(text="Ready."), ask, Reply(text="It is written.")]) as fake:
-        await place.run("run", "get ready", "--name", "job", *model_options(fake))
+        await place.quick("run", "get ready", "--name", "job", *model_options(fake))
         async with serve(place, fake) as url, place.screen("attach", "job", "--url", url) as screen:
             await screen.until("Ready.")
             screen.type("write it\r")

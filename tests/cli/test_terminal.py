@@ -354,10 +354,10 @@ async def test_a_chat_is_named_by_the_model_after_its_first_answer(place: Place)
 async def test_a_run_is_named_by_its_first_words_and_never_over_a_given_name(place: Place) -> None:
     async with StrictChat([Reply(text="Monday.")]) as fake:
         named = {"TREADLE_AUTO_NAME": "true"}
-        await place.run("run", "why is the build red?", *model_options(fake), env=named)
-        await place.run("run", "when did it start?", "--name", "mine", *model_options(fake), env=named)
+        await place.quick("run", "why is the build red?", *model_options(fake), env=named)
+        await place.quick("run", "when did it start?", "--name", "mine", *model_options(fake), env=named)
         (place.work / "log.txt").write_text("secret")
-        await place.run("run", "see @log.txt", *model_options(fake), env=named)
+        await place.quick("run", "see @log.txt", *model_options(fake), env=named)
     listed = (await place.quick("sessions")).out
     assert "why is the build red?" in listed and "mine" in listed and "when did" not in listed
     assert "see @log.txt\n" in listed

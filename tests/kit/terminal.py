@@ -14,7 +14,7 @@ import struct
 import sys
 import termios
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from itertools import islice
@@ -100,7 +100,7 @@ class Place:
         return Done(process.returncode, out.decode(), err.decode())
 
     async def quick(self, *words: str, stdin: str = "", env: dict[str, str] | None = None) -> Done:
-        """The program in this process, for commands that run nothing: it saves the time to start."""
+        """The program in this process, without the half second that a start takes."""
         return await asyncio.to_thread(self._call_main, words, stdin, {**self.env, **(env or {})})
 
     def _call_main(self, words: tuple[str, ...], stdin: str, env: dict[str, str]) -> Done:
@@ -111,6 +111,7 @@ class Place:
             mock.patch.dict(os.environ, env, clear=True),
             mock.patch.multiple(sys, stdin=typed, stdout=out, stderr=err),
             mock.patch("treadle.app.compose.forbid_memory_inspection"),  # it cannot be undone
+            mock.patch("treadle.cli.drive.handle_signals", return_value=nullcontext()),  # a thread gets no signals
         ):
             os.chdir(self.work)
             try:

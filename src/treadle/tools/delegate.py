@@ -21,7 +21,6 @@ from treadle.events import (
     CallStarted,
     CancelRequested,
     Custom,
-    Event,
     Grant,
     InputAnswered,
     Limits,
@@ -171,7 +170,10 @@ class Helper:
         while failures < MAX_ATTEMPTS:
             async with session.run(task, key="task") as run:
                 async for event in run:
-                    self._report_progress(event)
+                    if isinstance(event, TurnStarted) and event.wrap_up is None:
+                        self._context.progress(f"{self._agent.name}: turn {event.turn}")
+                    elif isinstance(event, CallStarted):
+                        self._context.progress(f"{self._agent.name}: {event.tool}")
             if run.outcome is not None:
                 return run.outcome
             if not run.pending:
@@ -186,15 +188,6 @@ class Helper:
                     if isinstance(event, ApprovalAnswered | InputAnswered | CancelRequested | RunFinished):
                         break
         raise ToolError(f"The helper broke off {MAX_ATTEMPTS} times. What it did is in session {self._id}.")
-
-    def _report_progress(self, event: Event) -> None:
-        match event:
-            case TurnStarted(turn=turn, wrap_up=None):
-                self._context.progress(f"{self._agent.name}: turn {turn}")
-            case CallStarted(tool=name):
-                self._context.progress(f"{self._agent.name}: {name}")
-            case _:
-                pass
 
 
 def _choose_least(own: Number | None, left: Number) -> Number:

@@ -134,26 +134,19 @@ def tool(function: Function | None = None, /, **options: Any) -> FunctionTool | 
     except TypeError as error:
         known = ", ".join(ToolOptions.__struct_fields__)
         raise ToolDefinitionError(f"@tool: {error}. It takes {known}.") from None
-    if function is not None:
-        return FunctionTool(_check_function(function), chosen)
 
     def decorate(function: Function) -> FunctionTool:
-        return FunctionTool(_check_function(function), chosen)
+        if isinstance(function, type):  # it would become a tool that creates objects
+            raise ToolDefinitionError(f"{function.__name__} is a class: pass {function.__name__}(), or a function.")
+        if not callable(function):
+            raise ToolDefinitionError(f"{function!r} cannot be a tool: pass a function, or an object of a Tool class.")
+        return FunctionTool(function, chosen)
 
-    return decorate
+    return decorate(function) if function is not None else decorate
 
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and value > 0
-
-
-def _check_function(function: object) -> Function:
-    """Return a function; raises when it is none. A class would become a tool that creates objects."""
-    if isinstance(function, type):
-        raise ToolDefinitionError(f"{function.__name__} is a class: pass {function.__name__}(), or a function.")
-    if not callable(function):
-        raise ToolDefinitionError(f"{function!r} cannot be a tool: pass a function, or an object of a Tool class.")
-    return function
 
 
 def _build_model(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from tempfile import TemporaryFile
 from typing import Annotated
 
 from pydantic import Field
 
 from treadle.tools.base import DEFAULT_CAP, ToolContext, ToolError, ToolInputError
-from treadle.tools.files.ripgrep import find_ripgrep
+from treadle.tools.files.ripgrep import run_ripgrep
 from treadle.tools.function import tool
+from treadle.workspace.worker_threads import run_in_thread
 
 ArtifactId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """An id as the log makes them. Small models try file names, which are refused."""
@@ -21,7 +22,7 @@ MAX_LINE_CHARACTERS = 2000
 MAX_LINES = 2000
 _MAX_SHOWN_BYTES = DEFAULT_CAP - 1024
 _EXAMPLE_ID = "9f86d081884c7d659a2feaa0c55ad015"
-_OPTIONS = ("--no-config", "--color=never", "--no-heading", "--line-number", "--text", "--no-messages")
+_TIMEOUT = 25.0
 
 
 @tool(
@@ -78,21 +79,17 @@ def fold_lines(text: str) -> list[str]:
 
 async def find_matching_lines(lines: Sequence[str], pattern: str) -> list[int]:
     """Return the numbers of the lines that match. ripgrep takes linear time, whatever pattern a model writes."""
-    process = await asyncio.create_subprocess_exec(
-        find_ripgrep(),
-        *(*_OPTIONS, "--only-matching", "--replace", "", "-e", pattern, "-"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd="/",
-        env={},
-    )
-    try:
-        found, problem = await process.communicate("\n".join(lines).encode("utf-8", "replace"))
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode not in (0, 1):
-        raise ToolError(f"The pattern cannot be used: {problem.decode('utf-8', 'replace').strip()}")
-    return sorted({int(line.partition(b":")[0]) for line in found.splitlines() if line})
+    numbers: set[int] = set()
+
+    def take(line: bytes) -> bool:
+        numbers.add(int(line.partition(b":")[0]))
+        return True
+
+    flags = ("--no-filename", "--line-number", "--text", "--only-matching", "--replace=", f"--regexp={pattern}")
+    with TemporaryFile() as file:
+        await run_in_thread(file.write, "\n".join(lines).encode("utf-8", "replace"))
+        file.flush()
+        result = await run_ripgrep(flags, file.fileno(), take, _TIMEOUT)
+    if result.code not in (0, 1):
+        raise ToolError(f"The pattern cannot be used: {result.error}")
+    return sorted(numbers)

@@ -188,6 +188,9 @@ class Connection:
 
     async def _stay_connected(self) -> None:
         """Connect, and connect again, until the connection is closed."""
+        from mcp import MCPError
+        from mcp_types import REQUEST_TIMEOUT
+
         while not self._closing.is_set():
             self._stderr, is_worth_trying = StderrTail(), True
             try:
@@ -196,7 +199,9 @@ class Connection:
             except Exception as error:
                 cause = _find_cause(error)
                 self.error = str(cause) or type(cause).__name__
-                is_worth_trying = not isinstance(error, OSError) and not self._never_answered(cause)
+                # A server that never answered would only take as long again.
+                is_late = isinstance(cause, MCPError) and cause.code == REQUEST_TIMEOUT and not self.protocol
+                is_worth_trying = not isinstance(error, OSError) and not is_late
             last_words = self._stderr.read_text()
             self.error = self.redact_text(f"{self.error} (it said: {last_words})" if last_words else self.error)
             self._failures += 1
@@ -210,13 +215,6 @@ class Connection:
                 self._set_state("down")
                 await _wait_for_any(self._wanted, self._closing)
                 self._wanted.clear()
-
-    def _never_answered(self, error: BaseException) -> bool:
-        """Tell whether a server that was never up timed out. Another try would only take as long again."""
-        from mcp import MCPError
-        from mcp_types import REQUEST_TIMEOUT
-
-        return not self.protocol and isinstance(error, MCPError) and error.code == REQUEST_TIMEOUT
 
     async def _connect(self) -> None:
         """Connect, list the tools, and wait until the server hangs up or the connection is dropped."""

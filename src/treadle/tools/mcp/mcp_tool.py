@@ -1,7 +1,12 @@
-"""A tool of an MCP server as one of ours. It is named `server__tool` and never safer than `caution`."""
+"""A tool of an MCP server as one of ours. It is named `server__tool` and never safer than `caution`.
+
+Nothing in an answer of the server is trusted.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import re
 from collections.abc import Mapping
@@ -12,30 +17,36 @@ import msgspec
 from msgspec.structs import replace
 
 from treadle.events import Safety, Tier
-from treadle.messages import Json, ToolSpec
+from treadle.messages import FilePart, ImagePart, Json, Part, ToolSpec
 from treadle.permissions.data_flow import Trait
 from treadle.permissions.policy import Assessment
-from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolInputError
+from treadle.tools.base import ParsedArguments, Tool, ToolContext, ToolInputError, ToolResult
 from treadle.tools.mcp.connection import Connection, compute_version
-from treadle.tools.mcp.mcp_result import convert_result
 
 if TYPE_CHECKING:
+    from mcp.types import CallToolResult
     from mcp.types import Tool as ListedTool
 
 MAX_NAME_CHARACTERS = 64
 MAX_DESCRIPTION_CHARACTERS = 2000
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""The images that providers take. Any other image becomes a file, so that it cannot spoil the next request."""
+
+MAX_PART_BYTES = 5 * 1024 * 1024
+MAX_PARTS = 20
 _INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
 )
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
+_JSON_TYPES: dict[type, tuple[str, ...]] = {
+    str: ("string",),
+    int: ("integer", "number"),
+    float: ("number",),
+    bool: ("boolean",),
+    list: ("array",),
+    dict: ("object",),
+    type(None): ("null",),
 }
+_KNOWN_TYPES = [name for names in _JSON_TYPES.values() for name in names]
 
 
 class McpTool(Tool):
@@ -93,11 +104,13 @@ class McpTool(Tool):
             given = cast("dict[str, Json]", decoded)
             problems += [f"{name}: is missing" for name in schema.get("required", ()) if name not in given]
             for name, value in given.items():
-                if name in known and not _has_type(known[name], value):
-                    shown = msgspec.json.encode(value).decode()[:80]
-                    problems.append(f"{name}: must be {known[name]['type']}, not {shown}")
-                elif name not in known and schema.get("additionalProperties") is False:
+                if name not in known and schema.get("additionalProperties") is False:
                     problems.append(f"{name}: is not known")
+                wanted = known[name].get("type") if isinstance(known.get(name), dict) else None
+                is_whole = isinstance(value, float) and value.is_integer()
+                types = (*_JSON_TYPES[type(value)], *(("integer",) if is_whole else ()))
+                if wanted in _KNOWN_TYPES and wanted not in types:
+                    problems.append(f"{name}: must be {wanted}, not {msgspec.json.encode(value).decode()[:80]}")
         else:
             given = {}
             problems.append("they must be a JSON object")
@@ -135,12 +148,44 @@ def _remove_invisible(value: Json) -> Json:
     return value
 
 
-def _has_type(schema: Json, value: Json) -> bool:
-    kind = cast("dict[str, Json]", schema).get("type") if isinstance(schema, dict) else None
-    if not isinstance(kind, str) or kind not in _TYPES:
-        return True
-    if isinstance(value, bool):
-        return kind == "boolean"
-    if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, _TYPES[kind])
+def convert_result(answer: CallToolResult) -> ToolResult:
+    """Join the texts and convert images and files to parts. Structured content is JSON when no text says the same."""
+    texts: list[str] = []
+    parts: list[Part] = []
+    for block in answer.content:
+        match block.type:
+            case "text":
+                converted = block.text
+            case "image" | "audio":
+                converted = _convert_data(block.type, block.data, block.mime_type)
+            case "resource_link":
+                converted = f"[{block.title or block.name}: {block.uri}]"
+            case "resource":
+                resource = block.resource
+                name = str(resource.uri).rstrip("/").rpartition("/")[2] or "resource"
+                media_type = resource.mime_type or "application/octet-stream"
+                if hasattr(resource, "text"):
+                    converted = f"[{resource.uri}]\n{getattr(resource, 'text', '')}"
+                else:
+                    converted = _convert_data(name, getattr(resource, "blob", ""), media_type)
+        if isinstance(converted, str):
+            texts.append(converted)
+        elif len(parts) < MAX_PARTS:
+            parts.append(converted)
+        else:
+            texts.append("[a part was left out: there are too many]")
+    if answer.structured_content is not None and not any(block.type == "text" for block in answer.content):
+        texts.append(msgspec.json.encode(answer.structured_content).decode())
+    return ToolResult("\n".join(texts), tuple(parts), ok=not answer.is_error)
+
+
+def _convert_data(name: str, data: str, media_type: str) -> str | Part:
+    media_type = media_type.lower().partition(";")[0].strip()
+    if len(data) > MAX_PART_BYTES * 4 // 3:
+        return f"[{name}, {media_type}: left out, it is larger than {MAX_PART_BYTES // 1024**2} MB]"
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return f"[{name}, {media_type}: left out, it cannot be read]"
+    clean = base64.b64encode(raw).decode()
+    return ImagePart(clean, media_type) if media_type in IMAGE_TYPES else FilePart(name, clean, media_type)

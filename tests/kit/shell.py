@@ -1,4 +1,4 @@
-"""What the shell tool's tests share: a workspace, a desk that remembers, and calling the tool as the engine would."""
+"""What the tests of the shell tool share: calls of the tool in one workspace, as the engine makes them."""
 
 import asyncio
 import json
@@ -10,34 +10,18 @@ from typing import Any
 
 import pytest
 
-from treadle.events import KeptFile, Tier
-from treadle.messages import Json
+from tests.kit.file_tools import RecordingServices
+from treadle.events import Tier
 from treadle.sandbox import backend as sandbox
-from treadle.tools.base import ToolContext, ToolResult, ToolServices
+from treadle.tools.base import FOLDER_NOTE, ToolContext, ToolResult
 from treadle.tools.shell import Shell
 
-needs_walls = pytest.mark.skipif(
+needs_sandbox = pytest.mark.skipif(
     sandbox.probe().level == "none", reason=f"NOT TESTED, there is no sandbox here: {sandbox.probe().why}"
 )
 needs_bubblewrap = pytest.mark.skipif(
     sandbox.probe().level != "bubblewrap", reason=f"NOT TESTED, the full sandbox does not work: {sandbox.probe().why}"
 )
-
-
-class Notes(ToolServices):
-    """A desk that keeps what it is told, for the next call."""
-
-    def __init__(self) -> None:
-        self.notes: dict[str, Json] = {}
-        self.kept: list[KeptFile] = []
-
-    async def save_note(self, name: str, data: Json) -> None:
-        self.notes[name] = data
-
-    async def record_kept_files(
-        self, files: Sequence[KeptFile], *, tree: str = "", left_out: Sequence[str] = ()
-    ) -> None:
-        self.kept.extend(files)
 
 
 class Terminal:
@@ -46,33 +30,33 @@ class Terminal:
     def __init__(self, workspace: Path, tool: Shell | None = None, tier: Tier = "sandbox") -> None:
         self.workspace, self.tier = workspace, tier
         self.tool = tool or Shell(sandbox)
-        self.desk = Notes()
-        self.heard: list[str] = []
-        self.begun = asyncio.Event()
+        self.services = RecordingServices()
+        self.output: list[str] = []
+        self.has_output = asyncio.Event()
+
+    @property
+    def folder_note(self) -> str:
+        return str(self.services.notes.get(FOLDER_NOTE, ""))
 
     async def run(self, command: str, **arguments: Any) -> ToolResult:
-        context = ToolContext("session", "call", self.workspace)
-        context.tier, context.services, context.notes = self.tier, self.desk, dict(self.desk.notes)
-        context.output = self._hear
+        context = ToolContext("session", "call", self.workspace, tier=self.tier, services=self.services)
+        context.notes, context.output = dict(self.services.notes), self._record_output
         parsed = self.tool.parse(json.dumps({"command": command, **arguments}))
         result = await self.tool.run(self.tool.resolve_call(parsed, context.notes)[1], context)
         assert isinstance(result, ToolResult)
         return result
 
-    def _hear(self, text: str) -> None:
-        self.heard.append(text)
-        self.begun.set()
-
-    async def says(self, command: str, **arguments: Any) -> str:
+    async def read(self, command: str, **arguments: Any) -> str:
+        """Run a command and return its text."""
         return (await self.run(command, **arguments)).text
 
-
-def find_folder_note(notes: Mapping[str, Json]) -> str:
-    return str(notes.get("treadle.folder", ""))
+    def _record_output(self, text: str) -> None:
+        self.output.append(text)
+        self.has_output.set()
 
 
 def run_to_the_end(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-    """Run a command until also what it left in the background has ended: all of it holds the end of a pipe."""
+    """Run a command and wait for its background processes too: each of them holds the end of a pipe."""
     reading, writing = os.pipe()
     with open(reading, "rb") as ended:
         try:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.file_tools import RecordingServices
 from tests.kit.sessions import build_agent, read_finished_calls, run_message
-from tests.tools.conftest import Paper
 from treadle import tool
 from treadle.engine.compaction import TODO
 from treadle.errors import NotFound
@@ -70,29 +70,29 @@ async def test_without_a_zone_it_is_the_time_now(tool_context: ToolContext) -> N
 # --- todo
 
 
-async def test_a_plan_is_shown_with_marks_and_kept(tool_context: ToolContext, paper: Paper) -> None:
+async def test_a_plan_is_shown_with_marks_and_kept(tool_context: ToolContext, services: RecordingServices) -> None:
     items = [{"text": "test", "status": "done"}, {"text": "fix", "status": "doing"}, "tell"]
     assert await called(todo, tool_context, items=items) == "[x] test\n[>] fix\n[ ] tell\n1 of 3 done."
-    assert paper.notes[TODO] == [
+    assert services.notes[TODO] == [
         {"text": "test", "status": "done"},
         {"text": "fix", "status": "doing"},
         {"text": "tell", "status": "pending"},
     ]
 
 
-async def test_an_empty_plan_clears_it(tool_context: ToolContext, paper: Paper) -> None:
+async def test_an_empty_plan_clears_it(tool_context: ToolContext, services: RecordingServices) -> None:
     await called(todo, tool_context, items=["one"])
     assert await called(todo, tool_context, items=[]) == "The plan is empty."
-    assert paper.notes[TODO] == []
+    assert services.notes[TODO] == []
 
 
 @pytest.mark.parametrize("items", [["x"] * 101, [" "], ["x" * 501]])
 async def test_a_plan_that_is_no_plan_changes_nothing(
-    items: list[str], tool_context: ToolContext, paper: Paper
+    items: list[str], tool_context: ToolContext, services: RecordingServices
 ) -> None:
     with pytest.raises(ToolError, match="Nothing was changed"):
         await called(todo, tool_context, items=items)
-    assert paper.notes == {}
+    assert services.notes == {}
 
 
 def test_a_status_that_does_not_exist_is_refused() -> None:
@@ -118,8 +118,8 @@ def test_folding_keeps_every_character(text: str) -> None:
     assert "".join(lines) == text.removesuffix("\n").replace("\n", "")
 
 
-async def test_output_is_read_a_slice_at_a_time(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts[ID] = "".join(f"line {number}\n" for number in range(1, 501)).encode()
+async def test_output_is_read_a_slice_at_a_time(tool_context: ToolContext, services: RecordingServices) -> None:
+    services.artifacts[ID] = "".join(f"line {number}\n" for number in range(1, 501)).encode()
     assert await called(read_output, tool_context, artifact=ID, offset=499) == (
         "499: line 499\n500: line 500\n[500 lines.]"
     )
@@ -128,15 +128,17 @@ async def test_output_is_read_a_slice_at_a_time(tool_context: ToolContext, paper
     assert "no" in (await called(read_output, tool_context, artifact=ID, offset=501)).lower()
 
 
-async def test_output_is_searched_with_the_numbers_of_the_lines(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts[ID] = b"all well\nERROR one\nall well\nerror: two error\n"
+async def test_output_is_searched_with_the_numbers_of_the_lines(
+    tool_context: ToolContext, services: RecordingServices
+) -> None:
+    services.artifacts[ID] = b"all well\nERROR one\nall well\nerror: two error\n"
     found = await called(read_output, tool_context, artifact=ID, pattern="(?i)error")
     assert found == "2: ERROR one\n4: error: two error\n[2 of 4 lines match.]"
     assert "0 of 4" in await called(read_output, tool_context, artifact=ID, pattern="nowhere")
 
 
-async def test_a_long_line_can_be_read_to_its_end(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts[ID] = ("x" * 50_000 + "the end").encode()
+async def test_a_long_line_can_be_read_to_its_end(tool_context: ToolContext, services: RecordingServices) -> None:
+    services.artifacts[ID] = ("x" * 50_000 + "the end").encode()
     found = await called(read_output, tool_context, artifact=ID, pattern="the end")
     assert found.startswith("26: the end")
     page, read = 1, ""
@@ -147,27 +149,33 @@ async def test_a_long_line_can_be_read_to_its_end(tool_context: ToolContext, pap
     assert read == "x" * 50_000 + "the end"
 
 
-async def test_what_is_shown_never_needs_cutting_again(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts[ID] = ("ü" * 1990 + "\n").encode() * 300
+async def test_what_is_shown_never_needs_cutting_again(tool_context: ToolContext, services: RecordingServices) -> None:
+    services.artifacts[ID] = ("ü" * 1990 + "\n").encode() * 300
     shown = await called(read_output, tool_context, artifact=ID, limit=300)
     assert len(shown.encode()) <= read_output.cap
 
 
 @pytest.mark.parametrize("pattern", ["(unclosed", "[", "(?P<a>x)(?P<a>y)"])
-async def test_a_pattern_that_cannot_be_used_is_told(pattern: str, tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts[ID] = b"text"
+async def test_a_pattern_that_cannot_be_used_is_told(
+    pattern: str, tool_context: ToolContext, services: RecordingServices
+) -> None:
+    services.artifacts[ID] = b"text"
     with pytest.raises(ToolError, match="pattern cannot be used"):
         await called(read_output, tool_context, artifact=ID, pattern=pattern)
 
 
-async def test_a_pattern_that_would_never_end_elsewhere_ends(tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts[ID] = b"a" * 1900 + b"b"
+async def test_a_pattern_that_would_never_end_elsewhere_ends(
+    tool_context: ToolContext, services: RecordingServices
+) -> None:
+    services.artifacts[ID] = b"a" * 1900 + b"b"
     assert "0 of 1" in await called(read_output, tool_context, artifact=ID, pattern="^(a+)+$")
 
 
 @pytest.mark.parametrize("arguments", [{"offset": 0}, {"limit": 0}, {"limit": 10**6}])
-async def test_a_slice_that_does_not_exist_is_told(arguments: Any, tool_context: ToolContext, paper: Paper) -> None:
-    paper.artifacts[ID] = b"text"
+async def test_a_slice_that_does_not_exist_is_told(
+    arguments: Any, tool_context: ToolContext, services: RecordingServices
+) -> None:
+    services.artifacts[ID] = b"text"
     with pytest.raises(ToolInputError, match="offset starts at 1"):
         await called(read_output, tool_context, artifact=ID, **arguments)
 

@@ -2,33 +2,33 @@
 
 import pytest
 
-from tests.kit.file_tools import ToolBench, some_bench
+from tests.kit.file_tools import FileTools, file_tools
 
-bench = some_bench
-
-
-async def edit(bench: ToolBench, old: str, new: str, **options: bool) -> str:
-    return await bench.call("edit_file", path="a.txt", old=old, new=new, **options)
+files = file_tools
 
 
-async def why_not(bench: ToolBench, old: str, new: str = "new") -> str:
-    before = (bench.workspace / "a.txt").read_bytes()
-    told = await bench.call_refused("edit_file", path="a.txt", old=old, new=new)
-    assert (bench.workspace / "a.txt").read_bytes() == before
-    return told
+async def edit(files: FileTools, old: str, new: str, **options: bool) -> str:
+    return await files.call("edit_file", path="a.txt", old=old, new=new, **options)
 
 
-async def test_one_place_is_replaced_and_shown_as_a_diff(bench: ToolBench) -> None:
-    file = bench.put("a.txt", "one\ntwo\nthree\n")
-    told = await edit(bench, "two", "2")
-    assert told.startswith("Edited a.txt.\n--- a/a.txt\n+++ b/a.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three")
+async def why_not(files: FileTools, old: str, new: str = "new") -> str:
+    before = (files.workspace / "a.txt").read_bytes()
+    shown = await files.get_error("edit_file", path="a.txt", old=old, new=new)
+    assert (files.workspace / "a.txt").read_bytes() == before
+    return shown
+
+
+async def test_one_place_is_replaced_and_shown_as_a_diff(files: FileTools) -> None:
+    file = files.put("a.txt", "one\ntwo\nthree\n")
+    shown = await edit(files, "two", "2")
+    assert shown.startswith("Edited a.txt.\n--- a/a.txt\n+++ b/a.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three")
     assert file.read_text() == "one\n2\nthree\n"
 
 
-async def test_text_that_stands_twice_needs_more_around_it_or_replace_all(bench: ToolBench) -> None:
-    file = bench.put("a.txt", "x = 1\ny\nx = 1\n")
-    assert "2 places (lines 1, 3)" in await why_not(bench, "x = 1")
-    assert "in 2 places" in await edit(bench, "x = 1", "x = 2", replace_all=True)
+async def test_text_that_stands_twice_needs_more_around_it_or_replace_all(files: FileTools) -> None:
+    file = files.put("a.txt", "x = 1\ny\nx = 1\n")
+    assert "2 places (lines 1, 3)" in await why_not(files, "x = 1")
+    assert "in 2 places" in await edit(files, "x = 1", "x = 2", replace_all=True)
     assert file.read_text() == "x = 2\ny\nx = 2\n"
 
 
@@ -45,16 +45,16 @@ async def test_text_that_stands_twice_needs_more_around_it_or_replace_all(bench:
     ],
 )
 async def test_line_ends_encoding_and_the_last_line_stay_as_they_are(
-    bench: ToolBench, data: bytes, old: str, new: str, after: bytes
+    files: FileTools, data: bytes, old: str, new: str, after: bytes
 ) -> None:
-    file = bench.put("a.txt", data)
-    await edit(bench, old, new)
+    file = files.put("a.txt", data)
+    await edit(files, old, new)
     assert file.read_bytes() == after
 
 
-async def test_what_an_old_encoding_cannot_hold_is_refused(bench: ToolBench) -> None:
-    bench.put("a.txt", "grün\n".encode("latin-1"))
-    assert "latin-1, which cannot hold '√'" in await why_not(bench, "grün", "√")
+async def test_what_an_old_encoding_cannot_hold_is_refused(files: FileTools) -> None:
+    files.put("a.txt", "grün\n".encode("latin-1"))
+    assert "latin-1, which cannot hold '√'" in await why_not(files, "grün", "√")
 
 
 @pytest.mark.parametrize(
@@ -70,40 +70,40 @@ async def test_what_an_old_encoding_cannot_hold_is_refused(bench: ToolBench) -> 
         ("    retrun x", "closest place is line 2:\n    2\t    return x"),
     ],
 )
-async def test_a_near_miss_says_where_and_why(bench: ToolBench, old: str, reason: str) -> None:
-    bench.put("a.txt", 'def f():\n    return x\nsay("hi")\n')
-    assert reason in await why_not(bench, old)
+async def test_a_near_miss_says_where_and_why(files: FileTools, old: str, reason: str) -> None:
+    files.put("a.txt", 'def f():\n    return x\nsay("hi")\n')
+    assert reason in await why_not(files, old)
 
 
-async def test_text_that_is_nowhere_is_said_to_be_nowhere(bench: ToolBench) -> None:
-    bench.put("a.txt", "one\ntwo\n")
-    assert "nor anything like it" in await why_not(bench, "completely different words")
+async def test_text_that_is_nowhere_is_said_to_be_nowhere(files: FileTools) -> None:
+    files.put("a.txt", "one\ntwo\n")
+    assert "nor anything like it" in await why_not(files, "completely different words")
 
 
-async def test_a_file_changed_since_it_was_read_is_not_edited(bench: ToolBench) -> None:
-    bench.put("a.txt", "one\ntwo\n")
-    await bench.call("read_file", path="a.txt")
-    bench.put("a.txt", "one\ntwo\nthree\n")
-    assert "was changed since you last read it" in await why_not(bench, "two")
-    await bench.call("read_file", path="a.txt")
-    await edit(bench, "two", "2")
-    await edit(bench, "three", "3")  # what our own edit left needs no second reading
-    assert (bench.workspace / "a.txt").read_text() == "one\n2\n3\n"
+async def test_a_file_changed_since_it_was_read_is_not_edited(files: FileTools) -> None:
+    files.put("a.txt", "one\ntwo\n")
+    await files.call("read_file", path="a.txt")
+    files.put("a.txt", "one\ntwo\nthree\n")
+    assert "was changed since you last read it" in await why_not(files, "two")
+    await files.call("read_file", path="a.txt")
+    await edit(files, "two", "2")
+    await edit(files, "three", "3")  # what our own edit left needs no second reading
+    assert (files.workspace / "a.txt").read_text() == "one\n2\n3\n"
 
 
-async def test_an_empty_old_and_an_unchanged_new_are_refused(bench: ToolBench) -> None:
-    bench.put("a.txt", "one")
-    assert "old is empty" in await why_not(bench, "")
-    assert "the same" in await why_not(bench, "one", "one")
+async def test_an_empty_old_and_an_unchanged_new_are_refused(files: FileTools) -> None:
+    files.put("a.txt", "one")
+    assert "old is empty" in await why_not(files, "")
+    assert "the same" in await why_not(files, "one", "one")
 
 
-async def test_a_file_that_is_not_there_or_not_text_cannot_be_edited(bench: ToolBench) -> None:
-    bench.put("a.bin", bytes(8))
-    assert "not text" in await bench.call_refused("edit_file", path="a.bin", old="a", new="b")
-    assert "write_file makes a new one" in await bench.call_refused("edit_file", path="none.txt", old="a", new="b")
+async def test_a_file_that_is_not_there_or_not_text_cannot_be_edited(files: FileTools) -> None:
+    files.put("a.bin", bytes(8))
+    assert "not text" in await files.get_error("edit_file", path="a.bin", old="a", new="b")
+    assert "write_file makes a new one" in await files.get_error("edit_file", path="none.txt", old="a", new="b")
 
 
-async def test_the_old_content_is_kept_before_an_edit(bench: ToolBench) -> None:
-    bench.put("a.txt", "one")
-    await edit(bench, "one", "two")
-    assert bench.kept.get(bench.services.kept[0].before) == b"one" == bench.services.held_when_kept["a.txt"]
+async def test_the_old_content_is_kept_before_an_edit(files: FileTools) -> None:
+    files.put("a.txt", "one")
+    await edit(files, "one", "two")
+    assert files.kept.get(files.services.kept[0].before) == b"one" == files.services.content_when_kept["a.txt"]

@@ -6,30 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.file_tools import ToolBench, some_bench
+from tests.kit.file_tools import FileTools, file_tools
 from treadle.tools.files import list_files as listing
 from treadle.tools.files import ripgrep as ripgrep_module
 
-bench = some_bench
+files = file_tools
 
 
 @pytest.fixture
-def tree(bench: ToolBench) -> ToolBench:
-    bench.put(".gitignore", "*.log\nbuild/\n")
-    bench.put("README.md", "# Hello\nneedle here\n")
-    bench.put("src/app.py", "import os\n\n\ndef needle() -> None:\n    pass\n")
-    bench.put("src/deep/er/mod.py", "x = 'needle'\n")
-    bench.put("debug.log", "needle\n")
-    bench.put("build/out.py", "needle\n")
-    bench.put(".git/config", "needle\n")
-    bench.put(".env", "needle=canary\n")
-    bench.put(".github/workflows/ci.yml", "needle: 1\n")
-    return bench
+def tree(files: FileTools) -> FileTools:
+    files.put(".gitignore", "*.log\nbuild/\n")
+    files.put("README.md", "# Hello\nneedle here\n")
+    files.put("src/app.py", "import os\n\n\ndef needle() -> None:\n    pass\n")
+    files.put("src/deep/er/mod.py", "x = 'needle'\n")
+    files.put("debug.log", "needle\n")
+    files.put("build/out.py", "needle\n")
+    files.put(".git/config", "needle\n")
+    files.put(".env", "needle=canary\n")
+    files.put(".github/workflows/ci.yml", "needle: 1\n")
+    return files
 
 
-async def test_files_are_listed_without_what_ignore_files_name(tree: ToolBench) -> None:
-    told = await tree.call("list_files")
-    assert told.splitlines() == [
+async def test_files_are_listed_without_what_ignore_files_name(tree: FileTools) -> None:
+    shown = await tree.call("list_files")
+    assert shown.splitlines() == [
         ".env",
         ".gitignore",
         "README.md",
@@ -39,7 +39,7 @@ async def test_files_are_listed_without_what_ignore_files_name(tree: ToolBench) 
     ]
 
 
-async def test_a_folder_a_depth_and_a_pattern_narrow_the_list(tree: ToolBench) -> None:
+async def test_a_folder_a_depth_and_a_pattern_narrow_the_list(tree: FileTools) -> None:
     assert await tree.call("list_files", path="src", depth=9) == "src/app.py\nsrc/deep/er/mod.py"
     assert await tree.call("list_files", pattern="*.py") == "src/app.py\nsrc/deep/er/mod.py"
     assert await tree.call("list_files", pattern="deep/**/*.py") == "src/deep/er/mod.py"
@@ -47,33 +47,33 @@ async def test_a_folder_a_depth_and_a_pattern_narrow_the_list(tree: ToolBench) -
     assert await tree.call("list_files", pattern="*.rs") == "No file in the workspace fits *.rs."
 
 
-async def test_names_that_are_not_text_are_listed_all_the_same(bench: ToolBench) -> None:
-    bench.put("plain.txt", "")
-    with open(os.path.join(os.fsencode(bench.workspace), b"\xff.txt"), "wb"):
+async def test_names_that_are_not_text_are_listed_all_the_same(files: FileTools) -> None:
+    files.put("plain.txt", "")
+    with open(os.path.join(os.fsencode(files.workspace), b"\xff.txt"), "wb"):
         pass
-    assert len((await bench.call("list_files")).splitlines()) == 2
+    assert len((await files.call("list_files")).splitlines()) == 2
 
 
-async def test_a_name_of_two_lines_is_not_listed_as_two_names(bench: ToolBench) -> None:
-    bench.put("a.txt", "x")
-    bench.put("two\nlines.txt", "x")
-    assert (await bench.call("list_files")).splitlines() == ["a.txt"]
+async def test_a_name_of_two_lines_is_not_listed_as_two_names(files: FileTools) -> None:
+    files.put("a.txt", "x")
+    files.put("two\nlines.txt", "x")
+    assert (await files.call("list_files")).splitlines() == ["a.txt"]
 
 
 async def test_a_long_list_is_cut_and_says_how_much_more_there_is(
-    bench: ToolBench, monkeypatch: pytest.MonkeyPatch
+    files: FileTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "_PROGRESS_INTERVAL", 100)
     for number in range(250):
-        bench.put(f"{number:03}.txt", "")
-    told = (await bench.call("list_files")).splitlines()
-    assert bench.progress_lines == ["listing, 100 files so far", "listing, 200 files so far"]
-    assert len(told) == 201 and told[-1].startswith("[… 50 more;")
+        files.put(f"{number:03}.txt", "")
+    shown = (await files.call("list_files")).splitlines()
+    assert files.progress_lines == ["listing, 100 files so far", "listing, 200 files so far"]
+    assert len(shown) == 201 and shown[-1].startswith("[… 50 more;")
 
 
-async def test_places_are_found_with_path_line_and_text(tree: ToolBench) -> None:
-    told = await tree.call("search_files", pattern="needle")
-    assert told.splitlines() == [
+async def test_places_are_found_with_path_line_and_text(tree: FileTools) -> None:
+    shown = await tree.call("search_files", pattern="needle")
+    assert shown.splitlines() == [
         ".github/workflows/ci.yml:1: needle: 1",
         "README.md:2: needle here",
         "src/app.py:4: def needle() -> None:",
@@ -82,9 +82,9 @@ async def test_places_are_found_with_path_line_and_text(tree: ToolBench) -> None
     assert tree.progress_lines[-1] == "searching, 3 places so far"
 
 
-async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: ToolBench) -> None:
-    told = await tree.call("search_files", pattern="NEEDLE", path="src", glob="app.*", ignore_case=True, around=1)
-    assert told == "src/app.py-3- \nsrc/app.py:4: def needle() -> None:\nsrc/app.py-5-     pass"
+async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: FileTools) -> None:
+    shown = await tree.call("search_files", pattern="NEEDLE", path="src", glob="app.*", ignore_case=True, around=1)
+    assert shown == "src/app.py-3- \nsrc/app.py:4: def needle() -> None:\nsrc/app.py-5-     pass"
     assert await tree.call("search_files", pattern="needle", path="README.md") == "README.md:2: needle here"
     assert (
         await tree.call("search_files", pattern="needle", glob="src/**/mod.py") == "src/deep/er/mod.py:1: x = 'needle'"
@@ -92,60 +92,60 @@ async def test_a_search_can_be_narrowed_and_can_show_what_is_around(tree: ToolBe
     assert await tree.call("search_files", pattern="no such words") == "Nothing in the workspace fits no such words."
 
 
-async def test_a_pattern_that_is_no_regular_expression_is_explained(tree: ToolBench) -> None:
-    assert "unclosed group" in await tree.call_refused("search_files", pattern="needle(")
-    assert "empty" in await tree.call_refused("search_files", pattern="")
-    assert "NUL" in await tree.call_refused("search_files", pattern="a\0b")
+async def test_a_pattern_that_is_no_regular_expression_is_explained(tree: FileTools) -> None:
+    assert "unclosed group" in await tree.get_error("search_files", pattern="needle(")
+    assert "empty" in await tree.get_error("search_files", pattern="")
+    assert "NUL" in await tree.get_error("search_files", pattern="a\0b")
     assert "Nothing" in await tree.call("search_files", pattern="--help")
 
 
-async def test_too_many_places_are_cut_and_said(bench: ToolBench) -> None:
-    bench.put("a.txt", "needle\n" * 5000)
-    told = (await bench.call("search_files", pattern="needle")).splitlines()
-    assert len(told) == 101 and "more than 100 places" in told[-1]
+async def test_too_many_places_are_cut_and_said(files: FileTools) -> None:
+    files.put("a.txt", "needle\n" * 5000)
+    shown = (await files.call("search_files", pattern="needle")).splitlines()
+    assert len(shown) == 101 and "more than 100 places" in shown[-1]
 
 
-async def test_other_encodings_and_long_lines_are_shown(bench: ToolBench) -> None:
-    bench.put("a.txt", "grüne nadel\n".encode("latin-1"))
-    bench.put("b.txt", "grüne nadel\r\n".encode("utf-16"))
-    bench.put("c.txt", "nadel" + "x" * 5000)
-    told = (await bench.call("search_files", pattern="nadel")).splitlines()
-    assert told[:2] == ["a.txt:1: grüne nadel", "b.txt:1: grüne nadel"]
-    assert told[2].startswith("c.txt:1: nadelxxx") and len(told[2]) < 400
+async def test_other_encodings_and_long_lines_are_shown(files: FileTools) -> None:
+    files.put("a.txt", "grüne nadel\n".encode("latin-1"))
+    files.put("b.txt", "grüne nadel\r\n".encode("utf-16"))
+    files.put("c.txt", "nadel" + "x" * 5000)
+    shown = (await files.call("search_files", pattern="nadel")).splitlines()
+    assert shown[:2] == ["a.txt:1: grüne nadel", "b.txt:1: grüne nadel"]
+    assert shown[2].startswith("c.txt:1: nadelxxx") and len(shown[2]) < 400
 
 
-async def test_links_that_lead_out_are_neither_listed_nor_searched(bench: ToolBench) -> None:
-    outside = bench.workspace.parent / "outside"
+async def test_links_that_lead_out_are_neither_listed_nor_searched(files: FileTools) -> None:
+    outside = files.workspace.parent / "outside"
     outside.mkdir()
     (outside / "secret.txt").write_text("needle")
-    (bench.workspace / "link").symlink_to(outside)
-    (bench.workspace / "file.txt").symlink_to(outside / "secret.txt")
-    assert "No files" in await bench.call("list_files")
-    assert "Nothing" in await bench.call("search_files", pattern="needle")
+    (files.workspace / "link").symlink_to(outside)
+    (files.workspace / "file.txt").symlink_to(outside / "secret.txt")
+    assert "No files" in await files.call("list_files")
+    assert "Nothing" in await files.call("search_files", pattern="needle")
     for name in ("list_files", "search_files"):
-        assert "leads out of the workspace" in await bench.call_refused(name, path="link", pattern="x")
+        assert "leads out of the workspace" in await files.get_error(name, path="link", pattern="x")
 
 
-async def test_what_ripgrep_saw_elsewhere_is_not_shown(bench: ToolBench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_ripgrep_saw_elsewhere_is_not_shown(files: FileTools, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the file had been swapped for a link just while ripgrep read it."""
-    bench.put("a.txt", "harmless\n")
-    lying = bench.workspace.parent / "rg"
+    files.put("a.txt", "harmless\n")
+    lying = files.workspace.parent / "rg"
     found = '{"type":"match","data":{"path":{"text":"%s/a.txt"},"lines":{"text":"canary\\\\n"},"line_number":1}}'
     lying.write_text(f"#!/bin/sh\nfor place; do :; done\nprintf '{found}\\n' \"$place\"\n")
     lying.chmod(0o755)
     monkeypatch.setattr(ripgrep_module, "find_ripgrep", lambda: str(lying))
-    assert await bench.call("search_files", pattern="canary") == "Nothing in the workspace fits canary."
+    assert await files.call("search_files", pattern="canary") == "Nothing in the workspace fits canary."
 
 
 async def test_ripgrep_starts_outside_the_workspace_and_dies_with_the_call(
-    bench: ToolBench, monkeypatch: pytest.MonkeyPatch
+    files: FileTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, started = bench.workspace.parent / "rg", bench.workspace.parent / "started"
+    slow, started = files.workspace.parent / "rg", files.workspace.parent / "started"
     os.mkfifo(started)
     slow.write_text(f'#!/bin/sh\necho "$$ $(pwd) $HOME" > {started}\nexec sleep 1000\n')
     slow.chmod(0o755)
     monkeypatch.setattr(ripgrep_module, "find_ripgrep", lambda: str(slow))
-    call = asyncio.ensure_future(bench.call("search_files", pattern="x"))
+    call = asyncio.ensure_future(files.call("search_files", pattern="x"))
     said = await asyncio.to_thread(Path(started).read_text)
     pid, folder = said.split()
     assert folder == "/"

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kit.file_tools import ToolBench, some_bench
+from tests.kit.file_tools import FileTools, file_tools
 from treadle.tools.base import ToolError
 from treadle.tools.files.unified_diff import apply_hunks, read_patch
 from treadle.workspace.folder import Folder, render_diff
 
-bench = some_bench
+files = file_tools
 
 EDIT = "--- a/a.txt\n+++ b/a.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
 MAKE = "--- /dev/null\n+++ b/new/b.txt\n@@ -0,0 +1,2 @@\n+hello\n+world\n"
@@ -26,12 +26,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-async def test_files_are_edited_made_deleted_and_renamed_at_once(bench: ToolBench) -> None:
-    bench.put("a.txt", "one\ntwo\nthree\n")
-    bench.put("c.txt", "gone\n")
-    bench.put("d.txt", "moved\n").chmod(0o755)
-    told = await bench.call("apply_patch", patch=EDIT + MAKE + DELETE + RENAME)
-    assert told.splitlines() == [
+async def test_files_are_edited_made_deleted_and_renamed_at_once(files: FileTools) -> None:
+    files.put("a.txt", "one\ntwo\nthree\n")
+    files.put("c.txt", "gone\n")
+    files.put("d.txt", "moved\n").chmod(0o755)
+    shown = await files.call("apply_patch", patch=EDIT + MAKE + DELETE + RENAME)
+    assert shown.splitlines() == [
         "Patched:",
         "- a.txt: changed, 3 lines now",
         "- new/b.txt: made, 2 lines now",
@@ -39,13 +39,13 @@ async def test_files_are_edited_made_deleted_and_renamed_at_once(bench: ToolBenc
         "- d.txt: deleted",
         "- e/d.txt: made, 1 line now",
     ]
-    assert contents(bench.workspace) == {
+    assert contents(files.workspace) == {
         "a.txt": b"one\n2\nthree\n",
         "new/b.txt": b"hello\nworld\n",
         "e/d.txt": b"moved\n",
     }
-    assert (bench.workspace / "e/d.txt").stat().st_mode & 0o777 == 0o755
-    assert bench.services.held_when_kept == {
+    assert (files.workspace / "e/d.txt").stat().st_mode & 0o777 == 0o755
+    assert files.services.content_when_kept == {
         "a.txt": b"one\ntwo\nthree\n",
         "new/b.txt": None,
         "c.txt": b"gone\n",
@@ -54,20 +54,20 @@ async def test_files_are_edited_made_deleted_and_renamed_at_once(bench: ToolBenc
     }
 
 
-async def test_one_hunk_that_does_not_fit_changes_nothing_at_all(bench: ToolBench) -> None:
-    bench.put("a.txt", "one\ntwo\nthree\n")
-    bench.put("c.txt", "something else\n")
-    before = contents(bench.workspace)
-    assert "Hunk 1 of c.txt does not fit" in await bench.call_refused("apply_patch", patch=EDIT + MAKE + DELETE)
-    assert contents(bench.workspace) == before and bench.services.kept == []
+async def test_one_hunk_that_does_not_fit_changes_nothing_at_all(files: FileTools) -> None:
+    files.put("a.txt", "one\ntwo\nthree\n")
+    files.put("c.txt", "something else\n")
+    before = contents(files.workspace)
+    assert "Hunk 1 of c.txt does not fit" in await files.get_error("apply_patch", patch=EDIT + MAKE + DELETE)
+    assert contents(files.workspace) == before and files.services.kept == []
 
 
 async def test_a_failure_while_writing_puts_back_what_was_written(
-    bench: ToolBench, monkeypatch: pytest.MonkeyPatch
+    files: FileTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.put("a.txt", "one\ntwo\nthree\n")
-    bench.put("c.txt", "gone\n")
-    before = contents(bench.workspace)
+    files.put("a.txt", "one\ntwo\nthree\n")
+    files.put("c.txt", "gone\n")
+    before = contents(files.workspace)
     remove = Folder.remove
 
     def failing(self: Folder, path: str) -> None:
@@ -76,49 +76,49 @@ async def test_a_failure_while_writing_puts_back_what_was_written(
         remove(self, path)
 
     monkeypatch.setattr(Folder, "remove", failing)
-    assert "no room" in await bench.call_refused("apply_patch", patch=EDIT + MAKE + DELETE)
-    assert contents(bench.workspace) == before
+    assert "no room" in await files.get_error("apply_patch", patch=EDIT + MAKE + DELETE)
+    assert contents(files.workspace) == before
 
 
-async def test_line_numbers_may_be_off_and_the_nearest_place_counts(bench: ToolBench) -> None:
-    file = bench.put("a.txt", "x\n" * 30 + "one\ntwo\nthree\n" + "x\n" * 5)
-    await bench.call("apply_patch", patch=EDIT)
+async def test_line_numbers_may_be_off_and_the_nearest_place_counts(files: FileTools) -> None:
+    file = files.put("a.txt", "x\n" * 30 + "one\ntwo\nthree\n" + "x\n" * 5)
+    await files.call("apply_patch", patch=EDIT)
     assert file.read_text() == "x\n" * 30 + "one\n2\nthree\n" + "x\n" * 5
 
 
-async def test_context_that_is_not_there_to_the_letter_is_refused(bench: ToolBench) -> None:
-    bench.put("a.txt", "one\n two\nthree\n")
-    assert "does not fit" in await bench.call_refused("apply_patch", patch=EDIT)
+async def test_context_that_is_not_there_to_the_letter_is_refused(files: FileTools) -> None:
+    files.put("a.txt", "one\n two\nthree\n")
+    assert "does not fit" in await files.get_error("apply_patch", patch=EDIT)
 
 
-async def test_line_ends_and_encoding_survive_a_patch(bench: ToolBench) -> None:
-    file = bench.put("a.txt", "one\r\ntwo\r\nthree\r\n".encode("utf-16"))
-    await bench.call("apply_patch", patch=EDIT)
+async def test_line_ends_and_encoding_survive_a_patch(files: FileTools) -> None:
+    file = files.put("a.txt", "one\r\ntwo\r\nthree\r\n".encode("utf-16"))
+    await files.call("apply_patch", patch=EDIT)
     assert file.read_bytes() == "one\r\n2\r\nthree\r\n".encode("utf-16")
 
 
-async def test_paths_out_of_the_workspace_and_protected_ones_are_refused(bench: ToolBench) -> None:
+async def test_paths_out_of_the_workspace_and_protected_ones_are_refused(files: FileTools) -> None:
     for path in ("../out.txt", "/etc/motd", ".git/hooks/x", ".env"):
         patch = MAKE.replace("b/new/b.txt", f"b/{path}" if not path.startswith("/") else path)
-        assert await bench.call_refused("apply_patch", patch=patch)
-    assert contents(bench.workspace) == {} and not (bench.workspace.parent / "out.txt").exists()
+        assert await files.get_error("apply_patch", patch=patch)
+    assert contents(files.workspace) == {} and not (files.workspace.parent / "out.txt").exists()
 
 
-async def test_making_what_is_there_and_patching_what_is_not_are_refused(bench: ToolBench) -> None:
-    bench.put("new/b.txt", "mine")
-    assert "is there already" in await bench.call_refused("apply_patch", patch=MAKE)
-    assert "no such file to patch" in await bench.call_refused("apply_patch", patch=EDIT)
+async def test_making_what_is_there_and_patching_what_is_not_are_refused(files: FileTools) -> None:
+    files.put("new/b.txt", "mine")
+    assert "is there already" in await files.get_error("apply_patch", patch=MAKE)
+    assert "no such file to patch" in await files.get_error("apply_patch", patch=EDIT)
 
 
 @pytest.mark.parametrize("patch", ["", "hello", "*** Begin Patch", "--- a/x\n"])
-async def test_what_is_no_diff_is_explained(bench: ToolBench, patch: str) -> None:
-    assert "not a unified diff" in await bench.call_refused("apply_patch", patch=patch)
+async def test_what_is_no_diff_is_explained(files: FileTools, patch: str) -> None:
+    assert "not a unified diff" in await files.get_error("apply_patch", patch=patch)
 
 
-def test_the_policy_sees_the_files_of_a_patch(bench: ToolBench) -> None:
+def test_the_policy_sees_the_files_of_a_patch(files: FileTools) -> None:
     import json
 
-    tool = bench.tools["apply_patch"]
+    tool = files.tools["apply_patch"]
     parsed = tool.parse(json.dumps({"patch": EDIT + RENAME}))
     assert parsed.arguments["files"] == ["a.txt", "d.txt", "e/d.txt"]
     assert tool.assess_safety(parsed.arguments) == "caution"
@@ -126,11 +126,11 @@ def test_the_policy_sees_the_files_of_a_patch(bench: ToolBench) -> None:
     assert tool.assess_safety(hostile.arguments) == "destructive"
 
 
-async def test_a_file_changed_since_it_was_read_is_not_patched(bench: ToolBench) -> None:
-    bench.put("a.txt", "one\ntwo\nthree\n")
-    await bench.call("read_file", path="a.txt")
-    bench.put("a.txt", "one\ntwo\nthree\nfour\n")
-    assert "changed since you last read it" in await bench.call_refused("apply_patch", patch=EDIT)
+async def test_a_file_changed_since_it_was_read_is_not_patched(files: FileTools) -> None:
+    files.put("a.txt", "one\ntwo\nthree\n")
+    await files.call("read_file", path="a.txt")
+    files.put("a.txt", "one\ntwo\nthree\nfour\n")
+    assert "changed since you last read it" in await files.get_error("apply_patch", patch=EDIT)
 
 
 lines = st.lists(st.sampled_from(["a", "b", "", "-- x", "++ y", "@@", " c"]), max_size=12)
@@ -155,7 +155,7 @@ def test_without_context_difflib_is_applied_exactly_too(old: str, new: str) -> N
         assert apply_hunks(ended[0], read_patch(made)[0].hunks, "f") == ended[1]
 
 
-async def test_what_git_writes_is_applied_exactly(bench: ToolBench, tmp_path: Path) -> None:
+async def test_what_git_writes_is_applied_exactly(files: FileTools, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
     environment = {**os.environ, "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
@@ -176,7 +176,7 @@ async def test_what_git_writes_is_applied_exactly(bench: ToolBench, tmp_path: Pa
         (folder / path).write_text(text)
 
     git("init", "-q")
-    for folder in (repository, bench.workspace):
+    for folder in (repository, files.workspace):
         write(folder, "a.py", "".join(f"line {number}\n" for number in range(60)))
         write(folder, "old name.txt", "kept\n" * 20)
         write(folder, "gone.txt", "gone")
@@ -188,6 +188,6 @@ async def test_what_git_writes_is_applied_exactly(bench: ToolBench, tmp_path: Pa
     (repository / "old name.txt").unlink()
     (repository / "gone.txt").unlink()
     git("add", "-A")
-    await bench.call("apply_patch", patch=git("diff", "--cached", "-M"))
+    await files.call("apply_patch", patch=git("diff", "--cached", "-M"))
     want = {path: data for path, data in contents(repository).items() if not path.startswith(".git/")}
-    assert contents(bench.workspace) == want
+    assert contents(files.workspace) == want

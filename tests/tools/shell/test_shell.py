@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.sandbox import until
 from tests.kit.sessions import advance_loop_clock
-from tests.kit.shell import Terminal, find_folder_note, needs_bubblewrap, needs_walls
+from tests.kit.shell import Terminal, needs_bubblewrap, needs_sandbox
 from treadle.events import Tier
 from treadle.history.content_store import ContentStore
 from treadle.sandbox import backend as sandbox
@@ -18,7 +18,7 @@ from treadle.sandbox.base import Bounds, CommandResult, Job, OnOutput, ProbeResu
 from treadle.tools.base import ToolContext, ToolError, ToolInputError
 from treadle.tools.shell import Shell, _Output
 
-pytestmark = needs_walls
+pytestmark = needs_sandbox
 BOTH: list[Tier] = ["sandbox", "full"]
 LONG = f"4321.{os.getpid()}"
 """Seconds to sleep that no test of another process sleeps."""
@@ -36,7 +36,7 @@ async def test_the_output_of_a_command_is_its_result_and_is_streamed(workspace: 
     terminal = Terminal(workspace, tier=tier)
     result = await terminal.run("echo out; echo err >&2; printf 'no newline'")
     assert (result.text, result.ok) == ("out\nerr\nno newline", True)
-    assert "".join(terminal.heard) == "out\nerr\nno newline"
+    assert "".join(terminal.output) == "out\nerr\nno newline"
 
 
 @pytest.mark.parametrize(
@@ -67,50 +67,50 @@ async def test_the_result_says_how_a_command_ended(workspace: Path, command: str
 @pytest.mark.parametrize("tier", BOTH)
 async def test_the_folder_of_one_command_is_where_the_next_one_starts(workspace: Path, tier: Tier) -> None:
     terminal = Terminal(workspace, tier=tier)
-    assert await terminal.says("cd src/deep") == "[now in src/deep]"
-    assert await terminal.says("pwd") == str(workspace / "src" / "deep")
-    assert await terminal.says("cd ..; false") == "[now in src]\n[exit code 1]"
-    assert find_folder_note(terminal.desk.notes) == "src"
-    assert await terminal.says("(cd deep); pwd") == str(workspace / "src")
-    assert await terminal.says("cd ..") == "[now in the workspace]"
-    assert find_folder_note(terminal.desk.notes) == ""
+    assert await terminal.read("cd src/deep") == "[now in src/deep]"
+    assert await terminal.read("pwd") == str(workspace / "src" / "deep")
+    assert await terminal.read("cd ..; false") == "[now in src]\n[exit code 1]"
+    assert terminal.folder_note == "src"
+    assert await terminal.read("(cd deep); pwd") == str(workspace / "src")
+    assert await terminal.read("cd ..") == "[now in the workspace]"
+    assert terminal.folder_note == ""
 
 
 async def test_a_folder_outside_the_workspace_is_left_again(workspace: Path) -> None:
     terminal = Terminal(workspace)
-    await terminal.says("cd src")
-    assert "/tmp is outside the workspace" in await terminal.says("cd /tmp && pwd")
-    assert await terminal.says("pwd") == str(workspace)
+    await terminal.read("cd src")
+    assert "/tmp is outside the workspace" in await terminal.read("cd /tmp && pwd")
+    assert await terminal.read("pwd") == str(workspace)
 
 
 async def test_a_command_for_a_removed_folder_does_not_run(workspace: Path) -> None:
     terminal = Terminal(workspace)
-    await terminal.says("mkdir gone; cd gone")
+    await terminal.read("mkdir gone; cd gone")
     (workspace / "gone").rmdir()
     with pytest.raises(ToolError, match="Not run: the folder gone, in which the last command ended, is gone"):
-        await terminal.says("touch here")
-    assert not (workspace / "here").exists() and await terminal.says("pwd") == str(workspace)
+        await terminal.read("touch here")
+    assert not (workspace / "here").exists() and await terminal.read("pwd") == str(workspace)
 
 
 @pytest.mark.parametrize("folder", ["..", "../other", "/", "src/../..", "nowhere", "src/../src"])
 async def test_a_noted_folder_outside_the_workspace_is_refused(workspace: Path, folder: str) -> None:
     (workspace.parent / "other").mkdir()
     terminal = Terminal(workspace, tier="full")
-    terminal.desk.notes["treadle.folder"] = folder
+    terminal.services.notes["treadle.folder"] = folder
     with pytest.raises(ToolError, match="Not run"):
-        await terminal.says("pwd")
-    assert await terminal.says("pwd") == str(workspace)
+        await terminal.read("pwd")
+    assert await terminal.read("pwd") == str(workspace)
 
 
 @pytest.mark.parametrize("leads_to", [".", "../../"])
 async def test_a_folder_that_became_a_link_is_refused(workspace: Path, leads_to: str) -> None:
     terminal = Terminal(workspace, tier="full")
-    await terminal.says("mkdir door; cd door")
+    await terminal.read("mkdir door; cd door")
     (workspace / "door").rmdir()
     (workspace / "door").symlink_to(leads_to)
     with pytest.raises(ToolError, match="Not run: the folder door"):
-        await terminal.says("pwd")
-    assert await terminal.says("pwd") == str(workspace)
+        await terminal.read("pwd")
+    assert await terminal.read("pwd") == str(workspace)
 
 
 @pytest.mark.parametrize("tier", BOTH)
@@ -138,7 +138,7 @@ async def test_cancelling_returns_when_the_command_is_gone(workspace: Path, tier
 
 async def wait_for_both(terminal: Terminal) -> None:
     """Wait for the output of the command and for both of its processes."""
-    await until(lambda: terminal.begun.is_set() and len(running(LONG)) == 2)
+    await until(lambda: terminal.has_output.is_set() and len(running(LONG)) == 2)
 
 
 def running(word: str) -> list[str]:
@@ -163,7 +163,7 @@ async def test_too_much_output_stops_the_command(workspace: Path) -> None:
 @needs_bubblewrap
 async def test_a_command_cannot_write_outside_the_workspace_or_into_git(workspace: Path) -> None:
     terminal = Terminal(workspace)
-    text = await terminal.says("echo x > /etc/x; mkdir .git; echo x > .git/config; echo done > inside; ls -a")
+    text = await terminal.read("echo x > /etc/x; mkdir .git; echo x > .git/config; echo done > inside; ls -a")
     assert "inside" in text and (workspace / "inside").read_text() == "done\n"
     assert not Path("/etc/x").exists() and not (workspace / ".git").exists()
 
@@ -206,10 +206,10 @@ async def test_old_contents_of_changed_files_are_kept(workspace: Path, tmp_path:
     (workspace / "a.txt").write_text("old")
     kept = ContentStore(tmp_path / "kept")
     terminal = Terminal(workspace, Shell(sandbox, kept))
-    await terminal.says("cat a.txt")
+    await terminal.read("cat a.txt")
     assert not (tmp_path / "kept").exists()
-    await terminal.says("echo new > a.txt; echo b > b.txt")
-    (old, made) = terminal.desk.kept
+    await terminal.read("echo new > a.txt; echo b > b.txt")
+    (old, made) = terminal.services.kept
     assert (old.path, kept.get(old.before), made.path, made.before) == ("a.txt", b"old", "b.txt", "")
     kept.close()
 
@@ -219,9 +219,9 @@ async def test_the_result_names_changed_instruction_files(workspace: Path, tmp_p
     kept = ContentStore(tmp_path / "kept")
     terminal = Terminal(workspace, Shell(sandbox, kept))
     code = "import os; os.mkdir('.vscode'); open('.vscode/tasks.json', 'w'); open('AGENTS.md', 'w'); open('a.md', 'w')"
-    said = await terminal.says(f'python3 -c "{code}"')
+    said = await terminal.read(f'python3 -c "{code}"')
     assert "it changed .vscode/tasks.json, AGENTS.md, which tells agents" in said and "a.md" not in said, said
-    assert "it changed" not in await terminal.says("echo x > b.md")
+    assert "it changed" not in await terminal.read("echo x > b.md")
     kept.close()
 
 
@@ -293,7 +293,7 @@ async def test_many_calls_leave_no_process_no_descriptor_and_no_temporary_file(
     terminals = [Terminal(workspace), Terminal(workspace, tier="full")]
     commands = ["true", "echo x | cat", f"(sleep {LONG} &); true", "false", "nosuchcommand"]
     for terminal in terminals:
-        await terminal.says("true")
+        await terminal.read("true")
     before = leftovers()
     limit = asyncio.Semaphore(4)
 

@@ -7,26 +7,13 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from treadle import events
 from treadle.errors import BadInput
-from treadle.events import (
-    ApprovalAnswered,
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    Event,
-    InputAnswered,
-    InputRequested,
-    ModelFailed,
-    ModelReplied,
-    RunStarted,
-    TextDelta,
-    TurnStarted,
-)
 from treadle.messages import FinishReason, Json, Reply
 
 FINISH_REASONS: dict[FinishReason, str] = {
@@ -36,6 +23,8 @@ FINISH_REASONS: dict[FinishReason, str] = {
     "filter": "content_filter",
     "other": "stop",
 }
+Activity: TypeAlias = events.CallStarted | events.CallFinished | events.ApprovalRequested | events.InputRequested
+"""What an agent's tools do. OpenAI's formats send it in the extension field `treadle`."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -43,14 +32,19 @@ class Frame(Struct, frozen=True, omit_defaults=True, tag_field="type"):
     """One message of a wire format, named by `type`. A field that has its default value is not sent."""
 
 
-class QuestionFields(Struct, frozen=True, omit_defaults=True):
+class CallFields(Struct, frozen=True, omit_defaults=True):
+    """Which call a message is about, and the tool that it names."""
+
+    call_id: str
+    tool: str
+
+
+class QuestionFields(CallFields, frozen=True):
     """A question to a person. It asks to allow a call or, where there are `questions`, for answers to them.
 
     `options` are the suggested answers to each question.
     """
 
-    call_id: str
-    tool: str
     arguments: dict[str, Json]
     safety: str = ""
     why: str = ""
@@ -64,7 +58,7 @@ class QuestionFields(Struct, frozen=True, omit_defaults=True):
 class Dialect(Protocol):
     """Translates one session's events. The same events give the same frames, live or from the log."""
 
-    def feed(self, event: Event) -> Sequence[Struct]:
+    def feed(self, event: events.Event) -> Sequence[Struct]:
         """Return the frames of one event: none, one or more."""
         ...
 
@@ -93,42 +87,42 @@ class EventTracker:
         """The text of the current reply, as far as its fragments were seen."""
         return "".join(self._fragments)
 
-    def track(self, event: Event | Reply) -> str:
+    def track(self, event: events.Event | Reply) -> str:
         """Take in an event and return the text that it adds to the reply.
 
         A fragment adds itself. A stored reply adds the rest of its text, because a watcher who joined late saw only
         some of the fragments. It adds nothing when fragments in the middle are missing.
         """
         match event:
-            case TextDelta():
+            case events.TextDelta():
                 self._fragments.append(event.text)
                 return event.text
-            case RunStarted():
+            case events.RunStarted():
                 self.calls.clear()
                 self.tools_called.clear()
                 self.open_questions.clear()
                 self.calls_started = self.output_tokens = 0
-            case TurnStarted():
+            case events.TurnStarted():
                 self.calls.clear()
                 self._fragments.clear()
-            case ModelFailed():
+            case events.ModelFailed():
                 self._fragments.clear()
-            case ModelReplied():
+            case events.ModelReplied():
                 return self._take_reply(event)
-            case ApprovalRequested() | InputRequested():
+            case events.ApprovalRequested() | events.InputRequested():
                 self.open_questions.add(event.call_id)
-                if isinstance(event, ApprovalRequested):
+                if isinstance(event, events.ApprovalRequested):
                     self._get_call(event.call_id).safety = event.safety
-            case ApprovalAnswered() | InputAnswered() | CallFinished():
+            case events.ApprovalAnswered() | events.InputAnswered() | events.CallFinished():
                 self.open_questions.discard(event.call_id)
-            case CallStarted():
+            case events.CallStarted():
                 self._get_call(event.call_id).starts += 1
                 self.calls_started += event.attempt == 1
             case _:
                 pass
         return ""
 
-    def _take_reply(self, fact: ModelReplied) -> str:
+    def _take_reply(self, fact: events.ModelReplied) -> str:
         self.calls = {call.id: TrackedCall(call.arguments) for call in fact.calls}
         self.tools_called += [call.tool for call in fact.calls]
         self.output_tokens += fact.usage.output_tokens
@@ -161,14 +155,9 @@ def check_base64(text: str, field: str) -> str:
     return text
 
 
-def is_rejected(fact: CallFinished) -> bool:
-    """Whether a person, the policy or a budget kept the call from running."""
-    return fact.status in ("denied", "refused")
-
-
-def describe_question(fact: ApprovalRequested | InputRequested) -> dict[str, Any]:
+def describe_question(fact: events.ApprovalRequested | events.InputRequested) -> dict[str, Any]:
     """The values of `QuestionFields`, for dialects with one form for both kinds of question."""
-    if isinstance(fact, InputRequested):
+    if isinstance(fact, events.InputRequested):
         return {
             "call_id": fact.call_id,
             "tool": "ask_user",
@@ -182,7 +171,7 @@ def describe_question(fact: ApprovalRequested | InputRequested) -> dict[str, Any
     return {name: getattr(fact, name) for name in names}
 
 
-def list_options(fact: InputRequested) -> tuple[tuple[str, ...], ...]:
+def list_options(fact: events.InputRequested) -> tuple[tuple[str, ...], ...]:
     """The suggested answers to each question, in order. Empty when no question suggests any."""
     options = tuple(question.options for question in fact.questions)
     return options if any(options) else ()

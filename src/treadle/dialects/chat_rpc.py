@@ -9,17 +9,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from treadle import events
 from treadle.dialects.base import EventTracker, QuestionFields, build_approval_id, describe_question
-from treadle.events import (
-    LIMIT_REASONS,
-    ApprovalRequested,
-    CallFinished,
-    Event,
-    InputRequested,
-    ModelFailed,
-    ModelReplied,
-    RunFinished,
-)
 
 EVENT_METHOD = "agents.chat.event"
 ChatOutcome: TypeAlias = Literal["success", "max_turns", "error", "cancelled"]
@@ -95,28 +86,28 @@ class ChatRpcDialect:
         self._session_id = session_id
         self._tracker = EventTracker()
 
-    def feed(self, event: Event) -> Sequence[ChatNotification]:
+    def feed(self, event: events.Event) -> Sequence[ChatNotification]:
         """Return the notifications of one event."""
         return tuple(ChatNotification(params) for params in self._translate(event))
 
-    def _translate(self, event: Event) -> Sequence[ChatEvent | ChatApprovalPending]:
+    def _translate(self, event: events.Event) -> Sequence[ChatEvent | ChatApprovalPending]:
         session_id = self._session_id
         text = self._tracker.track(event)
         tokens = (ChatToken(session_id, text),) if text else ()
         match event:
-            case ModelReplied():
+            case events.ModelReplied():
                 calls = (ChatToolCall(session_id, call.id, call.tool, call.arguments) for call in event.calls)
                 return (*tokens, *calls)
-            case CallFinished():
+            case events.CallFinished():
                 is_ok = event.status == "ok"
                 return (ChatToolResult(session_id, event.call_id, event.tool, is_ok, event.status, event.output),)
-            case ApprovalRequested() | InputRequested():
+            case events.ApprovalRequested() | events.InputRequested():
                 approval_id = build_approval_id(session_id, event.call_id)
                 question = describe_question(event)
                 return (ChatApprovalPending(session_id=session_id, approval_id=approval_id, **question),)
-            case ModelFailed() if event.wait is not None:
+            case events.ModelFailed() if event.wait is not None:
                 return (ChatError(session_id, event.message, recoverable=True),)
-            case RunFinished():
+            case events.RunFinished():
                 outcome, tools_called = classify_ending(event), tuple(self._tracker.tools_called)
                 ending = (event.answer, event.turns, tools_called, event.reason, event.can_continue)
                 done = ChatDone(session_id, outcome, *ending)
@@ -125,10 +116,10 @@ class ChatRpcDialect:
                 return tokens
 
 
-def classify_ending(fact: RunFinished) -> ChatOutcome:
+def classify_ending(fact: events.RunFinished) -> ChatOutcome:
     """One of the four outcomes of this dialect."""
     if fact.reason in ("answered", "yielded"):
         return "success"
-    if fact.reason in LIMIT_REASONS:
+    if fact.reason in events.LIMIT_REASONS:
         return "max_turns"
     return "cancelled" if fact.reason == "cancelled" else "error"

@@ -10,27 +10,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from treadle.dialects.base import EventTracker, QuestionFields, describe_question
-from treadle.events import (
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    CancelRequested,
-    ContextCompacted,
-    EndReason,
-    Event,
-    Fact,
-    Grant,
-    InputRequested,
-    ModelFailed,
-    ModelReplied,
-    RunFinished,
-    RunStarted,
-    SessionCreated,
-    SignalDetected,
-    TextDelta,
-    TurnStarted,
-)
+from treadle import events
+from treadle.dialects.base import CallFields, EventTracker, QuestionFields, describe_question
 from treadle.messages import Json
 
 IterationOutcome: TypeAlias = Literal[
@@ -63,17 +44,21 @@ class LoopStarted(LoopEvent, frozen=True):
     trigger: str = "message"
 
 
-class IterationStarted(LoopEvent, frozen=True):
-    """A turn begins. `wrap_up` names the limit that was reached: this is the last turn, without tools."""
+class IterationEvent(LoopEvent, frozen=True):
+    """An event about one turn."""
 
     iteration: int
+
+
+class IterationStarted(IterationEvent, frozen=True):
+    """A turn begins. `wrap_up` names the limit that was reached: this is the last turn, without tools."""
+
     wrap_up: str = ""
 
 
-class IterationCompleted(LoopEvent, frozen=True):
+class IterationCompleted(IterationEvent, frozen=True):
     """A turn is over."""
 
-    iteration: int
     outcome: IterationOutcome
 
 
@@ -92,11 +77,9 @@ class GenerationCompleted(LoopEvent, frozen=True):
     model: str = ""
 
 
-class ToolCallDetected(LoopEvent, frozen=True):
+class ToolCallDetected(CallFields, LoopEvent, frozen=True):
     """The model calls a tool. `arguments` is the JSON text that it wrote."""
 
-    call_id: str
-    tool: str
     arguments: str = "{}"
 
 
@@ -104,11 +87,9 @@ class ToolApprovalRequired(QuestionFields, LoopEvent, frozen=True):
     """A person must allow the call or answer `questions`."""
 
 
-class ToolExecutionStarted(LoopEvent, frozen=True):
+class ToolExecutionStarted(CallFields, LoopEvent, frozen=True):
     """A tool runs."""
 
-    call_id: str
-    tool: str
     arguments: dict[str, Json]
     attempt: int = 1
 
@@ -209,14 +190,14 @@ class LoopEnvelope(Struct, frozen=True):
     data: LoopEvent
 
 
-_OUTCOMES: dict[EndReason, IterationOutcome] = {
+_OUTCOMES: dict[events.EndReason, IterationOutcome] = {
     "answered": "answer",
     "yielded": "yielded",
     "stuck": "stuck",
     "cancelled": "cancelled",
     "failed": "failed",
 }
-_RESOURCES: dict[EndReason, str] = {
+_RESOURCES: dict[events.EndReason, str] = {
     "turn_limit": "max_iterations",
     "token_limit": "token_budget_exhausted",
     "cost_limit": "token_budget_exhausted",
@@ -230,7 +211,7 @@ RUN_CONTINUES_LATER = "The server is shutting down. The run is not lost: it goes
 class LoopDialect:
     """Turns one session's events into loop events. Give it the session's first fact, or feed it from there."""
 
-    def __init__(self, created: SessionCreated | None = None) -> None:
+    def __init__(self, created: events.SessionCreated | None = None) -> None:
         self._created = created
         self._iteration = 0
         self._is_iteration_open = False
@@ -238,26 +219,26 @@ class LoopDialect:
         self._cancelled_by = ""
         self._tracker = EventTracker()
 
-    def feed(self, event: Event) -> Sequence[LoopEnvelope]:
+    def feed(self, event: events.Event) -> Sequence[LoopEnvelope]:
         """Return the loop events of one of our events."""
-        if type(event) is TextDelta:  # nearly all events are fragments, and this dialect keeps no text
+        if type(event) is events.TextDelta:  # nearly all events are fragments, and this dialect keeps no text
             return (_wrap(TokenGenerated(event.text)),)
         self._tracker.track(event)
-        if isinstance(event, Fact):
+        if isinstance(event, events.Fact):
             self._latest_at = event.at
         match event:
-            case SessionCreated():
+            case events.SessionCreated():
                 self._created = event
-            case RunStarted():
+            case events.RunStarted():
                 self._started_at, self._iteration, self._cancelled_by = event.at, 0, ""
                 return (_wrap(self._start_loop(event)),)
-            case TurnStarted():
+            case events.TurnStarted():
                 completed = self._complete_iteration("continue")
                 self._iteration, self._is_iteration_open = event.turn, True
                 return (*completed, _wrap(IterationStarted(event.turn, event.wrap_up or "")))
-            case CancelRequested():
+            case events.CancelRequested():
                 self._cancelled_by = event.by
-            case RunFinished():
+            case events.RunFinished():
                 return self._finish_run(event)
             case _:
                 return tuple(_wrap(loop_event) for loop_event in _translate(event))
@@ -280,9 +261,9 @@ class LoopDialect:
     def _measure_time(self, now: float) -> float:
         return round(max(0.0, now - self._started_at), 3) if self._started_at else 0.0
 
-    def _start_loop(self, fact: RunStarted) -> LoopStarted:
+    def _start_loop(self, fact: events.RunStarted) -> LoopStarted:
         created = self._created
-        grant = created.grants[-1] if created is not None and created.grants else Grant()
+        grant = created.grants[-1] if created is not None and created.grants else events.Grant()
         config = LoopConfig(
             max_iterations=fact.limits.turns,
             max_tool_calls=fact.limits.calls,
@@ -304,7 +285,7 @@ class LoopDialect:
         self._is_iteration_open = False
         return (_wrap(IterationCompleted(self._iteration, outcome)),)
 
-    def _finish_run(self, fact: RunFinished) -> Sequence[LoopEnvelope]:
+    def _finish_run(self, fact: events.RunFinished) -> Sequence[LoopEnvelope]:
         completed = self._complete_iteration(_OUTCOMES.get(fact.reason, "limit"))
         failed = (_wrap(LoopError(fact.error, recoverable=False)),) if fact.reason == "failed" else ()
         summary = LoopSummary(
@@ -319,7 +300,7 @@ class LoopDialect:
         )
         return (*completed, *failed, _wrap(LoopCompleted(summary)))
 
-    def _describe_ending(self, fact: RunFinished) -> Termination:
+    def _describe_ending(self, fact: events.RunFinished) -> Termination:
         match fact.reason:
             case "answered" if not fact.answer:
                 return Termination("natural", "task_complete", "answered")
@@ -338,7 +319,7 @@ class LoopDialect:
                 return Termination("resource", _RESOURCES[fact.reason], fact.reason)
 
 
-def build_continuation_token(session_id: str, fact: RunFinished) -> str:
+def build_continuation_token(session_id: str, fact: events.RunFinished) -> str:
     """Name the ending after which to go on. It works once, because going on moves the log."""
     return f"{session_id}.{fact.seq}"
 
@@ -347,26 +328,26 @@ def _wrap(event: LoopEvent) -> LoopEnvelope:
     return LoopEnvelope(EVENT_NAMES[type(event)], event)
 
 
-def _translate(event: Event) -> Sequence[LoopEvent]:
+def _translate(event: events.Event) -> Sequence[LoopEvent]:
     """The loop events of an event that needs no memory."""
     match event:
-        case ModelReplied():
+        case events.ModelReplied():
             detected = (ToolCallDetected(call.id, call.tool, call.arguments) for call in event.calls)
             reply = GenerationCompleted(event.text, event.usage.output_tokens, event.reasoning, event.model)
             return (reply, *detected)
-        case ModelFailed() if event.wait is not None:  # the run's end reports a failure that is not retried
+        case events.ModelFailed() if event.wait is not None:  # the run's end reports a failure that is not retried
             return (LoopError(event.message, recoverable=True, retry_in=round(event.wait, 3)),)
-        case ApprovalRequested() | InputRequested():
+        case events.ApprovalRequested() | events.InputRequested():
             return (ToolApprovalRequired(**describe_question(event)),)
-        case CallStarted():
+        case events.CallStarted():
             return (ToolExecutionStarted(event.call_id, event.tool, event.arguments, event.attempt),)
-        case CallFinished():
+        case events.CallFinished():
             artifact = event.truncation.artifact if event.truncation is not None else ""
             result = LoopToolResult(event.status, event.output)
             return (ToolExecutionCompleted(event.call_id, result, event.tool, event.duration, artifact),)
-        case SignalDetected():
+        case events.SignalDetected():
             return (MetaSignalDetected(event.kind, event.detail),)
-        case ContextCompacted():
+        case events.ContextCompacted():
             return (ContextCompressed(event.kind, max(0, event.tokens_before - event.tokens_after)),)
         case _:
             return ()

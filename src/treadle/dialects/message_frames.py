@@ -10,69 +10,54 @@ from typing import Literal, TypeAlias
 
 from msgspec import field
 
+from treadle import events
 from treadle.dialects.base import FINISH_REASONS, EventTracker, Frame, build_approval_id, describe_question
-from treadle.events import (
-    ApprovalAnswered,
-    ApprovalRequested,
-    CallFinished,
-    Event,
-    InputAnswered,
-    InputRequested,
-    MessageReceived,
-    ModelFailed,
-    ModelReplied,
-    ReasoningDelta,
-    Rewound,
-    RunFinished,
-    RunStarted,
-    SessionRenamed,
-    TextDelta,
-    TurnStarted,
-)
 from treadle.messages import Json, render_parts
 
 Role: TypeAlias = Literal["user", "assistant", "system"]
 ChatState: TypeAlias = Literal["streaming", "idle", "needs_you"]
 
 
-class MessageStartedFrame(Frame, frozen=True, tag="message_started"):
-    """A message begins."""
+class MessageFrame(Frame, frozen=True):
+    """A frame about one message."""
 
     message_id: str
+
+
+class MessageStartedFrame(MessageFrame, frozen=True, tag="message_started"):
+    """A message begins."""
+
     role: Role
     started_at: float
     session_id: str = ""
 
 
-class MessageDeltaFrame(Frame, frozen=True, tag="delta"):
+class MessageDeltaFrame(MessageFrame, frozen=True, tag="delta"):
     """A fragment of a message's text."""
 
-    message_id: str
     text: str
 
 
-class ReasoningDeltaFrame(Frame, frozen=True, tag="reasoning_delta"):
+class ReasoningDeltaFrame(MessageDeltaFrame, frozen=True, tag="reasoning_delta"):
     """A fragment of the model's reasoning."""
 
-    message_id: str
-    text: str
 
+class ToolFrame(MessageFrame, frozen=True):
+    """A frame about one tool call of a message."""
 
-class ToolCallFrame(Frame, frozen=True, tag="tool_call"):
-    """The model calls a tool. `arguments` is the JSON text that it wrote."""
-
-    message_id: str
     tool_call_id: str
     name: str
+
+
+class ToolCallFrame(ToolFrame, frozen=True, tag="tool_call"):
+    """The model calls a tool. `arguments` is the JSON text that it wrote."""
+
     arguments: str
 
 
-class ToolResultFrame(Frame, frozen=True, tag="tool_result"):
+class ToolResultFrame(ToolFrame, frozen=True, tag="tool_result"):
     """A tool call has ended. `artifact_id` names the whole output where `content` was cut."""
 
-    message_id: str
-    tool_call_id: str
-    name: str
     content: str
     ok: bool
     truncated: bool
@@ -80,10 +65,9 @@ class ToolResultFrame(Frame, frozen=True, tag="tool_result"):
     artifact_id: str = ""
 
 
-class MessageCompleteFrame(Frame, frozen=True, tag="message_complete"):
+class MessageCompleteFrame(MessageFrame, frozen=True, tag="message_complete"):
     """A message is whole. `reason` says why it ended."""
 
-    message_id: str
     role: Role
     content: str
     reason: str
@@ -97,10 +81,9 @@ class MessageCompleteFrame(Frame, frozen=True, tag="message_complete"):
     metadata: dict[str, Json] = field(default_factory=dict[str, Json])
 
 
-class UsageFrame(Frame, frozen=True, tag="usage"):
+class UsageFrame(MessageFrame, frozen=True, tag="usage"):
     """What a reply cost, and how full the model's window is."""
 
-    message_id: str
     tokens_used: int
     ctx_used: int
     ctx_max: int | None
@@ -113,10 +96,15 @@ class MessagesDeletedFrame(Frame, frozen=True, tag="messages_deleted"):
     message_ids: tuple[str, ...]
 
 
-class SessionRenamedFrame(Frame, frozen=True, tag="session_renamed"):
-    """The session has a new name."""
+class SessionFrame(Frame, frozen=True):
+    """A frame about one session."""
 
     session_id: str
+
+
+class SessionRenamedFrame(SessionFrame, frozen=True, tag="session_renamed"):
+    """The session has a new name."""
+
     name: str
 
 
@@ -127,10 +115,9 @@ class ChatRenamedFrame(Frame, frozen=True, tag="chat_renamed"):
     name: str
 
 
-class SessionRewoundFrame(Frame, frozen=True, tag="session_rewound"):
+class SessionRewoundFrame(SessionFrame, frozen=True, tag="session_rewound"):
     """The conversation went back, or forward again. Clients should load it anew."""
 
-    session_id: str
     to: int
 
 
@@ -168,10 +155,9 @@ class MessageErrorFrame(Frame, frozen=True, tag="error"):
     retry_in: float | None = None
 
 
-class ChatStatusFrame(Frame, frozen=True, tag="chat_status"):
+class ChatStatusFrame(SessionFrame, frozen=True, tag="chat_status"):
     """What one session does now, for the list of chats."""
 
-    session_id: str
     chat_id: str
     status: ChatState
     name: str = ""
@@ -189,61 +175,61 @@ class MessageFramesDialect:
         self._tracker = EventTracker()
         self._shown: list[tuple[int, str, Role]] = []
 
-    def feed(self, event: Event) -> Sequence[Frame]:
+    def feed(self, event: events.Event) -> Sequence[Frame]:
         """Return the frames of one event."""
         frames = self._translate_message(event) or self._translate_other(event)
         self._tracker.track(event)  # afterwards: a message that is broken off is completed with its text so far
         return frames
 
-    def _translate_message(self, event: Event) -> Sequence[Frame]:
+    def _translate_message(self, event: events.Event) -> Sequence[Frame]:
         match event:
-            case TextDelta():
+            case events.TextDelta():
                 return (MessageDeltaFrame(self._open_id or self._last_id, event.text),)
-            case ReasoningDelta():
+            case events.ReasoningDelta():
                 return (ReasoningDeltaFrame(self._open_id or self._last_id, event.text),)
-            case MessageReceived():
+            case events.MessageReceived():
                 self._shown.append((event.seq, event.id, "user"))
                 text = render_parts(event.parts)
                 return (
                     MessageStartedFrame(event.id, "user", event.at, self._session_id),
                     MessageCompleteFrame(event.id, "user", text, "received", event.at, event.at),
                 )
-            case TurnStarted():
+            case events.TurnStarted():
                 return (*self._abandon_message(event.at, "interrupted"), self._start_message(event.seq, event.at))
-            case ModelReplied():
+            case events.ModelReplied():
                 return self._complete_message(event)
-            case ModelFailed():
+            case events.ModelFailed():
                 return self._fail_message(event)
-            case RunFinished():
+            case events.RunFinished():
                 return self._finish_run(event)
             case _:
                 return ()
 
-    def _translate_other(self, event: Event) -> Sequence[Frame]:
+    def _translate_other(self, event: events.Event) -> Sequence[Frame]:
         match event:
-            case CallFinished():
+            case events.CallFinished():
                 cut = event.truncation
                 artifact_id = cut.artifact if cut is not None else ""
                 is_ok, is_cut = event.status == "ok", cut is not None
                 result = (event.call_id, event.tool, event.output, is_ok, is_cut, event.status, artifact_id)
                 return (ToolResultFrame(self._last_id, *result),)
-            case RunStarted() if event.trigger == "regenerate":
+            case events.RunStarted() if event.trigger == "regenerate":
                 return self._delete_after(max((seq for seq, _, role in self._shown if role == "user"), default=0))
-            case Rewound() if event.what != "files":
+            case events.Rewound() if event.what != "files":
                 return (*self._delete_after(event.to), SessionRewoundFrame(self._session_id, event.to))
-            case SessionRenamed():
+            case events.SessionRenamed():
                 return (
                     SessionRenamedFrame(self._session_id, event.name),
                     ChatRenamedFrame(self._session_id, event.name),
                 )
-            case ApprovalRequested() | InputRequested():
+            case events.ApprovalRequested() | events.InputRequested():
                 question = describe_question(event)
                 call_id, tool = question.pop("call_id"), question.pop("tool")
                 approval_id = build_approval_id(self._session_id, call_id)
                 return (MessageApprovalFrame(approval_id, self._last_id, call_id, tool, **question),)
-            case ApprovalAnswered():
+            case events.ApprovalAnswered():
                 return (ApprovalAnsweredFrame(event.call_id, event.decision, event.by),)
-            case InputAnswered():
+            case events.InputAnswered():
                 return (ApprovalAnsweredFrame(event.call_id, "answered", event.by),)
             case _:
                 return ()
@@ -254,7 +240,7 @@ class MessageFramesDialect:
         self._shown.append((seq, self._open_id, "assistant"))
         return MessageStartedFrame(self._open_id, "assistant", at, self._session_id)
 
-    def _complete_message(self, fact: ModelReplied) -> Sequence[Frame]:
+    def _complete_message(self, fact: events.ModelReplied) -> Sequence[Frame]:
         started = () if self._open_id else (self._start_message(fact.seq, fact.at),)
         message_id, self._open_id = self._open_id, ""
         usage = fact.usage
@@ -279,7 +265,7 @@ class MessageFramesDialect:
             UsageFrame(message_id, usage.output_tokens, ctx_used, self._window, usage.cost),
         )
 
-    def _fail_message(self, fact: ModelFailed) -> Sequence[Frame]:
+    def _fail_message(self, fact: events.ModelFailed) -> Sequence[Frame]:
         message_id = self._open_id
         if fact.wait is None:
             reason = "cancelled" if fact.kind == "cancelled" else "failed"
@@ -298,7 +284,7 @@ class MessageFramesDialect:
         content = text or self._tracker.text
         return (MessageCompleteFrame(message_id, "assistant", content, reason, self._started_at, at),)
 
-    def _finish_run(self, fact: RunFinished) -> Sequence[Frame]:
+    def _finish_run(self, fact: events.RunFinished) -> Sequence[Frame]:
         frames = [*self._abandon_message(fact.at, fact.reason)]
         if fact.reason == "failed":
             frames.append(MessageErrorFrame(fact.error, self._last_id, "failed"))
@@ -331,18 +317,20 @@ class ChatStatusDialect:
         self._tracker = EventTracker()
         self._name = ""
 
-    def feed(self, event: Event) -> Sequence[ChatStatusFrame]:
+    def feed(self, event: events.Event) -> Sequence[ChatStatusFrame]:
         """Return a frame when the status or the name has changed."""
         before = (self._status, self._name)
         self._tracker.track(event)
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self._status = "streaming"
-            case ApprovalRequested() | InputRequested() | ApprovalAnswered() | InputAnswered() | CallFinished():
+            case events.ApprovalRequested() | events.InputRequested():
+                self._status = "needs_you"
+            case events.ApprovalAnswered() | events.InputAnswered() | events.CallFinished():
                 self._status = "needs_you" if self._tracker.open_questions else "streaming"
-            case RunFinished():
+            case events.RunFinished():
                 self._status = "idle"
-            case SessionRenamed():
+            case events.SessionRenamed():
                 self._name = event.name
             case _:
                 return ()

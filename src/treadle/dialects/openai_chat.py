@@ -6,28 +6,17 @@ calls are sent in the extension field `treadle`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from treadle.dialects.base import FINISH_REASONS, EventTracker
-from treadle.events import (
-    LIMIT_REASONS,
-    AnyFact,
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    Event,
-    InputRequested,
-    ReasoningDelta,
-    RunFinished,
-    TurnStarted,
-)
+from treadle import events
+from treadle.dialects.base import FINISH_REASONS, Activity, EventTracker
 from treadle.messages import Reply, Usage
 
-UsageOut = TypeVar("UsageOut", bound=Struct)
+UsageDocument: TypeAlias = dict[str, int | dict[str, int]]
 
 
 class FunctionOut(Struct, frozen=True):
@@ -64,26 +53,21 @@ class ChunkChoice(Struct, frozen=True):
     logprobs: None = None
 
 
-class ChatUsage(Struct, frozen=True):
-    """Tokens, as Chat Completions names them."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int]
-    completion_tokens_details: dict[str, int]
-
-
-class ChatChunk(Struct, frozen=True):
-    """One streamed piece of a chat completion."""
+class CompletionDocument(Struct, frozen=True):
+    """The fields that every completion begins with."""
 
     id: str
     created: int
     model: str
+
+
+class ChatChunk(CompletionDocument, frozen=True):
+    """One streamed piece of a chat completion."""
+
     choices: tuple[ChunkChoice, ...]
     object: str = "chat.completion.chunk"
-    usage: ChatUsage | UnsetType | None = UNSET
-    treadle: AnyFact | UnsetType = UNSET
+    usage: UsageDocument | UnsetType | None = UNSET
+    treadle: events.AnyFact | UnsetType = UNSET
 
 
 class MessageOut(Struct, frozen=True):
@@ -105,16 +89,13 @@ class MessageChoice(Struct, frozen=True):
     logprobs: None = None
 
 
-class ChatCompletion(Struct, frozen=True):
+class ChatCompletion(CompletionDocument, frozen=True):
     """A chat completion, whole."""
 
-    id: str
-    created: int
-    model: str
     choices: tuple[MessageChoice, ...]
-    usage: ChatUsage
+    usage: UsageDocument
     object: str = "chat.completion"
-    treadle: tuple[AnyFact, ...] | UnsetType = UNSET
+    treadle: tuple[events.AnyFact, ...] | UnsetType = UNSET
 
 
 class TextChoice(Struct, frozen=True):
@@ -126,15 +107,12 @@ class TextChoice(Struct, frozen=True):
     logprobs: None = None
 
 
-class TextCompletion(Struct, frozen=True):
+class TextCompletion(CompletionDocument, frozen=True):
     """A text completion: whole, or one chunk of it."""
 
-    id: str
-    created: int
-    model: str
     choices: tuple[TextChoice, ...]
     object: str = "text_completion"
-    usage: ChatUsage | UnsetType | None = UNSET
+    usage: UsageDocument | UnsetType | None = UNSET
 
 
 class CompletionError(Struct, frozen=True):
@@ -167,7 +145,7 @@ class ReplyFormat(Protocol):
         """The frames that a stream starts with."""
         ...
 
-    def feed(self, event: Event | Reply) -> Sequence[Struct]:
+    def feed(self, event: events.Event | Reply) -> Sequence[Struct]:
         """The frames of one event."""
         ...
 
@@ -175,7 +153,7 @@ class ReplyFormat(Protocol):
         """The whole document for a bare model's reply."""
         ...
 
-    def complete_run(self, ending: RunFinished, activity: Sequence[AnyFact]) -> Struct:
+    def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact]) -> Struct:
         """The whole document for an agent's run, with what its tools did."""
         ...
 
@@ -196,13 +174,13 @@ class ChatChunkDialect:
         """Nothing: the first chunk carries the role."""
         return ()
 
-    def feed(self, event: Event | Reply) -> Sequence[ChatChunk | CompletionFailure]:
+    def feed(self, event: events.Event | Reply) -> Sequence[ChatChunk | CompletionFailure]:
         """The chunks of one event."""
         if text := self._tracker.track(event):
             self._has_text = True
             return (self._build_chunk(ChunkDelta(content=text)),)
         match event:
-            case ReasoningDelta():
+            case events.ReasoningDelta():
                 return (self._build_chunk(ChunkDelta(reasoning_content=event.text)),)
             case Reply():
                 calls = _build_calls(reply=event, indexed=True)
@@ -211,13 +189,11 @@ class ChatChunkDialect:
                     self._build_chunk(ChunkDelta(), finish=FINISH_REASONS[event.finish]),
                     *self._build_usage_chunk(event.usage),
                 )
-            case TurnStarted() if self._has_text and event.turn > 1:  # separates the turns in the client's text
+            case events.TurnStarted() if self._has_text and event.turn > 1:  # separates the turns in the client's text
                 return (self._build_chunk(ChunkDelta(content="\n\n")),)
-            case CallStarted() | CallFinished() | ApprovalRequested() | InputRequested():
-                return (self._build_chunk(ChunkDelta(), treadle=event),)
-            case RunFinished() if failure := describe_failed_run(event):
+            case events.RunFinished() if failure := describe_failed_run(event):
                 return (self._build_chunk(ChunkDelta(), treadle=event), CompletionFailure(failure))
-            case RunFinished():
+            case events.RunFinished():
                 answer = event.answer if not self._has_text else ""
                 return (
                     *([self._build_chunk(ChunkDelta(content=answer))] if answer else ()),
@@ -225,7 +201,7 @@ class ChatChunkDialect:
                     *self._build_usage_chunk(event.usage),
                 )
             case _:
-                return ()
+                return (self._build_chunk(ChunkDelta(), treadle=event),) if isinstance(event, Activity) else ()
 
     def complete_reply(self, reply: Reply) -> ChatCompletion:
         """A bare model's reply, whole."""
@@ -236,22 +212,22 @@ class ChatChunkDialect:
             reasoning_content=reply.reasoning or UNSET,
         )
         choice = MessageChoice(message, FINISH_REASONS[reply.finish])
-        usage = build_usage(ChatUsage, reply.usage)
+        usage = build_usage(reply.usage)
         return ChatCompletion(self._id, self._created, self._model, (choice,), usage)
 
-    def complete_run(self, ending: RunFinished, activity: Sequence[AnyFact]) -> ChatCompletion:
+    def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact]) -> ChatCompletion:
         """An agent's answer, whole, with what its tools did in the extension field."""
         choice = MessageChoice(MessageOut(ending.answer), map_finish_reason(ending))
-        usage, facts = build_usage(ChatUsage, ending.usage), (*activity, ending)
+        usage, facts = build_usage(ending.usage), (*activity, ending)
         return ChatCompletion(self._id, self._created, self._model, (choice,), usage, treadle=facts)
 
     def _build_usage_chunk(self, usage: Usage) -> Sequence[ChatChunk]:
         if not self._has_usage:
             return ()
-        return (ChatChunk(self._id, self._created, self._model, (), usage=build_usage(ChatUsage, usage)),)
+        return (ChatChunk(self._id, self._created, self._model, (), usage=build_usage(usage)),)
 
     def _build_chunk(
-        self, delta: ChunkDelta, finish: str | None = None, treadle: AnyFact | UnsetType = UNSET
+        self, delta: ChunkDelta, finish: str | None = None, treadle: events.AnyFact | UnsetType = UNSET
     ) -> ChatChunk:
         if not self._has_begun:
             self._has_begun = True
@@ -275,7 +251,7 @@ class TextChunkDialect:
         """Nothing comes before the first text."""
         return ()
 
-    def feed(self, event: Event | Reply) -> Sequence[TextCompletion | CompletionFailure]:
+    def feed(self, event: events.Event | Reply) -> Sequence[TextCompletion | CompletionFailure]:
         """The chunks of one event: those of a chat that have text, an end or the usage."""
         chunks: list[TextCompletion | CompletionFailure] = []
         for chunk in self._chat.feed(event):
@@ -291,16 +267,16 @@ class TextChunkDialect:
         """A model's reply to a bare prompt, whole."""
         return self._complete(reply.text, FINISH_REASONS[reply.finish], reply.usage)
 
-    def complete_run(self, ending: RunFinished, activity: Sequence[AnyFact] = ()) -> TextCompletion:
+    def complete_run(self, ending: events.RunFinished, activity: Sequence[events.AnyFact] = ()) -> TextCompletion:
         """An agent's answer, whole. This format has no place for the activity."""
         return self._complete(ending.answer, map_finish_reason(ending), ending.usage)
 
     def _complete(self, text: str, finish: str, usage: Usage) -> TextCompletion:
         choice = TextChoice(text, finish)
-        return TextCompletion(self._id, self._created, self._model, (choice,), usage=build_usage(ChatUsage, usage))
+        return TextCompletion(self._id, self._created, self._model, (choice,), usage=build_usage(usage))
 
 
-def describe_failed_run(ending: RunFinished) -> CompletionError | None:
+def describe_failed_run(ending: events.RunFinished) -> CompletionError | None:
     """The error of a run that failed or was cancelled; None for a run with an answer or part of one."""
     if ending.reason not in ("failed", "cancelled"):
         return None
@@ -308,22 +284,22 @@ def describe_failed_run(ending: RunFinished) -> CompletionError | None:
     return CompletionError(ending.error or f"the run was {ending.reason}", kind, kind)
 
 
-def map_finish_reason(ending: RunFinished) -> str:
+def map_finish_reason(ending: events.RunFinished) -> str:
     """An ending as `finish_reason`: a limit is `length`. The exact reason is in the extension field."""
-    if ending.reason in LIMIT_REASONS:
+    if ending.reason in events.LIMIT_REASONS:
         return "length"
     return "content_filter" if ending.reason == "failed" and "content filter" in ending.error else "stop"
 
 
-def build_usage(kind: Callable[[int, int, int, dict[str, int], dict[str, int]], UsageOut], usage: Usage) -> UsageOut:
-    """Tokens in one of OpenAI's two forms, which differ in the names of the fields."""
-    return kind(
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.input_tokens + usage.output_tokens,
-        {"cached_tokens": usage.cached_tokens},
-        {"reasoning_tokens": usage.reasoning_tokens},
-    )
+def build_usage(usage: Usage, read: str = "prompt", written: str = "completion") -> UsageDocument:
+    """Tokens in OpenAI's form. Its formats have different names for the tokens `read` and `written`."""
+    return {
+        f"{read}_tokens": usage.input_tokens,
+        f"{written}_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+        f"{read}_tokens_details": {"cached_tokens": usage.cached_tokens},
+        f"{written}_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
 
 
 def _build_calls(reply: Reply, *, indexed: bool = False) -> tuple[ToolCallOut, ...]:

@@ -8,18 +8,9 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from treadle.dialects.base import EventTracker
-from treadle.dialects.openai_chat import build_usage
-from treadle.events import (
-    LIMIT_REASONS,
-    AnyFact,
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    Event,
-    InputRequested,
-    RunFinished,
-)
+from treadle.dialects.base import Activity, EventTracker
+from treadle.dialects.openai_chat import UsageDocument, build_usage
+from treadle.events import LIMIT_REASONS, AnyFact, Event, RunFinished
 from treadle.messages import Json, Reply
 
 
@@ -55,16 +46,6 @@ class CallItem(Struct, frozen=True):
 OutputItem: TypeAlias = MessageItem | CallItem
 
 
-class ResponseUsage(Struct, frozen=True):
-    """Tokens, as Responses names them."""
-
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens_details: dict[str, int]
-
-
 class ResponseObject(Struct, frozen=True):
     """A response: in progress, or whole."""
 
@@ -73,7 +54,7 @@ class ResponseObject(Struct, frozen=True):
     model: str
     status: str
     output: tuple[MessageItem | CallItem, ...] = ()
-    usage: ResponseUsage | None = None
+    usage: UsageDocument | None = None
     error: dict[str, str] | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
@@ -132,8 +113,6 @@ class ResponsesDialect:
         if text := self._tracker.track(event):
             return self._add_text(text)
         match event:
-            case CallStarted() | CallFinished() | ApprovalRequested() | InputRequested():
-                return (self._build_event("treadle.activity", treadle=event),)
             case Reply():
                 message, calls = self._close_message(event.text), self._stream_calls(event)
                 return (*message, *calls, self._end(self.complete_reply(event)))
@@ -141,7 +120,7 @@ class ResponsesDialect:
                 response = self._complete_run(event, "".join(self._text) or event.answer)
                 return (*self._close_message(event.answer), self._end(response))
             case _:
-                return ()
+                return (self._build_event("treadle.activity", treadle=event),) if isinstance(event, Activity) else ()
 
     def complete_reply(self, reply: Reply) -> ResponseObject:
         """A bare model's reply, whole."""
@@ -150,7 +129,7 @@ class ResponsesDialect:
             self._response,
             status="incomplete" if cut else "completed",
             output=(*self._build_message(reply.text), *_build_calls(reply)),
-            usage=build_usage(ResponseUsage, reply.usage),
+            usage=build_usage(reply.usage, "input", "output"),
             incomplete_details={"reason": cut} if cut else None,
         )
 
@@ -168,7 +147,7 @@ class ResponsesDialect:
             self._response,
             status=status,
             output=self._build_message(text),
-            usage=build_usage(ResponseUsage, ending.usage),
+            usage=build_usage(ending.usage, "input", "output"),
             error=error,
             incomplete_details=details,
         )

@@ -11,18 +11,8 @@ from contextlib import suppress
 import msgspec
 from msgspec import field
 
-from treadle.dialects.base import EventTracker, Frame, build_approval_id, is_rejected, list_options, shorten_output
-from treadle.events import (
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    EndReason,
-    Event,
-    InputRequested,
-    ModelFailed,
-    RunFinished,
-    TurnStarted,
-)
+from treadle import events
+from treadle.dialects.base import EventTracker, Frame, build_approval_id, list_options, shorten_output
 from treadle.messages import Json
 
 
@@ -71,7 +61,7 @@ class DoneFrame(Frame, frozen=True, tag="done"):
 
     reply: str
     turns: int
-    reason: EndReason
+    reason: events.EndReason
     can_continue: bool = False
 
 
@@ -117,16 +107,16 @@ class SessionFramesDialect:
         self._classes = classes or {}
         self._tracker = EventTracker()
 
-    def feed(self, event: Event) -> Sequence[Frame]:
+    def feed(self, event: events.Event) -> Sequence[Frame]:
         """Return the frames of one event."""
         if text := self._tracker.track(event):
             return (DeltaFrame(text),)
         match event:
-            case TurnStarted():
+            case events.TurnStarted():
                 return (IterationFrame(event.turn),)
-            case ModelFailed() if event.wait is not None:
+            case events.ModelFailed() if event.wait is not None:
                 return (RetryFrame(event.message, event.wait),)
-            case ApprovalRequested():
+            case events.ApprovalRequested():
                 return (
                     ApprovalRequestFrame(
                         build_approval_id(self._session_id, event.call_id),
@@ -138,24 +128,26 @@ class SessionFramesDialect:
                         event.expires_at,
                     ),
                 )
-            case InputRequested():
+            case events.InputRequested():
                 question_id = build_approval_id(self._session_id, event.call_id)
                 texts = tuple(question.text for question in event.questions)
                 return (InputRequestFrame(question_id, texts, event.expires_at, list_options(event)),)
-            case CallStarted() if self._tracker.calls[event.call_id].starts == 1:  # a repeated start is not sent again
+            case events.CallStarted() if (
+                self._tracker.calls[event.call_id].starts == 1
+            ):  # a repeated start is not sent again
                 return (ToolStartFrame(event.tool, event.arguments, event.safety, event.call_id),)
-            case CallFinished():
+            case events.CallFinished():
                 return self._finish_call(event)
-            case RunFinished():
+            case events.RunFinished():
                 done = DoneFrame(event.answer, event.turns, event.reason, event.can_continue)
                 return (ErrorFrame(event.error), done) if event.reason == "failed" else (done,)
             case _:
                 return ()
 
-    def _finish_call(self, fact: CallFinished) -> Sequence[Frame]:
+    def _finish_call(self, fact: events.CallFinished) -> Sequence[Frame]:
         call = self._tracker.calls.get(fact.call_id)
         safety = (call.safety if call is not None else "") or self._classes.get(fact.tool, "caution")
-        if is_rejected(fact):
+        if fact.status in ("denied", "refused"):  # by a person, the policy or a budget
             return (ToolRejectedFrame(fact.tool, safety, fact.call_id, shorten_output(fact.output)),)
         end = ToolEndFrame(fact.tool, fact.status == "ok", shorten_output(fact.output), fact.call_id, fact.status)
         if call is not None and call.starts:

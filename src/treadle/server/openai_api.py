@@ -19,7 +19,7 @@ from msgspec import Struct
 from pydantic import BaseModel, Field
 
 from treadle import Run, RunFinished, Session
-from treadle.dialects.base import encode_frame
+from treadle.dialects.base import Activity, encode_frame
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.openai_chat import ChatChunkDialect, ReplyFormat, TextChunkDialect, describe_failed_run
 from treadle.dialects.openai_requests import (
@@ -33,16 +33,7 @@ from treadle.dialects.openai_requests import (
 )
 from treadle.dialects.responses_events import ResponsesDialect
 from treadle.errors import ModelError, NotFound
-from treadle.events import (
-    AnyFact,
-    ApprovalRequested,
-    CallFinished,
-    CallStarted,
-    Event,
-    InputRequested,
-    MessageReceived,
-    SessionConfigured,
-)
+from treadle.events import AnyFact, Event, MessageReceived, SessionConfigured
 from treadle.messages import Reply
 from treadle.messages import Request as ModelRequest
 from treadle.models.base import Embedder, Model, ModelEvent
@@ -224,7 +215,7 @@ async def _wait_for_agent(
     activity: list[AnyFact] = []
     with service.detach_at_shutdown(run):
         async for event in run:
-            if isinstance(event, CallStarted | CallFinished | ApprovalRequested | InputRequested):
+            if isinstance(event, Activity):
                 activity.append(event)
     ending = run.outcome
     if ending is None and not run.is_held:

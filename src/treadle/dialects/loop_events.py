@@ -19,10 +19,6 @@ IterationOutcome: TypeAlias = Literal[
 ]
 
 
-class LoopEvent(Struct, frozen=True, omit_defaults=True):
-    """The `data` of one event."""
-
-
 class LoopConfig(Struct, frozen=True, omit_defaults=True):
     """What the loop may use and run."""
 
@@ -35,102 +31,11 @@ class LoopConfig(Struct, frozen=True, omit_defaults=True):
     working_dir: str = ""
 
 
-class LoopStarted(LoopEvent, frozen=True):
-    """A run begins."""
-
-    session_id: str
-    config: LoopConfig
-    run_id: str = ""
-    trigger: str = "message"
-
-
-class IterationEvent(LoopEvent, frozen=True):
-    """An event about one turn."""
-
-    iteration: int
-
-
-class IterationStarted(IterationEvent, frozen=True):
-    """A turn begins. `wrap_up` names the limit that was reached: this is the last turn, without tools."""
-
-    wrap_up: str = ""
-
-
-class IterationCompleted(IterationEvent, frozen=True):
-    """A turn is over."""
-
-    outcome: IterationOutcome
-
-
-class TokenGenerated(LoopEvent, frozen=True):
-    """A fragment of the reply's text."""
-
-    token: str
-
-
-class GenerationCompleted(LoopEvent, frozen=True):
-    """The model's reply is whole."""
-
-    content: str
-    tokens: int
-    reasoning: str = ""
-    model: str = ""
-
-
-class ToolCallDetected(CallFields, LoopEvent, frozen=True):
-    """The model calls a tool. `arguments` is the JSON text that it wrote."""
-
-    arguments: str = "{}"
-
-
-class ToolApprovalRequired(QuestionFields, LoopEvent, frozen=True):
-    """A person must allow the call or answer `questions`."""
-
-
-class ToolExecutionStarted(CallFields, LoopEvent, frozen=True):
-    """A tool runs."""
-
-    arguments: dict[str, Json]
-    attempt: int = 1
-
-
 class LoopToolResult(Struct, frozen=True):
     """What a tool call gave."""
 
     status: str
     data: str
-
-
-class ToolExecutionCompleted(LoopEvent, frozen=True):
-    """A tool call has ended. `artifact` names the whole output where it was cut."""
-
-    call_id: str
-    result: LoopToolResult
-    tool: str = ""
-    duration: float = 0.0
-    artifact: str = ""
-
-
-class MetaSignalDetected(LoopEvent, frozen=True):
-    """The model or the runtime signalled something, such as `stuck`."""
-
-    signal: str
-    detail: str = ""
-
-
-class ContextCompressed(LoopEvent, frozen=True):
-    """Older turns were shortened to make room."""
-
-    strategy: str
-    saved_tokens: int
-
-
-class LoopError(LoopEvent, frozen=True):
-    """Something failed. `retry_in` is there when the model is asked again."""
-
-    message: str
-    recoverable: bool
-    retry_in: float | None = None
 
 
 class Termination(Struct, frozen=True, omit_defaults=True):
@@ -158,6 +63,97 @@ class LoopSummary(Struct, frozen=True):
     partial_answer: str | None
     can_resume: bool
     continuation_token: str | None
+
+
+class LoopEvent(Struct, frozen=True, omit_defaults=True):
+    """The `data` of one event."""
+
+
+class LoopStarted(LoopEvent, frozen=True):
+    """A run begins."""
+
+    session_id: str
+    config: LoopConfig
+    run_id: str = ""
+    trigger: str = "message"
+
+
+class IterationStarted(LoopEvent, frozen=True):
+    """A turn begins. `wrap_up` names the limit that was reached: this is the last turn, without tools."""
+
+    iteration: int
+    wrap_up: str = ""
+
+
+class ContextCompressed(LoopEvent, frozen=True):
+    """Older turns were shortened to make room."""
+
+    strategy: str
+    saved_tokens: int
+
+
+class TokenGenerated(LoopEvent, frozen=True):
+    """A fragment of the reply's text."""
+
+    token: str
+
+
+class LoopError(LoopEvent, frozen=True):
+    """Something failed. `retry_in` is there when the model is asked again."""
+
+    message: str
+    recoverable: bool
+    retry_in: float | None = None
+
+
+class GenerationCompleted(LoopEvent, frozen=True):
+    """The model's reply is whole."""
+
+    content: str
+    tokens: int
+    reasoning: str = ""
+    model: str = ""
+
+
+class MetaSignalDetected(LoopEvent, frozen=True):
+    """The model or the runtime signalled something, such as `stuck`."""
+
+    signal: str
+    detail: str = ""
+
+
+class ToolCallDetected(CallFields, LoopEvent, frozen=True):
+    """The model calls a tool. `arguments` is the JSON text that it wrote."""
+
+    arguments: str = "{}"
+
+
+class ToolApprovalRequired(QuestionFields, LoopEvent, frozen=True):
+    """A person must allow the call or answer `questions`."""
+
+
+class ToolExecutionStarted(CallFields, LoopEvent, frozen=True):
+    """A tool runs."""
+
+    arguments: dict[str, Json]
+    attempt: int = 1
+
+
+class ToolExecutionCompleted(LoopEvent, frozen=True):
+    """A tool call has ended. `artifact` names the whole output where it was cut."""
+
+    call_id: str
+    result: LoopToolResult
+    tool: str = ""
+    duration: float = 0.0
+    artifact: str = ""
+
+
+class IterationCompleted(LoopEvent, frozen=True):
+    """A turn is over."""
+
+    iteration: int
+    outcome: IterationOutcome
 
 
 class LoopCompleted(LoopEvent, frozen=True):

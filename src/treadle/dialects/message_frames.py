@@ -42,27 +42,12 @@ class ReasoningDeltaFrame(MessageDeltaFrame, frozen=True, tag="reasoning_delta")
     """A fragment of the model's reasoning."""
 
 
-class ToolFrame(MessageFrame, frozen=True):
-    """A frame about one tool call of a message."""
+class ToolCallFrame(MessageFrame, frozen=True, tag="tool_call"):
+    """The model calls a tool. `arguments` is the JSON text that it wrote."""
 
     tool_call_id: str
     name: str
-
-
-class ToolCallFrame(ToolFrame, frozen=True, tag="tool_call"):
-    """The model calls a tool. `arguments` is the JSON text that it wrote."""
-
     arguments: str
-
-
-class ToolResultFrame(ToolFrame, frozen=True, tag="tool_result"):
-    """A tool call has ended. `artifact_id` names the whole output where `content` was cut."""
-
-    content: str
-    ok: bool
-    truncated: bool
-    status: str = ""
-    artifact_id: str = ""
 
 
 class MessageCompleteFrame(MessageFrame, frozen=True, tag="message_complete"):
@@ -90,37 +75,6 @@ class UsageFrame(MessageFrame, frozen=True, tag="usage"):
     cost: float = 0.0
 
 
-class MessagesDeletedFrame(Frame, frozen=True, tag="messages_deleted"):
-    """These messages are no longer part of the conversation."""
-
-    message_ids: tuple[str, ...]
-
-
-class SessionFrame(Frame, frozen=True):
-    """A frame about one session."""
-
-    session_id: str
-
-
-class SessionRenamedFrame(SessionFrame, frozen=True, tag="session_renamed"):
-    """The session has a new name."""
-
-    name: str
-
-
-class ChatRenamedFrame(Frame, frozen=True, tag="chat_renamed"):
-    """The same as `session_renamed`, for clients that know chats."""
-
-    chat_id: str
-    name: str
-
-
-class SessionRewoundFrame(SessionFrame, frozen=True, tag="session_rewound"):
-    """The conversation went back, or forward again. Clients should load it anew."""
-
-    to: int
-
-
 class MessageApprovalFrame(Frame, frozen=True, tag="approval_request"):
     """A person must allow a call or answer `questions`."""
 
@@ -146,6 +100,18 @@ class ApprovalAnsweredFrame(Frame, frozen=True, tag="approval_answered"):
     by: str = ""
 
 
+class ToolResultFrame(MessageFrame, frozen=True, tag="tool_result"):
+    """A tool call has ended. `artifact_id` names the whole output where `content` was cut."""
+
+    tool_call_id: str
+    name: str
+    content: str
+    ok: bool
+    truncated: bool
+    status: str = ""
+    artifact_id: str = ""
+
+
 class MessageErrorFrame(Frame, frozen=True, tag="error"):
     """Something failed. `retry_in` is there when the model is asked again."""
 
@@ -155,12 +121,40 @@ class MessageErrorFrame(Frame, frozen=True, tag="error"):
     retry_in: float | None = None
 
 
-class ChatStatusFrame(SessionFrame, frozen=True, tag="chat_status"):
+class MessagesDeletedFrame(Frame, frozen=True, tag="messages_deleted"):
+    """These messages are no longer part of the conversation."""
+
+    message_ids: tuple[str, ...]
+
+
+class ChatStatusFrame(Frame, frozen=True, tag="chat_status"):
     """What one session does now, for the list of chats."""
 
+    session_id: str
     chat_id: str
     status: ChatState
     name: str = ""
+
+
+class SessionRenamedFrame(Frame, frozen=True, tag="session_renamed"):
+    """The session has a new name."""
+
+    session_id: str
+    name: str
+
+
+class ChatRenamedFrame(Frame, frozen=True, tag="chat_renamed"):
+    """The same as `session_renamed`, for clients that know chats."""
+
+    chat_id: str
+    name: str
+
+
+class SessionRewoundFrame(Frame, frozen=True, tag="session_rewound"):
+    """The conversation went back, or forward again. Clients should load it anew."""
+
+    session_id: str
+    to: int
 
 
 class MessageFramesDialect:

@@ -14,23 +14,17 @@ from msgspec import UNSET, Struct, UnsetType
 
 from treadle import events
 from treadle.dialects.base import FINISH_REASONS, Activity, EventTracker
+from treadle.dialects.openai_requests import FunctionCall
 from treadle.messages import Reply, Usage
 
 UsageDocument: TypeAlias = dict[str, int | dict[str, int]]
-
-
-class FunctionOut(Struct, frozen=True):
-    """The function that a call names, with its arguments as JSON text."""
-
-    name: str
-    arguments: str
 
 
 class ToolCallOut(Struct, frozen=True):
     """A call for the client to run. Only chunks have an `index`."""
 
     id: str
-    function: FunctionOut
+    function: FunctionCall
     type: str = "function"
     index: int | UnsetType = UNSET
 
@@ -305,7 +299,7 @@ def build_usage(usage: Usage, read: str = "prompt", written: str = "completion")
 def _build_calls(reply: Reply, *, indexed: bool = False) -> tuple[ToolCallOut, ...]:
     return tuple(
         ToolCallOut(
-            call.id or f"call_{index}", FunctionOut(call.tool, call.arguments), index=index if indexed else UNSET
+            call.id or f"call_{index}", FunctionCall(call.tool, call.arguments), index=index if indexed else UNSET
         )
         for index, call in enumerate(reply.calls)
     )

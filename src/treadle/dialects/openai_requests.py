@@ -32,14 +32,16 @@ from treadle.messages import (
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
 
-class FunctionIn(Struct, frozen=True):
+class FunctionCall(Struct, frozen=True):
+    """The function that a call names, with its arguments as JSON text."""
+
     name: str | None = None
     arguments: str | None = None
 
 
 class ToolCallIn(Struct, frozen=True):
     id: str | None = None
-    function: FunctionIn | None = None
+    function: FunctionCall | None = None
 
 
 class ChatMessage(Struct, frozen=True):
@@ -64,42 +66,42 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class ChatBody(Struct, frozen=True, kw_only=True):
-    """The body of `POST /v1/chat/completions`."""
+class ReplyBody(Struct, frozen=True, kw_only=True):
+    """What the bodies of all three endpoints may have."""
 
     model: str
-    messages: list[ChatMessage]
     stream: bool | None = False
+    temperature: float | None = None
+    top_p: float | None = None
+    session_id: str | None = None
+
+
+class CompletionFields(ReplyBody, frozen=True, kw_only=True):
+    """What the bodies of both kinds of completions may have."""
+
     stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+
+
+class ChatBody(CompletionFields, frozen=True, kw_only=True):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage]
     tools: list[ChatTool] | None = None
     tool_choice: str | dict[str, Json] | None = None
     response_format: dict[str, Json] | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    n: int | None = None
-    session_id: str | None = None
 
 
-class CompletionBody(Struct, frozen=True, kw_only=True):
+class CompletionBody(CompletionFields, frozen=True, kw_only=True):
     """The body of `POST /v1/completions`."""
 
-    model: str
     prompt: str | list[str]
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    n: int | None = None
     best_of: int | None = None
     echo: bool | None = False
-    session_id: str | None = None
 
 
 class ResponsesTool(Struct, frozen=True):
@@ -109,21 +111,16 @@ class ResponsesTool(Struct, frozen=True):
     parameters: dict[str, Json] | None = None
 
 
-class ResponsesBody(Struct, frozen=True, kw_only=True):
+class ResponsesBody(ReplyBody, frozen=True, kw_only=True):
     """The body of `POST /v1/responses`."""
 
-    model: str
     input: str | list[dict[str, Json]]
     instructions: str | None = None
-    stream: bool | None = False
     tools: list[ResponsesTool] | None = None
     tool_choice: str | dict[str, Json] | None = None
     text: dict[str, Json] | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     previous_response_id: str | None = None
-    session_id: str | None = None
 
 
 def build_chat_request(body: ChatBody) -> Request:
@@ -260,7 +257,7 @@ def _read_message(message: ChatMessage, names: dict[str, str]) -> Message:
 
 
 def _read_call(given: ToolCallIn) -> Call:
-    function = given.function or FunctionIn()
+    function = given.function or FunctionCall()
     return Call(given.id or "", function.name or "", function.arguments or "{}")
 
 

@@ -87,14 +87,8 @@ class MemoryView(BaseModel):
 
     @classmethod
     def from_memory(cls, memory: Memory) -> MemoryView:
-        return cls(
-            id=memory.id,
-            content=memory.text,
-            kind=memory.kind,
-            scope=memory.scope,
-            session_id=memory.session_id,
-            created_at=memory.at,
-        )
+        fields = {name: getattr(memory, name) for name in ("id", "kind", "scope", "session_id")}
+        return cls(content=memory.text, created_at=memory.at, **fields)
 
 
 class NewMemory(StrictBody):

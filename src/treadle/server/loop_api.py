@@ -11,25 +11,10 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from treadle import Answer, Grant, Limits, Run, RunFinished
+from treadle import Answer, Grant, Limits, Run, RunFinished, events
 from treadle.dialects.base import encode_frame
 from treadle.dialects.loop_events import LoopDialect, build_continuation_token
 from treadle.errors import BadInput, Conflict, NotFound
-from treadle.events import (
-    AnyFact,
-    ApprovalAnswered,
-    ApprovalRequested,
-    Custom,
-    InputAnswered,
-    InputRequested,
-    MessageReceived,
-    RunStarted,
-    Scope,
-    SessionConfigured,
-    SessionCreated,
-    SessionRenamed,
-    TurnStarted,
-)
 from treadle.log.base import SessionQuery
 from treadle.server.registry import LISTED_STATUSES, STATUSES, AgentSession, RunStatus, classify_run
 from treadle.server.service import Approver, CurrentService, LenientBody, Sender, Service, Viewer, filter_preapproved
@@ -48,8 +33,14 @@ from treadle.server.streams import (
 router = APIRouter(prefix="/api/agent", tags=["agent"])
 EMPTY_OBJECTIVE = "Objective must not be empty"
 MAX_RECENT_EVENTS = 50
-_SCOPES: dict[str, Scope] = {"this_call": "call", "this_tool": "tool", "this_session": "session"}
-SILENT_FACTS = (SessionCreated, SessionRenamed, SessionConfigured, MessageReceived, Custom)
+_SCOPES: dict[str, events.Scope] = {"this_call": "call", "this_tool": "tool", "this_session": "session"}
+SILENT_FACTS = (
+    events.SessionCreated,
+    events.SessionRenamed,
+    events.SessionConfigured,
+    events.MessageReceived,
+    events.Custom,
+)
 Glob = Annotated[str, Field(max_length=200)]
 
 
@@ -112,7 +103,7 @@ async def run_objective(service: CurrentService, token: Sender, body: RunBody) -
         name=body.session_name or "",
         workspace=str(service.resolve_workspace(body.working_dir or "", "workingDir")),
         grant=Grant(tier="full", approve=approve, forbid=tuple(body.forbidden), ask_all=True),
-        configured=SessionConfigured(
+        configured=events.SessionConfigured(
             instructions=body.system_prompt or "",
             limits=Limits(turns=body.max_iterations, calls=body.max_tool_calls, tokens=body.max_tokens),
             approval_ttl=service.config.approval_seconds,
@@ -134,7 +125,7 @@ async def _build_dialect(service: Service, session_id: str) -> LoopDialect:
     """Build a dialect that starts in the middle of a session and knows its first fact, unless it was deleted."""
     with suppress(NotFound):
         first = (await service.runtime.log.read(session_id, limit=1))[0]
-        return LoopDialect(first if isinstance(first, SessionCreated) else None)
+        return LoopDialect(first if isinstance(first, events.SessionCreated) else None)
     return LoopDialect()
 
 
@@ -213,8 +204,8 @@ async def get_agent_session(service: CurrentService, token: Viewer, session_id: 
     info = await service.runtime.log.get_info(session_id)
     facts = await service.runtime.log.read(session_id)
     dialect = LoopDialect()
-    events = [frame for fact in facts for frame in dialect.feed(fact)][-MAX_RECENT_EVENTS:]
-    recent = [msgspec.json.decode(encode_frame(event)) for event in events]
+    frames = [frame for fact in facts for frame in dialect.feed(fact)][-MAX_RECENT_EVENTS:]
+    recent = [msgspec.json.decode(encode_frame(frame)) for frame in frames]
     line = await service.registry.summarize_session(service.runtime.log, info)
     return AgentSessionDetail(**line.model_dump(), recent_events=recent)
 
@@ -252,7 +243,7 @@ async def _follow_all_sessions(service: Service) -> AsyncGenerator[bytes]:
         yield SHUTDOWN_COMMENT
 
 
-def _encode_fact(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFact) -> bytes:
+def _encode_fact(dialects: dict[str, LoopDialect], session_id: str, fact: events.AnyFact) -> bytes:
     """Encode the events that one fact means for a watcher of all sessions."""
     lines: list[bytes] = []
 
@@ -260,13 +251,13 @@ def _encode_fact(dialects: dict[str, LoopDialect], session_id: str, fact: AnyFac
         lines.append(_encode_event(name, {"session_id": session_id, **data}))
 
     match fact:
-        case RunStarted():
+        case events.RunStarted():
             add("session_started", run_id=fact.run_id, max_iterations=fact.limits.turns)
-        case TurnStarted():
+        case events.TurnStarted():
             add("session_updated", status="running", iteration=fact.turn)
-        case ApprovalRequested() | InputRequested():
+        case events.ApprovalRequested() | events.InputRequested():
             add("session_updated", status="awaiting_approval", call_id=fact.call_id)
-        case ApprovalAnswered() | InputAnswered():
+        case events.ApprovalAnswered() | events.InputAnswered():
             add("session_updated", status="running", call_id=fact.call_id)
         case _:
             pass

@@ -19,18 +19,10 @@ from msgspec import Struct
 from pydantic import BaseModel, Field
 
 from treadle import Run, RunFinished, Session
+from treadle.dialects import openai_requests
 from treadle.dialects.base import Activity, encode_frame
 from treadle.dialects.loop_events import RUN_CONTINUES_LATER
 from treadle.dialects.openai_chat import ChatChunkDialect, ReplyFormat, TextChunkDialect, describe_failed_run
-from treadle.dialects.openai_requests import (
-    ChatBody,
-    CompletionBody,
-    ResponsesBody,
-    build_agent_message,
-    build_chat_request,
-    build_completion_request,
-    build_responses_request,
-)
 from treadle.dialects.responses_events import ResponsesDialect
 from treadle.errors import ModelError, NotFound
 from treadle.events import AnyFact, Event, MessageReceived, SessionConfigured
@@ -67,11 +59,13 @@ class EmbeddingsView(BaseModel):
     object: str = "list"
 
 
-def _describe_body(kind: type[Struct]) -> dict[str, Any]:
-    """A body that msgspec reads, as OpenAPI has it."""
+def _describe_route(kind: type[Struct]) -> dict[str, Any]:
+    """How OpenAPI describes a route that has a body for msgspec, and answers whole or with a stream."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-    inlined = _inline_references(schema, components)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
+    body = {"required": True, "content": {"application/json": {"schema": _inline_references(schema, components)}}}
+    answer: dict[str, Any] = {"content": {"application/json": {}, "text/event-stream": {}}}
+    answer["description"] = "whole, or a stream"
+    return {"response_class": Response, "openapi_extra": {"requestBody": body}, "responses": {200: answer}}
 
 
 def _inline_references(schema: Any, components: dict[str, Any]) -> Any:
@@ -85,36 +79,31 @@ def _inline_references(schema: Any, components: dict[str, Any]) -> Any:
     return {key: _inline_references(value, components) for key, value in schema.items()}  # pyright: ignore[reportUnknownVariableType]
 
 
-EITHER: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "whole, or a stream"}
-}
-
-
-@router.post("/chat/completions", response_class=Response, openapi_extra=_describe_body(ChatBody), responses=EITHER)
+@router.post("/chat/completions", **_describe_route(openai_requests.ChatBody))
 async def create_chat_completion(service: CurrentService, token: Sender, request: Request) -> Any:
     """Answer a chat in the format of Chat Completions, streamed or whole."""
-    body = msgspec.json.decode(await request.body(), type=ChatBody)
+    body = msgspec.json.decode(await request.body(), type=openai_requests.ChatBody)
     dialect = ChatChunkDialect(_make_id("chatcmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
-    return await _reply(service, token, body, build_chat_request(body), dialect)
+    return await _reply(service, token, body, openai_requests.build_chat_request(body), dialect)
 
 
-@router.post("/completions", response_class=Response, openapi_extra=_describe_body(CompletionBody), responses=EITHER)
+@router.post("/completions", **_describe_route(openai_requests.CompletionBody))
 async def create_completion(service: CurrentService, token: Sender, request: Request) -> Any:
     """Answer a bare prompt in the format of the old Completions, streamed or whole."""
-    body = msgspec.json.decode(await request.body(), type=CompletionBody)
+    body = msgspec.json.decode(await request.body(), type=openai_requests.CompletionBody)
     dialect = TextChunkDialect(_make_id("cmpl-"), body.model, int(time.time()), usage=_wants_usage(body))
-    return await _reply(service, token, body, build_completion_request(body), dialect)
+    return await _reply(service, token, body, openai_requests.build_completion_request(body), dialect)
 
 
-@router.post("/responses", response_class=Response, openapi_extra=_describe_body(ResponsesBody), responses=EITHER)
+@router.post("/responses", **_describe_route(openai_requests.ResponsesBody))
 async def create_response(service: CurrentService, token: Sender, request: Request) -> Any:
     """Answer in the format of Responses, streamed or whole.
 
     Responses are not kept: send the whole input, or use a session.
     """
-    body = msgspec.json.decode(await request.body(), type=ResponsesBody)
+    body = msgspec.json.decode(await request.body(), type=openai_requests.ResponsesBody)
     dialect = ResponsesDialect(_make_id("resp_"), body.model, time.time())
-    return await _reply(service, token, body, build_responses_request(body), dialect)
+    return await _reply(service, token, body, openai_requests.build_responses_request(body), dialect)
 
 
 @router.post("/embeddings")
@@ -138,16 +127,12 @@ def _make_id(prefix: str) -> str:
     return f"{prefix}{os.urandom(12).hex()}"
 
 
-def _wants_usage(body: ChatBody | CompletionBody) -> bool:
+def _wants_usage(body: openai_requests.CompletionFields) -> bool:
     return bool(body.stream_options is not None and body.stream_options.include_usage)
 
 
 async def _reply(
-    service: Service,
-    token: Token,
-    body: ChatBody | CompletionBody | ResponsesBody,
-    asked: ModelRequest,
-    dialect: ReplyFormat,
+    service: Service, token: Token, body: openai_requests.ReplyBody, asked: ModelRequest, dialect: ReplyFormat
 ) -> Response:
     """Have a model or an agent answer, and send the reply streamed or whole."""
     write = ReplyWriter(dialect)
@@ -200,8 +185,8 @@ async def _ask_agent(
     if session_id:
         session = await service.open_for_use(session_id, token)
         last_only = msgspec.structs.replace(asked, messages=asked.messages[-1:])
-        return session, await session.post(build_agent_message(last_only))
-    parts = build_agent_message(asked)  # it may raise, and then no session is made
+        return session, await session.post(openai_requests.build_agent_message(last_only))
+    parts = openai_requests.build_agent_message(asked)  # it may raise, and then no session is made
     instructions = f"{agent.instructions}\n\n{asked.system}".strip() if asked.system else ""
     configured = SessionConfigured(instructions=instructions, by=token.name) if instructions else None
     session = await service.create_session(token, agent=name, configured=configured)

@@ -53,31 +53,30 @@ class AgentSession(BaseModel):
 class SessionCounts:
     """Counts of one session's facts so far."""
 
-    __slots__ = ("calls", "errors", "iteration", "last", "most", "objective", "results", "seq", "thoughts")
-
     def __init__(self) -> None:
-        self.seq = self.iteration = self.most = self.thoughts = self.calls = self.results = self.errors = 0
+        self.seq = 0
         self.objective: str | None = None
         self.last: RunFinished | None = None
+        self.fields = dict.fromkeys(("iteration", "max_iterations", "thoughts", "tool_calls", "results", "errors"), 0)
 
     def add(self, fact: AnyFact) -> None:
-        self.seq = fact.seq
+        self.seq, fields = fact.seq, self.fields
         match fact:
             case MessageReceived():
                 if self.objective is None:
                     self.objective = render_parts(fact.parts)[:_MAX_OBJECTIVE]
             case RunStarted():
-                self.most = fact.limits.turns
+                fields["max_iterations"] = fact.limits.turns
             case TurnStarted():
-                self.iteration = fact.turn
+                fields["iteration"] = fact.turn
             case ModelReplied():
-                self.thoughts += 1
-                self.calls += len(fact.calls)
+                fields["thoughts"] += 1
+                fields["tool_calls"] += len(fact.calls)
             case ModelFailed():
-                self.errors += 1
+                fields["errors"] += 1
             case CallFinished():
-                self.results += 1
-                self.errors += fact.status not in ("ok", "denied", "refused")
+                fields["results"] += 1
+                fields["errors"] += fact.status not in ("ok", "denied", "refused")
             case RunFinished():
                 self.last = fact
             case _:
@@ -107,14 +106,9 @@ class Registry:
             objective=counts.objective or "",
             status=classify_run(last) if info.status == "stopped" and last is not None else STATUSES[info.status],
             reason=last.reason if last is not None and info.status not in ("running", "waiting") else "",
-            iteration=counts.iteration,
-            max_iterations=counts.most,
-            thoughts=counts.thoughts,
-            tool_calls=counts.calls,
-            results=counts.results,
-            errors=counts.errors,
             created_at=info.created_at,
             updated_at=info.updated_at,
+            **counts.fields,
         )
 
 

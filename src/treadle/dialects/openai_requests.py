@@ -32,9 +32,7 @@ from treadle.messages import (
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
 
-class FunctionCall(Struct, frozen=True):
-    """The function that a call names, with its arguments as JSON text."""
-
+class FunctionCall(Struct, frozen=True):  # the function that a call names, with its arguments as JSON text
     name: str | None = None
     arguments: str | None = None
 

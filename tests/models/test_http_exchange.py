@@ -14,15 +14,13 @@ import pytest
 from aiohttp import ClientConnectorCertificateError
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, ask, chat_model, collect_events, collect_reply
+from tests.kit.fakes.clients import ADD, PLENTY, ask, chat_model, collect_events, collect_failure, collect_reply, user
 from tests.kit.fakes.server import Odd, events, status
 from tests.kit.sessions import PATIENCE
-from treadle.errors import ModelError
 from treadle.events import TextDelta
-from treadle.messages import Call, ImagePart, Reply, TextPart, UserMessage
+from treadle.messages import Call, ImagePart, Reply
 from treadle.models import http
-from treadle.models.http import Endpoint, Secret, Timeouts
-from treadle.models.remote import RemoteModel
+from treadle.models.http import Endpoint, HttpExchange, Secret, Timeouts, Transport
 
 TEXT = "Grüße an alle — 你好 👋, and a longer tail so that there is something to cut."
 CALLS = (Call("c1", "add", '{"a": 1, "b": 2}'), Call("c2", "add", '{"a": "größer", "b": 3}'))
@@ -43,10 +41,10 @@ def nobody(host: str = "127.0.0.1") -> Iterator[str]:
         yield f"http://{host}:{taken.getsockname()[1]}/v1"
 
 
-async def failure_of(model: RemoteModel) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        await collect_events(model, ask("hi"))
-    return caught.value
+@pytest.fixture
+def no_proxy_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
@@ -76,34 +74,55 @@ async def test_pieces_that_arrive_together_are_one_delta_without_delay() -> None
     assert isinstance(rest[-1], Reply) and rest[-1].text == TEXT
 
 
-async def test_late_headers_are_a_stall_that_may_be_retried() -> None:
-    async with StrictChat([Odd(headers_late=PATIENCE)]) as fake:
-        error = await failure_of(chat_model(fake, timeouts=short("first_byte")))
-    assert (error.kind, error.retryable, error.partial) == ("stalled", True, "")
-    assert "did not begin to answer within 0.3 s" in str(error)
+@pytest.mark.parametrize(
+    ("answer", "limit", "kind", "retryable", "message"),
+    [
+        pytest.param(
+            Odd(headers_late=PATIENCE), "first_byte", "stalled", True, "did not begin to answer within 0.3 s", id="late"
+        ),
+        pytest.param(
+            Odd(Reply(text=TEXT), split=1, pause=0.01), "total", "stalled", False, "after 0.3 s", id="without an end"
+        ),
+        *(
+            pytest.param(Odd(Reply(text=TEXT), end_after=at), "", "network", True, "", id=f"cut off at {at}")
+            for at in (0, 300, 500)
+        ),
+        pytest.param(
+            Odd(raw=b"<html><title>Login</title></html>", content_type="text/html; charset=utf-8"),
+            "", "bad_request", False, "base URL", id="a web page",
+        ),
+        pytest.param(
+            Odd(raw=b"", status=307, headers={"location": "http://127.0.0.1:1/"}),
+            "", "bad_request", False, "base URL", id="a redirect",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_response_that_is_no_complete_reply_is_a_failure(
+    answer: Odd, limit: str, kind: str, retryable: bool, message: str
+) -> None:
+    async with StrictChat([answer]) as fake:
+        error = await collect_failure(chat_model(fake, timeouts=short(limit) if limit else PLENTY))
+        assert len(fake.seen) == 1, "nothing is retried and no redirect followed"
+    assert (error.kind, error.retryable) == (kind, retryable)
+    assert message in str(error)
 
 
 async def test_one_byte_and_then_nothing_is_a_stall() -> None:
     async with StrictChat([Odd(stall_after=1)]) as fake:
-        error = await failure_of(chat_model(fake, timeouts=short("idle")))
+        error = await collect_failure(chat_model(fake, timeouts=short("idle")))
         assert (error.kind, error.retryable) == ("stalled", True)
         assert "no data for 0.3 s" in str(error)
         await asyncio.wait_for(fake.hung_up.wait(), PATIENCE)
 
 
-async def test_a_stall_keeps_the_text_so_far() -> None:
-    async with StrictChat([Odd(Reply(text="Half of it"), stall_after=500)]) as fake:
-        error = await failure_of(chat_model(fake, timeouts=short("idle")))
-    assert error.kind == "stalled"
-    assert error.partial
-    assert "Half of it".startswith(error.partial)
-
-
-async def test_a_reply_that_never_ends_is_stopped_and_not_retried() -> None:
-    async with StrictChat([Odd(Reply(text=TEXT), split=1, pause=0.01)]) as fake:
-        error = await failure_of(chat_model(fake, timeouts=short("total")))
-    assert (error.kind, error.retryable) == ("stalled", False)
-    assert "not finished its reply after 0.3 s" in str(error)
+@pytest.mark.parametrize(("way", "kind"), [("stall_after", "stalled"), ("reset_after", "network")])
+async def test_a_reply_that_breaks_off_keeps_its_text_and_the_next_request_works(way: str, kind: str) -> None:
+    async with StrictChat([Odd(Reply(text="Half of it"), **{way: 500}), Reply(text="All of it")]) as fake:
+        model = chat_model(fake, timeouts=short("idle"))
+        error = await collect_failure(model)
+        assert (error.kind, error.retryable) == (kind, True)
+        assert error.partial and "Half of it".startswith(error.partial)
+        assert (await collect_reply(model, ask("hi"))).text == "All of it"
 
 
 async def test_a_slow_consumer_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,23 +136,6 @@ async def test_a_slow_consumer_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> N
             for _ in range(5):
                 await asyncio.sleep(0)
     assert seen > 2
-
-
-async def test_a_reset_connection_keeps_the_text_so_far() -> None:
-    async with StrictChat([Odd(Reply(text="Half of it"), reset_after=500), Reply(text="All of it")]) as fake:
-        model = chat_model(fake)
-        error = await failure_of(model)
-        assert (error.kind, error.retryable) == ("network", True)
-        assert error.partial
-        assert "Half of it".startswith(error.partial)
-        assert (await collect_reply(model, ask("hi"))).text == "All of it"
-
-
-@pytest.mark.parametrize("cut", [0, 300, 500])
-async def test_a_closed_connection_is_no_complete_reply(cut: int) -> None:
-    async with StrictChat([Odd(Reply(text=TEXT), end_after=cut)]) as fake:
-        error = await failure_of(chat_model(fake))
-    assert (error.kind, error.retryable) == ("network", True)
 
 
 @pytest.mark.parametrize("way", ["end_after", "reset_after", "stall_after"])
@@ -151,7 +153,7 @@ async def test_the_status_counts_when_the_error_body_never_comes(way: str, monke
     monkeypatch.setattr(http, "_ERROR_SECONDS", 0.3)
     refusal = Odd(raw=b'{"error": "no such', status=401, content_type="application/json", **{way: 10})
     async with StrictChat([refusal]) as fake:
-        error = await failure_of(chat_model(fake))
+        error = await collect_failure(chat_model(fake))
     assert (error.kind, error.retryable) == ("auth", False)
 
 
@@ -161,26 +163,21 @@ async def test_a_server_that_keeps_the_connection_open_does_not_delay_the_reply(
             assert (await collect_reply(chat_model(fake), ask("hi"))).text == "done"
 
 
-async def test_an_error_and_then_success() -> None:
-    async with StrictChat([status(500, "oops"), Reply(text="fine")]) as fake:
+async def test_errors_and_then_success() -> None:
+    async with StrictChat([status(500, "oops"), status(429, "slow", retry_after="7"), Reply(text="fine")]) as fake:
         model = chat_model(fake)
-        error = await failure_of(model)
-        assert (error.kind, error.retryable) == ("internal", True)
+        errors = [await collect_failure(model) for _ in range(2)]
         assert (await collect_reply(model, ask("hi"))).text == "fine"
-        assert len(fake.seen) == 2, "nothing is retried below the engine"
-
-
-async def test_retry_after_is_part_of_the_error() -> None:
-    async with StrictChat([status(429, "slow down", retry_after="7")]) as fake:
-        error = await failure_of(chat_model(fake))
-    assert (error.kind, error.retryable, error.retry_after) == ("overloaded", True, 7.0)
+        assert len(fake.seen) == 3, "nothing is retried below the engine"
+    found = [(error.kind, error.retryable, error.retry_after) for error in errors]
+    assert found == [("internal", True, None), ("overloaded", True, 7.0)]
 
 
 async def test_an_error_in_a_stream_is_classified_and_keeps_the_text() -> None:
     chunk = {"choices": [{"index": 0, "delta": {"content": "so far"}}]}
     broken = {"error": {"code": 529, "message": "overloaded, try again in 3s"}}
     async with StrictChat([Odd(raw=events(chunk, broken))]) as fake:
-        error = await failure_of(chat_model(fake))
+        error = await collect_failure(chat_model(fake))
     assert (error.kind, error.retryable, error.retry_after) == ("overloaded", True, 3.0)
     assert error.partial == "so far"
 
@@ -227,14 +224,14 @@ async def test_cancelling_stops_the_generation() -> None:
 async def test_a_large_body_is_sent_whole() -> None:
     picture = ImagePart(data="A" * 3_000_000)
     async with StrictChat() as fake:
-        request = ask(UserMessage((TextPart("look"), picture)))
+        request = ask(user("look", picture))
         assert (await collect_reply(chat_model(fake), request)).text == "done"
         assert len(fake.seen[0].raw) > 3_000_000
 
 
 async def test_a_missing_server_is_named() -> None:
     with nobody() as base_url:
-        error = await failure_of(chat_model(base_url))
+        error = await collect_failure(chat_model(base_url))
     assert (error.kind, error.retryable) == ("network", True)
     assert "cannot be reached" in str(error)
 
@@ -246,22 +243,9 @@ async def test_a_connection_that_is_not_accepted_times_out() -> None:
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         base_url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
-        error = await failure_of(chat_model(base_url, timeouts=short("connect")))
+        error = await collect_failure(chat_model(base_url, timeouts=short("connect")))
     assert (error.kind, error.retryable) == ("network", True)
     assert "no connection to fake" in str(error) and "within 0.3 s" in str(error)
-
-
-async def test_a_web_page_or_a_redirect_is_no_model() -> None:
-    page = Odd(raw=b"<html><title>Login</title></html>", content_type="text/html; charset=utf-8")
-    moved = Odd(raw=b"", status=307, headers={"location": "http://127.0.0.1:1/"})
-    async with StrictChat([page, moved]) as fake:
-        model = chat_model(fake)
-        error = await failure_of(model)
-        assert (error.kind, error.retryable) == ("bad_request", False)
-        assert "base URL" in str(error)
-        error = await failure_of(model)
-        assert (error.kind, error.retryable) == ("bad_request", False)
-        assert len(fake.seen) == 2
 
 
 async def test_no_secret_is_shown_by_any_error_or_repr() -> None:
@@ -271,7 +255,7 @@ async def test_no_secret_is_shown_by_any_error_or_repr() -> None:
     nonsense = Odd(raw=f"data: {{'{key}'\n\n".encode())
     async with StrictChat([echo, crash, nonsense], key=key) as fake:
         model = chat_model(fake, key=Secret(key), key_variable="FAKE_KEY")
-        errors = [await failure_of(model) for _ in range(3)]
+        errors = [await collect_failure(model) for _ in range(3)]
         shown = [repr(model), repr(model.endpoint), repr(Secret(key)), f"{Secret(key)}"]
     assert [error.kind for error in errors] == ["auth", "auth", "network"]
     assert "FAKE_KEY" in str(errors[0])
@@ -281,50 +265,51 @@ async def test_no_secret_is_shown_by_any_error_or_repr() -> None:
     assert [text for text in shown if key in text] == []
 
 
+@pytest.mark.usefixtures("no_proxy_is_set")
 async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async with StrictChat([Reply(text="through the proxy")]) as proxy:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
-        monkeypatch.delenv("no_proxy", raising=False)
-        monkeypatch.delenv("NO_PROXY", raising=False)
         proxy.prefix = "http://models.invalid/v1"  # a proxy is asked for the whole address
-        reply = await collect_reply(chat_model("http://models.invalid/v1"), ask("hi"))
-        assert reply.text == "through the proxy"
+        assert (await collect_reply(chat_model(proxy.prefix), ask("hi"))).text == "through the proxy"
         monkeypatch.setenv("no_proxy", "*")
         with nobody("127.0.0.2") as base_url:
-            error = await failure_of(chat_model(base_url))
+            error = await collect_failure(chat_model(base_url))
         assert len(proxy.seen) == 1
     assert error.kind == "network"
 
 
-async def test_an_unusable_proxy_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("all_proxy", "socks5://user:secret@127.0.0.1:1080")
-    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    error = await failure_of(chat_model("http://models.invalid/v1"))
-    assert (error.kind, error.retryable) == ("network", False)
-    assert "socks5" in str(error)
-    assert "secret" not in str(error)
-
-
+@pytest.mark.usefixtures("no_proxy_is_set")
 async def test_a_proxy_may_be_named_without_its_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
     async with StrictChat([Reply(text="through the proxy")]) as proxy:
         monkeypatch.setenv("http_proxy", f"user:secret@127.0.0.1:{proxy.port}")
         proxy.prefix = "http://models.invalid/v1"
-        assert (await collect_reply(chat_model("http://models.invalid/v1"), ask("hi"))).text == "through the proxy"
+        assert (await collect_reply(chat_model(proxy.prefix), ask("hi"))).text == "through the proxy"
         assert "proxy-authorization" in proxy.seen[0].headers
-    monkeypatch.setenv("http_proxy", "user:secret@127.0.0.1:99999")
-    error = await failure_of(chat_model("http://others.invalid/v1"))
+
+
+@pytest.mark.usefixtures("no_proxy_is_set")
+@pytest.mark.parametrize(
+    ("variable", "proxy", "message"),
+    [
+        ("all_proxy", "socks5://user:secret@127.0.0.1:1080", "socks5"),
+        ("http_proxy", "user:secret@127.0.0.1:99999", "a proxy for models.invalid that is no address"),
+    ],
+)
+async def test_an_unusable_proxy_is_an_error(
+    variable: str, proxy: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, proxy)
+    error = await collect_failure(chat_model("http://models.invalid/v1"))
     assert (error.kind, error.retryable) == ("network", False)
-    assert "a proxy for others.invalid that is no address" in str(error)
-    assert "secret" not in str(error)
+    assert message in str(error) and "secret" not in str(error)
 
 
-def test_the_reason_for_an_untrusted_certificate_is_named() -> None:
+async def test_the_reason_for_an_untrusted_certificate_is_named() -> None:
     why = ssl.SSLCertVerificationError(1, "certificate verify failed")
     why.verify_message = "certificate has expired"
-    assert http._describe_cause(ClientConnectorCertificateError(mock.Mock(), why)) == "certificate has expired"
+    exchange = HttpExchange(Transport(Endpoint(provider="acme", base_url="https://api.acme.test")))
+    error = exchange.build_error(ClientConnectorCertificateError(mock.Mock(), why))
+    assert "is not trusted (certificate has expired)" in str(error) and not error.retryable
 
 
 async def test_many_requests_at_once_share_one_session() -> None:

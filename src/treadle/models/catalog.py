@@ -5,7 +5,6 @@ Without a name default_model.py chooses. Keys are read here, once, and never sho
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 import re
@@ -173,6 +172,8 @@ def _normalize_url(written: str, row: Provider) -> str:
 
 
 def _describe_unknown_name(name: str) -> str:
+    import difflib
+
     provider, colon, model = name.partition(":")
     hint = ""
     if not colon or provider not in PROVIDERS:

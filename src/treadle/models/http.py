@@ -157,9 +157,6 @@ class Transport:
         self._urls: dict[str, Any] = {}
         self._pool: _Pool | None = None
 
-    def open_exchange(self) -> HttpExchange:
-        return HttpExchange(self)
-
     async def get_session(self) -> ClientSession:
         """The session of the running loop. `close` closes it, or else the end of the loop does."""
         loop, pool = asyncio.get_running_loop(), self._pool
@@ -230,7 +227,7 @@ class Transport:
             raise ModelError(f"{where} does not answer within {timeout:g} s", kind="network", retryable=True) from None
         except (aiohttp.ClientError, OSError) as error:
             failure = error
-        raise self.open_exchange().build_error(failure)
+        raise HttpExchange(self).build_error(failure)
 
     async def close(self) -> None:
         """Close the connections that no other transport uses."""
@@ -363,7 +360,12 @@ class HttpExchange:
         import aiohttp
 
         server = f"{self._transport.endpoint.provider} ({self._transport.endpoint.address})"
-        cause, limits = _describe_cause(error), self._timeouts
+        limits = self._timeouts
+        # The cause is short, without addresses and headers: they may hold secrets.
+        causes = (getattr(error, name, None) for name in ("os_error", "certificate_error", "__cause__"))
+        origin = next(filter(None, causes), error)
+        reason = getattr(origin, "verify_message", None) or getattr(origin, "strerror", None)
+        cause = reason if isinstance(reason, str) and reason else type(origin).__name__
         match error:
             case aiohttp.ClientConnectorCertificateError():
                 advice = (
@@ -387,11 +389,3 @@ class HttpExchange:
                 return "bad_request", False, f"{server} is not an address — check the base URL"
             case _:
                 return "network", True, f"the connection to {server} broke off ({cause})"
-
-
-def _describe_cause(error: BaseException) -> str:
-    """A short cause, without addresses and headers: they may hold secrets."""
-    names = ("os_error", "certificate_error", "__cause__")
-    cause = next((found for name in names if (found := getattr(error, name, None))), error)
-    message = getattr(cause, "verify_message", None) or getattr(cause, "strerror", None)
-    return message if isinstance(message, str) and message else type(cause).__name__

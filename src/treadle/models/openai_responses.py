@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Raw, Struct
 
-from treadle import messages
 from treadle.messages import FilePart, ImagePart, Json, ModelMessage, Part, Request, ResultMessage, TextPart
 from treadle.models import reply_reader, wire_format
 from treadle.models.failures import ReportedFailure
@@ -59,7 +58,12 @@ class OpenAIResponses(ListFormat):
         if (schema := request.output_schema) is not None:
             form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
             fields["text"] = {**fields.get("text", {}), "format": form}
-        wire_format.add_tools(fields, request, _describe_tool, lambda name: {"type": "function", "name": name})
+        wire_format.add_tools(
+            fields,
+            request,
+            lambda tool: {"type": "function", **wire_format.describe_function(tool)["function"], "strict": False},
+            lambda name: {"type": "function", "name": name},
+        )
         return fields
 
     def _write_user(self, parts: Sequence[Part]) -> bytes:
@@ -104,16 +108,6 @@ def _build_part(part: Part) -> dict[str, Json]:
             return {"type": "input_file", "filename": part.name, "file_data": wire_format.build_data_url(part)}
         case FilePart():
             return {"type": "input_text", "text": wire_format.describe_file(part)}
-
-
-def _describe_tool(tool: messages.ToolSpec) -> dict[str, Json]:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": False,
-    }
 
 
 class _Incomplete(Struct, gc=False):

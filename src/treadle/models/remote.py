@@ -108,14 +108,23 @@ class RemoteModel:
         body = wire.build_body(request, self._window)
         if self._checks_size:
             self._check_size(request, len(body))
-        exchange = self._transport.open_exchange()
+        exchange = HttpExchange(self._transport)
         reader: ReplyReader[Any] | None = None
         try:
             sent = len(body)
             await exchange.start(wire.path, body)
             del body  # a long conversation would be held twice for as long as the model writes
             reader = wire.open_reader(request, sent)
-            while data := await _read_more(exchange, reader):
+            while True:
+                try:
+                    data = await exchange.read()
+                except ModelError:
+                    # A connection that breaks or stalls after the end of a reply takes nothing from it.
+                    if not reader.has_ended:
+                        raise
+                    break
+                if not data:
+                    break
                 for event in reader.feed(data):
                     yield event
                 if reader.is_done:
@@ -179,16 +188,6 @@ class RemoteModel:
             case _:
                 message = f"{source.provider} ({source.address}) does not speak its protocol: {error}"
                 return ModelError(source.redact(message), kind="network", retryable=True)
-
-
-async def _read_more(exchange: HttpExchange, reader: ReplyReader[Any]) -> bytes:
-    """The next bytes. A connection that breaks or stalls after the end of a reply takes nothing from it."""
-    try:
-        return await exchange.read()
-    except ModelError:
-        if not reader.has_ended:
-            raise
-        return b""
 
 
 async def probe_llama_server(transport: Transport, model: str) -> int | None:

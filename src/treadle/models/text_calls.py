@@ -33,24 +33,21 @@ _MOST_BARE_TEXT = 1 << 19
 """How much text is read in search of bare JSON. Every line may begin some, and each is read to the end."""
 
 _TAGGED = re.compile(
-    r"<\|?(?P<tag>tool_call|function_call|tool_use|tool_code|call)\|?>(?P<inner>.*?)"
-    r"(?:</?\|?(?P=tag)\|?>|<\|/(?P=tag)\|>|\Z)",
-    re.DOTALL,
+    r"(?s)<\|?(?P<tag>tool_call|function_call|tool_use|tool_code|call)\|?>(?P<inner>.*?)"
+    r"(?:</?\|?(?P=tag)\|?>|<\|/(?P=tag)\|>|\Z)"
 )
-_FUNCTION = re.compile(r"<function=[\"']?(?P<name>[\w.-]+)[\"']?>(?P<inner>.*?)(?:</function>|\Z)", re.DOTALL)
-_INVOKE = re.compile(r"<invoke name=[\"'](?P<name>[\w.-]+)[\"']>(?P<inner>.*?)(?:</invoke>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"(?s)<function=[\"']?(?P<name>[\w.-]+)[\"']?>(?P<inner>.*?)(?:</function>|\Z)")
+_INVOKE = re.compile(r"(?s)<invoke name=[\"'](?P<name>[\w.-]+)[\"']>(?P<inner>.*?)(?:</invoke>|\Z)")
 _KIMI = re.compile(
-    r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>"
-    r"(?P<inner>.*?)(?:<\|tool_call_end\|>|\Z)",
-    re.DOTALL,
+    r"(?s)<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>"
+    r"(?P<inner>.*?)(?:<\|tool_call_end\|>|\Z)"
 )
 _DEEPSEEK = re.compile(
-    r"<[｜|]tool▁call▁begin[｜|]>(?:function<[｜|]tool▁sep[｜|]>)?(?P<name>[\w-]+)(?:<[｜|]tool▁sep[｜|]>)?"
-    r"(?P<inner>.*?)(?:<[｜|]tool▁call▁end[｜|]>|\Z)",
-    re.DOTALL,
+    r"(?s)<[｜|]tool▁call▁begin[｜|]>(?:function<[｜|]tool▁sep[｜|]>)?(?P<name>[\w-]+)(?:<[｜|]tool▁sep[｜|]>)?"
+    r"(?P<inner>.*?)(?:<[｜|]tool▁call▁end[｜|]>|\Z)"
 )
-_MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(?P<name>[\w-]*)(?:\[ARGS\])?(?P<inner>.*?)(?=\[TOOL_CALLS\]|\Z)", re.DOTALL)
-_PYTHON_TAG = re.compile(r"<\|python_tag\|>(?P<inner>.*?)(?:<\|eom_id\|>|<\|eot_id\|>|\Z)", re.DOTALL)
+_MISTRAL = re.compile(r"(?s)\[TOOL_CALLS\]\s*(?P<name>[\w-]*)(?:\[ARGS\])?(?P<inner>.*?)(?=\[TOOL_CALLS\]|\Z)")
+_PYTHON_TAG = re.compile(r"(?s)<\|python_tag\|>(?P<inner>.*?)(?:<\|eom_id\|>|<\|eot_id\|>|\Z)")
 _FENCE = re.compile(r"^[ \t]*```(?P<language>[\w-]*)[ \t]*$", re.MULTILINE)
 _BARE = re.compile(r"^[ \t]*[\[{]", re.MULTILINE)
 _PARAMETER = re.compile(r"<parameter(?:=| name=)[\"']?(?P<key>[\w.-]+)[\"']?>")

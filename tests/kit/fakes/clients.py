@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
+import pytest
+
 from tests.kit.fakes.anthropic import StrictAnthropic
 from tests.kit.fakes.chat import StrictChat
 from tests.kit.fakes.ollama import FakeOllama
 from tests.kit.fakes.responses import StrictResponses
-from tests.kit.fakes.server import Strict
+from tests.kit.fakes.server import Odd, Strict
+from treadle import messages as values
+from treadle.errors import ModelError
 from treadle.messages import Call, Message, ModelMessage, Reply, Request, ResultMessage, TextPart, ToolSpec, UserMessage
 from treadle.models.anthropic_messages import AnthropicMessages
 from treadle.models.base import Model, ModelEvent
@@ -75,8 +79,9 @@ PROTOCOLS = {
 }
 
 
-def user(text: str) -> UserMessage:
-    return UserMessage((TextPart(text),))
+def user(*parts: str | values.Part) -> UserMessage:
+    """A user's message; a string stands for text."""
+    return UserMessage(tuple(TextPart(part) if isinstance(part, str) else part for part in parts))
 
 
 def ask(*messages: Message | str, **fields: Any) -> Request:
@@ -94,6 +99,29 @@ async def collect_reply(model: Model, request: Request) -> Reply:
     last = (await collect_events(model, request))[-1]
     assert isinstance(last, Reply)
     return last
+
+
+async def collect_failure(model: Model, request: Request | None = None) -> ModelError:
+    """The error that a request ends with."""
+    with pytest.raises(ModelError) as caught:
+        await collect_events(model, request or ask("hi"))
+    return caught.value
+
+
+async def read_reply(protocol: str, *script: Reply | Odd, **fields: Any) -> Reply:
+    """The reply to one request, from a fake that answers with the first of `script`."""
+    fake, make = PROTOCOLS[protocol]
+    async with fake(script) as server:
+        return await collect_reply(make(server), ask("hi", **fields))
+
+
+async def capture_body(protocol: str, *messages: Message | str, **fields: Any) -> dict[str, Any]:
+    """The body of a request as a strict fake received and accepted it."""
+    fake, make = PROTOCOLS[protocol]
+    async with fake() as server:
+        await collect_reply(make(server), ask(*messages, **fields))
+        assert server.rejected == []
+        return server.seen[-1].body
 
 
 def said(reply: Reply) -> ModelMessage:

@@ -19,7 +19,7 @@ from treadle.models.base import ModelEvent
 from treadle.models.local import argument_values, gbnf, quote_result
 from treadle.models.local.argument_values import ValueSources
 from treadle.models.local.chat_prompt import ChatPrompt, Conversation, Turn, split_conversation
-from treadle.models.local.driver import Driver, build_options, read_finish, read_usage
+from treadle.models.local.driver import Driver, build_options
 from treadle.models.local.gbnf import encode_json
 from treadle.models.local.llama_process import LlamaEngine, Progress
 from treadle.models.local.model_cache import ModelCache
@@ -167,4 +167,4 @@ class ChooseThenFill(Driver):
             f"{tool.description}\n\n{examples}Request: {sources.clause}\n",
             {"grammar": gbnf.build_schema_grammar(schema, rules), "temperature": 0, "n_predict": limit},
         )
-        return None if read_finish(piece) == "length" else piece.content, read_usage(piece)
+        return None if piece.finish == "length" else piece.content, piece.usage

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from treadle.errors import ModelError
 from treadle.events import CallDelta, TextDelta
-from treadle.messages import Call, FinishReason, Json, Reply, Request, Usage
+from treadle.messages import Call, Json, Reply, Request, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
 from treadle.models.local.llama_process import CompletionPiece, LlamaEngine
@@ -52,11 +52,11 @@ class Driver(ABC):
             error.partial = earlier + text
             raise
         # Only the longer prompt counts as input: the window holds one of them at a time.
-        used = read_usage(last)
+        used = last.usage
         longer = max(before.usage, used, key=lambda usage: usage.input_tokens)
         output = before.usage.output_tokens + used.output_tokens
         usage = Usage(longer.input_tokens, output, longer.cached_tokens)
-        yield Reply(text=earlier + text, finish=read_finish(last), usage=usage, model=self._name)
+        yield Reply(text=earlier + text, finish=last.finish, usage=usage, model=self._name)
 
 
 def build_options(request: Request, *, temperature: float, tokens: int) -> dict[str, Json]:
@@ -75,11 +75,3 @@ def build_options(request: Request, *, temperature: float, tokens: int) -> dict[
     if request.output_schema is not None:
         options["grammar"] = gbnf.build_schema_grammar(request.output_schema)
     return options | sampling.extra
-
-
-def read_finish(piece: CompletionPiece) -> FinishReason:
-    return "length" if piece.stop_type == "limit" else "stop"
-
-
-def read_usage(piece: CompletionPiece) -> Usage:
-    return Usage(piece.tokens_evaluated, piece.tokens_predicted, piece.cached_tokens)

@@ -25,7 +25,7 @@ from treadle.messages import (
 from treadle.models.base import ModelEvent
 from treadle.models.local import gbnf
 from treadle.models.local.chat_prompt import ChatPrompt, Turn
-from treadle.models.local.driver import TEMPERATURE, Driver, build_options, read_usage
+from treadle.models.local.driver import TEMPERATURE, Driver, build_options
 from treadle.models.local.gbnf import encode_json
 from treadle.models.local.llama_process import LlamaEngine
 
@@ -51,7 +51,7 @@ class JsonTools(Driver):
             grammar = gbnf.build_call_grammar(calls, None if request.tool_choice == "required" else ANSWER)
             line = await self._engine.complete(prompt, options | {"grammar": grammar, "stop": []})
             if line.content != ANSWER:
-                usage = read_usage(line)
+                usage = line.usage
                 try:
                     call = msgspec.json.decode(line.content)
                 except msgspec.DecodeError:

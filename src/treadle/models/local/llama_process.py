@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct, field
 
 from treadle.errors import ModelError
-from treadle.messages import Json
+from treadle.messages import FinishReason, Json, Usage
 from treadle.models.local.unix_http import UnixResponse, open_exchange
 
 Progress = Callable[[str, float, float], None]
@@ -73,8 +73,12 @@ class CompletionPiece(Struct):
     completion_probabilities: list[_Position] = field(default_factory=list[_Position])
 
     @property
-    def cached_tokens(self) -> int:
-        return self.timings.cache_n
+    def usage(self) -> Usage:
+        return Usage(self.tokens_evaluated, self.tokens_predicted, self.timings.cache_n)
+
+    @property
+    def finish(self) -> FinishReason:
+        return "length" if self.stop_type == "limit" else "stop"
 
 
 class _Child:
@@ -252,11 +256,12 @@ class LlamaEngine:
     async def _open_exchange(self, path: str, body: Json) -> AsyncGenerator[UnixResponse, None]:
         facts = await self.load()
         child = self._get_child()
+        # An upper bound for the cells that a request can fill: a token has at least two bytes.
+        read = body.get("prompt") or body.get("input") or [body.get("messages"), body.get("tools")]
+        most = body.get("n_predict", body.get("max_tokens", 0))
+        cells = facts.window if most < 0 else min(facts.window, len(msgspec.json.encode(read)) // 2 + most)
         try:
-            async with (
-                self._reserve(_estimate_cells(body, facts.window)),
-                open_exchange(child.socket, path, body) as response,
-            ):
+            async with self._reserve(cells), open_exchange(child.socket, path, body) as response:
                 if response.status != 200:
                     raise _build_refusal(await response.read())
                 yield response
@@ -318,13 +323,6 @@ def count_cores() -> int:
 
 def _build_body(prompt: Prompt, options: dict[str, Json], stream: bool = False) -> dict[str, Json]:
     return {"prompt": prompt, **options, "stream": stream, "cache_prompt": True}
-
-
-def _estimate_cells(body: Json, window: int) -> int:
-    """An upper bound for the cells that a request can fill: a token has at least two bytes."""
-    read = body.get("prompt") or body.get("input") or [body.get("messages"), body.get("tools")]
-    most = body.get("n_predict", body.get("max_tokens", 0))
-    return window if most < 0 else min(window, len(msgspec.json.encode(read)) // 2 + most)
 
 
 def _build_refusal(data: bytes) -> ModelError:

@@ -42,7 +42,12 @@ def build_grammar(request: str, result: str) -> str:
         leads = [quote_literal(f"{path} says{says}") for path in find_paths(request)]
         return f'root ::= " " {_build_option(leads)} {literal}\n'
     verbs = " | ".join(quote_literal(f"{verb} ") for verb in _VERBS)
-    leads = [quote_literal(f"{span} ") for span in _find_spans(request)]
+    # The lead is a run of words in the request that holds all its numbers and paths.
+    marks = [(match.start(), match.end()) for match in re.finditer(r"\S+", request)]
+    runs = [request[start:end].strip(_EDGES) for i, (start, _) in enumerate(marks) for _, end in marks[i : i + 8]]
+    needed = {*find_numbers(request), *find_paths(request)}
+    spans = dict.fromkeys(run for run in runs if run and needed <= {*find_numbers(run), *find_paths(run)})
+    leads = [quote_literal(f"{span} ") for span in spans]
     words = [word for word in extract_words(request) if word.isalpha() and word not in COMMON]
     units = [quote_literal(f" {word}") for word in words]
     frame = f'("The "? ({" | ".join(leads)}) ({verbs})?)?' if leads else ""
@@ -72,11 +77,3 @@ def _build_case(request: str, result: str) -> str:
 
 def _build_option(choices: list[str]) -> str:
     return f"({' | '.join(choices)})?" if choices else ""
-
-
-def _find_spans(request: str) -> list[str]:
-    """The runs of words in the request that hold all its numbers and paths."""
-    marks = [(match.start(), match.end()) for match in re.finditer(r"\S+", request)]
-    needed = {*find_numbers(request), *find_paths(request)}
-    runs = [request[start:end].strip(_EDGES) for i, (start, _) in enumerate(marks) for _, end in marks[i : i + 8]]
-    return list(dict.fromkeys(run for run in runs if run and needed <= {*find_numbers(run), *find_paths(run)}))

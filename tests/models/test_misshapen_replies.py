@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, PROTOCOLS, ask, chat_model, collect_reply
+from tests.kit.fakes.clients import ADD, PROTOCOLS, ask, collect_events, collect_failure, read_failure, read_reply
 from tests.kit.fakes.server import Odd, events
 from treadle.errors import ModelError
+from treadle.events import TextDelta
 from treadle.messages import Reply
 from treadle.models.failures import ReportedFailure
 from treadle.models.reply_reader import MalformedStream
@@ -43,6 +43,7 @@ ITEMS: list[Any] = [
     {"type": "message", "content": [{"type": "output_text", "text": "so"}]},
     {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a":1,"b":2}'},
 ]
+BLOCKS = [{"type": "text", "text": "so"}, {"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1, "b": 2}}]
 RESPONSES: list[Any] = [
     {"type": "response.output_item.added", "output_index": 2, "item": ITEMS[2]},
     *({"type": "response.output_item.done", "output_index": place, "item": item} for place, item in enumerate(ITEMS)),
@@ -61,11 +62,11 @@ def lines(*items: Any) -> bytes:
     return b"".join(json.dumps(item).encode() + b"\n" for item in items)
 
 
-WAYS: dict[str, tuple[list[Any], Callable[..., bytes], Any, Any]] = {
-    "chat": (CHAT, events, *PROTOCOLS["chat"]),
-    "anthropic": (ANTHROPIC, events, *PROTOCOLS["anthropic"]),
-    "responses": (RESPONSES, events, *PROTOCOLS["responses"]),
-    "ollama": (OLLAMA, lines, *PROTOCOLS["ollama"]),
+WAYS: dict[str, tuple[list[Any], Callable[..., bytes]]] = {
+    "chat": (CHAT, events),
+    "anthropic": (ANTHROPIC, events),
+    "responses": (RESPONSES, events),
+    "ollama": (OLLAMA, lines),
 }
 
 
@@ -102,8 +103,8 @@ def read(wire: WireFormat, body: bytes) -> Reply | None:
 @settings(max_examples=150)
 @given(data=st.data())
 def test_any_value_in_any_place_is_a_reply_or_a_failure(way: str, data: st.DataObject) -> None:
-    items, write, _, make = WAYS[way]
-    wire = make("http://127.0.0.1:9")._wire
+    items, write = WAYS[way]
+    wire = PROTOCOLS[way].model("http://127.0.0.1:9")._wire
     assert read(wire, write(*items)) is not None
     instead = data.draw(st.sampled_from([None, 0, -1, 1.5, "", "x", [], {}, [None], {"a": 1}, True, 10**30]))
     read(wire, write(*spoilt(items, data.draw(st.sampled_from(list(places(items)))), instead)))
@@ -121,11 +122,10 @@ def test_any_value_in_any_place_is_a_reply_or_a_failure(way: str, data: st.DataO
 async def test_a_wrong_value_deeper_in_a_message_is_the_providers_error(
     way: str, path: tuple[Any, ...], instead: Any
 ) -> None:
-    items, write, fake, make = WAYS[way]
-    async with fake([Odd(raw=write(*spoilt(items, path, instead)))]) as server:
-        with pytest.raises(ModelError, match="does not speak its protocol") as caught:
-            await collect_reply(make(server), ask("hi", tools=(ADD,)))
-    assert (caught.value.kind, caught.value.retryable) == ("network", True)
+    items, write = WAYS[way]
+    error = await read_failure(way, Odd(raw=write(*spoilt(items, path, instead))), tools=(ADD,))
+    assert "does not speak its protocol" in str(error)
+    assert (error.kind, error.retryable) == ("network", True)
 
 
 @pytest.mark.parametrize(
@@ -146,18 +146,16 @@ async def test_a_wrong_value_deeper_in_a_message_is_the_providers_error(
     ],
 )
 async def test_values_that_can_only_mean_one_thing_are_accepted(way: str, path: tuple[Any, ...], instead: Any) -> None:
-    items, write, fake, make = WAYS[way]
-    async with fake([Odd(raw=write(*spoilt(items, path, instead)))]) as server:
-        reply = await collect_reply(make(server), ask("hi", tools=(ADD,)))
+    items, write = WAYS[way]
+    reply = await read_reply(way, Odd(raw=write(*spoilt(items, path, instead))), tools=(ADD,))
     assert reply.text == "so"
     assert [(call.tool, json.loads(call.arguments)) for call in reply.calls] == [("add", {"a": 1, "b": 2})]
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_invalid_utf8_is_replaced_and_no_error(way: str) -> None:
-    items, write, fake, make = WAYS[way]
-    async with fake([Odd(raw=write(*items).replace(b'"so"', b'"s\xff\xe9o"'))]) as server:
-        reply = await collect_reply(make(server), ask("hi", tools=(ADD,)))
+    items, write = WAYS[way]
+    reply = await read_reply(way, Odd(raw=write(*items).replace(b'"so"', b'"s\xff\xe9o"')), tools=(ADD,))
     assert reply.text.startswith("s�")
 
 
@@ -165,13 +163,15 @@ async def test_invalid_utf8_is_replaced_and_no_error(way: str) -> None:
 @pytest.mark.parametrize(
     ("way", "whole"),
     [
-        ("chat", {"choices": [{"index": 0, "message": {"content": "so"}, "finish_reason": "stop"}]}),
-        ("anthropic", {"type": "message", "content": [{"type": "text", "text": "so"}], "stop_reason": "end_turn"}),
-        ("responses", {"status": "completed", "output": [ITEMS[1]]}),
+        ("chat", {"choices": [{"message": {"content": "so", "tool_calls": [CALL]}, "finish_reason": "tool_calls"}]}),
+        ("anthropic", {"type": "message", "content": BLOCKS, "stop_reason": "tool_use", "usage": {"input_tokens": 5}}),
+        ("responses", {"status": "completed", "output": ITEMS, "error": None}),
     ],
 )
-async def test_the_content_type_of_a_response_does_not_matter(way: str, whole: Any, content_type: str) -> None:
-    items, write, fake, make = WAYS[way]
+async def test_a_stream_or_a_document_is_read_whatever_its_content_type(
+    way: str, whole: Any, content_type: str
+) -> None:
+    items, write = WAYS[way]
     blank = b"\xef\xbb\xbf\r\n  "
     refused = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
     bodies = [
@@ -181,13 +181,18 @@ async def test_the_content_type_of_a_response_does_not_matter(way: str, whole: A
         blank + json.dumps(whole, indent=1).encode(),
         json.dumps(refused).encode(),
     ]
-    async with fake([Odd(raw=body, content_type=content_type) for body in bodies]) as server:
-        model = make(server)
-        for _ in bodies[:-1]:
-            assert (await collect_reply(model, ask("hi", tools=(ADD,)))).text == "so"
-        with pytest.raises(ModelError, match="slow down") as caught:
-            await collect_reply(model, ask("hi"))
-    assert (caught.value.kind, caught.value.retryable) == ("overloaded", True)
+    async with PROTOCOLS[way].fake([Odd(raw=body, content_type=content_type) for body in bodies]) as server:
+        model = PROTOCOLS[way].model(server)
+        for body in bodies[:-1]:
+            *deltas, reply = await collect_events(model, ask("hi", tools=(ADD,)))
+            assert isinstance(reply, Reply)
+            calls = [(call.id, call.tool, json.loads(call.arguments)) for call in reply.calls]
+            assert (reply.text, calls, reply.finish) == ("so", [("c", "add", {"a": 1, "b": 2})], "calls")
+            assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "so"
+            assert reply.usage.estimated == (b'_tokens"' not in body)
+        error = await collect_failure(model)
+    assert "slow down" in str(error)
+    assert (error.kind, error.retryable) == ("overloaded", True)
 
 
 PROXYS = {"error": {"type": "invalid_request_error", "message": "what was wrong"}}
@@ -203,32 +208,26 @@ PROXYS = {"error": {"type": "invalid_request_error", "message": "what was wrong"
     ],
 )
 async def test_a_proxys_own_error_is_reported_in_every_protocol(way: str, error: dict[str, Any]) -> None:
-    items, write, fake, make = WAYS[way]
-    async with fake([Odd(raw=write(items[0], error))]) as server:
-        with pytest.raises(ModelError, match="what was wrong") as caught:
-            await collect_reply(make(server), ask("hi", tools=(ADD,)))
-    assert (caught.value.kind, caught.value.retryable) == ("bad_request", False)
+    items, write = WAYS[way]
+    failure = await read_failure(way, Odd(raw=write(items[0], error)), tools=(ADD,))
+    assert "what was wrong" in str(failure)
+    assert (failure.kind, failure.retryable) == ("bad_request", False)
 
 
 @pytest.mark.parametrize("way", ["anthropic", "responses"])
 async def test_unknown_events_may_have_any_shape(way: str) -> None:
-    items, write, fake, make = WAYS[way]
+    items, write = WAYS[way]
     new = {"type": "shiny", "delta": "x", "index": "y", "message": 7, "output_index": [], "response": "z", "item": 1}
-    async with fake([Odd(raw=write(items[0], new, *items[1:]))]) as server:
-        assert (await collect_reply(make(server), ask("hi", tools=(ADD,)))).text == "so"
+    assert (await read_reply(way, Odd(raw=write(items[0], new, *items[1:])), tools=(ADD,))).text == "so"
 
 
 @pytest.mark.parametrize(("way", "count"), [("chat", 1), ("anthropic", 5), ("responses", 3), ("ollama", 1)])
 async def test_a_stream_that_ends_early_is_no_reply(way: str, count: int) -> None:
-    items, write, fake, make = WAYS[way]
-    async with fake([Odd(raw=write(*items[:count]))]) as server:
-        with pytest.raises(ModelError, match="before the reply was complete") as caught:
-            await collect_reply(make(server), ask("hi", tools=(ADD,)))
-    assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("network", True, "so")
+    items, write = WAYS[way]
+    error = await read_failure(way, Odd(raw=write(*items[:count])), tools=(ADD,))
+    assert "before the reply was complete" in str(error)
+    assert (error.kind, error.retryable, error.partial) == ("network", True, "so")
 
 
 async def test_text_before_invalid_data_is_kept() -> None:
-    async with StrictChat([Odd(raw=events(CHAT[0]) + b"data: [1]\n\n")]) as fake:
-        with pytest.raises(ModelError) as caught:
-            await collect_reply(chat_model(fake), ask("hi"))
-    assert caught.value.partial == "so"
+    assert (await read_failure("chat", Odd(raw=events(CHAT[0]) + b"data: [1]\n\n"))).partial == "so"

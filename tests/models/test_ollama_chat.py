@@ -2,11 +2,21 @@
 
 import pytest
 
-from tests.kit.fakes.clients import TOOLS, ask, build_model, collect_reply, ollama_model, results, said
+from tests.kit.fakes.clients import (
+    TOOLS,
+    ask,
+    build_model,
+    capture_body,
+    collect_failure,
+    collect_reply,
+    ollama_model,
+    results,
+    said,
+    user,
+)
 from tests.kit.fakes.ollama import FakeOllama
 from tests.kit.fakes.server import Odd
-from treadle.errors import ModelError
-from treadle.messages import Call, ImagePart, Reply, Request, ResultMessage, Sampling, TextPart, UserMessage
+from treadle.messages import Call, ImagePart, Reply, ResultMessage, Sampling
 from treadle.models.ollama_chat import OllamaChat
 
 CALLS = (Call("", "add", '{"a":1,"b":2}'), Call("", "echo", '{"text":"größer"}'))
@@ -28,13 +38,10 @@ async def test_the_window_is_asked_and_set(parameters: str, context: int, window
 async def test_a_request_that_does_not_fit_is_refused() -> None:
     async with FakeOllama() as fake:
         fake.context = 4000
-        with pytest.raises(ModelError, match="the window of ollama:m has 4000") as caught:
-            await collect_reply(ollama_model(fake), ask("x" * 40_000))
-        assert caught.value.kind == "too_long"
+        error = await collect_failure(ollama_model(fake), ask("x" * 40_000))
+        assert "the window of ollama:m has 4000" in str(error)
         unprobed = build_model(fake, OllamaChat("ollama", "m"))
-        with pytest.raises(ModelError) as caught:
-            await collect_reply(unprobed, ask("x" * 40_000))
-        assert caught.value.kind == "too_long"
+        assert error.kind == (await collect_failure(unprobed, ask("x" * 40_000))).kind == "too_long"
 
 
 async def test_a_tool_loop_is_accepted_and_read() -> None:
@@ -52,27 +59,12 @@ async def test_a_tool_loop_is_accepted_and_read() -> None:
 
 async def test_sampling_and_format_are_translated() -> None:
     sampling = Sampling(0.1, 0.5, 3, ("END",), {"options": {"top_k": 5, "num_ctx": 99_000}, "keep_alive": "1h"})
-    async with FakeOllama() as fake:
-        request = ask(UserMessage((TextPart("look"), ImagePart(data="QUJD"))), sampling=sampling, max_tokens=9)
-        request = Request(
-            request.system, request.messages, sampling=sampling, max_tokens=9, output_schema={"type": "object"}
-        )
-        await collect_reply(ollama_model(fake), request)
-        assert fake.rejected == []
-        sent = fake.seen[-1].body
-        await collect_reply(ollama_model(fake), ask("hi", tools=TOOLS, tool_choice="none"))
-        assert "tools" not in fake.seen[-1].body
-    assert sent["options"] == {
-        "num_ctx": 99_000,
-        "num_predict": 9,
-        "temperature": 0.1,
-        "top_p": 0.5,
-        "seed": 3,
-        "stop": ["END"],
-        "top_k": 5,
-    }
-    assert sent["format"] == {"type": "object"}
-    assert sent["keep_alive"] == "1h"
+    message = user("look", ImagePart(data="QUJD"))
+    sent = await capture_body("ollama", message, sampling=sampling, max_tokens=9, output_schema={"type": "object"})
+    assert "tools" not in await capture_body("ollama", "hi", tools=TOOLS, tool_choice="none")
+    options = {"num_ctx": 99_000, "num_predict": 9, "temperature": 0.1, "top_p": 0.5, "seed": 3, "top_k": 5}
+    assert sent["options"] == {**options, "stop": ["END"]}
+    assert (sent["format"], sent["keep_alive"]) == ({"type": "object"}, "1h")
 
 
 async def test_calls_in_text_failures_and_cut_replies_are_read() -> None:
@@ -82,7 +74,6 @@ async def test_calls_in_text_failures_and_cut_replies_are_read() -> None:
         model = ollama_model(fake)
         reply = await collect_reply(model, ask("hi", tools=TOOLS))
         assert (reply.text, reply.reasoning, reply.calls[0].tool) == ("", "hm", "add")
-        with pytest.raises(ModelError) as caught:
-            await collect_reply(model, ask("hi"))
-        assert (caught.value.kind, caught.value.retryable, caught.value.partial) == ("internal", True, "so far")
+        error = await collect_failure(model)
+        assert (error.kind, error.retryable, error.partial) == ("internal", True, "so far")
         assert (await collect_reply(model, ask("hi"))).finish == "length"

@@ -108,20 +108,24 @@ async def collect_failure(model: Model, request: Request | None = None) -> Model
     return caught.value
 
 
-async def read_reply(protocol: str, *script: Reply | Odd, **fields: Any) -> Reply:
+async def read_reply(protocol: str, *script: Reply | Odd, options: Any = None, **fields: Any) -> Reply:
     """The reply to one request, from a fake that answers with the first of `script`."""
-    fake, make = PROTOCOLS[protocol]
-    async with fake(script) as server:
-        return await collect_reply(make(server), ask("hi", **fields))
+    async with PROTOCOLS[protocol].fake(script) as fake:
+        return await collect_reply(PROTOCOLS[protocol].model(fake, **options or {}), ask("hi", **fields))
 
 
-async def capture_body(protocol: str, *messages: Message | str, **fields: Any) -> dict[str, Any]:
+async def read_failure(protocol: str, *script: Reply | Odd, **fields: Any) -> ModelError:
+    """The error of one request, from a fake that answers with the first of `script`."""
+    async with PROTOCOLS[protocol].fake(script) as fake:
+        return await collect_failure(PROTOCOLS[protocol].model(fake), ask("hi", **fields))
+
+
+async def capture_body(protocol: str, *messages: Message | str, options: Any = None, **fields: Any) -> dict[str, Any]:
     """The body of a request as a strict fake received and accepted it."""
-    fake, make = PROTOCOLS[protocol]
-    async with fake() as server:
-        await collect_reply(make(server), ask(*messages, **fields))
-        assert server.rejected == []
-        return server.seen[-1].body
+    async with PROTOCOLS[protocol].fake() as fake:
+        await collect_reply(PROTOCOLS[protocol].model(fake, **options or {}), ask(*messages, **fields))
+        assert fake.rejected == []
+        return fake.seen[-1].body
 
 
 def said(reply: Reply) -> ModelMessage:

@@ -1,17 +1,16 @@
 """Names become models; what is missing is said, and no key is ever shown."""
 
-import os
 import sys
 from typing import Any
 
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ask, collect_reply
+from tests.kit.fakes.clients import ask, collect_failure, collect_reply
 from tests.kit.fakes.ollama import FakeOllama
 from tests.kit.fakes.server import Strict
 from treadle.app import diagnose as doctor
-from treadle.errors import BadInput, ModelError, NotFound
+from treadle.errors import BadInput, NotFound
 from treadle.messages import Reply
 from treadle.models import catalog
 from treadle.models import default_model as choose
@@ -63,9 +62,7 @@ def test_a_name_gives_provider_and_model(name: str, wire: type, host: str, monke
     assert model.name == name
     assert isinstance(model._wire, wire)
     assert model.endpoint.address == host
-    assert "sk-hidden" not in repr(model) + repr(model.endpoint) + repr(
-        model.__dict__.get("_transport").__dict__["endpoint"]
-    )
+    assert "sk-hidden" not in repr(model) + repr(model.endpoint) + repr(model._transport.endpoint)
     assert (model.endpoint.timeouts == LOCAL_TIMEOUTS) == host.startswith("127.")
 
 
@@ -195,43 +192,38 @@ def at(fake: Strict, path: str = "/v1") -> str:
     return f"http://127.0.0.1:{fake.port}{path}"
 
 
-def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No local server runs where it is looked for."""
     for name in ("OLLAMA_HOST", "LLAMACPP_BASE_URL", "LMSTUDIO_BASE_URL"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
 
+@pytest.mark.usefixtures("no_servers")
 async def test_without_a_name_the_first_model_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere(monkeypatch)
-    monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
-    assert await choose.choose_model() == (
-        "the embedded one",
-        "using the embedded model: no API key and no local server were found",
-    )
+    async def choose_now(**options: Any) -> tuple[str, str]:
+        chosen = await choose.choose_model(**options)
+        return getattr(chosen.model, "name", "the embedded one"), chosen.reason
+
+    monkeypatch.setattr(choose, "open_embedded_model", object)
+    reason = "using the embedded model: no API key and no local server were found"
+    assert await choose_now() == ("the embedded one", reason)
     async with StrictChat() as studio, FakeOllama() as ollama:
         monkeypatch.setenv("LMSTUDIO_BASE_URL", at(studio))
-        choice = await choose.choose_model()
-        assert (choice.model.name, choice.reason) == (
-            "lmstudio:fake",
-            "lmstudio is running on this machine and has fake",
-        )
+        assert await choose_now() == ("lmstudio:fake", "lmstudio is running on this machine and has fake")
         monkeypatch.setenv("OLLAMA_HOST", at(ollama, ""))
-        assert (await choose.choose_model()).model.name == "ollama:fake:1b"
-        monkeypatch.setenv("OPENAI_API_KEY", "k")
-        choice = await choose.choose_model()
-        assert (choice.model.name, choice.reason) == (
-            f"openai:{PROVIDERS['openai'].default_model}",
-            "OPENAI_API_KEY is set",
-        )
-        monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
-        assert (await choose.choose_model()).model.name.startswith("anthropic:")
+        assert (await choose_now())[0] == "ollama:fake:1b"
+        for provider, variable in (("openai", "OPENAI_API_KEY"), ("anthropic", "ANTHROPIC_API_KEY")):
+            monkeypatch.setenv(variable, "k")
+            name = f"{provider}:{PROVIDERS[provider].default_model}"
+            assert await choose_now() == (name, f"{variable} is set")
         monkeypatch.setenv("TREADLE_MODEL", "ollama:mine")
-        choice = await choose.choose_model()
-        assert (choice.model.name, choice.reason) == ("ollama:mine", "TREADLE_MODEL names it")
-        assert (await choose.choose_model(default="ollama:yours")).model.name == "ollama:yours"
+        assert await choose_now() == ("ollama:mine", "TREADLE_MODEL names it")
+        assert await choose_now(default="ollama:yours") == ("ollama:yours", "the configuration names it")
 
 
+@pytest.mark.usefixtures("no_servers")
 async def test_without_any_model_the_error_lists_the_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere(monkeypatch)
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NotFound) as caught:
         await choose.choose_model()
@@ -239,8 +231,8 @@ async def test_without_any_model_the_error_lists_the_attempts(monkeypatch: pytes
         assert word in str(caught.value)
 
 
+@pytest.mark.usefixtures("no_servers")
 async def test_a_bad_address_does_not_hide_the_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere(monkeypatch)
     monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:99999")
     monkeypatch.setattr(choose, "open_embedded_model", lambda: "the embedded one")
     assert (await choose.choose_model()).model == "the embedded one"
@@ -250,14 +242,14 @@ async def test_a_bad_address_does_not_hide_the_other_servers(monkeypatch: pytest
     assert "ANTHROPIC_API_KEY is not set" in listed["anthropic:NAME"]
 
 
+@pytest.mark.usefixtures("no_servers")
 async def test_a_list_of_models_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere(monkeypatch)
     monkeypatch.setenv("OLLAMA_HOST", "http://user:hidden@127.0.0.1:9")
     assert not [way for way in [way async for way in doctor.find_model_sources()] if "hidden" in way.reason]
 
 
+@pytest.mark.usefixtures("no_servers")
 async def test_a_model_without_a_name_is_chosen_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere(monkeypatch)
     async with StrictChat([Reply(text="here")], key="") as server:
         monkeypatch.setattr(StrictChat, "authorised", lambda self, headers: True)
         monkeypatch.setenv("LLAMACPP_BASE_URL", at(server))
@@ -293,14 +285,7 @@ async def test_a_server_without_models_is_an_error(monkeypatch: pytest.MonkeyPat
         ("vllm", {"/v1/models": {"data": [{"id": "a"}, {"id": "m", "max_model_len": 16000}]}}, 16000),
         ("vllm", {"/v1/models": {"data": [{"id": "a", "max_model_len": 1}, {"id": "b"}]}}, None),
         ("vllm", {}, None),
-        (
-            "vllm",
-            {
-                "/v1/models": {"data": [{"id": "m", "meta": {"n_ctx_train": 131_072}}]},
-                "/props": {"default_generation_settings": {"n_ctx": 4096}},
-            },
-            4096,
-        ),
+        ("vllm", {"/v1/models": {"data": [{"id": "m", "meta": {"n_ctx_train": 999}}]}, "/props": {"n_ctx": 512}}, 512),
         ("vllm", {"/v1/models": {"data": [{"id": "m", "meta": "odd", "max_model_len": True}]}}, None),
         ("ollama", {"/api/show": {"model_info": [1]}}, None),
         ("ollama", {"/api/show": {"model_info": {"x.context_length": -5}}}, None),
@@ -327,15 +312,12 @@ async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(monkeypat
     async with StrictChat() as server:
         model = remote("llamacpp:m", base_url=at(server))
         assert (await collect_reply(model, ask("hi"))).text == "done"
-        with pytest.raises(ModelError) as caught:
-            await collect_reply(model, ask("x" * 9000))
-    assert (caught.value.kind, caught.value.retryable) == ("too_long", False)
-    assert "1000" in str(caught.value)
-    assert "tokens" in str(caught.value)
+        error = await collect_failure(model, ask("x" * 9000))
+    assert (error.kind, error.retryable) == ("too_long", False)
+    assert "1000" in str(error) and "tokens" in str(error)
 
 
 def test_a_new_vendor_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROVIDERS, "acme", Provider(base_url="https://api.acme.test/v1", key_variables=("ACME_KEY",)))
     monkeypatch.setenv("ACME_KEY", "k")
     assert remote("acme:rocket-1").endpoint.address == "api.acme.test"
-    assert "ACME_KEY" in os.environ

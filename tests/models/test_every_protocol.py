@@ -7,29 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.fakes import clients
 from tests.kit.fakes.clients import ADD, PROTOCOLS, TOOLS, ask, collect_events, collect_reply, results, said, user
 from tests.kit.fakes.server import Odd
-from treadle.errors import ModelError
+from treadle import messages
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
-from treadle.messages import (
-    Call,
-    ImagePart,
-    Message,
-    Messages,
-    ModelMessage,
-    Reply,
-    Request,
-    ResultMessage,
-    Sampling,
-    Usage,
-)
+from treadle.messages import Call, ImagePart, Message, Messages, ModelMessage, Reply, Request, ResultMessage, Sampling
 from treadle.models.wire_format import WireFormat
 
 CALLS = (Call("call_1", "add", '{"a":1,"b":2}'), Call("call_2", "echo", '{"text":"größer"}'))
 STRICT = ("chat", "anthropic", "responses")
 
 
-def wire_of(protocol: str) -> WireFormat:
+def find_wire(protocol: str) -> WireFormat:
     return PROTOCOLS[protocol].model("http://127.0.0.1:9")._wire
 
 
@@ -39,7 +29,7 @@ def without_marks(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_each_turn_begins_with_the_bytes_of_the_turn_before(protocol: str) -> None:
-    wire, cache, items = wire_of(protocol), {}, [user("start — größer")]
+    wire, cache, items = find_wire(protocol), {}, [user("start — größer")]
     before = b""
     for turn in range(50):
         sent = without_marks(wire.build_body(Request("You help.", Messages(items), TOOLS, render_cache=cache), None))
@@ -57,7 +47,7 @@ def test_each_turn_begins_with_the_bytes_of_the_turn_before(protocol: str) -> No
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @given(data=st.data())
 def test_a_context_is_written_the_same_whatever_was_written_before(protocol: str, data: st.DataObject) -> None:
-    wire, cache, note = wire_of(protocol), {}, user("(Go on.)")
+    wire, cache, note = find_wire(protocol), {}, user("(Go on.)")
     calls = (Call("1", "add"), Call("2", "add"))
     flat: list[Message] = [user("one"), ModelMessage("a", calls), ResultMessage("1", "add", "x")]
     flat += [ResultMessage("2", "add", "y", parts=(ImagePart(data="QUJD"),)), user("two"), ModelMessage()]
@@ -74,7 +64,7 @@ def test_a_context_is_written_the_same_whatever_was_written_before(protocol: str
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_reply_becomes_deltas_and_one_reply_in_one_piece_or_byte_by_byte(protocol: str) -> None:
     fake, make = PROTOCOLS[protocol]
-    reply = Reply(text="I add.", reasoning="hm", calls=CALLS, usage=Usage(100, 20, 60, 5))
+    reply = Reply(text="I add.", reasoning="hm", calls=CALLS, usage=messages.Usage(100, 20, 60, 5))
     async with fake([reply, Odd(reply, split=1)]) as server:
         model = make(server)
         burst = await collect_events(model, ask("hi", tools=TOOLS))
@@ -121,16 +111,9 @@ async def test_a_tool_loop_with_reasoning_is_accepted_turn_after_turn(protocol: 
 
 @pytest.mark.parametrize("protocol", STRICT)
 async def test_ids_names_and_arguments_of_other_models_are_made_acceptable(protocol: str) -> None:
-    fake, make = PROTOCOLS[protocol]
-    odd = (
-        Call("toolu_" + "x" * 90, "functions.add", '{"a"'),
-        Call("functions.add:0", "", "[]"),
-        Call("ü", "add", ""),
-        Call("", "add"),
-    )
-    async with fake() as server:
-        await collect_reply(make(server), ask("hi", ModelMessage(" ", odd), *results(odd), tools=TOOLS))
-        assert server.rejected == []
+    odd = (Call("toolu_" + "x" * 90, "functions.add", '{"a"'), Call("functions.add:0", "", "[]"))
+    odd = (*odd, Call("ü", "add", ""), Call("", "add"))
+    await clients.capture_body(protocol, "hi", ModelMessage(" ", odd), *results(odd), tools=TOOLS)
 
 
 @pytest.mark.parametrize("protocol", STRICT)
@@ -150,19 +133,22 @@ async def test_a_last_turn_without_calls_keeps_the_tools_and_forbids_them(protoc
     assert not {"tools", "tool_choice", "parallel_tool_calls"} & plain.keys()
 
 
+NO_RESULTS, NO_CALLS = ("hi", ModelMessage("", CALLS), "no results"), ("hi", *results(CALLS))
+LAST_WORD = ("hi", said(Reply(text="the last word")))
+
+
 @pytest.mark.parametrize(
     ("protocol", "orphans"),
     [
-        ("chat", [("hi", ModelMessage("", CALLS), "no results"), ("hi", *results(CALLS))]),
-        *((name, [("hi", ModelMessage("", CALLS), "no results"), ("hi", *results(CALLS)),
-                  ("hi", said(Reply(text="the last word")))]) for name in ("anthropic", "responses")),
+        ("chat", [NO_RESULTS, NO_CALLS]),
+        ("anthropic", [NO_RESULTS, NO_CALLS, LAST_WORD]),
+        ("responses", [NO_RESULTS, NO_CALLS, LAST_WORD]),
     ],
-)  # fmt: skip
+)
 async def test_the_fakes_refuse_what_a_provider_refuses(protocol: str, orphans: Any) -> None:
     fake, make = PROTOCOLS[protocol]
     async with fake() as server:
-        for messages in orphans:
-            with pytest.raises(ModelError) as caught:
-                await collect_reply(make(server), ask(*messages, tools=TOOLS))
-            assert caught.value.kind == "bad_request"
+        for history in orphans:
+            error = await clients.collect_failure(make(server), ask(*history, tools=TOOLS))
+            assert error.kind == "bad_request"
         assert len(server.rejected) == len(orphans)

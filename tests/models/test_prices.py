@@ -16,17 +16,17 @@ def no_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TREADLE_PRICES", raising=False)
 
 
-def cost_of(name: str, usage: Usage, cache_write: int = 0) -> float:
+def compute_cost(name: str, usage: Usage, cache_write: int = 0) -> float:
     return OllamaChat("any", "model", find_model_info(name) or UNKNOWN_MODEL).add_cost(usage, cache_write).cost
 
 
 def test_cached_and_written_tokens_have_their_own_price() -> None:
-    cost = cost_of("anthropic:claude-sonnet-4-6", Usage(1_000_000, 100_000, 600_000), cache_write=200_000)
+    cost = compute_cost("anthropic:claude-sonnet-4-6", Usage(1_000_000, 100_000, 600_000), cache_write=200_000)
     assert cost == pytest.approx(0.2 * 3.0 + 0.6 * 0.3 + 0.2 * 3.75 + 0.1 * 15.0)
 
 
 def test_a_model_without_a_price_costs_nothing() -> None:
-    assert cost_of("acme:unheard-of", Usage(1000, 1000)) == 0.0
+    assert compute_cost("acme:unheard-of", Usage(1000, 1000)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_the_users_own_table_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
     rows = [{"match": "acme:*", "input": 2.0, "output": 4.0}, {"match": "openai:gpt-4o", "input": 0.0, "output": 1.0}]
     table.write_text(json.dumps({"models": rows}))
     monkeypatch.setenv("TREADLE_PRICES", str(table))
-    assert cost_of("acme:rocket", Usage(1_000_000, 1_000_000)) == pytest.approx(6.0)
-    assert cost_of("openai:gpt-4o", Usage(1_000_000, 1_000_000)) == pytest.approx(1.0)
+    assert compute_cost("acme:rocket", Usage(1_000_000, 1_000_000)) == pytest.approx(6.0)
+    assert compute_cost("openai:gpt-4o", Usage(1_000_000, 1_000_000)) == pytest.approx(1.0)
     assert find_model_info("openai:gpt-4o-mini") is not None
 
 

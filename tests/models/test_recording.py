@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from tests.kit.fakes.chat import StrictChat
-from tests.kit.fakes.clients import ADD, ECHO, ask, build_model, chat_model, collect_reply
-from tests.kit.fakes.server import status
+from tests.kit.fakes.clients import ADD, ECHO, ask, build_model, chat_model, collect_failure, collect_reply
+from tests.kit.fakes.server import Odd, status
 from treadle import Agent
 from treadle.errors import ModelError
 from treadle.messages import Reply
@@ -36,22 +36,17 @@ async def test_an_exchange_is_recorded_without_its_key_and_plays_back(tmp_path: 
     async with StrictChat(script) as fake, record(fake.base_url, file, about="a greeting") as base_url:
         model = chat_model(base_url)
         first = await collect_reply(model, ask("hi"))
-        with pytest.raises(ModelError):
-            await collect_reply(model, ask("hi"))
+        await collect_failure(model)
         await model.close()
     text = file.read_text("utf-8")
-    assert "sk-test" not in text
-    assert "[secret]" in text
-    known = load(file)
-    assert [exchange.status for exchange in known.exchanges] == [200, 429]
+    assert "sk-test" not in text and "[secret]" in text
+    assert [exchange.status for exchange in load(file).exchanges] == [200, 429]
     async with replay(file, exact=True) as base_url:
         model = chat_model(base_url)
         assert await collect_reply(model, ask("hi")) == first
-        with pytest.raises(ModelError) as caught:
-            await collect_reply(model, ask("hi"))
-        assert (caught.value.kind, caught.value.retry_after) == ("overloaded", 7.0)
-        with pytest.raises(ModelError, match="the recording has ended"):
-            await collect_reply(model, ask("hi"))
+        error = await collect_failure(model)
+        assert (error.kind, error.retry_after) == ("overloaded", 7.0)
+        assert "the recording has ended" in str(await collect_failure(model))
         await model.close()
 
 
@@ -69,13 +64,8 @@ async def test_a_missing_provider_is_an_error_and_keeps_the_old_recording(tmp_pa
     async with StrictChat() as fake:
         gone = fake.base_url
     async with record(gone, file) as base_url:
-        with pytest.raises(ModelError, match=r"127\.0\.0\.1 gave no answer"):
-            await collect_reply(chat_model(base_url), ask("hi"))
+        assert "127.0.0.1 gave no answer" in str(await collect_failure(chat_model(base_url)))
     assert file.read_text() == "an older recording"
-
-
-def chat_model_of(name: str, base_url: str) -> Any:
-    return chat_model(base_url)
 
 
 @pytest.mark.parametrize("version", ["", "/v1"])
@@ -90,9 +80,10 @@ async def test_an_exchange_is_recorded_with_any_form_of_base_url(
             model = resolve_model("some-model", base_url=base_url, api_key_env="FAKE_KEY")
             assert await Agent(model).ask("Hi") == "Hello."
     assert [exchange.path for exchange in load(file).exchanges] == ["/v1/models", "/v1/chat/completions"]
-    for model in (resolve_model, chat_model_of):  # one asks for its window first, the other does not
-        async with replay(file) as base_url:
-            assert await Agent(model("some-model", base_url=base_url)).ask("Hi") == "Hello."
+    async with replay(file) as base_url:
+        assert await Agent(resolve_model("some-model", base_url=base_url)).ask("Hi") == "Hello."
+    async with replay(file) as base_url:  # this model does not ask for its window first
+        assert await Agent(chat_model(base_url)).ask("Hi") == "Hello."
 
 
 async def test_an_exact_replay_refuses_another_request(tmp_path: Path) -> None:
@@ -100,20 +91,17 @@ async def test_an_exact_replay_refuses_another_request(tmp_path: Path) -> None:
     async with StrictChat() as fake, record(fake.base_url, file) as base_url:
         await collect_reply(chat_model(base_url), ask("hi"))
     async with replay(file, exact=True) as base_url:
-        with pytest.raises(ModelError, match="not the request that was recorded") as caught:
-            await collect_reply(chat_model(base_url), ask("something else"))
-        assert caught.value.kind == "bad_request", "it is not tried again"
+        error = await collect_failure(chat_model(base_url), ask("something else"))
+        assert "not the request that was recorded" in str(error)
+        assert error.kind == "bad_request", "it is not tried again"
     async with replay(file) as base_url:
         assert (await collect_reply(chat_model(base_url), ask("something else"))).text == "done"
 
 
 async def test_bytes_that_are_no_text_are_kept(tmp_path: Path) -> None:
-    from tests.kit.fakes.server import Odd
-
     file = tmp_path / "exchange.json"
     async with StrictChat([Odd(raw=b"\xff\xfe")]) as fake, record(fake.base_url, file) as base_url:
-        with pytest.raises(ModelError):
-            await collect_reply(chat_model(base_url), ask("hi"))
+        await collect_failure(chat_model(base_url))
     assert load(file).exchanges[0].raw == b"\xff\xfe"
 
 

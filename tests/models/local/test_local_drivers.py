@@ -6,24 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.fakes.clients import user
 from treadle.errors import ModelError
 from treadle.events import CallDelta, ReasoningDelta, TextDelta
-from treadle.messages import (
-    Call,
-    Json,
-    Message,
-    ModelMessage,
-    Reply,
-    Request,
-    ResultMessage,
-    Sampling,
-    TextPart,
-    ToolSpec,
-    Usage,
-    UserMessage,
-)
+from treadle.messages import Call, Json, Message, ModelMessage, Reply, Request, ResultMessage, Sampling, ToolSpec, Usage
 from treadle.models.base import ModelEvent
 from treadle.models.local.chat_prompt import ChatPrompt, split_conversation
+from treadle.models.local.driver import Driver
 from treadle.models.local.json_tools import ANSWER, JsonTools, build_json_turns
 from treadle.models.local.llama_process import CompletionPiece, EngineFacts, LlamaEngine, Prompt
 from treadle.models.local.native_tools import NativeTools, probe_tool_calls
@@ -35,7 +24,7 @@ READ = ToolSpec(
     (("Read a.txt", {"path": "a.txt"}),),
 )
 FACTS = EngineFacts(window=4096, parameters=10**10, template="<|im_start|>")
-ASKED: tuple[Message, ...] = (UserMessage((TextPart("Read b.txt"),)),)
+ASKED: tuple[Message, ...] = (user("Read b.txt"),)
 
 
 class Scripted(LlamaEngine):
@@ -62,14 +51,18 @@ class Scripted(LlamaEngine):
         return json.loads(self.said.pop(0))
 
 
-async def reply_of(driver: JsonTools | NativeTools, request: Request) -> tuple[list[ModelEvent], Reply]:
-    events = [event async for event in driver.stream(request)]
-    assert isinstance(events[-1], Reply)
-    return events[:-1], events[-1]
+async def drive(driver: Driver, request: Request) -> tuple[list[ModelEvent], Reply]:
+    *events, reply = [event async for event in driver.stream(request)]
+    assert isinstance(reply, Reply)
+    return events, reply
 
 
-def a_union(engine: LlamaEngine) -> JsonTools:
-    return JsonTools(engine, "local:x", ChatPrompt(engine, FACTS))
+async def drive_json(engine: LlamaEngine, request: Request) -> tuple[list[ModelEvent], Reply]:
+    return await drive(JsonTools(engine, "local:x", ChatPrompt(engine, FACTS)), request)
+
+
+async def drive_native(engine: LlamaEngine, request: Request) -> tuple[list[ModelEvent], Reply]:
+    return await drive(NativeTools(engine, "n", JsonTools(engine, "local:x", ChatPrompt(engine, FACTS))), request)
 
 
 def pieces(*words: str) -> str:
@@ -79,7 +72,7 @@ def pieces(*words: str) -> str:
 
 async def test_the_json_driver_makes_one_well_formed_call() -> None:
     engine = Scripted('{"tool": "read", "arguments": {"path": "b.txt"}}')
-    events, reply = await reply_of(a_union(engine), Request("Be brief.", ASKED, (READ,), max_tokens=99))
+    events, reply = await drive_json(engine, Request("Be brief.", ASKED, (READ,), max_tokens=99))
     assert [(call.tool, json.loads(call.arguments)) for call in reply.calls] == [("read", {"path": "b.txt"})]
     assert (reply.finish, reply.usage, reply.model) == ("calls", Usage(30, 7), "local:x")
     assert events == [CallDelta(index=0, tool="read", arguments='{"path": "b.txt"}')]
@@ -90,7 +83,7 @@ async def test_the_json_driver_makes_one_well_formed_call() -> None:
 
 async def test_an_answer_follows_as_free_text() -> None:
     engine = Scripted(ANSWER, pieces("\n It is", " done."))
-    events, reply = await reply_of(a_union(engine), Request("", ASKED, (READ,), sampling=Sampling(stop=("END",))))
+    events, reply = await drive_json(engine, Request("", ASKED, (READ,), sampling=Sampling(stop=("END",))))
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["It is", " done."]
     assert (reply.text, reply.finish, reply.usage) == ("It is done.", "stop", Usage(50, 9))
     assert engine.asked[1]["prompt"] == engine.asked[0]["prompt"] + ANSWER + "\n"
@@ -99,16 +92,16 @@ async def test_an_answer_follows_as_free_text() -> None:
 
 
 async def test_a_cut_off_call_is_not_made() -> None:
-    _, reply = await reply_of(a_union(Scripted('{"tool": "read", "argu')), Request("", ASKED, (READ,), max_tokens=5))
+    _, reply = await drive_json(Scripted('{"tool": "read", "argu'), Request("", ASKED, (READ,), max_tokens=5))
     assert (reply.calls, reply.finish) == ((), "length")
 
 
 async def test_tool_choice_required_and_none_are_kept() -> None:
     engine = Scripted('{"tool": "read", "arguments": {"path": "b.txt"}}', pieces("No."))
-    _, reply = await reply_of(a_union(engine), Request("", ASKED, (READ,), tool_choice="required"))
+    _, reply = await drive_json(engine, Request("", ASKED, (READ,), tool_choice="required"))
     assert reply.calls
     assert "answer" not in engine.asked[0]["grammar"]
-    _, reply = await reply_of(a_union(engine), Request("", ASKED, (READ,), tool_choice="none"))
+    _, reply = await drive_json(engine, Request("", ASKED, (READ,), tool_choice="none"))
     assert (reply.text, reply.calls) == ("No.", ())
 
 
@@ -117,7 +110,7 @@ async def test_the_prompts_of_the_json_driver_only_grow() -> None:
     call = Call("c1", "read", '{"path": "b.txt"}')
     grown = (*ASKED, ModelMessage("", (call,)), ResultMessage("c1", "read", "text"))
     for messages in (ASKED, grown):
-        await reply_of(a_union(engine), Request("", messages, (READ,)))
+        await drive_json(engine, Request("", messages, (READ,)))
     before = engine.asked[0]["prompt"].removesuffix("<|im_start|>assistant\n")
     assert engine.asked[2]["prompt"].startswith(before)
 
@@ -147,9 +140,7 @@ async def test_native_calls_are_joined_from_their_pieces() -> None:
     )  # fmt: skip
     call = Call("c0", "read", "{}")
     messages = (*ASKED, ModelMessage("", (call,)), ResultMessage("c0", "read", "text"))
-    events, reply = await reply_of(
-        NativeTools(engine, "n", a_union(engine)), Request("Sys.", messages, (READ,), max_tokens=64)
-    )
+    events, reply = await drive_native(engine, Request("Sys.", messages, (READ,), max_tokens=64))
     assert reply.calls == (Call("x1", "read", '{"path": "b.txt"}'), Call("x2", "read", "{}"))
     assert (reply.text, reply.reasoning, reply.finish) == ("I look.", "hm", "calls")
     assert reply.usage == Usage(40, 12)
@@ -162,10 +153,10 @@ async def test_native_calls_are_joined_from_their_pieces() -> None:
 async def test_the_text_before_a_failure_is_part_of_the_error() -> None:
     engine = Scripted(chunk(content="half a ") + "\nBREAK", '{"content": "half"}\nBREAK')
     with pytest.raises(ModelError) as caught:
-        await reply_of(NativeTools(engine, "n", a_union(engine)), Request("", ASKED))
+        await drive_native(engine, Request("", ASKED))
     assert (caught.value.partial, caught.value.retryable) == ("half a ", True)
     with pytest.raises(ModelError) as caught:
-        await reply_of(a_union(engine), Request("", ASKED))
+        await drive_json(engine, Request("", ASKED))
     assert caught.value.partial == "half"
 
 
@@ -173,7 +164,7 @@ async def test_tools_with_an_output_schema_use_the_json_driver() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     engine = Scripted(ANSWER, pieces('{"n": 1}'))
     request = Request("", ASKED, (READ,), output_schema=schema)
-    _, reply = await reply_of(NativeTools(engine, "n", a_union(engine)), request)
+    _, reply = await drive_native(engine, request)
     assert reply.text == '{"n": 1}'
     assert "n" in engine.asked[1]["grammar"]
 
@@ -194,8 +185,7 @@ async def test_a_model_counts_as_native_when_it_really_calls(message: Json, call
 def test_a_conversation_is_split_into_turns_request_and_calls() -> None:
     call = Call("c1", "read", "{}")
     now = split_conversation([
-        UserMessage((TextPart("old"),)), ModelMessage("answer"),
-        UserMessage((TextPart("one"),)), UserMessage((TextPart("two"),)),
+        user("old"), ModelMessage("answer"), user("one"), user("two"),
         ModelMessage("", (call,)), ResultMessage("c1", "read", "text"),
     ])  # fmt: skip
     assert now.earlier_turns == (("user", "old"), ("assistant", "answer"))

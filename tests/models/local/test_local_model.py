@@ -15,21 +15,11 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.kit.fakes.clients import collect_reply, user
 from tests.kit.sessions import PATIENCE
 from treadle.errors import ModelError, TreadleError
 from treadle.events import TextDelta
-from treadle.messages import (
-    Json,
-    Message,
-    ModelMessage,
-    Reply,
-    Request,
-    ResultMessage,
-    Sampling,
-    TextPart,
-    ToolSpec,
-    UserMessage,
-)
+from treadle.messages import Json, Message, ModelMessage, Reply, Request, ResultMessage, Sampling, ToolSpec
 from treadle.models.base import Model
 from treadle.models.local import weights
 from treadle.models.local.local_model import DriverName, LocalModel
@@ -47,7 +37,7 @@ CLOCK = ToolSpec(
     (("What time is it?", {}), ("Tell me the time", {})),
 )
 TOOLS = (CALCULATE, CLOCK)
-TOLD: list[tuple[str, float, float]] = []
+REPORTED: list[tuple[str, float, float]] = []
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +48,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalModel]:
         path = weights.ensure_weights(None)
     except TreadleError as error:
         pytest.skip(f"no embedded model: {error}")
-    before = os.environ.get("TREADLE_DATA_DIR")
-    os.environ["TREADLE_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
-    loaded = LocalModel(path, progress=lambda *progress: TOLD.append(progress))
-    yield loaded
-    loaded.unload()
-    os.environ.pop("TREADLE_DATA_DIR")
-    if before is not None:
-        os.environ["TREADLE_DATA_DIR"] = before
-
-
-def user(text: str) -> UserMessage:
-    return UserMessage((TextPart(text),))
+    loaded = LocalModel(path, progress=lambda *progress: REPORTED.append(progress))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TREADLE_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+        yield loaded
+        loaded.unload()
 
 
 async def ask(model: Model, *messages: Message, tools: tuple[ToolSpec, ...] = (), tokens: int = 40) -> Reply:
@@ -80,7 +63,7 @@ async def ask(model: Model, *messages: Message, tools: tuple[ToolSpec, ...] = ()
     return reply
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether the process is there; one that only waits for somebody to ask how it ended is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
@@ -88,20 +71,20 @@ def alive(pid: int) -> bool:
         return False
 
 
-def computed(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
     """The seconds that the process has computed so far, which do not depend on what else the machine does."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def computing(pid: int, seconds: float) -> bool:
+async def is_computing(pid: int, seconds: float) -> bool:
     """Whether the process computes in the next `seconds`."""
-    before = computed(pid)
+    before = read_cpu_seconds(pid)
     await asyncio.sleep(seconds)
-    return computed(pid) - before > 0.05
+    return read_cpu_seconds(pid) - before > 0.05
 
 
-async def engine_pid(model: LocalModel) -> int:
+async def find_engine_pid(model: LocalModel) -> int:
     await model.load()  # a test may be the first of its worker
     assert model._engine is not None and model._engine._child is not None
     return model._engine._child.process.pid
@@ -114,16 +97,14 @@ async def test_loading_reports_progress_and_status(model: LocalModel, capfd: pyt
     assert (status.state, model.window) == ("ready", 8192)
     assert status.memory > 200_000_000
     assert status.parameters == 134_515_008
-    assert TOLD
-    assert all(0 <= done <= total for _, done, total in TOLD)
+    assert REPORTED and all(0 <= done <= total for _, done, total in REPORTED)
     assert capfd.readouterr() == ("", "")
 
 
 async def test_a_plain_question_is_answered_with_exact_counts(model: LocalModel) -> None:
     reply = await ask(model, user("What is the capital of France?"))
     assert "Paris" in reply.text
-    assert reply.finish == "stop"
-    assert (reply.model, reply.usage.estimated) == (model.name, False)
+    assert (reply.finish, reply.model, reply.usage.estimated) == ("stop", model.name, False)
     assert reply.usage.input_tokens == 16
     assert 0 < reply.usage.output_tokens < 40
 
@@ -136,8 +117,7 @@ async def test_a_tool_is_chosen_filled_in_and_its_result_reported(model: LocalMo
     assert (call.tool, json.loads(call.arguments)) == ("calculate", {"expression": "12 * 7"})
     messages = (asked, ModelMessage("", reply.calls), ResultMessage(call.id, call.tool, "84"))
     answer = await ask(model, *messages, tools=TOOLS)
-    assert answer.calls == ()
-    assert "84" in answer.text
+    assert answer.calls == () and "84" in answer.text
 
 
 async def test_a_request_for_two_things_becomes_two_calls_one_after_the_other(model: LocalModel) -> None:
@@ -149,16 +129,13 @@ async def test_a_request_for_two_things_becomes_two_calls_one_after_the_other(mo
         messages += [ModelMessage("", reply.calls), ResultMessage(reply.calls[0].id, made[-1], result)]
     answer = await ask(model, *messages, tools=TOOLS, tokens=80)
     assert made == ["calculate", "current_time"]
-    assert "13" in answer.text
-    assert "14:35" in answer.text
+    assert "13" in answer.text and "14:35" in answer.text
 
 
 async def test_no_tool_is_called_when_none_is_needed_or_allowed(model: LocalModel) -> None:
     assert (await ask(model, user("Hello, how are you?"), tools=TOOLS)).calls == ()
     request = Request("", (user("What is 2 plus 2?"),), TOOLS, tool_choice="none", max_tokens=20)
-    events = [event async for event in model.stream(request)]
-    assert isinstance(events[-1], Reply)
-    assert events[-1].calls == ()
+    assert (await collect_reply(model, request)).calls == ()
 
 
 @pytest.mark.parametrize("driver", ["union", "choose"])
@@ -177,11 +154,9 @@ async def test_calls_are_well_formed_whatever_the_schema(model: LocalModel, driv
     driven = LocalModel(model.status.path, driver=driver)
     request = Request("", (user("Order a pizza for Tom, level 3"),), (tool,), tool_choice="required", max_tokens=120)
     try:
-        reply = [event async for event in driven.stream(request)][-1]
+        (call,) = (await collect_reply(driven, request)).calls
     finally:
         driven.unload()
-    assert isinstance(reply, Reply)
-    (call,) = reply.calls
     assert Draft202012Validator(schema).is_valid(json.loads(call.arguments))
 
 
@@ -189,16 +164,11 @@ async def test_an_answer_keeps_to_its_schema_and_its_limits(model: LocalModel) -
     schema: dict[str, Json] = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}}
     schema |= {"required": ["city"], "additionalProperties": False}
     request = Request("", (user("What is the capital of France?"),), output_schema=schema, max_tokens=40)
-    reply = [event async for event in model.stream(request)][-1]
-    assert isinstance(reply, Reply)
-    assert list(json.loads(reply.text)) == ["city"]
-    story = Request("", (user("Count from one to ten."),), max_tokens=3, sampling=Sampling(temperature=0.5, seed=1))
-    cut = [event async for event in model.stream(story)][-1]
-    assert isinstance(cut, Reply)
+    assert list(json.loads((await collect_reply(model, request)).text)) == ["city"]
+    count = (user("Count from one to ten."),)
+    cut = await collect_reply(model, Request("", count, max_tokens=3, sampling=Sampling(temperature=0.5, seed=1)))
     assert (cut.finish, cut.usage.output_tokens) == ("length", 3)
-    stop = Request("", (user("Count from one to ten."),), max_tokens=60, sampling=Sampling(stop=(" ",)))
-    stopped = [event async for event in model.stream(stop)][-1]
-    assert isinstance(stopped, Reply)
+    stopped = await collect_reply(model, Request("", count, max_tokens=60, sampling=Sampling(stop=(" ",))))
     assert " " not in stopped.text
 
 
@@ -223,7 +193,7 @@ async def test_a_turn_reads_only_what_is_new(model: LocalModel) -> None:
         assert new <= 40, f"turn {number} read {new} of {reply.usage.input_tokens} tokens"
 
 
-def a_story(words: int, tokens: int) -> Request:
+def ask_for_story(words: int, tokens: int) -> Request:
     text = " ".join(f"word{number}" for number in range(words))
     sampling = Sampling(extra={"ignore_eos": True, "dry_multiplier": 0})
     return Request("", (user(f"Tell me a long story about {text}"),), max_tokens=tokens, sampling=sampling)
@@ -231,26 +201,26 @@ def a_story(words: int, tokens: int) -> Request:
 
 @pytest.mark.parametrize(("words", "tokens"), [(6, 2000), (1500, 50)], ids=["generation", "reading"])
 async def test_closing_the_iterator_stops_the_engine(model: LocalModel, words: int, tokens: int) -> None:
-    pid = await engine_pid(model)
-    before = computed(pid)
-    async for _ in model.stream(a_story(max(6, words // 50), tokens // 50)):
+    pid = await find_engine_pid(model)
+    before = read_cpu_seconds(pid)
+    async for _ in model.stream(ask_for_story(max(6, words // 50), tokens // 50)):
         pass
-    fiftieth = computed(pid) - before
+    fiftieth = read_cpu_seconds(pid) - before
     if words < 100:
-        async with aclosing(model.stream(a_story(words, tokens))) as events:
+        async with aclosing(model.stream(ask_for_story(words, tokens))) as events:
             async for _ in events:
                 break
     else:
-        before = computed(pid)
-        task = asyncio.ensure_future(anext(model.stream(a_story(words, tokens))))
+        before = read_cpu_seconds(pid)
+        task = asyncio.ensure_future(anext(model.stream(ask_for_story(words, tokens))))
         async with asyncio.timeout(PATIENCE):
-            while computed(pid) - before < 0.1:  # noqa: ASYNC110 - another process gives no event
+            while read_cpu_seconds(pid) - before < 0.1:  # noqa: ASYNC110 - another process gives no event
                 await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    given_up = computed(pid)
-    while await computing(pid, 0.2):
-        assert computed(pid) - given_up < max(4, 25 * fiftieth), "half of the work was done all the same"
+    given_up = read_cpu_seconds(pid)
+    while await is_computing(pid, 0.2):
+        assert read_cpu_seconds(pid) - given_up < max(4, 25 * fiftieth), "half of the work was done all the same"
 
 
 async def test_a_prompt_that_does_not_fit_is_an_error_with_the_numbers(model: LocalModel) -> None:
@@ -270,7 +240,7 @@ async def test_texts_become_vectors(model: LocalModel) -> None:
 
 
 async def test_a_killed_engine_fails_the_request_and_starts_again(model: LocalModel) -> None:
-    pid = await engine_pid(model)
+    pid = await find_engine_pid(model)
 
     async def kill_in_the_middle() -> None:
         extra = Sampling(extra={"ignore_eos": True})
@@ -280,10 +250,9 @@ async def test_a_killed_engine_fails_the_request_and_starts_again(model: LocalMo
 
     with pytest.raises(ModelError) as caught:
         await kill_in_the_middle()
-    assert caught.value.retryable
-    assert caught.value.partial
+    assert caught.value.retryable and caught.value.partial
     assert "Paris" in (await ask(model, user("What is the capital of France?"))).text
-    assert await engine_pid(model) != pid
+    assert await find_engine_pid(model) != pid
 
 
 def test_the_engine_ends_with_its_parent(model: LocalModel) -> None:
@@ -305,13 +274,13 @@ time.sleep(60)
         finally:
             parent.kill()
     given_up = time.monotonic()
-    while alive(int(child)) or Path(folder).exists():
+    while is_alive(int(child)) or Path(folder).exists():
         assert time.monotonic() - given_up < PATIENCE
         time.sleep(0.02)
 
 
 async def test_unloading_ends_the_process_and_removes_its_folder(model: LocalModel) -> None:
-    pid = await engine_pid(model)
+    pid = await find_engine_pid(model)
     model.unload()
     assert not Path(f"/proc/{pid}").exists()
     assert (model.status.state, model.status.memory, model.window) == ("unloaded", 0, None)

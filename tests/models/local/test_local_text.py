@@ -10,25 +10,8 @@ from treadle.models.local import argument_values, quote_result, request_text
 from treadle.models.local.argument_values import ValueSources
 
 STARTERS = {"read", "list", "write", "count"}
-WORDS = [
-    "take",
-    "007",
-    "2.5",
-    "-3",
-    "a.txt",
-    "~/b",
-    "and",
-    "then",
-    "it",
-    "as",
-    "'x y'",
-    '"',
-    "seven",
-    "50%",
-    "é",
-    "1e9",
-    ".",
-]
+WORDS = ["take", "007", "2.5", "-3", "a.txt", "~/b", "and", "then", "it", "as", "'x y'", '"', "seven", "50%", "é"]
+WORDS += ["1e9", "."]
 SCHEMAS: list[dict[str, Json]] = [
     {"type": "string"},
     {"type": "string", "minLength": 2, "maxLength": 5},
@@ -85,17 +68,19 @@ def test_paths_addresses_and_numbers_are_distinguished() -> None:
     assert request_text.find_numbers(said) == ["24", "7", "2.5", "7"]
 
 
+READ = tool({"path": {"type": "string"}}, ("Read x.txt", {"path": "x.txt"}))
+NOTE = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
+
+
 def test_a_path_is_taken_from_the_request_before_the_conversation() -> None:
-    spec = tool({"path": {"type": "string"}}, ("Read x.txt", {"path": "x.txt"}))
-    assert values(spec, ValueSources("open b.txt", ("c.txt",), ("a.txt",))) == {"path": ["b.txt"]}
-    assert values(spec, ValueSources("open it", ("c.txt\nd.txt",), ("a.txt",))) == {"path": ["c.txt", "d.txt"]}
-    assert values(spec, ValueSources("open it", (), ("a.txt",))) == {"path": ["a.txt"]}
+    assert values(READ, ValueSources("open b.txt", ("c.txt",), ("a.txt",))) == {"path": ["b.txt"]}
+    assert values(READ, ValueSources("open it", ("c.txt\nd.txt",), ("a.txt",))) == {"path": ["c.txt", "d.txt"]}
+    assert values(READ, ValueSources("open it", (), ("a.txt",))) == {"path": ["a.txt"]}
 
 
 def test_a_tool_without_a_value_for_its_argument_is_not_chosen() -> None:
-    spec = tool({"path": {"type": "string"}}, ("Read x.txt", {"path": "x.txt"}))
-    assert not argument_values.can_fill(spec, ValueSources("hello"))
-    assert argument_values.can_fill(spec, ValueSources("read a.txt"))
+    assert not argument_values.can_fill(READ, ValueSources("hello"))
+    assert argument_values.can_fill(READ, ValueSources("read a.txt"))
 
 
 def test_numbers_fit_the_schema_or_are_not_offered() -> None:
@@ -112,38 +97,29 @@ def test_a_sum_is_built_from_the_numbers_of_the_request() -> None:
 
 
 def test_a_value_reaches_the_end_as_it_does_in_the_examples() -> None:
-    spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
-    assert values(spec, ValueSources("Note: bring 5 euros."))["text"] == ["bring 5 euros"]
-    assert values(spec, ValueSources("Note that I owe Tom 5 euros."))["text"] == [
+    assert values(NOTE, ValueSources("Note: bring 5 euros."))["text"] == ["bring 5 euros"]
+    assert values(NOTE, ValueSources("Note that I owe Tom 5 euros."))["text"] == [
         "that I owe Tom 5 euros", "I owe Tom 5 euros", "owe Tom 5 euros", "Tom 5 euros", "5 euros", "euros",
     ]  # fmt: skip
 
 
 def test_quotes_mark_a_value_unless_they_are_part_of_it() -> None:
-    spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
-    assert values(spec, ValueSources("Write 'buy milk' on my list")) == {"text": ["buy milk"]}
-    assert values(spec, ValueSources('Note: echo "a b"')) == {"text": ['echo "a b"']}
-    assert values(spec, ValueSources('Note: "a b"')) == {"text": ["a b"]}
+    assert values(NOTE, ValueSources("Write 'buy milk' on my list")) == {"text": ["buy milk"]}
+    assert values(NOTE, ValueSources('Note: echo "a b"')) == {"text": ['echo "a b"']}
+    assert values(NOTE, ValueSources('Note: "a b"')) == {"text": ["a b"]}
 
 
 def test_earlier_results_are_offered_when_the_request_refers_to_them() -> None:
-    spec = tool({"text": {"type": "string"}}, ("Note: feed the cat", {"text": "feed the cat"}))
     sources = ValueSources.collect("save it as a note", ["one\ntwo\nthree"], [])
-    assert values(spec, sources)["text"] == ["one\ntwo\nthree", "one", "two", "three"]
+    assert values(NOTE, sources)["text"] == ["one\ntwo\nthree", "one", "two", "three"]
 
 
 def test_an_optional_word_is_one_that_the_examples_do_not_have() -> None:
-    spec = tool(
-        {"folder": {"type": "string"}},
-        ("List the files", {}),
-        ("List the docs", {"folder": "docs"}),
-        optional=("folder",),
-    )
+    examples = (("List the files", {}), ("List the docs", {"folder": "docs"}))
+    spec = tool({"folder": {"type": "string"}}, *examples, optional=("folder",))
     assert values(spec, ValueSources("List the files in music, please")) == {"folder": ["music"]}
-    assert (
-        argument_values.find_only_arguments(*argument_values.narrow_arguments(spec, ValueSources("List the files")))
-        == {}
-    )
+    narrowed = argument_values.narrow_arguments(spec, ValueSources("List the files"))
+    assert argument_values.find_only_arguments(*narrowed) == {}
 
 
 def test_an_argument_without_examples_is_found_by_its_schema() -> None:

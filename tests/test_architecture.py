@@ -34,7 +34,7 @@ from tests.architecture.tree import (
 
 KNOT_MODULES = 4
 PUBLIC_NAMES = 30
-WALK_FILES = 52  # the goal is 45; it may only fall
+WALK_FILES = 45  # it may only fall
 LATE_IMPORTS = {"aiohttp", "fastapi", "uvicorn", "rich", "prompt_toolkit", "openai", "anthropic", "mcp"}
 # Folders of tests that no folder of src has: what the tests share, and tests of the whole.
 TEST_FOLDERS = {"architecture", "cluster", "crash", "kit", "pins", "soak", "web"}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from treadle.engine.setup import CancelScope
+from treadle.engine.cancel_scope import CancelScope
 
 
 async def forever() -> None:

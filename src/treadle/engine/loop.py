@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from treadle.engine import model_call
 from treadle.engine.authorize import Authorization, ReadyCall, authorize_calls
+from treadle.engine.cancel_scope import CancelScope
 from treadle.engine.context import Projection
 from treadle.engine.reply import build_reply_facts
-from treadle.engine.setup import CancelScope, Lease, Setup, SetupBuilder
+from treadle.engine.setup import Lease, Setup, SetupBuilder
 from treadle.engine.state import CallState, State, apply, fold
 from treadle.engine.steps import AskModel, Compact, Record, Rest, Work, build_unfinished_result, next_step, stops_run
 from treadle.engine.tool_call import (

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from treadle import events
 from treadle.engine.authorize import ReadyCall
-from treadle.engine.setup import CancelScope, Setup
+from treadle.engine.cancel_scope import CancelScope
+from treadle.engine.setup import Setup
 from treadle.errors import BadInput, NotFound, describe_error
 from treadle.log.base import Artifact, Claim, Log
 from treadle.messages import NO_USAGE, Json, Part, TextPart, Usage, replace_surrogates

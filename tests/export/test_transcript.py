@@ -1,7 +1,9 @@
 """Exports: JSON lines that can be imported without loss, and Markdown and HTML that no text can break."""
 
+from collections.abc import AsyncIterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +15,7 @@ from treadle import tool
 from treadle.errors import BadInput, Conflict
 from treadle.events import ApprovalAnswered, CallFinished, MessageReceived, ModelReplied, SessionCreated
 from treadle.export.transcript import (
+    Form,
     build_blocks,
     import_session,
     parse_json_lines,
@@ -33,52 +36,56 @@ def long() -> str:
     return "much of it\n" * 9000
 
 
-async def create_session(path: Path) -> str:
-    """Create a session with a call whose output was too long for the model. Returns its id."""
+class Exported(NamedTuple):
+    """A session whose call has an output that was too long for the model, and its store."""
+
+    session_id: str
+    log: SqliteLog
+
+    async def render(self, form: Form = "jsonl") -> bytes:
+        return await render_transcript(self.log, self.session_id, form)
+
+
+@pytest.fixture
+async def exported(tmp_path: Path) -> AsyncIterator[Exported]:
     agent, _ = build_agent(call("long"), "It said <b>much</b>.", "Again.", tools=[long])
-    async with agent.session(path, workspace=path.parent) as session:
+    log = SqliteLog(tmp_path / "one.db")
+    async with agent.session(log, workspace=tmp_path) as session:
         await run_message(session, "say much ```of``` it")
         await session.rename("Much & more")
         await run_message(session, "again")
-        return session.id
+    yield Exported(session.id, log)
+    await log.close()
 
 
-async def test_an_import_restores_the_export_byte_for_byte(tmp_path: Path) -> None:
-    session_id = await create_session(tmp_path / "one.db")
-    here, there = SqliteLog(tmp_path / "one.db"), SqliteLog(tmp_path / "two.db")
-    data = await render_transcript(here, session_id, "jsonl")
+async def test_an_import_restores_the_export_byte_for_byte(exported: Exported, tmp_path: Path) -> None:
+    session_id, data, there = exported.session_id, await exported.render(), SqliteLog(tmp_path / "two.db")
     assert await import_session(there, parse_json_lines(data)) == session_id
     assert await render_transcript(there, session_id, "jsonl") == data
     stored = [fact for fact in await there.read(session_id) if isinstance(fact, CallFinished)]
     assert stored[0].truncation is not None
     kept = await there.get_artifact(session_id, stored[0].truncation.artifact)
     assert kept.data.decode() == "much of it\n" * 9000
-    first, second = await here.get_info(session_id), await there.get_info(session_id)
+    first, second = await exported.log.get_info(session_id), await there.get_info(session_id)
     for field in ("name", "turns", "status", "updated_at"):
         assert getattr(first, field) == getattr(second, field)
-    await here.close()
     await there.close()
 
 
-async def test_an_import_never_overwrites_and_accepts_another_id(tmp_path: Path) -> None:
-    session_id = await create_session(tmp_path / "one.db")
-    log = SqliteLog(tmp_path / "one.db")
-    carried = parse_json_lines(await render_transcript(log, session_id, "jsonl"))
+async def test_an_import_never_overwrites_and_accepts_another_id(exported: Exported) -> None:
+    imported = parse_json_lines(await exported.render())
     with pytest.raises(Conflict, match="already"):
-        await import_session(log, carried)
-    assert await import_session(log, carried, "other") == "other"
-    (first, *_) = await log.read("other", limit=1)
+        await import_session(exported.log, imported)
+    assert await import_session(exported.log, imported, "other") == "other"
+    (first, *_) = await exported.log.read("other", limit=1)
     assert isinstance(first, SessionCreated) and first.session_id == "other"
-    await log.close()
 
 
-async def test_an_imported_session_can_continue(tmp_path: Path) -> None:
-    session_id = await create_session(tmp_path / "one.db")
-    log, there = SqliteLog(tmp_path / "one.db"), InMemoryLog()
-    await import_session(there, parse_json_lines(await render_transcript(log, session_id, "jsonl")))
-    await log.close()
+async def test_an_imported_session_can_continue(exported: Exported) -> None:
+    there = InMemoryLog()
+    await import_session(there, parse_json_lines(await exported.render()))
     agent, model = build_agent("Gladly.", tools=[long])
-    async with agent.session(there, id=session_id) as session:
+    async with agent.session(there, id=exported.session_id) as session:
         outcome = await run_message(session, "once more")
     assert outcome is not None and outcome.answer == "Gladly."
     assert len(model.requests[0].messages) > 4
@@ -111,19 +118,13 @@ def test_approvals_for_more_than_one_call_are_listed() -> None:
     assert parse_json_lines(render_json_lines(facts)).yeses == ("shell (for the tool)",)
 
 
-async def test_markdown_has_headings_and_safe_fences(tmp_path: Path) -> None:
-    session_id = await create_session(tmp_path / "one.db")
-    log = SqliteLog(tmp_path / "one.db")
-    text = (await render_transcript(log, session_id, "markdown")).decode()
-    await log.close()
-    assert text.startswith(f"# Much & more\n\n- session {session_id}\n")
+async def test_markdown_has_headings_and_safe_fences(exported: Exported) -> None:
+    text = (await exported.render("markdown")).decode()
+    assert text.startswith(f"# Much & more\n\n- session {exported.session_id}\n")
     assert "## You\n\nsay much ```of``` it\n\n### long {} → ok\n\n" in text
     assert "\n\n## Agent\n\nIt said <b>much</b>.\n\n" in text
-    facts = [
-        SessionCreated(session_id="x", seq=1),
-        CallFinished(call_id="c", tool="t", status="ok", output="````\nout"),
-    ]
-    assert "`````\n````\nout\n`````" in render_markdown(facts)
+    finished = CallFinished(call_id="c", tool="t", status="ok", output="````\nout")
+    assert "`````\n````\nout\n`````" in render_markdown([SessionCreated(session_id="x", seq=1), finished])
 
 
 TAGS = set(words("html head meta title style body h1 h2 p br section details summary pre"))

@@ -1,4 +1,4 @@
-"""Memories found by their meaning: vectors made when they are needed, and words alone where there are none in time."""
+"""Search of memories by meaning: vectors are made when they are needed, and words alone decide without them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sessions import Store, either_store, run_to_end, select_results
-from tests.kit.strict import StrictModel
-from treadle import Agent
+from tests.kit.sessions import Store, build_agent, either_store, run_to_end, select_results
 from treadle.errors import ModelError
 from treadle.log.sqlite import SqliteLog
 from treadle.memory import search as meaning
-from treadle.memory.base import Memory
-from treadle.testing import ScriptedModel, call
+from treadle.memory.base import Memories, Memory
+from treadle.testing import call
 from treadle.tools.remember import build_memory_tools
 
 store = either_store
@@ -24,6 +22,11 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine must not look like a slow embedding."""
     monkeypatch.setattr(meaning, "EMBED_TIMEOUT", 60.0)
     monkeypatch.setattr(meaning, "BACKFILL_SECONDS", 60.0)
+
+
+@pytest.fixture
+def memories(store: Store) -> Memories:
+    return store.open().memories
 
 
 RED, BREAD = "A vehicle of crimson colour.", "Bread needs salt."
@@ -41,8 +44,7 @@ class Colours:
         return [[1.0, 0.1] if "red" in text or "crimson" in text else [-1.0, 0.0] for text in texts]
 
 
-async def test_meaning_and_words_are_fused_by_rank(store: Store) -> None:
-    memories = store.open().memories
+async def test_meaning_and_words_are_fused_by_rank(memories: Memories) -> None:
     word = await memories.add(Memory("The red car is old."))
     near = await memories.add(Memory(RED))
     await memories.add(Memory(BREAD))
@@ -50,8 +52,8 @@ async def test_meaning_and_words_are_fused_by_rank(store: Store) -> None:
     assert await memories.search("car in red", embed=Colours()) == [word, near]
 
 
-async def test_each_text_is_embedded_once_and_again_when_it_has_changed(store: Store) -> None:
-    memories, embed = store.open().memories, Colours()
+async def test_each_text_is_embedded_once_and_again_when_it_has_changed(memories: Memories) -> None:
+    embed = Colours()
     red, bread = await memories.add(Memory(RED)), await memories.add(Memory(BREAD))
     memories.embed = embed
     assert await memories.search("anything red") == [red]
@@ -64,16 +66,18 @@ async def test_each_text_is_embedded_once_and_again_when_it_has_changed(store: S
     assert embed.asked.count(RED) == 1 and embed.asked.count("Bread is red here.") == 1
 
 
-async def test_another_embedding_makes_its_own_vectors(store: Store) -> None:
-    memories, other = store.open().memories, Colours("other")
+async def test_another_embedding_makes_its_own_vectors(memories: Memories) -> None:
+    other = Colours("other")
     red = await memories.add(Memory(RED))
     assert await memories.search("anything red", embed=Colours()) == [red]
     assert await memories.search("anything red", embed=other) == [red] and RED in other.asked
 
 
-async def test_many_memories_get_their_vectors_a_few_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_memories_get_their_vectors_a_few_at_a_time(
+    memories: Memories, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(meaning, "BACKFILL_SECONDS", 0.0)
-    memories, embed = store.open().memories, Colours()
+    embed = Colours()
     for number in range(20):
         await memories.add(Memory(f"{number}: crimson"))
     assert await memories.search("anything red", embed=embed) == [] and embed.asked == ["anything red"]
@@ -83,7 +87,7 @@ async def test_many_memories_get_their_vectors_a_few_at_a_time(store: Store, mon
 
 
 async def test_where_the_embedding_fails_or_is_slow_the_words_decide(
-    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    memories: Memories, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(texts: Sequence[str]) -> list[list[float]]:
         raise ModelError("no such model")
@@ -92,7 +96,6 @@ async def test_where_the_embedding_fails_or_is_slow_the_words_decide(
         await asyncio.Event().wait()
         return []
 
-    memories = store.open().memories
     red = await memories.add(Memory(RED))
     monkeypatch.setattr(meaning, "EMBED_TIMEOUT", 0.01)
     for embed in (broken, slow):
@@ -100,8 +103,8 @@ async def test_where_the_embedding_fails_or_is_slow_the_words_decide(
     assert "no such model" in caplog.text and "words only" in caplog.text
 
 
-async def test_a_text_that_changes_while_it_is_embedded_keeps_no_vector_of_the_old_one(store: Store) -> None:
-    memories, inner = store.open().memories, Colours()
+async def test_a_text_that_changes_while_it_is_embedded_keeps_no_vector_of_the_old_one(memories: Memories) -> None:
+    inner = Colours()
     red = await memories.add(Memory(RED))
 
     async def embed(texts: Sequence[str]) -> list[list[float]]:
@@ -124,14 +127,9 @@ async def test_vectors_are_kept_from_one_process_to_the_next(tmp_path: Path) -> 
 
 async def test_agents_recall_by_meaning_and_remember_without_waiting_for_it(store: Store, tmp_path: Path) -> None:
     embed = Colours()
-    script = [
-        call("remember", text="The gate is crimson."),
-        call("remember", text=BREAD),
-        call("recall", id="r", query="anything red"),
-        "Done.",
-    ]
-    model = ScriptedModel(*script)
-    agent = Agent(StrictModel(model), tools=build_memory_tools(embed))
+    remember = [call("remember", text="The gate is crimson."), call("remember", text=BREAD)]
+    recall = call("recall", id="r", query="anything red")
+    agent, model = build_agent(*remember, recall, "Done.", tools=build_memory_tools(embed))
     async with agent.session(store.open(), workspace=tmp_path) as session:
         await run_to_end(session)
     shown = select_results(model.requests[-1])["r"].text

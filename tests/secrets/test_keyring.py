@@ -1,4 +1,4 @@
-"""No secret in a fact, a delta, an artifact or a child: what tools give back is redacted before anyone is told."""
+"""No secret gets into a fact, a delta, an artifact or a child process: results of tools are redacted first."""
 
 import asyncio
 import subprocess
@@ -59,9 +59,9 @@ async def test_no_secret_in_the_result_of_a_tool_is_stored_or_shown(
         watch.close()
         await looking
     assert artifacts and b"[secret]" in whole
-    told = b"".join(map(serialize_event, facts)) + whole + b"".join(shown) + str(model.requests).encode()
-    assert told.count(b"[secret]") >= 5 and b"and more" in told
-    assert CANARY.encode() not in told
+    seen = b"".join(map(serialize_event, facts)) + whole + b"".join(shown) + str(model.requests).encode()
+    assert seen.count(b"[secret]") >= 5 and b"and more" in seen
+    assert CANARY.encode() not in seen
 
 
 def test_a_keyring_hides_secret_variables_and_lets_short_words_and_other_names_be() -> None:
@@ -77,11 +77,8 @@ def test_a_keyring_takes_keys_out_of_the_environment_and_still_finds_and_hides_t
     keyring.take(["ACME_API_KEY", "EMPTY_KEY", "NO_SUCH_KEY"])
     keyring.add("FILE_API_KEY", "canary-in-file")
     assert environ == {"PATH": "/bin"}
-    assert [keyring.get(name) for name in ("ACME_API_KEY", "FILE_API_KEY", "NO_SUCH_KEY")] == [
-        "canary-in-acme",
-        "canary-in-file",
-        "",
-    ]
+    assert (keyring.get("ACME_API_KEY"), keyring.get("FILE_API_KEY")) == ("canary-in-acme", "canary-in-file")
+    assert keyring.get("NO_SUCH_KEY") == ""
     assert "canary" not in keyring.redactor.redact_text("canary-in-acme canary-in-file")
 
 

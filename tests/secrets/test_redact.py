@@ -14,6 +14,12 @@ from treadle.secrets.redact import PLACEHOLDER, Redactor
 SECRET = 'pa55/wörd+"quo\\te"\nline two'
 
 
+def redact_pieces(redactor: Redactor, text: str, cuts: list[int]) -> str:
+    """Redact a text that comes in pieces."""
+    stream, places = redactor.start_stream(), sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    return "".join([*(stream.feed(text[start:end]) for start, end in pairwise(places)), stream.finish()])
+
+
 @pytest.mark.parametrize(
     "spelled",
     [
@@ -45,11 +51,10 @@ def test_a_secret_is_hidden_in_base64_with_line_breaks(before: str, after: str, 
     letters = base64.b64encode(f"{before}{SECRET}{after}".encode()).decode()
     text = "\n".join(letters[start : start + width] for start in range(0, len(letters), width))
     redactor = Redactor([SECRET])
-    stream, places = redactor.start_stream(), sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(places)), stream.finish()])
-    assert told == redactor.redact_text(text) and PLACEHOLDER in told
+    redacted = redact_pieces(redactor, text, cuts)
+    assert redacted == redactor.redact_text(text) and PLACEHOLDER in redacted
     core = base64.b64encode(f"{before}{SECRET}".encode()).decode()[-len(SECRET) - 4 : -6]
-    assert core not in told.replace("\n", "")
+    assert core not in redacted.replace("\n", "")
 
 
 def test_text_without_secrets_does_not_change() -> None:
@@ -103,10 +108,8 @@ def test_no_secret_gets_through_a_stream_however_it_is_cut(
     ]
     text = "".join(pieces)
     redactor = Redactor(secrets)
-    cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=8))})
-    stream = redactor.start_stream()
-    told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(cuts)), stream.finish()])
-    for left in (told, redactor.redact_text(text)):
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    for left in (redact_pieces(redactor, text, cuts), redactor.redact_text(text)):
         for secret in secrets:
             for form in (secret, quote(secret), json.dumps(secret)[1:-1]):
                 assert form not in left.replace(PLACEHOLDER, "\0")
@@ -115,7 +118,4 @@ def test_no_secret_gets_through_a_stream_however_it_is_cut(
 @given(st.text(alphabet="top secret", max_size=40), st.lists(st.integers(0, 40), max_size=6))
 def test_a_redacted_stream_equals_the_redacted_text(text: str, cuts: list[int]) -> None:
     redactor = Redactor(["topsecret", "secrets"])
-    stream = redactor.start_stream()
-    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    told = "".join([*(stream.feed(text[start:end]) for start, end in pairwise(places)), stream.finish()])
-    assert told == redactor.redact_text(text)
+    assert redact_pieces(redactor, text, cuts) == redactor.redact_text(text)

@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 _RECORDED_HEADERS = ("content-type", "retry-after", "retry-after-ms")
 _DROPPED_HEADERS = ("host", "content-length", "accept-encoding", "connection", "transfer-encoding")
@@ -50,19 +53,6 @@ def load(path: Path | str) -> Recording:
     return msgspec.json.decode(Path(path).read_bytes(), type=Recording)
 
 
-class _RecordedRequest(NamedTuple):
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class _RecordedResponse(NamedTuple):
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
 @asynccontextmanager
 async def record(upstream: str, path: Path | str, *, about: str = "") -> AsyncGenerator[str, None]:
     """Yield a local base URL that forwards every request to `upstream` and records the responses.
@@ -71,22 +61,34 @@ async def record(upstream: str, path: Path | str, *, about: str = "") -> AsyncGe
     block ends with an error, because a refusal is worth recording too.
     """
     import aiohttp
+    from aiohttp import web
 
     exchanges: list[Exchange] = []
     parts = urlsplit(upstream)
     async with aiohttp.ClientSession(auto_decompress=True) as session:
 
-        async def forward(asked: _RecordedRequest) -> _RecordedResponse:
-            headers = {name: value for name, value in asked.headers.items() if name not in _DROPPED_HEADERS}
-            url = f"{parts.scheme}://{parts.netloc}{asked.path}"
+        async def forward(asked: web.BaseRequest, body: bytes) -> web.Response:
+            headers = {name: value for name, value in asked.headers.items() if name.lower() not in _DROPPED_HEADERS}
+            url = f"{parts.scheme}://{parts.netloc}{asked.raw_path}"
             try:
-                async with session.request(asked.method, url, data=asked.body, headers=headers) as response:
-                    body = await response.read()
+                async with session.request(asked.method, url, data=body, headers=headers) as response:
+                    answer = await response.read()
             except aiohttp.ClientError as error:
-                return _RecordedResponse(502, {}, f"{parts.hostname} gave no answer: {type(error).__name__}".encode())
+                return web.Response(status=502, text=f"{parts.hostname} gave no answer: {type(error).__name__}")
             kept = {name: response.headers[name] for name in _RECORDED_HEADERS if name in response.headers}
-            exchanges.append(_build_exchange(asked, response.status, kept, body))
-            return _RecordedResponse(response.status, kept, body)
+            recorded = answer
+            for name in ("authorization", "x-api-key", "api-key"):
+                if secret := asked.headers.get(name, "").removeprefix("Bearer ").encode():
+                    recorded = recorded.replace(secret, b"[secret]")
+            try:
+                content = {"body": recorded.decode()}
+            except UnicodeDecodeError:
+                content = {"base64": base64.b64encode(recorded).decode()}
+            digest = _compute_digest(body)
+            exchanges.append(
+                Exchange(path=asked.raw_path, asked=digest, status=response.status, headers=kept, **content)
+            )
+            return web.Response(status=response.status, headers=kept, body=answer)
 
         try:
             async with _serve(forward) as base_url:
@@ -104,33 +106,23 @@ async def replay(recording: Recording | Path | str, *, exact: bool = False) -> A
 
     With `exact`, a request that differs from the recorded one is refused with 400, so that nobody retries it.
     """
+    from aiohttp import web
+
     known = recording if isinstance(recording, Recording) else load(recording)
     rest = list(known.exchanges)
 
-    async def answer(asked: _RecordedRequest) -> _RecordedResponse:
-        matching = (exchange for exchange in rest if _find_kind(exchange.path) in ("", _find_kind(asked.path)))
+    async def answer(asked: web.BaseRequest, body: bytes) -> web.Response:
+        matching = (exchange for exchange in rest if _find_kind(exchange.path) in ("", _find_kind(asked.raw_path)))
         exchange = next(matching, None)
         if exchange is None:
-            return _RecordedResponse(410, {}, b"the recording has ended")
-        if exact and exchange.asked != _compute_digest(asked.body):
-            return _RecordedResponse(400, {}, b"this is not the request that was recorded")
+            return web.Response(status=410, text="the recording has ended")
+        if exact and exchange.asked != _compute_digest(body):
+            return web.Response(status=400, text="this is not the request that was recorded")
         rest.remove(exchange)
-        return _RecordedResponse(exchange.status, exchange.headers, exchange.raw)
+        return web.Response(status=exchange.status, headers=exchange.headers, body=exchange.raw)
 
     async with _serve(answer) as base_url:
         yield base_url
-
-
-def _build_exchange(asked: _RecordedRequest, status: int, headers: Mapping[str, str], body: bytes) -> Exchange:
-    for name in ("authorization", "x-api-key", "api-key"):
-        secret = asked.headers.get(name, "").removeprefix("Bearer ").encode()
-        if secret:
-            body = body.replace(secret, b"[secret]")
-    common = Exchange(path=asked.path, asked=_compute_digest(asked.body), status=status, headers=dict(headers))
-    try:
-        return msgspec.structs.replace(common, body=body.decode("utf-8"))
-    except UnicodeDecodeError:
-        return msgspec.structs.replace(common, base64=base64.b64encode(body).decode())
 
 
 def _find_kind(path: str) -> str:
@@ -143,39 +135,19 @@ def _compute_digest(body: bytes) -> str:
 
 
 @asynccontextmanager
-async def _serve(answer: Callable[[_RecordedRequest], Awaitable[_RecordedResponse]]) -> AsyncGenerator[str, None]:
+async def _serve(answer: Callable[[web.BaseRequest, bytes], Awaitable[web.Response]]) -> AsyncGenerator[str, None]:
     """Run a small HTTP server on loopback, with one request per connection."""
-    tasks: set[asyncio.Task[None]] = set()
+    from aiohttp import web
 
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            first, *lines = head.split("\r\n")
-            method, path, _ = first.split(" ", 2)
-            pairs = (line.partition(":") for line in lines)
-            sent = {name.lower(): value.strip() for name, _, value in pairs if name}
-            content = await reader.readexactly(int(sent.get("content-length", 0)))
-            asked = _RecordedRequest(method, path, sent, content)
-            status, headers, body = await answer(asked)
-            lines = [f"HTTP/1.1 {status} recorded", "connection: close", f"content-length: {len(body)}"]
-            lines += [f"{name}: {value}" for name, value in headers.items()]
-            writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
-            await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+    async def handle(asked: web.BaseRequest) -> web.Response:
+        response = await answer(asked, await asked.content.read())
+        response.force_close()
+        return response
 
-    def start_task(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(handle(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(start_task, "127.0.0.1", 0)
+    runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0)
+    await runner.setup()
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await runner.cleanup()

@@ -247,9 +247,7 @@ async def test_new_sessions_read_the_newest_of_a_thousand_preferences(store: Sto
     assert "number 1001." in preamble and "number 0." not in preamble and len(preamble) < 2500
 
 
-async def test_new_sessions_read_preferences_among_a_thousand_other_memories(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_new_sessions_read_preferences_among_a_thousand_other_memories(store: Store, tmp_path: Path) -> None:
     log = store.open()
     for number in range(1001):
         await log.memories.add(Memory(f'Fact {number} is no "preference".', at=1.0))

@@ -9,6 +9,7 @@ from tests.kit.fake_model import HangingModel
 from tests.kit.sessions import (
     DROP,
     PATIENCE,
+    HeldTool,
     Store,
     Tables,
     build_agent,
@@ -140,18 +141,11 @@ async def test_no_call_starts_after_the_time_limit(store: Store, turns: list[str
 
 
 async def test_the_time_limit_stops_a_running_tool(store: Store) -> None:
-    stopped: list[bool] = []
-
-    @tool(safety="safe")
-    async def hang() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            stopped.append(True)
-
-    run = await store.run_script([call("hang"), call("hang")], "half done", tools=[hang], limits=Limits(seconds=0.5))
+    held = HeldTool(safety="safe")
+    calls = [call("wait"), call("wait")]
+    run = await store.run_script(calls, "half done", tools=[held.tool], limits=Limits(seconds=0.5))
     run.check_wrap_up("time_limit", "time")
-    assert stopped == [True, True]
+    assert held.ends == 2
     assert {fact.status for fact in run.results.values()} == {"cancelled"}
 
 

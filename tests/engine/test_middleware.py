@@ -1,15 +1,17 @@
 """Middleware: what passes can be rewritten at three points, and a call can be refused; nothing can be widened."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tests.kit.sessions import (
+    DROP,
     PATIENCE,
     Store,
+    Tables,
     build_agent,
     check_settled,
     list_user_texts,
@@ -19,7 +21,6 @@ from tests.kit.sessions import (
     run_script,
     run_to_end,
     select_events,
-    select_results,
     wait_for,
 )
 from treadle import (
@@ -40,6 +41,8 @@ from treadle.messages import Reply, Request, UserMessage
 from treadle.permissions.policy import Verdict
 from treadle.testing import call
 
+LOOK = call("look", id="l", at="it")
+
 
 @tool(safety="safe")
 def look(at: str) -> str:
@@ -47,60 +50,50 @@ def look(at: str) -> str:
     return f"saw {at}"
 
 
-@tool(safety="destructive")
-def drop(table: str) -> str:
-    """Drop a table."""
-    return f"dropped {table}"
+def build_middleware(**hooks: Callable[..., Any]) -> Middleware:
+    """Build middleware from functions that are named like its hooks."""
+
+    def build_hook(function: Callable[..., Any]) -> Any:
+        async def hook(self: Middleware, *args: Any) -> Any:
+            return function(*args)
+
+        return hook
+
+    return type("Hooks", (Middleware,), {name: build_hook(function) for name, function in hooks.items()})()
 
 
-TOOLS = [look, drop]
+def build_check(action: Any, why: str = "the house rules") -> Middleware:
+    """Build middleware that has one verdict on every call."""
+    return build_middleware(may_run=lambda tool, safety, arguments: Verdict(action, why))
 
 
-class Says(Middleware):
-    """Answers `may_run` with a fixed verdict and remembers what it was asked."""
+def fail(*args: Any) -> Any:
+    raise ZeroDivisionError("in middleware")
 
-    def __init__(self, action: Any, why: str = "the house rules") -> None:
-        self.verdict = Verdict(action, why)
-        self.asked: list[tuple[str, str, Mapping[str, Any]]] = []
 
-    async def may_run(self, tool: str, safety: Any, arguments: Mapping[str, Any]) -> Verdict | None:
-        self.asked.append((tool, safety, arguments))
-        return self.verdict
+def add_reminder(request: Request) -> Request:
+    return replace(request, messages=[*request.messages, UserMessage((TextPart("(remember: be brief)"),))])
+
+
+# --- messages, requests and replies
 
 
 async def test_a_message_is_rewritten_before_it_is_stored(store: Store) -> None:
-    class Redact(Middleware):
-        async def on_user_message(self, session_id: str, parts: Any) -> Any:
-            return tuple(TextPart(part.text.replace("hunter2", "***")) for part in parts)
+    def redact(session_id: str, parts: Any) -> Any:
+        return tuple(TextPart(part.text.replace("hunter2", "***")) for part in parts)
 
-    class Shout(Middleware):
-        async def on_user_message(self, session_id: str, parts: Any) -> Any:
-            return tuple(TextPart(part.text.upper()) for part in parts)
+    def shout(session_id: str, parts: Any) -> Any:
+        return tuple(TextPart(part.text.upper()) for part in parts)
 
-    run = await store.run_script("ok", middleware=[Redact(), Shout()], content="my password is hunter2")
+    middleware = [build_middleware(on_user_message=redact), build_middleware(on_user_message=shout)]
+    run = await store.run_script("ok", middleware=middleware, content="my password is hunter2")
     assert run.select(MessageReceived)[0].parts == (TextPart("MY PASSWORD IS ***"),)
     assert list_user_texts(run.requests[0]) == ["MY PASSWORD IS ***"]
 
 
-async def test_a_message_that_middleware_refuses_is_not_stored() -> None:
-    class Refuse(Middleware):
-        async def on_user_message(self, session_id: str, parts: Any) -> Any:
-            raise BadInput("not here")
-
-    agent, _ = build_agent(middleware=[Refuse()])
-    async with agent.session() as session:
-        with pytest.raises(BadInput, match="not here"):
-            await session.send("hello")
-        assert len(await session.facts()) == 1
-
-
 async def test_a_request_is_rewritten_for_the_model_only_and_does_not_grow_the_history(store: Store) -> None:
-    class Remind(Middleware):
-        async def on_pre_llm(self, request: Request) -> Request:
-            reminder = UserMessage((TextPart("(remember: be brief)"),))
-            return replace(request, messages=[*request.messages, reminder], tools=(), render_cache={})
-
-    agent, model = build_agent("one", "two", "three", tools=[look], middleware=[Remind()])
+    middleware = build_middleware(on_pre_llm=lambda request: replace(add_reminder(request), tools=(), render_cache={}))
+    agent, model = build_agent("one", "two", "three", tools=[look], middleware=[middleware])
     async with agent.session(store.open()) as session:
         for number in range(3):
             await run_to_end(session, f"message {number}")
@@ -110,118 +103,124 @@ async def test_a_request_is_rewritten_for_the_model_only_and_does_not_grow_the_h
         assert request.tools == ()
 
 
-async def test_a_reply_is_rewritten_before_it_is_stored(store: Store) -> None:
-    class Censor(Middleware):
-        async def on_post_llm(self, reply: Reply) -> Reply:
-            calls = tuple(one for one in reply.calls if one.tool != "drop")
-            return replace(reply, text=reply.text.replace("damn", "d*mn"), calls=calls)
+async def test_middleware_can_change_messages_without_knowledge_of_the_adapters_cache(store: Store) -> None:
+    def check_cache(request: Request) -> str:
+        kept = request.render_cache.setdefault("shown", [])
+        assert kept == list(request.messages)[: len(kept)], "the cache has other messages"
+        request.render_cache["shown"] = list(request.messages)
+        return "ok"
 
-    run = await store.run_script(
-        ["damn", call("drop", id="a", table="x"), call("look", id="b", at="y")],
-        "done",
-        tools=[look, drop],
-        middleware=[Censor()],
-    )
+    agent, _ = build_agent(*[check_cache] * 3, middleware=[build_middleware(on_pre_llm=add_reminder)])
+    async with agent.session(store.open()) as session:
+        for number in range(3):
+            outcome = await run_to_end(session, f"message {number}")
+            assert outcome.reason == "answered", outcome.error
+
+
+async def test_a_reply_is_rewritten_before_it_is_stored(store: Store, tables: Tables) -> None:
+    def censor(reply: Reply) -> Reply:
+        calls = tuple(one for one in reply.calls if one.tool != "drop")
+        return replace(reply, text=reply.text.replace("damn", "d*mn"), calls=calls)
+
+    middleware = [build_middleware(on_post_llm=censor)]
+    run = await store.run_script(["damn", DROP, LOOK], "done", tools=[look, *tables.tools], middleware=middleware)
     assert run.select(ModelReplied)[0].text == "d*mn"
     assert [fact.tool for fact in run.select(CallStarted)] == ["look"]
 
 
 async def test_middleware_runs_in_the_order_given() -> None:
-    class Sign(Middleware):
-        def __init__(self, name: str) -> None:
-            self.name = name
+    def build_signature(name: str) -> Middleware:
+        return build_middleware(on_post_llm=lambda reply: replace(reply, text=f"{reply.text} {name}"))
 
-        async def on_post_llm(self, reply: Reply) -> Reply:
-            return replace(reply, text=f"{reply.text} {self.name}")
-
-    agent, _ = build_agent("hi", middleware=[Sign("a"), Sign("b")])
-    assert await agent.ask("hello") == "hi a b"
+    run = await run_script("hi", middleware=[build_signature("a"), build_signature("b")])
+    assert run.answer == "hi a b"
 
 
-@pytest.mark.parametrize("hook", ["on_pre_llm", "on_post_llm"])
-async def test_middleware_that_fails_around_the_model_ends_the_run_as_failed(store: Store, hook: str) -> None:
-    async def broken(self: Any, thing: Any) -> Any:
-        raise ZeroDivisionError("in middleware")
-
-    run = await store.run_script("hi", middleware=[type("Broken", (Middleware,), {hook: broken})()])
-    assert run.reason == "failed" and "ZeroDivisionError: in middleware" in run.outcome.error
-
-
-class Forgetful(Middleware):
-    def __init__(self, point: str) -> None:
-        setattr(self, point, self._forget)
-
-    async def _forget(self, *given: Any) -> Any:
-        """Look, and do not return it."""
-
-
-@pytest.mark.parametrize(("point", "kind"), [("on_pre_llm", "Request"), ("on_post_llm", "Reply")])
-async def test_middleware_that_forgets_to_return_what_it_got_is_told_so(store: Store, point: str, kind: str) -> None:
-    run = await store.run_script("hello", middleware=[Forgetful(point)])
-    assert run.reason == "failed"
-    assert f"Forgetful.{point} returned a NoneType; it must return a {kind}, changed or not" in run.outcome.error
+@pytest.mark.parametrize(
+    ("hook", "function", "error"),
+    [
+        ("on_pre_llm", fail, "ZeroDivisionError: in middleware"),
+        ("on_post_llm", fail, "ZeroDivisionError: in middleware"),
+        ("on_pre_llm", lambda request: None, "on_pre_llm returned a NoneType; it must return a Request"),
+        ("on_post_llm", lambda reply: None, "on_post_llm returned a NoneType; it must return a Reply"),
+    ],
+    ids=["error before", "error after", "no request", "no reply"],
+)
+async def test_middleware_that_fails_around_the_model_ends_the_run_as_failed(
+    store: Store, hook: str, function: Any, error: str
+) -> None:
+    run = await store.run_script("hi", middleware=[build_middleware(**{hook: function})])
+    assert run.reason == "failed" and error in run.outcome.error
 
 
-async def test_middleware_that_forgets_to_return_a_message_is_told_so_and_nothing_is_stored(store: Store) -> None:
-    agent, _ = build_agent("hello", middleware=[Forgetful("on_user_message")])
+def refuse(session_id: str, parts: Any) -> Any:
+    raise BadInput("not here")
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [(refuse, "not here"), (lambda *given: None, r"on_user_message returned a NoneType; it must return a tuple")],
+    ids=["refused", "no message"],
+)
+async def test_a_message_that_middleware_does_not_pass_on_is_not_stored(
+    store: Store, function: Any, error: str
+) -> None:
+    agent, _ = build_agent(middleware=[build_middleware(on_user_message=function)])
     async with agent.session(store.open()) as session:
-        with pytest.raises(BadInput, match=r"Forgetful.on_user_message returned a NoneType; it must return a tuple"):
-            await session.send("go")
-        assert select_events(await session.facts(), MessageReceived) == []
+        with pytest.raises(BadInput, match=error):
+            await session.send("hello")
+        assert len(await session.facts()) == 1
 
 
-async def test_middleware_can_refuse_a_call_and_the_model_is_told_why(store: Store) -> None:
-    rule = Says("deny")
-    run = await store.run_script(call("look", id="a", at="it"), "ok", tools=[look], middleware=[rule])
-    assert run.reason == "answered"
-    assert run.results["a"].status == "denied"
-    assert "the house rules" in select_results(run.requests[1])["a"].text
-    assert rule.asked == [("look", "safe", {"at": "it"})]
+# --- calls
+
+
+async def test_middleware_can_refuse_a_call_with_a_reason_for_the_model(store: Store) -> None:
+    checks: list[tuple[str, str, Mapping[str, Any]]] = []
+
+    def deny(tool: str, safety: Any, arguments: Mapping[str, Any]) -> Verdict:
+        checks.append((tool, safety, arguments))
+        return Verdict("deny", "the house rules")
+
+    run = await store.run_script(LOOK, "ok", tools=[look], middleware=[build_middleware(may_run=deny)])
+    assert run.reason == "answered" and run.results["l"].status == "denied"
+    assert "the house rules" in run.messages["l"].text
+    assert checks == [("look", "safe", {"at": "it"})]
 
 
 async def test_middleware_can_have_a_call_asked_for(store: Store) -> None:
-    agent, _ = build_agent(call("look", id="a", at="it"), "ok", tools=[look], middleware=[Says("ask")], gate=later)
+    agent, _ = build_agent(LOOK, "ok", tools=[look], middleware=[build_check("ask")], gate=later)
     async with agent.session(store.open()) as session:
         assert await run_message(session) is None
         [question] = await read_questions(session)
         assert isinstance(question, ApprovalRequested) and question.why == "the house rules"
-        await session.approve("a")
+        await session.approve("l")
         assert (await wait_for(session, RunFinished)).answer == "ok"
-        assert (await read_finished_calls(session))["a"].output == "saw it"
+        assert (await read_finished_calls(session))["l"].output == "saw it"
 
 
 @pytest.mark.parametrize("grant", [Grant(forbid=("drop",)), Grant(tools=("look",)), Grant(tier="read-only"), Grant()])
-async def test_middleware_cannot_allow_what_the_policy_does_not(store: Store, grant: Grant) -> None:
-    run = await store.run_script(
-        call("drop", id="a", table="x"), "ok", tools=[look, drop], grant=grant, middleware=[Says("allow")]
-    )
-    assert not run.select(CallStarted)
-    assert run.results["a"].status == "denied"
+async def test_middleware_cannot_allow_what_the_policy_does_not(store: Store, tables: Tables, grant: Grant) -> None:
+    run = await store.run_script(DROP, "ok", tools=tables.tools, grant=grant, middleware=[build_check("allow")])
+    assert not run.select(CallStarted) and run.results["a"].status == "denied"
 
 
-async def test_the_strictest_of_several_decides() -> None:
-    rules = [Says("allow"), Says("deny", "the second says no"), Says("ask")]
-    run = await run_script(call("look", id="a", at="it"), "ok", tools=[look], middleware=rules, gate=later)
-    assert run.reason == "answered"
-    assert "the second says no" in select_results(run.requests[1])["a"].text
+async def test_the_strictest_of_several_checks_decides() -> None:
+    checks = [build_check("allow"), build_check("deny", "the second says no"), build_check("ask")]
+    run = await run_script(LOOK, "ok", tools=[look], middleware=checks, gate=later)
+    assert run.reason == "answered" and "the second says no" in run.messages["l"].text
 
 
 async def test_a_check_that_fails_denies_the_call_and_the_run_goes_on(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken(Middleware):
-        async def may_run(self, tool: str, safety: Any, arguments: Any) -> Verdict | None:
-            raise ZeroDivisionError("in the check")
-
-    run = await store.run_script(call("look", id="a", at="it"), "ok", tools=[look], middleware=[Broken()])
-    assert run.reason == "answered"
-    assert not run.select(CallStarted)
-    shown = select_results(run.requests[1])["a"].text
-    assert "Denied" in shown and "ZeroDivisionError" in shown
-    assert "in the check" in caplog.text
+    run = await store.run_script(LOOK, "ok", tools=[look], middleware=[build_middleware(may_run=fail)])
+    assert run.reason == "answered" and not run.select(CallStarted)
+    assert "Denied" in run.messages["l"].text and "ZeroDivisionError" in run.messages["l"].text
+    assert "in middleware" in caplog.text
 
 
-class Hangs(Middleware):
+class HangingCheck(Middleware):
     """Never says whether a call may run."""
 
     def __init__(self) -> None:
@@ -232,11 +231,9 @@ class Hangs(Middleware):
         await asyncio.Event().wait()
 
 
-async def test_a_check_that_hangs_does_not_keep_a_run_from_being_cancelled(store: Store) -> None:
-    check = Hangs()
-    agent, _ = build_agent(
-        [call("look", id="a", at="x"), call("drop", id="b", table="t")], tools=TOOLS, middleware=[check]
-    )
+async def test_a_run_can_be_cancelled_while_a_check_hangs(store: Store, tables: Tables) -> None:
+    check = HangingCheck()
+    agent, _ = build_agent([LOOK, DROP], tools=[look, *tables.tools], middleware=[check])
     async with agent.session(store.open()) as session, asyncio.timeout(PATIENCE):
         await session.send("go")
         await check.asked.wait()
@@ -247,44 +244,18 @@ async def test_a_check_that_hangs_does_not_keep_a_run_from_being_cancelled(store
     assert [fact.output for fact in select_events(facts, CallFinished)] == ["Not run: the run was stopped."] * 2
 
 
-async def test_a_check_that_hangs_has_no_longer_than_the_run(store: Store) -> None:
-    agent, _ = build_agent(
-        call("look", id="a", at="x"), "half done", tools=TOOLS, middleware=[Hangs()], limits=Limits(seconds=0.2)
-    )
-    async with agent.session(store.open()) as session, asyncio.timeout(PATIENCE):
-        outcome = await run_to_end(session)
-        check_settled(await session.facts())
-    assert (outcome.reason, outcome.answer, outcome.calls) == ("time_limit", "half done", 0)
+async def test_the_time_limit_of_the_run_ends_a_check_that_hangs(store: Store) -> None:
+    options: Any = {"middleware": [HangingCheck()], "limits": Limits(seconds=0.2)}
+    async with asyncio.timeout(PATIENCE):
+        run = await store.run_script(LOOK, "half done", tools=[look], **options)
+    assert (run.reason, run.answer, run.outcome.calls) == ("time_limit", "half done", 0)
 
 
-async def test_a_call_whose_safety_cannot_be_found_out_counts_as_destructive(store: Store) -> None:
-    def classify(arguments: Mapping[str, Any]) -> Any:
-        raise KeyError("path")
-
-    @tool(safety=classify)
+async def test_a_call_counts_as_destructive_when_its_safety_is_unknown(store: Store) -> None:
+    @tool(safety=fail)
     def touch(name: str) -> str:
         return name
 
     run = await store.run_script(call("touch", id="a", name="x"), "ok", tools=[touch])
-    assert run.reason == "answered"
-    assert not run.select(CallStarted)
-    assert "destructive in tier sandbox" in select_results(run.requests[1])["a"].text
-
-
-async def test_middleware_need_not_know_what_adapters_keep_of_the_messages(store: Store) -> None:
-    class Remind(Middleware):
-        async def on_pre_llm(self, request: Request) -> Request:
-            reminder = UserMessage((TextPart("(remember: be brief)"),))
-            return replace(request, messages=[*request.messages, reminder])
-
-    def remembering(request: Request) -> str:
-        kept = request.render_cache.setdefault("shown", [])
-        assert kept == list(request.messages)[: len(kept)], "what was kept is of other messages"
-        request.render_cache["shown"] = list(request.messages)
-        return "ok"
-
-    agent, _ = build_agent(*[remembering] * 3, middleware=[Remind()])
-    async with agent.session(store.open()) as session:
-        for number in range(3):
-            outcome = await run_to_end(session, f"message {number}")
-            assert outcome.reason == "answered", outcome.error
+    assert run.reason == "answered" and not run.select(CallStarted)
+    assert "destructive in tier sandbox" in run.messages["a"].text

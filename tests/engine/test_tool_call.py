@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit.sessions import (
     PATIENCE,
+    HeldTool,
     Store,
     build_agent,
     check_settled,
@@ -37,25 +38,22 @@ from treadle import (
 from treadle.events import MessageReceived, SignalDetected
 from treadle.testing import ScriptedModel, call
 
+
+@tool
+def work() -> str:
+    """Do something."""
+    return "worked"
+
+
 # --- time-outs
 
 
 async def test_an_async_tool_is_stopped_at_its_time_out(store: Store) -> None:
-    stopped = asyncio.Event()
-
-    @tool(timeout=0.05)
-    async def hang() -> str:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            stopped.set()
-        return "never"
-
-    run = await store.run_script(call("hang", id="a"), "gave up", tools=[hang])
-    done = run.results["a"]
-    assert stopped.is_set() and run.reason == "answered"
-    assert done.status == "timed_out" and done.duration >= 0.05
-    shown = select_results(run.requests[1])["a"]
+    held = HeldTool(timeout=0.05)
+    run = await store.run_script(call("wait", id="a"), "gave up", tools=[held.tool])
+    assert held.ends == 1 and run.reason == "answered"
+    assert run.results["a"].status == "timed_out" and run.results["a"].duration >= 0.05
+    shown = run.messages["a"]
     assert "Timed out after 0.05 s" in shown.text and "may have had effects" in shown.text and not shown.ok
 
 
@@ -87,43 +85,33 @@ async def test_a_tool_can_report_its_own_time_out_with_partial_output() -> None:
     def slow() -> ToolResult:
         return ToolResult("half of it", ok=False, timed_out=True)
 
-    run = await run_script(call("slow", id="a"), "done", tools=[slow])
-    finished = run.state.calls["a"].finished
-    assert finished is not None and (finished.status, finished.output) == ("timed_out", "half of it")
-
-
-async def test_a_time_out_error_inside_a_tool_is_a_failure() -> None:
-    @tool
-    async def fetch() -> str:
-        raise TimeoutError("no answer from example.org")
-
-    run = await run_script(call("fetch", id="a"), "ok", tools=[fetch])
-    done = run.results["a"]
-    assert (done.status, done.output) == ("error", "TimeoutError: no answer from example.org")
+    done = (await run_script(call("slow", id="a"), "done", tools=[slow])).results["a"]
+    assert (done.status, done.output) == ("timed_out", "half of it")
 
 
 # --- tools that fail
 
 
-class Odd(BaseException):
+class OddError(BaseException):
     pass
 
 
-class Unspeakable(Exception):
+class UnreadableError(Exception):
     def __str__(self) -> str:
         raise ValueError("no words for it")
 
 
-RAISED = [
+ERRORS = [
     (ToolError("the door is locked"), "the door is locked"),
     (ValueError("no\x1b[31m way"), "ValueError: no way"),
     (KeyError("x"), "KeyError: 'x'"),
+    (TimeoutError("no answer from example.org"), "TimeoutError: no answer from example.org"),
     (SystemExit(3), "SystemExit: 3"),
     (StopIteration("s"), "StopIteration"),
     (asyncio.CancelledError(), "cancelled"),
     (KeyboardInterrupt(), "KeyboardInterrupt"),
-    (Odd("very"), "Odd: very"),
-    (Unspeakable(), "Unspeakable: (it has no readable message)"),
+    (OddError("very"), "OddError: very"),
+    (UnreadableError(), "UnreadableError: (it has no readable message)"),
     (ExceptionGroup("two", [OSError("disk"), ValueError("bad")]), "OSError: disk; ValueError: bad"),
 ]
 
@@ -133,9 +121,9 @@ RAISED = [
     [
         pytest.param(kind, raised, text, id=f"{kind}-{type(raised).__name__}")
         for kind in ("sync", "async")
-        for raised, text in RAISED
+        for raised, text in ERRORS
         # asyncio raises these in whoever runs the loop, so no tool result can be made of them
-        if kind == "sync" or not isinstance(raised, KeyboardInterrupt | StopIteration | Odd)
+        if kind == "sync" or not isinstance(raised, KeyboardInterrupt | StopIteration | OddError)
     ],
 )
 async def test_any_exception_of_a_tool_becomes_its_result(raised: BaseException, text: str, kind: str) -> None:
@@ -145,14 +133,16 @@ async def test_any_exception_of_a_tool_becomes_its_result(raised: BaseException,
     async def fail_later() -> str:
         raise raised
 
-    made = tool(name="fail")(fail if kind == "sync" else fail_later)
-    run = await run_script(call("fail", id="a"), "I see", tools=[made])
-    shown = select_results(run.requests[1])["a"]
-    assert run.answer == "I see"
-    assert text.lower() in shown.text.lower() and not shown.ok
+    tools = [tool(name="fail")(fail if kind == "sync" else fail_later)]
+    run = await run_script(call("fail", id="a"), "I see", tools=tools)
+    assert run.answer == "I see" and run.results["a"].status == "error"
+    assert text.lower() in run.messages["a"].text.lower() and not run.messages["a"].ok
 
 
-class Flaky:
+FLAKY = call("flaky", id="a")
+
+
+class FlakyTool:
     """A tool that fails its first `times` times."""
 
     def __init__(self, times: int, **options: Any) -> None:
@@ -169,68 +159,52 @@ class Flaky:
         self.tool = flaky
 
 
-async def test_by_default_a_failed_call_is_reported_to_the_model() -> None:
-    flaky = Flaky(1)
-    run = await run_script(call("flaky", id="a"), "ok", tools=[flaky.tool])
-    assert run.reason == "answered"
-    assert flaky.attempts == [1] and select_results(run.requests[1])["a"].text == "OSError: broken 0"
-
-
 @pytest.mark.parametrize("where", ["agent", "tool"])
 async def test_retry_records_the_intent_of_each_attempt(store: Store, where: str) -> None:
-    flaky = Flaky(2, **({"on_error": "retry"} if where == "tool" else {}))
+    flaky = FlakyTool(2, **({"on_error": "retry"} if where == "tool" else {}))
     options = {"on_error": "retry"} if where == "agent" else {}
-    run = await store.run_script(call("flaky", id="a"), "ok", tools=[flaky.tool], **options)
+    run = await store.run_script(FLAKY, "ok", tools=[flaky.tool], **options)
     assert flaky.attempts == [1, 2, 3] == [fact.attempt for fact in run.select(CallStarted)]
     assert [fact.kind for fact in run.select(SignalDetected)] == ["tool_retry"] * 2
     assert "broken 1" in run.select(SignalDetected)[0].detail
-    assert select_results(run.requests[1])["a"].text == "mended"
+    assert run.messages["a"].text == "mended"
     assert run.outcome.calls == 1
 
 
-@pytest.mark.parametrize("strategy", ["retry", lambda tool, error, attempt: "retry"], ids=["word", "function"])
-async def test_retry_gives_up_after_three_attempts(strategy: Any) -> None:
-    flaky = Flaky(99)
-    run = await run_script(call("flaky", id="a"), "ok", tools=[flaky.tool], on_error=strategy)
+@pytest.mark.parametrize(
+    ("options", "attempts", "text"),
+    [
+        ({}, [1], "OSError: broken 8"),
+        ({"on_error": "retry"}, [1, 2, 3], "OSError: broken 6"),
+        ({"on_error": lambda tool, error, attempt: "retry"}, [1, 2, 3], "OSError: broken 6"),
+    ],
+    ids=["default", "word", "function"],
+)
+async def test_a_failed_call_is_reported_to_the_model_after_at_most_three_attempts(
+    options: Any, attempts: list[int], text: str
+) -> None:
+    flaky = FlakyTool(9)
+    run = await run_script(FLAKY, "ok", tools=[flaky.tool], **options)
     assert run.reason == "answered"
-    assert flaky.attempts == [1, 2, 3] and select_results(run.requests[1])["a"].text == "OSError: broken 96"
+    assert flaky.attempts == attempts and run.messages["a"].text == text
 
 
 async def test_stop_ends_the_run_after_the_other_calls(store: Store) -> None:
-    flaky = Flaky(1)
-    ran: list[str] = []
-
-    @tool
-    def after() -> str:
-        ran.append("after")
-        return ""
-
-    agent, model = build_agent(
-        [call("flaky", id="a"), call("after", id="b")], "again", tools=[flaky.tool, after], on_error="stop"
-    )
-    async with agent.session(store.open()) as session:
-        outcome = await run_to_end(session)
-        done = await read_finished_calls(session)
-        check_settled(await session.facts())
-        assert (outcome.reason, outcome.error) == ("failed", "flaky: OSError: broken 0")
-        assert done["a"].fatal and (done["b"].status, ran) == ("cancelled", [])
-        assert len(model.requests) == 1
+    lines = [[FLAKY, call("work", id="b")], "again"]
+    run = await store.run_script(*lines, tools=[FlakyTool(1).tool, work], on_error="stop")
+    assert (run.reason, run.outcome.error) == ("failed", "flaky: OSError: broken 0")
+    assert run.results["a"].fatal and run.results["b"].status == "cancelled"
+    assert [fact.call_id for fact in run.select(CallStarted)] == ["a"] and len(run.requests) == 1
+    async with run.agent.session(store.open(), id=run.session_id) as session:
         assert (await finish_run(session.continue_())).answer == "again"
 
 
 @pytest.mark.parametrize(("strategy", "reason"), [("retry", "answered"), ("stop", "failed")])
 async def test_a_call_that_timed_out_is_never_retried_but_can_stop_the_run(strategy: Any, reason: str) -> None:
-    begun: list[int] = []
-
-    @tool(timeout=0.02)
-    async def hang(context: ToolContext) -> None:
-        begun.append(context.attempt)
-        await asyncio.Event().wait()
-
-    run = await run_script(call("hang", id="a"), "ok", tools=[hang], on_error=strategy)
-    done = run.results["a"]
-    assert begun == [1] and done.output.startswith("Timed out")
-    assert run.reason == reason and run.outcome.error.startswith("hang: Timed out" if reason == "failed" else "")
+    held = HeldTool(timeout=0.02)
+    run = await run_script(call("wait", id="a"), "ok", tools=[held.tool], on_error=strategy)
+    assert held.starts == 1 and run.results["a"].output.startswith("Timed out")
+    assert run.reason == reason and run.outcome.error.startswith("wait: Timed out" if reason == "failed" else "")
 
 
 async def test_a_strategy_function_gets_the_tool_the_error_and_the_attempt() -> None:
@@ -240,8 +214,7 @@ async def test_a_strategy_function_gets_the_tool_the_error_and_the_attempt() -> 
         asked.append((name, error, attempt))
         return "retry" if attempt == 1 else "stop"
 
-    flaky = Flaky(5)
-    run = await run_script(call("flaky"), tools=[flaky.tool], on_error=strategy)
+    run = await run_script(FLAKY, tools=[FlakyTool(5).tool], on_error=strategy)
     assert run.reason == "failed"
     assert asked == [("flaky", "OSError: broken 4", 1), ("flaky", "OSError: broken 3", 2)]
 
@@ -250,7 +223,7 @@ async def test_a_strategy_that_raises_stops_the_run(store: Store, caplog: pytest
     def strategy(name: str, error: str, attempt: int) -> str:
         raise ZeroDivisionError("in the strategy")
 
-    run = await store.run_script(call("flaky", id="a"), tools=[Flaky(5).tool], on_error=strategy)
+    run = await store.run_script(FLAKY, tools=[FlakyTool(5).tool], on_error=strategy)
     assert (run.reason, run.outcome.error) == ("failed", "flaky: OSError: broken 4")
     assert "ZeroDivisionError: in the strategy" in caplog.text
 
@@ -277,7 +250,7 @@ async def test_the_error_of_a_call_survives_a_post_from_another_process(on_file:
             elsewhere.post()
         return then
 
-    agent, model = build_agent(call("flaky", id="a"), "ok", tools=[Flaky(1).tool], on_error=strategy)
+    agent, model = build_agent(FLAKY, "ok", tools=[FlakyTool(1).tool], on_error=strategy)
     async with agent.session(on_file.open()) as session:
         elsewhere.session_id = session.id
         await run_to_end(session)
@@ -297,7 +270,7 @@ async def test_a_reply_survives_a_post_from_another_process(on_file: Store) -> N
             if not elsewhere.posts:
                 elsewhere.post()
 
-    agent, model = build_agent([call("work", id="a"), call("work", id="b")], "ok", tools=[worker], middleware=[Posts()])
+    agent, model = build_agent([call("work", id="a"), call("work", id="b")], "ok", tools=[work], middleware=[Posts()])
     async with agent.session(on_file.open()) as session:
         elsewhere.session_id = session.id
         assert (await run_to_end(session)).reason == "answered"
@@ -308,32 +281,18 @@ async def test_a_reply_survives_a_post_from_another_process(on_file: Store) -> N
     assert list_user_texts(model.requests[1])[-1] == "and hurry"
 
 
-@tool(name="work")
-def worker() -> str:
-    """Do something."""
-    return "worked"
-
-
 # --- being stopped while a tool runs
 
 
 async def test_cancelling_stops_a_running_tool(store: Store) -> None:
-    stopped = asyncio.Event()
-
-    @tool
-    async def hang() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            stopped.set()
-
-    agent, model = build_agent([call("hang", id="a"), call("hang", id="b")], "fine", tools=[hang])
+    held = HeldTool()
+    agent, model = build_agent([call("wait", id="a"), call("wait", id="b")], "fine", tools=[held.tool])
     async with agent.session(store.open()) as session:
         await session.send("go")
         await wait_for(session, CallStarted)
         outcome = await session.cancel(by="ada", why="enough")
         facts = await session.facts()
-        assert stopped.is_set() and outcome is not None
+        assert held.ends == 1 and outcome is not None
         assert (outcome.reason, outcome.error, outcome.can_continue) == ("cancelled", "cancelled by ada: enough", True)
         assert facts[-1] == outcome, "cancel returns only after the end is recorded"
         check_settled(facts)

@@ -97,15 +97,18 @@ def note(text: str) -> str:
 
 
 class HeldTool:
-    """A tool that runs until it is released, and counts its starts."""
+    """A tool that runs until it is released, and counts its starts and ends."""
 
-    def __init__(self) -> None:
-        self.free, self.starts = asyncio.Event(), 0
+    def __init__(self, **options: Any) -> None:
+        self.free, self.starts, self.ends = asyncio.Event(), 0, 0
 
-        @tool(name="wait")
+        @tool(name="wait", **options)
         async def wait() -> str:
             self.starts += 1
-            await self.free.wait()
+            try:
+                await self.free.wait()
+            finally:
+                self.ends += 1
             return "waited"
 
         self.tool = wait
